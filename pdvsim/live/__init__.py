@@ -1,1 +1,1 @@
-"""Architectures while they serve: the same requests in step, settings to turn, figures of the last seconds."""
+"""Live view of architectures that serve the same requests in step: controls, and metrics of the last seconds."""

@@ -1,7 +1,7 @@
-"""Requests drawn as time goes, from settings that may change; without a change the very ones of an ordinary run.
+"""Requests sampled over time, from settings that may change; without a change they equal those of an ordinary run.
 
-A change begins a new draw, with a seed of its own, at the time of the change: who was to come by the old settings does
-not. Not modelled: a rate that changes between two requests; the new one counts from the change on.
+A change starts a new sample, with its own seed, at the time of the change: pending requests of the old settings are
+dropped. Not modelled: a rate that changes between two requests.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from pdvsim.sim.config import Acceptance, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.workload.requests import Workload
 
-AHEAD = 100_000  # requests of one draw; when they are used up, the next begins
-CHUNK = 64  # drawn at once: a change throws away what was drawn ahead
+AHEAD = 100_000  # requests of one sample; then the next starts
+CHUNK = 64  # requests sampled together; a change discards the rest
 SEEDS = 1 << 53
 
 
 class Arrivals:
-    """Who comes when, numbered from 0; every architecture gets copies of its own."""
+    """Arrivals, numbered from 0; every architecture gets its own copies."""
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, most: int | None = None) -> None:
         self.sent, self._most = 0, most
@@ -27,18 +27,18 @@ class Arrivals:
         self.turn(traffic, acceptance, 0.0)
 
     def turn(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:
-        """From now on requests are of this traffic."""
+        """Use this traffic from now on."""
         self._settings, self._from_s = (traffic, acceptance), now_s
         self._coming = iter(self._workload())
         self._next = self._drawn()
         self._crowd: Iterator[Request] | None = None
 
     def largest(self) -> Request:
-        """The one with the most tokens of those that may come."""
+        """The request with the most tokens that may arrive."""
         return self._workload(0, AHEAD).largest()
 
     def until(self, time_s: float) -> list[Request]:
-        """Those that come up to a time, in their order; who has been given out is not given again."""
+        """Requests up to a time, in order, each returned once."""
         requests: list[Request] = []
         while self._next.arrival_s <= time_s and self.sent != self._most:
             requests.append(self._numbered(self._next))
@@ -46,7 +46,7 @@ class Arrivals:
         return requests
 
     def burst(self, count: int, now_s: float) -> list[Request]:
-        """So many more, at once."""
+        """So many more requests, now."""
         if self._crowd is None:
             self._crowd = iter(self._workload())
         requests = []
@@ -79,5 +79,5 @@ class Arrivals:
 
 
 def copied(request: Request) -> Request:
-    """A request as it was drawn, for another server."""
+    """A fresh copy of a request, for another server."""
     return Request(request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs)

@@ -1,4 +1,4 @@
-"""The page's charts: what went over time, how latencies are spread, and what each architecture's lanes did just now."""
+"""The page's charts: metrics over time, latency distributions, and the latest launches of each architecture's lanes."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ SERIES = {
 }
 FAST = ("tokens_per_s", "in_system")
 SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
-ROUND = 6  # pictures, in which every chart is drawn: the strip each time, what moves fast every other, the others once
-SLOW_TURN, SPREADS_TURN = 1, 3  # when that is, in the round
-MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 3)]  # on the axes of latencies
+ROUND = 6  # updates per cycle: the strip in each, fast charts in every other, the others once
+SLOW_TURN, SPREADS_TURN = 1, 3  # position in the cycle
+MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 3)]  # ticks of the latency axes
 LANE_PX = 22  # of the strip's height
-DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # two of one colour are told apart by these
+DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # to distinguish lines of one colour
 
 
 class Charts:
-    """Charts over the architectures, in the order of `archs`; `names` are what they are called on the page.
+    """Charts of the architectures `archs`; `names` are their names on the page.
 
-    `figures` are what is shown first; where those of a simulation have errors, against a real run, they are drawn too.
+    `figures` are shown first. Errors of a simulation, next to a real run, are shown too.
     """
 
     def __init__(self, archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> None:
         self.archs, self.names = archs, names
-        # one source for all architectures: each message may draw a chart anew
+        # one source for all architectures: each message may redraw a chart
         sources = {name: ColumnDataSource(name=name, data=make(figures)) for name, make in self._columns().items()}
         self._launches, self._fast, self._slow = sources["launches"], sources["fast"], sources["slow"]
         self._spreads, self._errors = sources["spreads"], sources["errors"]
@@ -65,13 +65,13 @@ class Charts:
             self._add(self._queues(at, arch), f"chart_queues_{at}")
 
     def due(self, turn: int) -> list[str]:
-        """The sources to draw anew after so many pictures: the strip each time, what moves slowly more rarely."""
+        """The sources to redraw after so many updates: the strip each time, slow charts less often."""
         turns = {"launches": 0, "fast": turn % 2, "slow": (turn - SLOW_TURN) % ROUND}
         turns |= {"spreads": (turn - SPREADS_TURN) % ROUND, "errors": (turn - SLOW_TURN) % ROUND}
         return [name for name in self._drawn if turn == 0 or not turns[name]]
 
     def data(self, source: str, figures: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
-        """The columns of a source as JSON has them; what is not drawn is None."""
+        """The columns of a source for JSON; values that are not shown are None."""
         columns = self._columns()[source](figures)
         return {name: [None if item != item else item for item in _plain(column)] for name, column in columns.items()}
 
@@ -171,13 +171,13 @@ def _plot(title: str, height: int = 200, **options: Any) -> Any:
 
 
 def _legend_below(plot: Any) -> None:
-    """Names of the lines, where they hide none of them."""
+    """Legend, placed where it hides no line."""
     legend = plot.legend[0]
     legend.orientation, legend.border_line_color = "horizontal", None
     legend.padding = legend.margin = 0
     legend.spacing, legend.label_height, legend.glyph_height = 4, 12, 12
     legend.label_text_font_size = "11px"
-    legend.ncols = 3 if len(legend.items) > 4 else 2 if len(legend.items) > 3 else "auto"  # as a telephone has room
+    legend.ncols = 3 if len(legend.items) > 4 else 2 if len(legend.items) > 3 else "auto"  # fits a phone screen
     plot.add_layout(legend, "below")
 
 
@@ -204,7 +204,7 @@ def _columns(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Array]:
 
 
 def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
-    """Of each metric the bins' edges, and the share from each edge on."""
+    """Bin edges of each metric, and the share from each edge."""
     columns: dict[str, Array] = {}
     for metric, (edges_ms, shares) in shown["histograms"].items():
         columns[f"{metric}_ms"], columns[metric] = edges_ms, np.append(shares, 0.0)
@@ -212,7 +212,7 @@ def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
 
 
 def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
-    """Columns of all architectures side by side; the shorter end in what is not drawn."""
+    """Columns of all architectures together; shorter ones are padded with values that are not shown."""
     drawn = [{name: _drawable(column) for name, column in part.items()} for part in parts]
     rows = max(len(column) for part in drawn for column in part.values())
     return {
@@ -227,5 +227,5 @@ def _plain(column: Sequence[Any] | Array) -> list[Any]:
 
 
 def _drawable(column: Sequence[float] | Array) -> Array:
-    """A column as numbers; an empty one is a point at 0, as a chart of nothing has no axes."""
+    """A column as numbers; an empty one becomes a point at 0, as an empty chart has no axes."""
     return np.asarray(column, float) if len(column) else np.zeros(1)

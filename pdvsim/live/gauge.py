@@ -1,9 +1,8 @@
-"""The figures of the last seconds of a server, simulated or real, from rows that are seen once and then dropped.
+"""Metrics of the last seconds of a server, simulated or real, from rows that are read once and dropped.
 
-Time is cut in slots, and those before the last `KEPT_S` are forgotten, so memory is flat. The figures are a run's own
-metrics (`sim.metrics`) over the slots of a window. A time to first token counts when the token comes, the times per
-token and from end to end when the request is finished. Percentiles of inter-token latency are within 1%, all others
-are exact.
+Time is divided into slots, and slots older than `KEPT_S` are dropped, so memory is constant. The metrics are those of a
+run (`sim.metrics`) over the slots of a window. TTFT counts when the first token arrives, TPOT and end-to-end latency
+when the request finishes. Percentiles of inter-token latency are within 1%; all others are exact.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Array, Columns, Launches, L
 
 SLOT_S = 0.25
 KEPT_S = 120.0
-STRIP_S = 0.2  # launches that are shown one by one; less than a slot
+STRIP_S = 0.2  # window of single launches; less than a slot
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = (50.0, 95.0, 99.0)
 SHOWN_BINS = 36  # of a histogram
 DRAFT = KINDS.index("draft")
-QUARTERS, LEAST_SLOTS = 4, 16  # that a queue is judged by
+QUARTERS, LEAST_SLOTS = 4, 16  # for judging whether a queue grows
 
 
 def _spreads() -> dict[str, Spread]:
@@ -40,7 +39,7 @@ def _spreads() -> dict[str, Spread]:
 
 @dataclass
 class Slot:
-    """What happened in one stretch of time."""
+    """Events of one time slot."""
 
     start_s: float
     arrived: int = 0
@@ -54,8 +53,8 @@ class Slot:
     kv_share: float = 0.0
     draft_length: float = 0.0
     spreads: dict[str, Spread] = field(default_factory=_spreads)
-    launches: list[Columns] = field(default_factory=list)  # that ended in it
-    queues: dict[str, float] = field(default_factory=dict)  # mean depth by lane, once it is over
+    launches: list[Columns] = field(default_factory=list)  # that ended in the slot
+    queues: dict[str, float] = field(default_factory=dict)  # mean depth by lane, once the slot ends
 
 
 class Gauge(Reader):
@@ -71,10 +70,10 @@ class Gauge(Reader):
         self.controller: dict[str, Any] = {}
         self.total_tokens = self.total_finished = 0
         self._inside: dict[int, Request] = {}
-        self._unanswered: dict[int, float] = {}  # when requests without a token arrived
+        self._unanswered: dict[int, float] = {}  # arrival times of requests without a token
         self._chunks = Chunks()
-        self._judged = (0, 0)  # accepted and refused of those who are finished
-        self._counted = (0, 0)  # of all, up to the last look
+        self._judged = (0, 0)  # accepted and rejected drafts of finished requests
+        self._counted = (0, 0)  # of all requests, up to the last update
 
     def arrived(self, request: Request) -> None:
         self._inside[request.id] = request
@@ -85,7 +84,7 @@ class Gauge(Reader):
         self.served.append(request)
 
     def take(self, now_s: float) -> None:
-        """Take in what the log holds, which happened up to now."""
+        """Read new rows of the log, up to now."""
         self.launched(self.log.launches.drain())
         self.delivered(self.log.deliveries.drain())
         served, self.served = self.served, []
@@ -100,12 +99,12 @@ class Gauge(Reader):
         self.now_s = now_s
 
     def launched(self, launches: Columns) -> None:
-        """Launches that are over."""
+        """Finished launches."""
         if len(launches["start_s"]):
             self.slots[-1].launches.append(launches)
 
     def delivered(self, deliveries: Columns) -> None:
-        """Tokens that reached their requests, in the order of time."""
+        """Deliveries of tokens, in order of time."""
         if not len(deliveries["time_s"]):
             return
         slot, time_s = self.slots[-1], deliveries["time_s"]
@@ -119,7 +118,7 @@ class Gauge(Reader):
         slot.spreads["ttft"].add(np.array(ttft_s, float))
 
     def left(self, requests: Columns) -> None:
-        """Requests that have all their tokens; their deliveries have been taken in."""
+        """Finished requests; their deliveries have been read."""
         if not len(requests["id"]):
             return
         slot, count, times_s = self.slots[-1], len(requests["id"]), times_of(requests)
@@ -132,21 +131,21 @@ class Gauge(Reader):
         self._chunks.leave(requests["id"])
 
     def judged(self, accepted: int, refused: int) -> None:
-        """Drafts that the target has accepted and refused, from the start on."""
+        """Draft tokens accepted and rejected since the start."""
         slot = self.slots[-1]
         slot.accepted += accepted - self._counted[0]
         slot.refused += refused - self._counted[1]
         self._counted = accepted, refused
 
     def noted(self, in_system: int, kv_share: float, queues: dict[str, int], controller: dict[str, Any]) -> None:
-        """How the server stands now."""
+        """Current state of the server."""
         slot = self.slots[-1]
         slot.in_system, slot.kv_share, slot.unanswered = in_system, kv_share, len(self._unanswered)
         slot.draft_length = float(controller.get("k", 0))
         self.queues, self.controller = queues, controller
 
     def next_slot(self) -> None:
-        """A slot is over: the next begins, and what is too old is forgotten."""
+        """Start the next slot and drop old ones."""
         over = self.slots[-1]
         launches = _joined([over])
         over.launches = [launches]
@@ -161,7 +160,7 @@ class Gauge(Reader):
     # ------------------------------------------------------------------------------------------------------------------
 
     def figures(self, window_s: float) -> dict[str, Any]:
-        """Every figure over the last `window_s` seconds, and how they went slot by slot."""
+        """Every metric over the last `window_s` seconds, and its values per slot."""
         slots = [slot for slot in self.slots if slot.start_s >= self.now_s - window_s - SLOT_S / 2]
         span_s = max(self.now_s - slots[0].start_s, 1e-9)
         finished, in_time = sum(s.finished for s in slots), sum(s.in_time for s in slots)
@@ -201,7 +200,7 @@ class Gauge(Reader):
         return works
 
     def _series(self, slots: Sequence[Slot]) -> dict[str, Array]:
-        """One value per slot that is over."""
+        """One value per finished slot."""
         over = [s for s in slots if s is not self.slots[-1]]
         judged = [(s.accepted, s.accepted + s.refused) for s in over]
         columns: dict[str, Array] = {
@@ -214,16 +213,16 @@ class Gauge(Reader):
         return columns | {f"queue_{lane}": np.array([s.queues.get(lane, 0.0) for s in over]) for lane in LANES}
 
     def _strip(self) -> Columns:
-        """The launches of the last moment."""
+        """The latest launches."""
         rows = _joined([*self.slots][-2:])
         return rows_of(rows, rows["end_s"] > self.now_s - STRIP_S)
 
 
 def grows(waiting: Sequence[int], arrived: int) -> bool:
-    """Whether the queue of a window kept growing: it was longer in each quarter, at its shortest, than in the last.
+    """Whether the queue of a window kept growing: its minimum in each quarter exceeds that of the quarter before.
 
-    In all it must have grown by more than chance makes of so many arrivals. A burst that is being worked off does not
-    count, nor does a window of a few slots.
+    The total growth must exceed the random variation of so many arrivals. A burst that is being served does not count,
+    nor does a window of few slots.
     """
     if len(waiting) < LEAST_SLOTS:
         return False
@@ -232,7 +231,7 @@ def grows(waiting: Sequence[int], arrived: int) -> bool:
 
 
 def binned(figures: Sequence[dict[str, Any]]) -> None:
-    """Put histograms in place of the values, in bins that are the same for all; edges in milliseconds, and shares."""
+    """Replace values by histograms with common bins; edges in milliseconds, and shares."""
     for metric in LATENCIES:
         seen = np.concatenate([shown["spreads"][metric][0] for shown in figures])
         seen = seen[seen > 0] * 1e3

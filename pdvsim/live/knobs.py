@@ -1,4 +1,4 @@
-"""What can be turned while a session runs, for all architectures at once, and the tape of what was."""
+"""Settings that can change while a session runs, for all architectures, and the tape of changes."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
 from pdvsim.sim.relevance import refuse_idle, suited
 from pdvsim.study.sweep import with_settings
 
-MOST = 4  # architectures side by side
-BURST = 50  # requests at once
-DROP_S = 10.0  # for how long acceptance is halved
+MOST = 4  # architectures on a page
+BURST = 50  # requests of a burst
+DROP_S = 10.0  # duration of halved acceptance
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Knobs:
 
     @classmethod
     def of(cls, experiment: Experiment) -> Knobs:
-        """As an experiment has them."""
+        """The settings of an experiment."""
         groups = (experiment.traffic, experiment.acceptance, experiment.server)
         every = {name: value for group in groups for name, value in asdict(group).items()}
         return cls(**{name: every[name] for name in cls.__dataclass_fields__})
@@ -48,11 +48,11 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Setup:
-    """What a session begins with: architectures, and the one experiment that all of them run."""
+    """Start of a session: architectures, and the experiment that all of them run."""
 
     archs: tuple[Arch, ...]
     base: Experiment
-    most: int | None = None  # requests in all; without it they go on coming
+    most: int | None = None  # total requests; None: without end
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.archs) <= MOST or len(set(self.archs)) < len(self.archs):
@@ -67,14 +67,14 @@ class Setup:
         refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
 
     def experiments(self, knobs: Knobs) -> list[Experiment]:
-        """One an architecture, with these settings; those that do nothing in it are set aside."""
+        """One experiment per architecture with these settings; those without effect in it are ignored."""
         turned = knobs.turned(self.base)
         return [suited(replace(turned, arch=arch)) for arch in self.archs]
 
 
 @dataclass(frozen=True)
 class Act:
-    """Something that was done to a session, at a simulated time: settings turned, a burst sent, acceptance dropped."""
+    """An action at a simulated time: settings changed, a burst sent, acceptance halved."""
 
     at_s: float
     what: Literal["turn", "burst", "drop"]

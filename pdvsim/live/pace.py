@@ -1,7 +1,7 @@
-"""A session in step with the wall clock, in a process of its own: the page never waits for it, nor it for the page.
+"""A session in step with the wall clock, in its own process: the page and the session never wait for each other.
 
-Orders come in over a pipe, and what is shown goes out. Where the simulator cannot keep up with the speed that is asked
-for, it goes as fast as it can, and the page says how fast that is.
+Orders arrive over a pipe, and updates are sent back. If the simulator cannot keep up with the requested speed, it runs
+as fast as it can, and the page shows that speed.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from pdvsim.live.wire import Heard, connected
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import PolicyError
 
-START_S = 120.0  # until a session has begun
-MOST_UNREAD = 50  # orders, which a pipe holds: sending one more would wait for the reader
-TICK_S = 0.12  # from one picture to the next
-MOST_S = 2.0  # is made up for: after a longer pause of the machine, time has stood still
-SLICE_S = 0.05  # of simulated time at least, before the wall clock is looked at again
-SLICES = 4  # about so many a tick
+START_S = 120.0  # limit for the start of a session
+MOST_UNREAD = 50  # orders; more would fill the pipe and block
+TICK_S = 0.12  # between updates
+MOST_S = 2.0  # most time to catch up after a pause of the machine
+SLICE_S = 0.05  # least simulated time between checks of the wall clock
+SLICES = 4  # approximate number per tick
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
 WINDOWS_S = (10.0, 30.0, KEPT_S)
 WINDOW_S = 30.0
@@ -40,7 +40,7 @@ ERRORS = ("tokens/s", *(f"{name.upper()} p50" for name in LATENCIES))
 
 @dataclass
 class Shown:
-    """What a page is told, several times a second."""
+    """Update for the page, several times per second."""
 
     archs: tuple[str, ...]
     now_s: float
@@ -48,15 +48,15 @@ class Shown:
     figures: list[dict[str, Any]]
     running: bool
     speed: float
-    went: float  # simulated seconds a second, lately
+    went: float  # recent speed in simulated seconds per second
     window_s: float
     tape: list[Act] = field(default_factory=list)
-    orders: int = 0  # obeyed or refused so far
-    refusal: str = ""  # of the last order, in one line
+    orders: int = 0  # executed or rejected so far
+    refusal: str = ""  # of the last order, one line
 
 
 class Pacer:
-    """Drives a session, and obeys."""
+    """Drives a session and executes orders."""
 
     def __init__(self, setup: Setup, speed: float, window_s: float) -> None:
         self.setup, self.speed, self.window_s = setup, speed, window_s
@@ -67,7 +67,7 @@ class Pacer:
         self._last = perf_counter()
 
     def obey(self, order: str, value: Any = None) -> None:
-        """Do what a page asks; what cannot be done is said there."""
+        """Execute an order; a failure is shown on the page."""
         self.orders, self.refusal = self.orders + 1, ""
         try:
             if order == "turn":
@@ -86,7 +86,7 @@ class Pacer:
             self.refusal = str(error)
 
     def tick(self) -> None:
-        """Go on by the time that has passed, times the speed; no longer than a tick, and the rest is owed."""
+        """Advance by the elapsed time times the speed, for at most a tick; the rest is caught up later."""
         began, session = perf_counter(), self.session
         passed_s, self._last = began - self._last, began
         if not self.running:
@@ -102,7 +102,7 @@ class Pacer:
         self._went += 0.2 * (went - self._went)
 
     def shown(self) -> Shown:
-        """What there is to show now."""
+        """The current update."""
         session, figures = self.session, self.session.figures(self.window_s)
         binned(figures)
         return Shown(
@@ -112,18 +112,18 @@ class Pacer:
 
 
 def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
-    """Pace a session until it is told to end, or the other end of the pipe is gone."""
+    """Run a session until it is stopped or the pipe is closed."""
     _drive(pipe, lambda: Pacer(setup, speed, window_s))
 
 
 def drive_beside(pipe: Connection, pair: str | None, window_s: float) -> None:
-    """Show a real run and the same run simulated, in step with the real one's clock, until told to end."""
+    """Show a real run and its simulation, in step with the real clock, until stopped."""
     _drive(pipe, lambda: Beside(pair, window_s))
 
 
 def _drive(pipe: Connection, make: Callable[[], Pacer | Beside]) -> None:
-    """Go on tick by tick, and obey; a session that ends by itself tells the page why, if anybody listens."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the page's affair, whose end is ours
+    """Advance tick by tick and execute orders; a session that ends by itself tells the page why."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page handles Ctrl-C and then ends this process
     with suppress(EOFError, OSError):
         try:
             paced = make()
@@ -136,13 +136,13 @@ def _drive(pipe: Connection, make: Callable[[], Pacer | Beside]) -> None:
                     if order == "end":
                         return
                     paced.obey(order, value)
-                    began = 0.0  # an order is shown at once
+                    began = 0.0  # show an order immediately
         except ValueError as error:
             pipe.send(str(error))
 
 
 class Beside:
-    """A real run that is listened to, and its simulation."""
+    """A real run and its simulation."""
 
     def __init__(self, pair: str | None, window_s: float) -> None:
         self.heard, self.window_s, self.orders = Heard(connected()), window_s, 0
@@ -151,13 +151,13 @@ class Beside:
         self.errors: deque[tuple[float, ...]] = deque(maxlen=2000)
 
     def obey(self, order: str, value: Any = None) -> None:
-        """Show another window; a real run takes no other order."""
+        """Change the window; the only order for a real run."""
         self.orders += 1
         if order == "window_s":
             self.window_s = value
 
     def tick(self) -> None:
-        """Hear what is new, and simulate up to there."""
+        """Read new rows, and simulate up to them."""
         began = perf_counter()
         self.heard.listen()
         to_s = self.heard.gauge.now_s
@@ -165,7 +165,7 @@ class Beside:
             self.session.advance(min(to_s, self.session.now_s + SLICE_S))
 
     def shown(self) -> Shown:
-        """Both; the simulation's differences to the real run are its errors."""
+        """Metrics of both; the simulation's differences from the real run are its errors."""
         real, [simulated] = self.heard.gauge.figures(self.window_s), self.session.figures(self.window_s)
         real["card"] = self.heard.card
         if self.session.now_s >= self.heard.gauge.now_s - SLICE_S and not self.heard.over:
@@ -180,20 +180,20 @@ class Beside:
 
 
 def setup_beside(experiment: Experiment, pair: str | None) -> Setup:
-    """The simulation of a real run; `pair` stands in where the real one has models that no profile knows."""
+    """The simulation of a real run; `pair` replaces models without a profile."""
     if pair is not None:
         experiment = replace(experiment, server=replace(experiment.server, pair=pair))
     return Setup((experiment.arch,), experiment, experiment.traffic.num_prompts)
 
 
 def errors(real: dict[str, Any], simulated: dict[str, Any]) -> list[float]:
-    """By how many percent the simulation is off, metric by metric, in the order of ERRORS."""
+    """Error of the simulation in percent, for each metric of ERRORS."""
     pairs = [(f["tokens_per_s"], *(f["marks_ms"][name][0] for name in LATENCIES)) for f in (real, simulated)]
     return [100 * (s / r - 1) if r else math.nan for r, s in zip(*pairs, strict=True)]
 
 
 class Feed:
-    """The latest of what a process shows, and the way to give it orders."""
+    """The latest update of the process, and its orders."""
 
     def __init__(self, driver: Callable[..., None], *args: Any) -> None:
         context = get_context("spawn")
@@ -202,11 +202,11 @@ class Feed:
         self._process.start()
         theirs.close()
         self.pictures = self.ordered = 0
-        self.ended = ""  # why, where it ended by itself
+        self.ended = ""  # reason, if it ended by itself
         try:
             if not self._pipe.poll(START_S):
                 raise ValueError(f"the session could not start: its process sent nothing in {START_S:g} s")
-            first: Shown | str = self._pipe.recv()  # a page is never without
+            first: Shown | str = self._pipe.recv()  # a page always has an update
         except EOFError:
             raise ValueError("the session could not start: its process has ended") from None
         except (KeyboardInterrupt, ValueError):
@@ -218,7 +218,7 @@ class Feed:
         Thread(target=self._listen, daemon=True).start()
 
     def order(self, what: str, value: Any = None) -> None:
-        """Ask for something; what comes of it is shown soon. A session that has stopped reading is asked no more."""
+        """Send an order; its effect is shown soon. A session that stopped reading gets no more orders."""
         if self.ordered - self.latest.orders < MOST_UNREAD:
             self.ordered += 1
             self._pipe.send((what, value))
@@ -232,7 +232,7 @@ class Feed:
         with suppress(OSError):
             self._pipe.send(("end", None))
         self._process.join(2)
-        self._process.kill()  # if it is still there
+        self._process.kill()  # if still running
 
     def _listen(self) -> None:
         try:

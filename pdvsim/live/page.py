@@ -1,4 +1,4 @@
-"""The page: settings to turn, the window's figures as a table, charts. One for each browser, all of one session."""
+"""The page of a session: controls, metrics of the window as a table, charts. The same for all browsers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WHOLE = {"sizing_mode": "stretch_width"}
 
 
 class Saving(Protocol):
-    """A result that is being written."""
+    """A result being written."""
 
     def said(self) -> str | None:
         """The outcome as text; None while it is running."""
@@ -43,23 +43,23 @@ Save = Callable[[Shown], Saving]
 
 
 class Dashboard:
-    """The page of a session, what browsers are told of it, and their way to it. One for all browsers."""
+    """The page of a session, its updates and commands, for all browsers."""
 
     static = str(static_path())
 
     def __init__(
         self, feed: Feed, archs: Sequence[str], names: Sequence[str], setup: Setup | None, save: Save, about: str
     ) -> None:
-        """`setup` is what can be turned; without one a real run is shown, and nothing can. `about` says what runs."""
+        """`setup` has the settings that can change; without it a real run is shown. `about` describes the run."""
         self.feed, self.save, self.about = feed, save, about
         self.archs, self.names, self.setup = archs, names, setup
         self.controls = 0
         self._pictures = self._orders = -1
         self._ended = False
         self._saving: Saving | None = None
-        self._save_from: int | None = None  # orders that must have been obeyed before it is saved
+        self._save_from: int | None = None  # orders to execute before saving
         self._saved = ""
-        self._parts: dict[str, str] = {}  # of the latest picture, as JSON: made once for all browsers
+        self._parts: dict[str, str] = {}  # of the latest update, as JSON: made once for all browsers
         shown = feed.latest
         self.charts = Charts(self.archs, names, shown.figures)
         self.status = Div(text=self._status(shown), name="status", **WHOLE)
@@ -75,7 +75,7 @@ class Dashboard:
     def html(self) -> str:
         """The page, the same for every browser."""
         template = get_env().from_string(files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8"))
-        # charts are drawn anew when their width changes: nothing that is shown may change it
+        # charts are redrawn if their width changes, so content must not change it
         given = {"table_px": table_px(len(self.archs)), "turns": self.setup is not None, "about": self.about}
         text: str = file_html(
             self._roots, Resources(mode="server", root_url="/"), f"pdvsim live: {', '.join(self.names)}",
@@ -133,7 +133,7 @@ class Dashboard:
         return column(*turned.values(), name="knobs", **WHOLE)
 
     def obey(self, what: str, value: Any) -> None:
-        """Do what a browser asks; a ValueError, TypeError or LookupError if it cannot have come from the page."""
+        """Execute a browser's command; a ValueError, TypeError or LookupError if the page cannot have sent it."""
         if what == "window":
             self.feed.order("window_s", WINDOWS_S[[f"{w:g} s" for w in WINDOWS_S].index(value)])
         elif self.setup is None:
@@ -155,7 +155,7 @@ class Dashboard:
     def _turned(self, name: str, value: Any) -> Any:
         """The value of a knob from that of its widget."""
         widget = self.widgets[name]
-        if isinstance(widget, Slider):  # its steps add up to 5.000000000000001
+        if isinstance(widget, Slider):  # its steps have rounding errors
             if not math.isfinite(value):
                 raise ValueError(f"{name} must be a number")
             return int(value) if name == "num_speculative_tokens" else round(float(value), 6)
@@ -172,7 +172,7 @@ class Dashboard:
     # what is shown ----------------------------------------------------------------------------------------------------
 
     def look(self) -> bool:
-        """Take in what is new; whether there is something to tell."""
+        """Read updates; whether there is something to send."""
         shown, before = self.feed.latest, self.controls
         if self._saving is not None and (said := self._saving.said()) is not None:
             self._saving, self.controls = None, self.controls + 1
@@ -189,10 +189,10 @@ class Dashboard:
         return True
 
     def message(self, sent: int, known: int) -> str:
-        """The latest for a browser that got so many messages, and knows the controls as they were."""
+        """The update for a browser that got so many messages and has these controls."""
         shown, due = self.feed.latest, self.charts.due(sent)
         settings = [self._part("status", lambda: {"text": self._status(shown)})]
-        if known != self.controls or sent % TABLE_EVERY == 0:  # nobody reads numbers faster
+        if known != self.controls or sent % TABLE_EVERY == 0:  # numbers need fewer updates
             figures = shown.figures
             settings.append(self._part("table", lambda: {"text": table_html(self.archs, self.names, figures)}))
         if known != self.controls:
@@ -221,7 +221,7 @@ class Dashboard:
         return " · ".join(parts)
 
     def _settings(self, shown: Shown) -> dict[str, dict[str, Any]]:
-        """What the controls show: what is in force, whoever turned it."""
+        """Values of the controls: the settings in force, from any browser."""
         busy = self._saving is not None or self._save_from is not None
         window = {"window": {"value": f"{shown.window_s:g} s"}}
         if self.setup is None:

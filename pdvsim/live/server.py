@@ -1,7 +1,7 @@
-"""The page's server: for this machine alone, or elsewhere behind a token; other sites' pages get nothing.
+"""The page's web server: for this machine only, or for others with a token; pages of other sites have no access.
 
-Every browser gets the same page, and over a websocket what is new to it: one message is made for all. A browser that
-does not draw gets fewer messages. Needs tornado alone, so that a port can be tried before anything is made.
+Every browser gets the same page, and updates over a websocket; one message is made for all. A browser that does not
+draw gets fewer messages. It imports only tornado, so that a port can be tested first.
 """
 
 from __future__ import annotations
@@ -30,36 +30,36 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
 COOKIE = "pdvsim-live"
 UPDATE_MS = 150
-AHEAD = 2  # updates that a browser may not have drawn yet: a slow one gets fewer, not later ones
-HIDDEN_S = 2.0  # then it is told again: it draws nothing while nobody sees it
+AHEAD = 2  # most updates not drawn yet: a slow browser gets fewer, not later ones
+HIDDEN_S = 2.0  # then an update is sent anyway: a hidden page draws nothing
 PING_S = 10.0
-MOST_BYTES = 1 << 14  # of an order
+MOST_BYTES = 1 << 14  # of a command
 
 
 class Show(Protocol):
-    """What is served: a page, its news, and what it may order."""
+    """What is served: a page, its updates and its commands."""
 
-    static: str  # folder of the scripts that the page names
+    static: str  # folder of the page's scripts
 
     def html(self) -> str:
         """The page, the same for every browser."""
 
     def look(self) -> bool:
-        """Take in what is new; whether there is something to tell."""
+        """Read updates; whether there is something to send."""
 
     def message(self, sent: int, known: int) -> str:
-        """The latest for a browser that got so many messages, and knows the controls as they were."""
+        """The update for a browser that got so many messages and has these controls."""
 
     @property
     def controls(self) -> int:
-        """How often the controls have changed."""
+        """Number of changes of the controls."""
 
     def obey(self, what: str, value: Any) -> None:
-        """Do what a browser asks; a ValueError, TypeError or LookupError if it cannot have come from the page."""
+        """Execute a browser's command; a ValueError, TypeError or LookupError if the page cannot have sent it."""
 
 
 class _Site(Application):
-    """Answers to its own names alone: a foreign name that leads here is another site's page (DNS rebinding)."""
+    """Answers only requests for its own names; another name means another site's page (DNS rebinding)."""
 
     def __init__(self, names: set[str], any_address: bool, token: str | None, show: Show) -> None:
         self.names, self.any_address, self.token, self.show = names, any_address, token, show
@@ -83,7 +83,7 @@ class _Site(Application):
 
 
 class _Guarded(RequestHandler):
-    """Lets in whoever has the token, where there is one: in the address the first time, then in a cookie."""
+    """Requires the token, if there is one: in the address the first time, then in a cookie."""
 
     application: _Site
 
@@ -110,7 +110,7 @@ class _Static(_Guarded, StaticFileHandler):
 
 
 class _Viewer(_Guarded, WebSocketHandler):
-    """One browser: what it was told, and what it has drawn. Only pages of this site get here, by tornado's check."""
+    """One browser: updates sent and drawn. Tornado admits only pages of this site."""
 
     sent = drawn = 0
     known = -1
@@ -134,7 +134,7 @@ class _Viewer(_Guarded, WebSocketHandler):
             self.close(1008, "not a command")
 
     def tell(self) -> None:
-        """Send the latest, unless what was sent is not drawn yet; what was turned is sent at once."""
+        """Send the latest update, unless earlier ones are not drawn yet; changed controls are sent immediately."""
         show = self.application.show
         waits = self.sent - self.drawn >= AHEAD and monotonic() - self.sent_s < HIDDEN_S
         if waits and self.known == show.controls:
@@ -148,7 +148,7 @@ class _Viewer(_Guarded, WebSocketHandler):
 
 
 class PageServer:
-    """A port of its own from the start; what it shows is given when it runs. A ValueError says why there is none."""
+    """Binds its port when created; the content is given when it runs. A ValueError says why it has no port."""
 
     def __init__(self, host: str | None, port: int, token: str | None) -> None:
         address = host or LOOPBACK
@@ -166,13 +166,13 @@ class PageServer:
         self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/{query}"
 
     def close(self) -> None:
-        """Give the port back."""
+        """Release the port."""
         for one in self._sockets:
             one.close()
 
     def run(self, show: Show, ready: Callable[[], object] = lambda: None) -> None:
-        """Serve until Ctrl-C or a request to end; `ready` is called when the page can be opened."""
-        logging.getLogger("tornado.general").setLevel(logging.ERROR)  # strangers' malformed requests are no news
+        """Serve until Ctrl-C or a stop request; `ready` is called when the page can be opened."""
+        logging.getLogger("tornado.general").setLevel(logging.ERROR)  # hides malformed requests
         loop = IOLoop.current()
         site = _Site(self._names, self._everywhere, self.token, show)
         server = HTTPServer(site)
@@ -202,7 +202,7 @@ class PageServer:
 
 
 def _is_address(name: str) -> bool:
-    """Whether a name is a number: no other site's page has been led here by its name."""
+    """Whether a host name is an IP address, which DNS rebinding cannot use."""
     try:
         ip_address(name)
     except ValueError:

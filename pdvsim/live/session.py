@@ -1,7 +1,7 @@
-"""A session: one to four architectures serve the same requests in step, and what is turned is turned for all.
+"""A session: one to four architectures serve the same requests in step, with the same changes of settings.
 
-A session is a function of its experiments and its tape, however it was driven from one time to the next: so what was
-seen on the page can be run again, with every record kept.
+A session is determined by its experiments and its tape, independent of its speed. So it can be run again with all
+records.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pdvsim.sim.assembly import Site, bandwidths
 from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
 from pdvsim.sim.run import no_collector
 
-TAIL_S = 5.0  # of a session that is run again, for its timeline
-STEP_S = 1.0  # at a time
+TAIL_S = 5.0  # end of a rerun session that its timeline shows
+STEP_S = 1.0  # per step
 
 
 class Stations:
-    """The stations of a setup, and the one source of their requests."""
+    """The stations of a setup, and the source of their requests."""
 
     def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
@@ -32,14 +32,14 @@ class Stations:
         self.stations = [Station(e, reader, traced) for e in setup.experiments(self.knobs)]
 
     def run_to(self, time_s: float) -> None:
-        """Let everything happen that happens before a time, everywhere."""
+        """Advance all stations to a time."""
         coming = self.arrivals.until(time_s)
         for station in self.stations:
             station.send(coming)
             station.run_to(time_s)
 
     def do(self, act: Act) -> None:
-        """Do to every station, and to the source, what was done."""
+        """Apply an action to every station and the source."""
         if act.what == "burst":
             crowd = self.arrivals.burst(BURST, act.at_s)
             for station in self.stations:
@@ -56,7 +56,7 @@ class Stations:
             self.knobs = act.knobs
 
     def check(self, knobs: Knobs) -> None:
-        """Refuse settings that some architecture cannot have, or with requests that it could never serve."""
+        """Reject settings that some architecture does not support, or requests that it could never serve."""
         turned = knobs.turned(self.setup.base)
         largest = Arrivals(turned.traffic, turned.acceptance, self.setup.most).largest()
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
@@ -64,7 +64,7 @@ class Stations:
 
 
 class Session(Stations):
-    """What a page drives: stations on one simulated time, their last seconds as figures, and what was done to them."""
+    """A session for a page: stations on one simulated clock, their recent metrics, and the tape of actions."""
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, _gauge)
@@ -74,17 +74,17 @@ class Session(Stations):
         self.check(self.knobs)
 
     def turn(self, knobs: Knobs) -> None:
-        """Use other settings from now on; a ValueError of one line, and nothing changes, if they cannot be."""
+        """Change settings from now on; a ValueError of one line if invalid, without effect."""
         if knobs != self.knobs:
             self.check(knobs)
             self._record(Act(self.now_s, "turn", knobs))
 
     def burst(self) -> None:
-        """Send many requests at once."""
+        """Send a burst of requests."""
         self._record(Act(self.now_s, "burst"))
 
     def drop(self) -> None:
-        """Let acceptance fall to a share of itself for a while."""
+        """Reduce acceptance to a share for a while."""
         self._record(Act(self.now_s, "drop"))
 
     def _record(self, act: Act) -> None:
@@ -92,7 +92,7 @@ class Session(Stations):
         self.tape.append(act)
 
     def advance(self, time_s: float) -> None:
-        """Go on to a time, and take in what happened."""
+        """Advance to a time and read the new rows."""
         while self.now_s < time_s:
             boundary_s = (self._slots + 1) * SLOT_S
             self.now_s = to_s = min(time_s, boundary_s)
@@ -107,26 +107,26 @@ class Session(Stations):
                     gauge.noted(*state)
 
     def figures(self, window_s: float) -> list[dict[str, Any]]:
-        """What each architecture's last seconds were like."""
+        """Recent metrics of each architecture."""
         dropped = self.now_s < self.stations[0].dropped_until_s
         return [gauge.figures(window_s) | {"dropped": dropped} for _, gauge in self.gauged()]
 
     def gauged(self) -> list[tuple[Station, Gauge]]:
-        """Each station, and what reads its log."""
+        """Each station and its gauge."""
         return [(s, s.reader) for s in self.stations if isinstance(s.reader, Gauge)]
 
 
 class Kept(NamedTuple):
-    """A session run again: an ordinary result, and the tail of it as a timeline shows it."""
+    """A session run again: an ordinary result, and its end for a timeline."""
 
     result: Result
     tail: Result
 
 
 def replay(setup: Setup, tape: Sequence[Act], until_s: float, tail_s: float = TAIL_S) -> list[Kept]:
-    """A session run again with every record kept, and all who came by `until_s` served to their end."""
+    """A session run again with all records; requests that arrived by `until_s` are served to their end."""
     them = Stations(setup, lambda log, site: Keeper(log), tail_s > 0)
-    untraced = [0] * len(them.stations)  # launches before the tail: what they carried is forgotten
+    untraced = [0] * len(them.stations)  # launches before the end, without their requests
     with no_collector():
         now_s, acts = 0.0, deque(tape)
         while True:
@@ -143,7 +143,7 @@ def replay(setup: Setup, tape: Sequence[Act], until_s: float, tail_s: float = TA
 
 
 def _forgotten(log: Log) -> int:
-    """Forget whom the launches so far carried, and what the host did; how many launches that were."""
+    """Drop the requests of the launches so far and the host's records; returns the number of launches."""
     count = len(log.launches.carried or ())
     for kept in (log.launches.carried, log.host):
         if kept is not None:
@@ -152,7 +152,7 @@ def _forgotten(log: Log) -> int:
 
 
 def _kept(station: Station, sent: int, untraced: int, cut_s: float) -> Kept:
-    """The result of an ordinary run of so many requests, and who and what is of it behind the cut."""
+    """The result of an ordinary run of so many requests, and the part after the cut."""
     station.finish()
     keeper, log = station.reader, station.log
     assert isinstance(keeper, Keeper)

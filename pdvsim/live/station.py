@@ -23,7 +23,7 @@ _MASK = (1 << 64) - 1
 
 
 class Coming(deque[Request]):
-    """Requests that are taken out as they are sent; more may be added at any time."""
+    """Requests to send; more may be added at any time."""
 
     def __iter__(self) -> Iterator[Request]:
         return self
@@ -35,16 +35,16 @@ class Coming(deque[Request]):
 
 
 class Station:
-    """A site on simulated time that takes requests as they come and settings as they are turned.
+    """A site on simulated time that accepts new requests and settings while it runs.
 
-    `reader` makes what reads the log. `traced` keeps whom each launch carried, and what the host did.
+    `reader` creates the reader of the log. `traced` keeps the requests of each launch and the host's records.
     """
 
     def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
         self.experiment = experiment
         self.env = Clock()
         self.log = Log.of_everything() if traced else Log()
-        # acceptance may fall and settings may change at any time: rounds never pass at once
+        # acceptance and settings may change at any time, so rounds are simulated one by one
         self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
         self._coming = Coming()
@@ -54,23 +54,23 @@ class Station:
             gpu.verdict = self._judge(gpu.verdict)
 
     def send(self, requests: Sequence[Request]) -> None:
-        """Let copies of these arrive at their times."""
+        """Schedule copies of these requests."""
         self._coming.extend(map(copied, requests))
         self.client.resume()
 
     def run_to(self, time_s: float) -> None:
-        """Let everything happen that happens before a time."""
+        """Advance to a time."""
         with own_errors(self.experiment.arch):
             self.env.run_to(self.env.at(time_s, Event(self.env)))
 
     def finish(self) -> None:
-        """Serve all who are inside, and nobody else."""
+        """Serve the requests in the system, and no others."""
         with own_errors(self.experiment.arch):
             while self.in_system:
                 self.env.step()
 
     def turn(self, turned: Experiment) -> None:
-        """Use other settings from the next round on."""
+        """Change settings from the next round on."""
         old, new = self.experiment.server, turned.server
         drafts = ("num_speculative_tokens", "controller")
         for policy in self.site.servers:
@@ -82,7 +82,7 @@ class Station:
         self.experiment = turned
 
     def drop(self) -> None:
-        """Let acceptance fall for a while, of those inside as well."""
+        """Reduce acceptance for a while, also for requests in the system."""
         self.dropped_until_s = self.env.now + DROP_S
 
     # what a page shows of it --------------------------------------------------------------------------------------
@@ -93,24 +93,24 @@ class Station:
 
     @property
     def kv_share(self) -> float:
-        """Of the KV cache, what is in use."""
+        """Share of the KV cache in use."""
         caches = [server.kv for server in self.site.servers]
         return sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
 
     def queues(self) -> dict[str, int]:
-        """Requests in front of each lane now."""
+        """Requests queued at each lane now."""
         return queues_of(self.site.servers)
 
     def controller(self) -> dict[str, Any]:
-        """The draft length in use, and what its controller has seen; of the first server where there are several."""
+        """The current draft length and its controller's state; of the first server if there are several."""
         return seen_by(self.site.servers[0])
 
     # -------------------------------------------------------------------------------------------------------------
 
     def _judge(self, drawn: Callable[[Work], Sequence[int] | None]) -> Callable[[Work], Sequence[int] | None]:
-        """The verdict drawn beforehand; while acceptance is dropped, each draft must also win a toss.
+        """The sampled verdict; while acceptance is reduced, each draft token must also pass a random test.
 
-        The toss is of the request and the position, so that it is the same in every architecture.
+        The test depends on request and position, so it is the same in every architecture.
         """
 
         def judged(work: Work) -> Sequence[int] | None:
@@ -123,7 +123,7 @@ class Station:
 
 
 def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
-    """Requests in front of each lane."""
+    """Requests queued at each lane."""
     depths: dict[str, int] = {}
     for server in servers:
         for name in dict.fromkeys(lane.name for lane in server.lanes):
@@ -133,7 +133,7 @@ def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
 
 
 def seen_by(server: Policy) -> dict[str, Any]:
-    """The draft length that a server uses, and what its controller goes by."""
+    """The draft length of a server and its controller's inputs."""
     controller = server.controller
     if not server.speculates:
         return {}
@@ -144,7 +144,7 @@ def seen_by(server: Policy) -> dict[str, Any]:
 
 
 def _tossed(row: Request, passed: int) -> int:
-    """Of the drafts that were accepted, those before the first that loses its toss."""
+    """The accepted drafts before the first that fails its test."""
     for at in range(passed):
         mixed = (row.id * 0x9E3779B97F4A7C15 + (row.emitted + at) * 0xBF58476D1CE4E5B9 + 1) & _MASK
         mixed = ((mixed ^ mixed >> 30) * 0x94D049BB133111EB) & _MASK

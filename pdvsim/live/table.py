@@ -1,4 +1,4 @@
-"""The figures of the window as one table: a column an architecture, and the difference to the first."""
+"""The metrics of the window as one table: one column per architecture, with the difference from the first."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from pdvsim.view.style import KIND_COLOURS, arch_colour
 from pdvsim.view.table import cell
 
 NAME_PX, FIGURE_PX = 150, 100
-Line = tuple[str, list[float | None]]  # a name, and a figure an architecture
+Line = tuple[str, list[float | None]]  # a name, and one value per architecture
 
 
 def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
-    """Every figure by name; None where an architecture has no such thing."""
+    """Every metric by name; None for architectures without it."""
     table: list[Line] = [
         ("output tokens/s", [f["tokens_per_s"] for f in figures]),
         ("requests/s finished", [f["requests_per_s"] for f in figures]),
@@ -61,7 +61,7 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
 
 
 def table_px(columns: int) -> int:
-    """How wide the table is, whatever is in it."""
+    """Width of the table, independent of its content."""
     return NAME_PX + FIGURE_PX * columns
 
 
@@ -95,7 +95,7 @@ def table_html(archs: Sequence[str], names: Sequence[str], figures: Sequence[dic
 
 
 def _state(shown: dict[str, Any]) -> str:
-    """Whether the queue grew in the window: then latencies are what they are only for now."""
+    """Whether the queue grew in the window, so that latencies keep increasing."""
     look, word = (
         ("color:#a34700;font-weight:bold", "overloaded") if shown["overloaded"] else ("color:#59636b", "steady")
     )
@@ -103,7 +103,7 @@ def _state(shown: dict[str, Any]) -> str:
 
 
 def _cell(value: float | None, first: float | None, is_share: bool) -> str:
-    """A figure and its difference to the first one, in percent; of shares in points."""
+    """A value and its difference from the first, in percent, or points for shares."""
     if value is None or math.isnan(value):
         return '<td style="text-align:right;padding:1px 4px;color:#8a949c">–</td>'
     difference = ""

@@ -1,8 +1,7 @@
-"""A real run's rows on their way to a page, over a local socket that only this user can open.
+"""Transfer of a real run's rows to a page, over a local socket that only this user can open.
 
-The run's own loop writes when nothing is due, never waits, and drops a page that does not read. It sends rows as they
-lie in its memory, not figures: those are made by the page's process. A message is a line of JSON, and behind it so many
-bytes of rows as it says.
+The run's loop writes when it is idle, never waits, and drops a page that does not read. It sends raw rows; the page's
+process computes the metrics. A message is a line of JSON, followed by the bytes of rows that it announces.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 0.2
 OVERDUE_S = 1.0
-MOST_BYTES = 1 << 22  # that a page may leave unread
+MOST_BYTES = 1 << 22  # most unread bytes of a page
 REQUEST = ("id", "arrival_s", "first_token_s", "finish_s", "output_tokens")
 CARD = {
     "gpu_percent": "SM busy (%)",
@@ -41,11 +40,11 @@ CARD = {
     "power_w": "power (W)",
     "sm_mhz": "SM clock (MHz)",
 }
-Message = tuple[dict[str, Any], bytes, bytes]  # what it says, and rows of launches and of deliveries, packed
+Message = tuple[dict[str, Any], bytes, bytes]  # header, and packed rows of launches and deliveries
 
 
 def socket_path() -> Path:
-    """Where a real run can be listened to: in a folder that is this user's alone; an OSError if it is not."""
+    """Socket of a real run, in a private folder of this user; an OSError if it is not private."""
     folder = Path(tempfile.gettempdir()) / f"pdvsim-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     entry = folder.lstat()
@@ -55,7 +54,7 @@ def socket_path() -> Path:
 
 
 class Broadcast:
-    """A source of no events, asked to do its chores: tells who listens what is new."""
+    """An event source without events that sends new rows to the listeners when idle."""
 
     def __init__(self, site: RealSite, client: Client) -> None:
         self.site, self.client = site, client
@@ -63,7 +62,7 @@ class Broadcast:
         self.finished: list[Request] = []
         self._known: set[int] = set()
         self._due_s = 0.0
-        self.cost_s = 0.0  # of the host's time, so far
+        self.cost_s = 0.0  # host time so far
         self._listeners: list[_Listener] = []
         self._told = site.on_finish
         site.on_finish = self._finished
@@ -75,12 +74,12 @@ class Broadcast:
         self._door.setblocking(False)
 
     def poll(self) -> bool:
-        if self.site.env.now >= self._due_s + OVERDUE_S:  # a run with no moment to spare is still shown
+        if self.site.env.now >= self._due_s + OVERDUE_S:  # also if the run is never idle
             self._tell_and_rest()
         return False
 
     def rest(self) -> None:
-        """Tell what is new, if it is time."""
+        """Send new rows, if it is time."""
         if self.site.env.now >= self._due_s:
             self._tell_and_rest()
 
@@ -89,7 +88,7 @@ class Broadcast:
         self._due_s = self.site.env.now + EVERY_S
 
     def tell(self) -> None:
-        """Tell everyone what is new to them."""
+        """Send new rows to all pages."""
         began_s = perf_counter()
         with suppress(BlockingIOError):
             self._listeners.append(_Listener(self._door.accept()[0], self))
@@ -101,7 +100,7 @@ class Broadcast:
         self.cost_s += perf_counter() - began_s
 
     def close(self) -> None:
-        """The run is over: tell the rest, and go."""
+        """The run has ended: send the rest and close."""
         self.tell()
         for listener in self._listeners:
             listener.finish()
@@ -120,7 +119,7 @@ class Broadcast:
 
 
 class _Listener:
-    """One page, and what it has been told."""
+    """One page, and the rows sent to it."""
 
     def __init__(self, to: socket.socket, of: Broadcast) -> None:
         to.setblocking(False)
@@ -165,7 +164,7 @@ class _Listener:
             self.close()
 
     def finish(self) -> None:
-        """Send what is unsent: there is nothing left to disturb."""
+        """Send the rest, blocking, as the run has ended."""
         self._to.settimeout(2)
         with suppress(OSError):
             self._to.sendall(self._unsent)
@@ -177,7 +176,7 @@ class _Listener:
 
 
 def connected() -> socket.socket:
-    """A connection to the real run under way; an OSError if there is none."""
+    """A connection to the current real run; an OSError if there is none."""
     to = socket.socket(socket.AF_UNIX)
     to.settimeout(10)
     to.connect(str(socket_path()))
@@ -185,21 +184,21 @@ def connected() -> socket.socket:
 
 
 class Heard:
-    """The other end: what a real run tells, as figures."""
+    """The receiving end: metrics of a real run."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._from, self._rest = connection, bytearray()
         self.over = self._greeted = False
         while (hello := self._message()) is None:
             self._receive()
-        # from a process of this user's, over a socket that nobody else can open
+        # trusted: from a process of the same user
         self.experiment = experiment_from(hello[0]["config"], own_policies=True)
         self.gauge = Gauge(Log(), self.experiment.scoring.slo(), [hello[0]["bandwidth"]])
         self.card: dict[str, float] = {}
         self._from.setblocking(False)
 
     def listen(self) -> None:
-        """Take in what has been told."""
+        """Read what was sent."""
         with suppress(BlockingIOError):
             while not self.over:
                 self._receive()
@@ -207,7 +206,7 @@ class Heard:
             self._take(*told)
 
     def _receive(self) -> None:
-        """Hear a part; a ValueError if the run is silent or gone before it has said anything."""
+        """Read once; a ValueError if the run is silent or ends before it sent anything."""
         try:
             part = self._from.recv(1 << 20)
         except BlockingIOError:
@@ -222,7 +221,7 @@ class Heard:
         self._rest += part
 
     def _message(self) -> Message | None:
-        """The next message that is there as a whole: what it says, and rows of launches and deliveries."""
+        """The next complete message: header, and rows of launches and deliveries."""
         end = self._rest.find(b"\n") + 1
         if not end:
             return None
@@ -237,7 +236,7 @@ class Heard:
         return message
 
     def _take(self, told: dict[str, Any], launches: bytes, deliveries: bytes) -> None:
-        """Count every row in the slot of its own time, as of a simulated run; what comes late counts in the first."""
+        """Count every row in the slot of its time, as for a simulated run; late rows count in the first slot."""
         gauge, now_s = self.gauge, float(told["now_s"])
         columns = zip(*told["finished"], strict=True) if told["finished"] else [()] * len(REQUEST)
         finished = {n: np.array(column, REQUEST_DTYPES[n]) for n, column in zip(REQUEST, columns, strict=True)}
