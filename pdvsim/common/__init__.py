@@ -1,1 +1,1 @@
-"""What every command needs: files, lines on standard error, progress."""
+"""Shared by all commands: files, messages, options, progress."""

@@ -1,4 +1,4 @@
-"""An experiment as the command line that runs it, with only what differs from the defaults, and back from its texts."""
+"""Convert an experiment to the command line that runs it, with only non-default flags, and back."""
 
 from __future__ import annotations
 
@@ -13,24 +13,26 @@ from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.policies import file_of, policy_of
 from pdvsim.sim.workload.asked import usual_acceptance
 
-GONE = ("--acceptance-trace-k", "--percentile-metrics")  # of recorded runs: the trace says it, and all are given
+GONE = ("--acceptance-trace-k", "--percentile-metrics")  # removed flags that recorded runs still have
 
 
 def command_line(program: str, experiment: Experiment) -> str:
-    """`program` with the flags that make it run just this experiment."""
+    """`program` with the flags that run this experiment."""
     flags = list(flags_of(experiment, Experiment(), leave_out=("arch",)))
     given, usual = experiment.acceptance, usual_acceptance(experiment.server.pair, experiment.traffic)
-    if given == Acceptance() != usual and experiment.has_drafter:  # without the flag it would be the recorded one
+    if (
+        given == Acceptance() != usual and experiment.has_drafter
+    ):  # without the flag the recorded acceptance would be used
         flags += ["--acceptance-rate", f"{given.acceptance_rate:g}"]
     return shlex.join([*program.split(), "--arch", experiment.arch, *flags])
 
 
 def experiment_of(command: str, own_policies: bool = False) -> Experiment:
-    """The experiment that a command line as above runs; a ValueError of one line if it is none.
+    """The experiment of such a command line; a ValueError of one line if it is invalid.
 
-    The command line comes from a file: it names no policy file, which would be run, unless `own_policies` are trusted.
+    The command line is from a file, so it must not name a policy file, which would be executed, unless `own_policies`.
     """
-    words, skipped = list[str](), True  # the program, and flags that are gone with their values
+    words, skipped = list[str](), True  # skips the program, and removed flags with their values
     for word in shlex.split(command):
         skipped = word in GONE if word.startswith("--") else skipped
         words += [] if skipped else [word]
@@ -40,9 +42,9 @@ def experiment_of(command: str, own_policies: bool = False) -> Experiment:
 
 
 def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> Experiment:
-    """The experiment whose settings a result or a message holds, on the same terms; what they lack is as usual."""
+    """The experiment from the settings of a result or message, with the same rule; missing settings are defaults."""
     check_trusted(settings["arch"], own_policies)
-    if settings["server"].get("kv_cache", "") is None:  # an older result: the mode was left to the architecture
+    if settings["server"].get("kv_cache", "") is None:  # older results: the architecture chose the mode
         mode = "paged" if policy_of(settings["arch"]).in_steps() else "reserved"
         settings = {**settings, "server": {**settings["server"], "kv_cache": mode}}
     if settings["hardware"].get("verify_gpu"):  # an older result
@@ -52,7 +54,7 @@ def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> 
 
 
 def check_trusted(arch: str, own_policies: bool) -> None:
-    """Refuse an architecture that a file names and that is a policy file, unless those are trusted."""
+    """Reject a policy file named by a file, unless policy files are trusted."""
     if not own_policies and file_of(arch) is not None:
         raise ValueError(f"arch {arch} is a policy file, which would be executed: add --own-policies if you trust it")
 

@@ -1,7 +1,7 @@
-"""How the commands speak and end: one line on standard error, whatever happens.
+"""Messages and exit codes of the commands: every error is one line on standard error.
 
-Exit codes: 0 done, 1 where some points of a sweep failed, 2 for bad input, 70 for an error of pdvsim itself (its
-traceback is in a file that the line names), 130 for Ctrl-C, 141 where the reader of the output left.
+Exit codes: 0 success, 1 if some points of a sweep failed, 2 bad input, 70 an internal error (the line names a file with
+its traceback), 130 Ctrl-C, 141 closed output.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ def say(program: str, text: str) -> None:
 
 
 def guarded(program: str, command: Callable[[], int]) -> int:
-    """Run a command; whatever goes wrong becomes one line and an exit code, and whatever looks wrong one line."""
+    """Run a command; errors become one line and an exit code, warnings one line."""
     _open_streams()
     try:
         with _notes_said(program):
             code = command()
         sys.stdout.flush()
         return code
-    except BrokenPipeError:  # the reader of our output left, as `| head` does
+    except BrokenPipeError:  # the reader of the output ended, as `| head` does
         _drop_output()
         return 141
     except KeyboardInterrupt:
         say(program, "interrupted")
         return 130
     except OSError as error:
-        _drop_output()  # where it cannot be written, as on a full disk, Python would try again at its end
+        _drop_output()  # otherwise Python would try to write again at exit
         where = f"{error.filename}: " if error.filename is not None else ""
         return _refused(program, f"{where}{error.strerror or error}")
     except ValueError as error:
@@ -62,7 +62,7 @@ def guarded(program: str, command: Callable[[], int]) -> int:
 
 
 def one_line(text: str) -> str:
-    """Any text as one printable line of a bounded length."""
+    """Any text as one printable line of limited length."""
     line = printable(text)
     return line if len(line) <= 2000 else line[:1997] + "..."
 
@@ -71,7 +71,7 @@ def one_line(text: str) -> str:
 def _notes_said(program: str) -> Iterator[None]:
     """Notes and doubts as lines on standard error, each once; other warnings as Python shows them."""
     said: set[str] = set()
-    warnings.filterwarnings("ignore", tracker.DIED)  # for good: loky's semaphores are removed when Python ends
+    warnings.filterwarnings("ignore", tracker.DIED)  # permanently: loky's semaphores are removed when Python ends
     with warnings.catch_warnings():
         as_usual = warnings.showwarning
         warnings.simplefilter("always", Note)
@@ -94,7 +94,7 @@ def _refused(program: str, reason: str) -> int:
 
 
 def _crashed(program: str, error: Exception) -> int:
-    """The last net: what nobody foresaw is one line, and a file to report."""
+    """Unexpected errors: one line, and a file to report."""
     what = one_line(f"{type(error).__name__}: {error}")[:200]
     about = f"pdvsim {__version__}, Python {platform.python_version()}, {platform.platform()}"
     said = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]
@@ -112,10 +112,10 @@ def _crashed(program: str, error: Exception) -> int:
 
 
 def _open_streams() -> None:
-    """Standard streams that take any text: a closed one leads nowhere, and what cannot be encoded is replaced."""
+    """Standard streams that accept any text: closed ones discard it, unencodable characters are replaced."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
-        if stream is None:  # closed by whoever started us: the next file opened would get its number
+        if stream is None:  # closed by the parent: the next opened file would get its number
             with contextlib.suppress(OSError):
                 if (nowhere := os.open(os.devnull, os.O_WRONLY)) != number:
                     os.dup2(nowhere, number)
@@ -127,7 +127,7 @@ def _open_streams() -> None:
 
 
 def _drop_output() -> None:
-    """If standard output cannot be written, lead it nowhere."""
+    """If standard output cannot be written, discard it."""
     try:
         sys.stdout.flush()
     except OSError:

@@ -1,7 +1,7 @@
-"""Files that are there whole or not at all, and that can tell whether they still are what was written.
+"""Atomic files, and documents with a digest that detects changes.
 
-Every file a command writes goes through `whole`, `write_whole` or `write_all`. A sealed document carries the digest of
-the rest of it. Not covered: a file system without atomic rename.
+Every file that a command writes goes through `whole`, `write_whole` or `write_all`. A sealed document contains a digest
+of its content. Not supported: file systems without atomic rename.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ from typing import Any, BinaryIO
 from pdvsim.sim.reading import opened, read_bytes
 
 SEAL = "sha256"
-TEMPORARY = ".pdvsim-*.tmp"  # what a writer that was killed leaves behind
+TEMPORARY = ".pdvsim-*.tmp"  # left by a killed process
 
 
 @contextmanager
 def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
-    """A file to write to, put in its place at the end of the block: there whole, or what was there before stays.
+    """A file to write, moved into place at the end of the block: complete, or the old file stays.
 
-    Only a regular file is replaced, behind a link if it is one; a device, a pipe or this program's own output is
-    written to. `replace` is for files in a folder of our own: whatever has their name there is replaced. An OSError
-    names the file.
+    Only a regular file is replaced, also through a link; a device, a pipe or this program's output is written to.
+    `replace` is for files in a folder of pdvsim: anything of that name is replaced. An OSError names the file.
     """
     try:
         if not replace and in_place(path):
@@ -52,22 +51,22 @@ def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
                 if stat.S_ISREG(mode):
                     temporary.chmod(stat.S_IMODE(mode))  # a private file stays private
             os.replace(temporary, target)
-        finally:  # Ctrl-C as well
+        finally:  # also after Ctrl-C
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
     except OSError as error:
         if error.filename is not None and ".pdvsim-" not in str(error.filename):
-            raise  # another file's
+            raise  # of another file
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
 def write_whole(path: Path, data: bytes, replace: bool = False) -> None:
-    """Write one file whole or not at all, even if the machine stops; an OSError names it."""
+    """Write one file atomically, even if the machine stops; an OSError names it."""
     write_all({path: data}, replace)
 
 
 def write_all(files: Mapping[Path, bytes | None], replace: bool = False) -> None:
-    """Write files that belong together: none takes its place before all are on the disk. None removes a file."""
+    """Write related files: none is moved into place before all are on disk. None as content removes a file."""
     with contextlib.ExitStack() as stack:
         for path, data in files.items():
             if data is not None:
@@ -82,13 +81,11 @@ def write_all(files: Mapping[Path, bytes | None], replace: bool = False) -> None
 
 
 def check_writable(path: Path) -> None:
-    """An OSError that names `path` if it cannot be written; leaves nothing behind."""
+    """An OSError that names `path` if it cannot be written; leaves no file."""
     try:
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
-        if path.exists() and not os.access(
-            path, os.W_OK
-        ):  # a protected file could be replaced, but was protected for a reason
+        if path.exists() and not os.access(path, os.W_OK):  # a write-protected file could be replaced, but should not
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         if in_place(path):
             return
@@ -100,7 +97,7 @@ def check_writable(path: Path) -> None:
 
 
 def in_place(path: Path) -> bool:
-    """Whether `path` is written to rather than replaced: a device, a pipe, or where this program's output goes."""
+    """Whether `path` is written to rather than replaced: a device, a pipe, or this program's output."""
     try:
         mode = os.stat(path).st_mode
     except OSError:
@@ -109,7 +106,7 @@ def in_place(path: Path) -> bool:
 
 
 def _own_output(path: Path) -> int | None:
-    """The number under which this program writes to `path` already; opened again, one would write over the other."""
+    """The file descriptor that already writes to `path`; a second one would overwrite it."""
     for number in (1, 2):
         with contextlib.suppress(OSError):
             if os.path.samestat(os.stat(path), os.fstat(number)):
@@ -118,13 +115,13 @@ def _own_output(path: Path) -> int | None:
 
 
 def _created(path: Path) -> BinaryIO:
-    """A new file; what has its name already, a link too, is an OSError."""
+    """A new file; an OSError if the name exists, also as a link."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
     return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def digest(path: Path | str) -> str | None:
-    """The SHA-256 of a file's content; None where there is no regular file."""
+    """The SHA-256 of a file's content; None if it is not a regular file."""
     try:
         with opened(path, sys.maxsize) as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -133,29 +130,29 @@ def digest(path: Path | str) -> str | None:
 
 
 def sha256(data: bytes) -> str:
-    """The SHA-256 of some content."""
+    """The SHA-256 of content."""
     return hashlib.sha256(data).hexdigest()
 
 
 def fingerprint(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a JSON document's content, however it is laid out; its own seal is no part of it."""
+    """The SHA-256 of a JSON document's content, independent of its layout and without its seal."""
     content = {key: value for key, value in document.items() if key != SEAL}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode())
 
 
 def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its fingerprint, last."""
+    """The document with its digest as the last key."""
     return {**document, SEAL: fingerprint(document)}
 
 
 def unbroken(document: Any) -> bool:
-    """Whether a document read back is the one that was sealed."""
+    """Whether a document matches its seal."""
     return isinstance(document, dict) and document.get(SEAL) == fingerprint(document)
 
 
 def unsealed(data: bytes) -> dict[str, Any] | None:
-    """The sealed document in a file's content; None where it holds none, or another than was written."""
+    """The sealed document in a file's content; None if there is none or it was changed."""
     try:
         document = json.loads(data)
     except (ValueError, RecursionError):
@@ -164,7 +161,7 @@ def unsealed(data: bytes) -> dict[str, Any] | None:
 
 
 def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The same of a file; None where there is no regular file."""
+    """The same for a file; None if it is not a regular file."""
     try:
         return unsealed(read_bytes(path))
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""Options: one set of dataclasses is the command line, the file of --config, the keywords of Python and the help.
+"""Options: one set of dataclasses defines the command line, the --config file, Python keywords and the help.
 
 An option is a field: `request_rate` is `--request-rate` (or `--request_rate`) on the command line, and request_rate in
-TOML and in Python. A field that is a dataclass is a group of options, an outer option stands in for an inner one of
-its name, and a field marked `Internal` is none. The text below a field is its help.
+TOML and in Python. A field that is a dataclass is a group of options, an outer option replaces an inner one of the
+same name, and a field marked `Internal` is not an option. The text below a field is its help.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pdvsim.sim.reading import read_toml, said
 
 T = TypeVar("T")
 PLACED = "placed"
-Placed = Annotated[T, PLACED]  # an argument that is given by place, not by name
+Placed = Annotated[T, PLACED]  # a positional argument
 MOST_USED = (
     "arch", "pair", "pairs", "gpu", "gpus", "request_rate", "concurrency", "max_concurrency", "num_prompts", "goodput",
     "dataset_name", "dataset_path", "use_trace_timestamps", "input_len", "output_len", "num_speculative_tokens",
     "acceptance_rate", "acceptance_from", "num_runs", "output", "json", "config",
 )  # fmt: skip
-MEANT = {  # what other programs call an option
+MEANT = {  # names of options in other programs
     "request_rate": ("rate", "qps", "rps", "arrival_rate", "req_rate"),
     "max_concurrency": ("users", "clients", "num_users"),
     "num_prompts": ("requests", "num_requests", "prompts", "n"),
@@ -59,19 +59,19 @@ MEANT = {  # what other programs call an option
     "jobs": ("workers", "processes", "threads"),
 }  # fmt: skip
 SAME = {"model": "pair"}  # other spellings
-NOT_HERE = {  # and what to say of those that there is no option for
+NOT_HERE = {  # messages for options that do not exist
     "quantization": "models are simulated in the precision of their configuration, or bf16 if it names none",
     "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",
     "overwrite": "results are never overwritten: name another folder with -o, or continue with --resume",
     "force": "results are never overwritten: name another folder with -o, or continue with --resume",
 }
 WIDEST = 100
-INDENT = 30  # where the texts of a help begin
+INDENT = 30  # column of the help texts
 
 
 @dataclass(frozen=True)
 class Option:
-    """One option, of the dataclass that has the field; `hint` is the field's type."""
+    """One option of a dataclass; `hint` is the field's type."""
 
     owner: type
     name: str
@@ -81,7 +81,7 @@ class Option:
 
     @property
     def flag(self) -> str:
-        """As the command line has it; a field named like a word of Python has an underscore at its end."""
+        """The flag on the command line; fields named like Python keywords end with an underscore."""
         return f"--{self.name.rstrip('_').replace('_', '-')}"
 
     @property
@@ -94,12 +94,12 @@ class Option:
 
     @property
     def one(self) -> Any:
-        """The type of one value: of a list's items, of what may also be None."""
+        """The type of one value: of list items, or without None."""
         return _one(self.hint)
 
     @property
     def values(self) -> tuple[str, ...]:
-        """The values it takes, where they can be listed."""
+        """The allowed values, if they can be listed."""
         return tuple(map(str, get_args(self.one))) if get_origin(self.one) is Literal else ()
 
     @property
@@ -132,7 +132,7 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
 
 @cache
 def _hints(command: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type of every field, and what it is marked with."""
+    """The type and annotations of every field."""
     plain, marked = get_type_hints(command), get_type_hints(command, include_extras=True)
     return {f.name: (plain[f.name], getattr(marked[f.name], "__metadata__", ())) for f in fields(command)}
 
@@ -153,7 +153,7 @@ def options(command: type) -> dict[str, Option]:
 
 
 def _own(hints: Mapping[str, tuple[Any, Any]]) -> set[str]:
-    """The fields that are no groups; a group and an option may have one name."""
+    """The fields that are not groups; a group and an option may have the same name."""
     return {name for name, (hint, _) in hints.items() if not is_dataclass(hint)}
 
 
@@ -169,7 +169,7 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
 
 
 def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
-    """Values by the names of options; a ValueError that begins with `unknown` and has the nearest name if need be."""
+    """Values by option name; a ValueError that starts with `unknown` and suggests the nearest name."""
     spelt = {name.replace("-", "_"): value for name, value in given.items()}
     for other, name in SAME.items():
         if other in spelt and other not in known and name in known:
@@ -183,7 +183,7 @@ def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> di
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A question that has the known name that means the same as `name`, or is most like it; nothing if none is."""
+    """A suggestion of the known name with the same meaning as `name`, or the most similar; empty if none."""
     known, dashes = list(known), "--" if name.startswith("--") else ""
     word = name.removeprefix("--").replace("-", "_")
     if word in NOT_HERE:
@@ -194,7 +194,7 @@ def nearest(name: str, known: Iterable[str]) -> str:
 
 
 def _filled(command: type[T], values: Mapping[str, Any]) -> T:
-    """Each value to the field of its name, an outer one before an inner one."""
+    """Assign each value to the field of its name, outer fields first."""
     hints = _hints(command)  # type: ignore[arg-type]
     given = {name: value for name, value in values.items() if name in _own(hints)}
     rest = {name: value for name, value in values.items() if name not in given}
@@ -205,7 +205,7 @@ def _filled(command: type[T], values: Mapping[str, Any]) -> T:
 
 
 def converted(option: Option, value: Any) -> Any:
-    """A text or a value as the option's field keeps it; a ValueError of one line if it cannot be."""
+    """A text or value converted to the option's type; a ValueError of one line if invalid."""
     if not option.is_list:
         return _item(option, value)
     if isinstance(value, Mapping):
@@ -217,7 +217,7 @@ def converted(option: Option, value: Any) -> Any:
 
 
 def _joined(value: Any) -> str:
-    """A value in a text; one that is a list itself is written 0.8+0.6."""
+    """A value as text; a list is written 0.8+0.6."""
     return "+".join(map(str, _listed(value)))
 
 
@@ -252,7 +252,7 @@ def _item(option: Option, value: Any) -> Any:
 
 
 def plain(cls: type[T], given: T) -> T:
-    """A subclass made for the options of a command as the dataclass it extends, equal to one made by hand."""
+    """An instance of a command's subclass as its base dataclass."""
     return cls(**{f.name: getattr(given, f.name) for f in fields(cls)})  # type: ignore[arg-type]
 
 
@@ -260,7 +260,7 @@ def plain(cls: type[T], given: T) -> T:
 
 
 def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
-    """The command that `argv` describes; a ValueError of one line if it describes none. --help exits."""
+    """The command of `argv`; a ValueError of one line if it is invalid. --help exits."""
     if {"-h", "--help", "--help-all"} & set(argv):
         sys.stdout.write(_help(command, prog, "--help-all" in argv))
         raise SystemExit(0)
@@ -271,7 +271,7 @@ def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
 
 
 def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
-    """The texts that a command line gives, by the names of options."""
+    """The texts of a command line, by option name."""
     known = {option.flag: option for option in options(command).values()}
     words: list[str] = []
     for word in _usual(argv, known):
@@ -289,7 +289,7 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _usual(argv: Sequence[str], known: Collection[str]) -> list[str]:
-    """The words of a command line with options in their usual spelling."""
+    """The words of a command line with canonical option names."""
     usual = {f"--{other}": f"--{name}" for other, name in SAME.items()}
     words = []
     for word in argv:
@@ -303,7 +303,7 @@ def _usual(argv: Sequence[str], known: Collection[str]) -> list[str]:
 
 
 def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]:
-    """What a file gives that the command line does not; it names no other file, and no policy, which would be run."""
+    """Options of a file that the command line lacks; it cannot name another file or a policy file."""
     try:
         settings = read_toml(path)
     except (OSError, ValueError) as error:
@@ -323,7 +323,7 @@ class _Parser(argparse.ArgumentParser):
 
 @cache
 def _parser(command: type) -> _Parser:
-    """What splits a command line; values are checked by `converted`."""
+    """The parser that splits a command line; `converted` checks the values."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
     for option in options(command).values():
         least_one = option.default is MISSING
@@ -338,7 +338,7 @@ def _parser(command: type) -> _Parser:
 
 
 def flags_of(config: Any, default: Any, leave_out: Collection[str] = ()) -> Iterator[str]:
-    """The flags by which a configuration differs from another of its kind; what no option sets is left out."""
+    """The flags by which two configurations differ; fields without an option are ignored."""
     for name, (_, marks) in _hints(type(config)).items():  # type: ignore[arg-type]
         value, usual = getattr(config, name), getattr(default, name)
         if is_dataclass(value):
@@ -357,7 +357,7 @@ def _text(value: Any) -> str:
 
 
 def _help(command: type, prog: str, everything: bool) -> str:
-    """The help of a command: what is most used, and its own; or everything by group."""
+    """The help of a command: the main and its own options, or all by group."""
     found = options(command)
     placed = [option for option in found.values() if option.placed]
     places = "".join(f" {option.name.upper()}{' ...' if option.is_list else ''}" for option in placed)
@@ -379,7 +379,7 @@ def _help(command: type, prog: str, everything: bool) -> str:
             text = _described(option).replace("%", "%%")
             if option.placed:
                 section.add_argument(option.name, metavar=option.name.upper(), help=text)
-            elif option.hint is bool:  # the one that changes something
+            elif option.hint is bool:  # the form that changes the default
                 section.add_argument(f"--{'no-' * option.default}{option.flag[2:]}", action="store_true", help=text)
             else:
                 section.add_argument(*option.flags, metavar=_takes(option), help=text)
@@ -404,7 +404,7 @@ def _takes(option: Option) -> str:
 
 
 def _described(option: Option) -> str:
-    """Its text with the default, unless the text or its being left out says that."""
+    """Its text with the default, unless the text states it."""
     value, text = option.default, option.text
     if "default" in text or value in (MISSING, None, ()) or isinstance(value, bool):
         return text

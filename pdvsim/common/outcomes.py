@@ -1,4 +1,4 @@
-"""What becomes of a point that somebody runs: its row, or the reason why there is none."""
+"""Outcome of a point: its row, or the reason why it failed."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pdvsim.sim.policies import PolicyError
 Row = dict[str, Any]
 Task = Callable[[int, Any], Row]
 Item = tuple[int, Any]  # a point's number, and the point
-Notice = Callable[[str], None]  # hears what the user should know while waiting
+Notice = Callable[[str], None]  # reports messages while waiting
 
 DIED = "its worker process died twice: it was killed or ran out of memory"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a point: its row, or the reason why there is none, with a traceback where a program failed."""
+    """Outcome of a point: its row, or the reason why it failed, with a traceback for internal errors."""
 
     index: int
     row: Row | None
@@ -29,7 +29,7 @@ class Outcome:
 
 
 def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
-    """Run a point; whatever goes wrong is an outcome, not an exception that ends the sweep."""
+    """Run a point; errors become outcomes and do not end the sweep."""
     if version != __version__:
         return Outcome(index, None, f"the worker runs pdvsim {__version__}, the sweep was started by {version}")
     try:
@@ -42,5 +42,5 @@ def attempt(task: Task, index: int, point: Any, version: str) -> Outcome:
 
 
 def failure(index: int, error: BaseException, details: str = "") -> Outcome:
-    """The outcome of a point that an error nobody foresaw has ended."""
+    """The outcome of a point that failed with an unexpected error."""
     return Outcome(index, None, f"{type(error).__name__}: {' '.join(str(error).split())}", details)

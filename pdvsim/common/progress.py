@@ -1,6 +1,6 @@
-"""How far a run is, on standard error: a bar on a terminal, now and then a line elsewhere, nothing when quiet.
+"""Progress on standard error: a bar on a terminal, occasional lines elsewhere, nothing if quiet.
 
-Where any of that was shown, the last line says how much was done in all.
+If progress was shown, the last line reports the total.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ LINE_EVERY_S = 10.0
 class Progress:
     """Call `update(done)`; the bar appears once the work has taken `after_s`, so a short run shows none.
 
-    `bound` says what the total is where it is not exact: "about", or "at most" of a search that may end sooner.
+    `bound` qualifies an inexact total: "about", or "at most" for a search that may end earlier.
     """
 
     def __init__(self, total: int, unit: str, quiet: bool = False, after_s: float = 0.5, bound: str = "") -> None:
@@ -49,7 +49,7 @@ class Progress:
             self._say(f"{self._done} {self.unit} in {self._elapsed_s:.0f} s")
 
     def update(self, done: int) -> None:
-        """`done` of the total are done."""
+        """Report that `done` of the total have finished."""
         self._done = done
         if self.quiet or time.monotonic() < self._due_s:
             return

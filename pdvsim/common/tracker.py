@@ -1,18 +1,18 @@
-"""loky's tracker of semaphores, a process of its own, without its standard error.
+"""loky's semaphore tracker, a separate process, without its standard error.
 
-When the tracker is killed, loky starts another, which prints a traceback for every semaphore that it has not heard of.
-None of them is of use to anybody: the semaphores are removed by the process that made them.
+If the tracker is killed, loky starts another, which prints a traceback for every unknown semaphore. These are useless:
+the process that made the semaphores removes them.
 """
 
 from __future__ import annotations
 
 import os
 
-DIED = "resource_tracker: process died"  # how the warning begins that loky gives then
+DIED = "resource_tracker: process died"  # start of loky's warning
 
 
 def main(fd: int, verbose: bool = False) -> None:
-    """Run the tracker; loky starts it by the name and the module of this function."""
+    """Run the tracker; loky starts it by this function's name and module."""
     from joblib.externals.loky.backend.resource_tracker import main as track
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)

@@ -1,7 +1,7 @@
-"""Tasks side by side on this machine's cores, by joblib's loky.
+"""Parallel tasks on this machine's cores, with joblib's loky.
 
-An item that raises, or whose worker dies twice, has an outcome that says so; the others go on. An item may take as long
-as its worker process lives: there is no other limit.
+An item that raises, or whose worker dies twice, has an outcome with the reason; the others continue. There is no time
+limit for an item.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def cores() -> int:
 
 
 def finished_here(task: Task, items: Sequence[Item], jobs: int | None) -> Generator[Outcome, None, None]:
-    """Every item's outcome, as they finish, `jobs` at a time (None: one a core). Closing it gives up the rest."""
+    """The outcome of every item as it finishes, `jobs` in parallel (None: one per core). Closing cancels the rest."""
     jobs = min(jobs or cores(), len(items))
     outcomes = _in_process(task, items) if jobs <= 1 else _in_workers(task, items, jobs)
     with closing(outcomes), ctrl_c_kept() as pending:
@@ -48,7 +48,7 @@ def finished_here(task: Task, items: Sequence[Item], jobs: int | None) -> Genera
 def parallel_map(
     function: Callable[..., T], arguments: Iterable[tuple[Any, ...]], progress: Callable[[], None]
 ) -> list[T]:
-    """`function` of each of the arguments, in their order, one thread each; `progress` is called after each.
+    """`function` of each argument, in order, with one thread each; `progress` is called after each.
 
     More threads would only wait for each other, and may round differently.
     """
@@ -57,7 +57,7 @@ def parallel_map(
     given = list(arguments)
     results: list[T] = []
     with parallel_config(backend="loky", inner_max_num_threads=1):
-        # two at least: a single one would run in this process, with its threads
+        # at least two: a single one would run in this process, with its threads
         jobs, calls = max(2, min(cores(), len(given))), ((function, one) for one in given)
         for result in _started(calls, jobs, "generator"):
             results.append(result)
@@ -71,9 +71,9 @@ def _in_process(task: Task, items: Sequence[Item]) -> Generator[Outcome, None, N
 
 
 def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outcome, None, None]:
-    """joblib on loky. When a worker dies, the points it may have been at are run one by one, each in a process alone.
+    """joblib with loky. If a worker dies, the points it may have been running are run again, each in its own process.
 
-    So a point that kills its worker is told from those that were beside it; it is given up after the second death.
+    This identifies the point that kills its worker, which fails after the second death.
     """
     from joblib.externals.loky import get_reusable_executor
     from joblib.externals.loky.process_executor import BrokenProcessPool
@@ -93,7 +93,7 @@ def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outco
             finally:
                 outcomes.close()
     except (KeyboardInterrupt, GeneratorExit):
-        # joblib's own: asked for without `reuse`, loky would first wait until all that it has begun is done
+        # joblib's executor: without `reuse`, loky would first wait for all running tasks
         get_reusable_executor(reuse=True, kill_workers=True).shutdown(wait=False, kill_workers=True)
         raise
 
@@ -105,16 +105,16 @@ def _calls(task: Task, items: Sequence[Item], started: set[int]) -> Iterator[Cal
 
 
 def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any, None, None]:
-    """The results of the calls, whose workers have been started: Ctrl-C waits for that, and never reaches them."""
+    """The results of the calls. Ctrl-C waits until the workers have started, and never reaches them."""
     from joblib import Parallel, delayed
     from joblib.externals.loky.backend import resource_tracker
 
     resource_tracker.main = tracker.main
     warnings.filterwarnings("ignore", tracker.DIED)
     _forget_calls_given_up()
-    warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns of the points given up
+    warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns about cancelled points
     if hasattr(signal, "pthread_sigmask"):
-        ensure_running()  # which ends with SIGINT unblocked, so not in the block below
+        ensure_running()  # it unblocks SIGINT at its end, so before the block below
     pool = Parallel(n_jobs=jobs, return_as=return_as, batch_size=1)
     with ctrl_c_deferred():
         results: Generator[Any, None, None] = pool(delayed(_in_child)(os.getpid(), *call) for call in calls)
@@ -123,9 +123,9 @@ def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any,
 
 @cache
 def _forget_calls_given_up() -> None:
-    """Make loky's thread drop the ids of the calls that it gives up when its workers are killed.
+    """Make loky's thread drop the ids of the calls that it cancels when its workers are killed.
 
-    It drops the calls alone, and then looks the ids up: a KeyError on standard error, if Ctrl-C comes early.
+    It drops only the calls and then looks up the ids, which prints a KeyError if Ctrl-C comes early.
     """
     from joblib.externals.loky import process_executor
 
@@ -133,7 +133,7 @@ def _forget_calls_given_up() -> None:
         def flag_executor_shutting_down(self) -> None:
             super().flag_executor_shutting_down()
             if not self.pending_work_items:
-                self.work_ids_queue = SimpleQueue[int]()  # an empty one: no call can be added any more
+                self.work_ids_queue = SimpleQueue[int]()  # empty: no more calls are added
 
     process_executor._ExecutorManagerThread = Manager
 
@@ -145,7 +145,7 @@ def _in_child(parent: int, function: Callable[..., T], arguments: tuple[Any, ...
 
 @cache
 def _die_with(parent: int) -> None:
-    """End this worker once the process that started it is gone, even by kill -9; it would idle on for minutes."""
+    """End this worker when its parent process is gone, even by kill -9; otherwise it would idle for minutes."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -156,7 +156,7 @@ def _die_with(parent: int) -> None:
 
 
 def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
-    """Run a point in a new process, whose death is this point's own. For a point whose worker has died before."""
+    """Run a point in a new process, so that a death is this point's. For points whose worker died before."""
     from joblib.externals.loky.backend.reduction import dumps, loads
 
     command = [sys.executable, "-c", "from pdvsim.common.workers import _answer; _answer()"]
@@ -172,19 +172,19 @@ def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
 
 
 def _answer() -> None:
-    """The process of one point: the call comes in on standard input, and its result goes out on standard output."""
+    """The process of one point: it reads the call from standard input and writes the result to standard output."""
     from joblib.externals.loky.backend.reduction import dumps, loads
 
     with os.fdopen(os.dup(1), "wb") as out:
-        os.dup2(2, 1)  # whatever the point prints is not its result
+        os.dup2(2, 1)  # output of the point is not its result
         out.write(dumps(_in_child(*loads(sys.stdin.buffer.read()))))
 
 
 @contextmanager
 def ctrl_c_kept() -> Iterator[list[int]]:
-    """Note every Ctrl-C besides raising it: Python drops one that is raised in a destructor or in a callback."""
+    """Record every Ctrl-C in addition to raising it: Python drops one raised in a destructor or callback."""
     received: list[int] = []
-    if threading.current_thread() is not threading.main_thread():  # no other may set handlers
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may set handlers
         yield received
         return
     usual = signal.getsignal(signal.SIGINT) or signal.SIG_DFL
@@ -203,24 +203,24 @@ def ctrl_c_kept() -> Iterator[list[int]]:
 
 @contextmanager
 def ctrl_c_deferred() -> Iterator[None]:
-    """Hold back a Ctrl-C until the end of the block. Threads and processes that are started in it never receive one.
+    """Delay Ctrl-C until the end of the block. Threads and processes started in it never receive one.
 
-    A terminal sends Ctrl-C to every process at once; the parent answers it, and ends its workers.
+    A terminal sends Ctrl-C to all processes; the parent handles it and ends its workers.
     """
     received: list[int] = []
 
     def note(number: int, frame: FrameType | None) -> None:
         received.append(number)
 
-    main = threading.current_thread() is threading.main_thread()  # no other may set handlers
+    main = threading.current_thread() is threading.main_thread()  # only the main thread may set handlers
     handler = signal.signal(signal.SIGINT, note) if main else None
-    # On Windows there are no masks, and each process looks after itself.
+    # Windows has no signal masks.
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
     try:
         yield
     finally:
         if mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a signal that is pending arrives here
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a pending signal arrives here
         if main:
             signal.signal(signal.SIGINT, handler)
         if received:

@@ -1,1 +1,1 @@
-"""Requests: when they come, how long they are, which drafts are accepted."""
+"""Requests: arrival times, lengths and acceptance."""

@@ -1,12 +1,11 @@
-"""Acceptance: which drafts the target would accept, drawn per request before the run.
+"""Acceptance: which draft tokens the target would accept, sampled per request before the run.
 
-One uniform u[p] is drawn for each output position p of each request. Where drafts have a rate alpha, the draft at p is
-accepted if u[p] < alpha, whichever round proposes it: architectures and draft lengths meet the same coins, and a
-higher alpha turns no acceptance into a rejection, so it never needs more rounds.
+One uniform number u[p] is sampled for each output position p of each request. With an acceptance rate alpha, the draft
+at p is accepted if u[p] < alpha, in any round. So all architectures and draft lengths use the same random numbers, and
+a higher alpha never turns an acceptance into a rejection.
 
-Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token, or that changes
-along a request (other than by `synthetic_acceptance_rates`, a measured model or a recorded trace); trees of
-drafts.
+Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token, or changes along
+a request (except with `synthetic_acceptance_rates`, a measured model or a recorded trace); trees of drafts.
 """
 
 from __future__ import annotations
@@ -26,19 +25,19 @@ from pdvsim.sim.workload.options import Acceptance
 
 Uniforms = NDArray[np.float32]
 
-FIRST_ROUND = 1  # output position of the first round: the prefill's forward emits the token at position 0
-LONGEST_RUN = 255  # a run is a byte; no draft is longer
+FIRST_ROUND = 1  # output position of the first round: the prefill emits position 0
+LONGEST_RUN = 255  # a run is stored as a byte; no draft is longer
 _WORD = 2**64 - 1
-BLOCK = 1 << 18  # positions drawn at once: many for numpy, few for the processor's cache
+BLOCK = 1 << 18  # positions sampled together: many for numpy, few for the CPU cache
 
 
 def expected_tokens(alpha: float, k: int) -> float:
-    """Mean tokens of a round of `k` drafts, (1 - alpha^(k+1)) / (1 - alpha), and k+1 at alpha 1 (Leviathan, eq. 1)."""
-    return sum([alpha**i for i in range(k + 1)])  # the same number, without the division by zero at 1
+    """Mean tokens of a round of draft length `k`: (1 - alpha^(k+1)) / (1 - alpha), or k+1 at 1 (Leviathan, eq. 1)."""
+    return sum([alpha**i for i in range(k + 1)])  # the same, without division by zero at 1
 
 
 def dropped_tokens(alpha: float, k: int) -> float:
-    """Mean tokens of a request's last round that are beyond its end, for outputs much longer than a round.
+    """Mean surplus tokens of a request's last round, for outputs much longer than a round.
 
     By renewal theory E[X (X - 1)] / (2 E[X]), with X the tokens of a round.
     """
@@ -46,7 +45,7 @@ def dropped_tokens(alpha: float, k: int) -> float:
 
 
 def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
-    """Mean tokens of a round of `k` drafts, and mean rounds of an answer, by going through the answers' own rounds."""
+    """Mean tokens of a round of draft length `k`, and mean rounds of an output, by stepping through the outputs."""
     flat = np.frombuffer(b"".join(runs), np.uint8).astype(np.int64)
     ends = np.cumsum([len(one) for one in runs])
     at = ends - [len(one) for one in runs] + FIRST_ROUND
@@ -63,24 +62,24 @@ def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
 
 
 def found_refused(acceptance: Acceptance) -> float:
-    """Of positions where no draft is accepted, those at which an n-gram draft is found: as ShareGPT's, if not told."""
+    """Share of positions without an accepted draft at which an n-gram draft is found; default: ShareGPT's."""
     data, _, _ = (acceptance.acceptance_model or "").partition("-")
     return FOUND_REFUSED.get(data, FOUND_REFUSED["sharegpt"])
 
 
 def found_share(accepted: float, refused: float) -> float:
-    """Share of rounds with an n-gram draft, where its first token is accepted in `accepted` of all rounds."""
+    """Share of rounds with an n-gram draft, if its first token is accepted in `accepted` of all rounds."""
     return accepted + (1 - accepted) * refused
 
 
 def is_found(request: Request, refused: float) -> bool:
-    """Whether there is an n-gram draft for a round begun now: where one is accepted, and by chance elsewhere."""
+    """Whether a round at this position has an n-gram draft: if one is accepted, and by chance otherwise."""
     position = request.emitted
     return request.runs[position] > 0 or _uniform(request, position) < refused
 
 
 def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:
-    """Share of verdicts on `k` drafts that drafts made ahead are right for; see `was_guessed`."""
+    """Share of verdicts on `k` drafts that drafting ahead guesses right; see `was_guessed`."""
     if not fan:
         return alpha ** (k + 1)
     all_accepted = alpha**k * (alpha + (1 - alpha) * _coverage(fan - 1, exponent))
@@ -88,11 +87,11 @@ def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:
 
 
 def was_guessed(request: Request, accepted: int, fan: int, exponent: float) -> bool:
-    """Whether drafts made ahead are right for a verdict, asked before it is booked.
+    """Whether drafting ahead guessed a verdict right; called before the verdict is recorded.
 
-    Behind drafts that were all accepted, the drafter's likeliest token is the target's where its coin says accepted.
-    Otherwise the target's token is one of the drafter's next n, which leave out the refused one, with a chance of
-    1 - (1 + n)^-exponent: misses fall as a power of the fan (arXiv 2603.03251), here on a uniform of their own.
+    After drafts that were all accepted, the drafter's likeliest token is the target's if the position is accepted.
+    Otherwise the target's token is one of the drafter's next n, without the rejected one, with probability
+    1 - (1 + n)^-exponent: misses fall as a power of the fan (arXiv 2603.03251), with a separate random number.
     """
     position = request.emitted
     if accepted == request.k and request.runs[position] > accepted:
@@ -106,7 +105,7 @@ def _coverage(tokens: int, exponent: float) -> float:
 
 
 def _uniform(request: Request, position: int) -> float:
-    """The same number for the same request and position, whichever round asks (splitmix64)."""
+    """A uniform number that depends only on request and position (splitmix64)."""
     state = int.from_bytes(request.runs[:8], "little") ^ request.id * 0x9E3779B97F4A7C15
     state = (state + (position + 1) * 0xD1B54A32D192ED03) & _WORD
     state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _WORD
@@ -126,18 +125,18 @@ def _blocks(output_tokens: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _runs(uniforms: Uniforms, rates: Uniforms | np.float32, ends: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """At each position, how many coins in a row from there on are accepted; no run crosses the end of its request."""
+    """At each position, the number of consecutive accepted positions; no run crosses the end of its request."""
     rejected = uniforms >= rates
     # The last position of the tail: a draft from the last output position can be MAX_DRAFT long without reaching it.
     rejected[ends - 1] = True
-    at = np.flatnonzero(rejected).astype(np.int32)  # half the memory traffic; a request has at most 10,000,000 tokens
-    run = np.repeat(at, np.diff(at, prepend=np.int32(-1)))  # the next rejection, from which the position is taken
+    at = np.flatnonzero(rejected).astype(np.int32)  # half the memory traffic of int64
+    run = np.repeat(at, np.diff(at, prepend=np.int32(-1)))  # the next rejection; the position is subtracted below
     run -= np.arange(len(uniforms), dtype=np.int32)
     return np.minimum(run, LONGEST_RUN, out=run).astype(np.uint8)
 
 
 def _positional(uniforms: Uniforms, rates: tuple[float, ...]) -> NDArray[np.uint8]:
-    """At each position, how many of the unconditional rates exceed its one uniform."""
+    """At each position, how many of the unconditional rates exceed its uniform number."""
     count = np.zeros(len(uniforms), dtype=np.uint8)
     for rate in rates[:LONGEST_RUN]:
         count += uniforms < np.float32(rate)
@@ -145,7 +144,7 @@ def _positional(uniforms: Uniforms, rates: tuple[float, ...]) -> NDArray[np.uint
 
 
 class Streams:
-    """Draws the streams of one request after the other, in chunks of any size: more leave the first as they were."""
+    """Samples the streams of requests in order, in chunks of any size; more requests do not change the first ones."""
 
     def __init__(self, acceptance: Acceptance, coins: np.random.Generator, rates: np.random.Generator) -> None:
         self._acceptance, self._coins, self._rates = acceptance, coins, rates
@@ -154,7 +153,7 @@ class Streams:
         self._lines = None if trace is None else read_trace(trace)
 
     def draw(self, output_tokens: NDArray[np.int64], own: Uniforms | None = None) -> list[bytes]:
-        """`Request.runs` for each of the next requests; `own` are their own rates, in place of the acceptance's."""
+        """`Request.runs` for each of the next requests; `own` are per-request rates that replace the acceptance's."""
         if self._lines is None:
             return _drawn(self._acceptance, output_tokens, self._coins, self._rates, own)
         first = self._drawn % len(self._lines)
@@ -170,9 +169,9 @@ def _drawn(
     rates: np.random.Generator,
     own: Uniforms | None = None,
 ) -> list[bytes]:
-    """Drawn in the order of the requests.
+    """Samples in the order of the requests.
 
-    Each has MAX_DRAFT positions beyond its output, or drafts near its end would be accepted less often than others.
+    Each has MAX_DRAFT positions beyond its output; otherwise drafts near its end would be accepted less often.
     """
     base = _base_rates(acceptance, len(output_tokens), rates) if own is None else own
     runs: list[bytes] = []
@@ -197,21 +196,21 @@ def _drawn(
 
 
 def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) -> Uniforms:
-    """Each request's rate: the same for all, or from a Beta of the given mean and concentration; of a measured model
-    the share of requests that are harder to draft for."""
+    """Each request's rate: one for all, or Beta-distributed with the given mean and concentration; for a measured model
+    the share of requests that are harder to draft."""
     if acceptance.acceptance_model is not None:
         return rng.random(count, dtype=np.float32)
     mean, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
-    # A Beta needs two positive shapes; with mean 0 or 1 every draw is the mean.
+    # A Beta distribution needs positive shapes; with mean 0 or 1 every sample is the mean.
     if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
         return np.full(count, mean, dtype=np.float32)
     return rng.beta(mean * concentration, (1 - mean) * concentration, size=count).astype(np.float32)
 
 
 def read_trace(path: str) -> list[list[int]]:
-    """Recorded rounds: one JSON list of accepted counts per line; the largest is the draft length they had.
+    """Recorded rounds: one JSON list of accepted counts per line; the largest is the recorded draft length.
 
-    Or vLLM's responses, one a line, of a server with --per-request-spec-decode-metrics detailed.
+    Or vLLM responses, one per line, of a server with --per-request-spec-decode-metrics detailed.
     """
     accepted = f"one JSON list of accepted counts from 0 to {LONGEST_RUN} on each line, e.g. [4, 0, 2]"
     lines = []
@@ -230,18 +229,18 @@ def read_trace(path: str) -> list[list[int]]:
 
 
 def _of_response(response: dict[str, Any]) -> object:
-    """The accepted counts in a response of vLLM; None where there are none."""
+    """The accepted counts in a vLLM response; None if there are none."""
     metrics = response.get("metrics")
     drafts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
     return drafts.get("per_step_accepted") if isinstance(drafts, dict) else None
 
 
 def replay(lines: list[list[int]], k: int, output_tokens: NDArray[np.int64]) -> list[bytes]:
-    """Runs under which rounds of `k` drafts from FIRST_ROUND on accept a line's counts, one after the other.
+    """Runs such that rounds of draft length `k` from FIRST_ROUND on accept a line's counts in order.
 
-    Request i takes line i, and both lines and the counts of a line start over when they run out. A count below `k` is
-    that many accepted positions and a rejected one; a count of `k` is k accepted positions and the bonus token's, which
-    says nothing and counts as accepted, so that longer drafts than the recorded ones run on through it.
+    Request i uses line i; lines and the counts of a line repeat when they run out. A count below `k` is that many
+    accepted positions and a rejected one. A count of `k` is k accepted positions and the bonus token's, which counts as
+    accepted, so that longer drafts than the recorded ones continue through it.
     """
     cycles = [_cycle(counts, k) for counts in lines]
     runs = []
@@ -253,12 +252,12 @@ def replay(lines: list[list[int]], k: int, output_tokens: NDArray[np.int64]) -> 
 
 
 def _cycle(counts: list[int], k: int) -> bytes:
-    """The runs of one line's counts, repeated for ever, over one period."""
+    """The runs of one line's repeated counts, over one period."""
     coins = [c for count in counts for c in ([1] * count + [0] if count < k else [1] * (k + 1))]
     if all(coins):
         return bytes([LONGEST_RUN]) * len(coins)
     runs = []
-    run = coins.index(0)  # accepted coins at the start of the next period
+    run = coins.index(0)  # accepted positions at the start of the next period
     for coin in reversed(coins):
         run = run + 1 if coin else 0
         runs.append(min(run, LONGEST_RUN))

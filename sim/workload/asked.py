@@ -1,6 +1,6 @@
-"""Acceptance as a command is asked for it: given, read from a file of the user's own server, recorded, or assumed.
+"""Acceptance options of the commands: given, read from a file of a server, recorded, or assumed.
 
-Where nothing is given, it is what was recorded of the kind of drafter, or `Acceptance()`, which every output calls
+If nothing is given, it is the recorded acceptance of the kind of drafter, else `Acceptance()`, which outputs report as
 assumed.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, Acceptance, Traffic
 
-USUAL_DATA = "sharegpt"  # whose recorded acceptance is taken where the traffic is of another data set
+USUAL_DATA = "sharegpt"  # default recording for other data sets
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class AskedAcceptance(Acceptance):
         return not self._given and self.acceptance_from is None
 
     def asked(self, pair: str, traffic: Traffic) -> Acceptance:
-        """What is given or read, or else what is usual for the drafter of a pair."""
+        """The given or read acceptance, else the default of the pair's drafter."""
         if self.is_open:
             return usual_acceptance(pair, traffic)
         if self.acceptance_from is None:
@@ -56,9 +56,9 @@ class AskedAcceptance(Acceptance):
 
 
 def usual_acceptance(pair: str, traffic: Traffic) -> Acceptance:
-    """What was recorded of the pair's kind of drafter, on that data set if it was; else what is assumed.
+    """The recorded acceptance of the pair's kind of drafter, on that data set if available; else the assumed one.
 
-    A file of requests that has a column of acceptance rates says it better.
+    A column of acceptance rates in the requests file takes precedence.
     """
     kind, data = drafter_name(pair), traffic.dataset_name
     names = [name for name in (f"{data}-{kind}", f"{USUAL_DATA}-{kind}") if name in ACCEPTANCE_MODELS]
@@ -66,13 +66,13 @@ def usual_acceptance(pair: str, traffic: Traffic) -> Acceptance:
 
 
 def drafter_name(pair: str) -> str:
-    """Who drafts in a pair, in a word."""
+    """Short name of a pair's drafter."""
     draft, _, target = pair.partition(":")
     return draft.removesuffix(f"-{target}")
 
 
 def has_rates(traffic: Traffic) -> bool:
-    """Whether the requests come from a file that has the acceptance rate of each."""
+    """Whether the requests are from a file with acceptance rates."""
     if traffic.dataset_name != "custom":
         return False
     from pdvsim.sim.workload.own import read_requests

@@ -1,6 +1,6 @@
 """Results of `vllm bench serve`: the document, and with --save-detailed the requests that were sent.
 
-Not read: the texts. A request that failed has no output tokens, and is left out like one in any other file.
+Texts are not read. A failed request has no output tokens and is excluded, as in any other file.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from pdvsim.sim.reading import quoted, read_json, said
 from pdvsim.sim.workload.datasets import bad
 
-MARK = '"request_throughput"'  # a key of every result, which no file of requests has
+MARK = '"request_throughput"'  # a key of every result, but of no file of requests
 LATEST_S = 1e18
 DETAILED = "a result of `vllm bench serve --save-result --save-detailed`"
 
@@ -32,8 +32,8 @@ def bench_document(path: str) -> dict[str, Any]:
 def bench_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Number and columns of each request of a detailed result.
 
-    It arrives when it was due: vLLM's start_times are when a request was sent, which --max-concurrency may delay by its
-    queue_times. Results of earlier versions lack both.
+    Arrival times are due times: vLLM's start_times minus queue_times, by which --max-concurrency may delay a request.
+    Results of earlier versions lack both.
     """
     document = bench_document(path)
     columns = {"prompt_tokens": document.get("input_lens"), "output_tokens": document.get("output_lens")}

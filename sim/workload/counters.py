@@ -1,9 +1,9 @@
-"""Acceptance from a file of a server: vLLM's counters of drafts and accepted tokens, or rounds as they were recorded.
+"""Acceptance from a file of a server: vLLM's counters of drafts and accepted tokens, or recorded rounds.
 
-Counters say how often each draft position is accepted. Beyond the longest draft that was measured, the last position's
-share of the one before it goes on.
+Counters give the acceptance of each draft position. Beyond the longest measured draft, the ratio of the last two
+positions continues.
 
-Not told by counters: which requests are easy to draft for, and rounds for which an n-gram search found no draft.
+Counters do not contain the variation between requests, nor rounds in which an n-gram search found no draft.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pdvsim.sim.workload.acceptance import LONGEST_RUN, expected_tokens
 from pdvsim.sim.workload.datasets import bad, opened
 from pdvsim.sim.workload.options import Acceptance
 
-POSITIONS = 8  # that a file's rates go on to, if it has fewer: the longest draft that commands try
+POSITIONS = 8  # rates are extrapolated to this length, the longest draft that commands test
 READ = (
     "vLLM's /metrics with vllm:spec_decode_num_drafts, a result of `vllm bench serve` with spec_decode_num_drafts, "
     "or recorded rounds, one JSON list of accepted counts per line"
@@ -32,11 +32,11 @@ COUNTER = re.compile(
 )
 POSITION = re.compile(r'[{,]\s*position="(\d{1,3})"')
 STEPS = 50  # of bisection
-UNEVEN = 0.98  # of the draft tokens that drafts of one length would have
+UNEVEN = 0.98  # relative to the draft tokens with one draft length
 
 
 def read_acceptance(path: str) -> Acceptance:
-    """The acceptance that a file tells, of whichever kind it is; a Note says what was read.
+    """The acceptance in a file of any supported kind; a Note reports what was read.
 
     A ValueError of one line names the file and what is wrong with it.
     """
@@ -53,14 +53,14 @@ def read_acceptance(path: str) -> Acceptance:
     try:
         result = parse_json(text)
     except ValueError:
-        return Acceptance(acceptance_trace=path)  # responses, one a line: whatever is wrong is said when it is read
+        return Acceptance(acceptance_trace=path)  # responses, one per line; errors are reported when it is read
     if "spec_decode_num_drafts" not in result and isinstance(result.get("metrics"), dict):
         return Acceptance(acceptance_trace=path)
     return _by_position(path, *_of_result(path, result))
 
 
 def _of_metrics(path: str, text: str) -> tuple[float, float, float, list[float]]:
-    """Drafts, their tokens, those accepted, and the share accepted at each position: of Prometheus text."""
+    """Drafts, draft tokens, accepted tokens, and acceptance by position, from Prometheus text."""
     counts: dict[str, float] = defaultdict(float)  # of all engines of a server
     positions: dict[int, float] = defaultdict(float)
     for number, line in enumerate(text.splitlines(), 1):
@@ -80,7 +80,7 @@ def _of_metrics(path: str, text: str) -> tuple[float, float, float, list[float]]
 
 
 def _of_result(path: str, result: dict[str, Any]) -> tuple[float, float, float, list[float]]:
-    """The same of a result of `vllm bench serve`, or of `pdvsim run`."""
+    """The same from a result of `vllm bench serve` or `pdvsim run`."""
     names = ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens")
     drafts, tokens, accepted = (_count(path, name, result.get(name)) for name in names)
     if not drafts > 0:
@@ -103,7 +103,7 @@ def _count(path: str, where: str, value: object) -> float:
 
 
 def _by_position(path: str, drafts: float, tokens: float, accepted: float, shares: Sequence[float]) -> Acceptance:
-    """The acceptance of these counts: by position, or as one rate where only the totals are known."""
+    """The acceptance of these counts: by position, or one rate if only the totals are known."""
     length = len(shares) or round(min(tokens / drafts, LONGEST_RUN))
     if not length or max([accepted / drafts / length, *shares]) > 1:
         raise bad(path, "", "has inconsistent counts: more tokens accepted than drafted", READ)
@@ -126,7 +126,7 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
 
 
 def _rate(accepted: float, k: int) -> float:
-    """The rate at which a round of k draft tokens has so many accepted, by bisection."""
+    """The rate at which a round of draft length k accepts so many tokens, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(STEPS):
         middle = (low + high) / 2

@@ -1,8 +1,8 @@
 """Prompt and output lengths, and arrival times, from published files and from the built-in model of ShareGPT.
 
-Whatever a file holds, a reader returns its rows or raises a ValueError of one line that names the file, the line or
-field, and what is accepted. Not modelled: the text itself, prefixes shared between requests (Mooncake's block hashes
-are ignored), later turns of a conversation, and requests that failed when the trace was recorded.
+A reader returns the rows of a file or raises a ValueError of one line that names the file, the line or field, and what
+is accepted. Not modelled: the text itself, prefixes shared between requests (Mooncake's block hashes are ignored),
+later turns of a conversation, and requests that failed when the trace was recorded.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from numpy.typing import NDArray
 from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
 from pdvsim.sim.reading import check_file, printable, quoted, said
 
-Lengths = NDArray[np.int64]  # one row a request: prompt tokens, output tokens
+Lengths = NDArray[np.int64]  # one row per request: prompt tokens, output tokens
 
 TOKENS_ACCEPTED = f"a whole number from 1 to {MAX_TOKENS}"
 SHAREGPT_ACCEPTED = (
     'a JSON list of {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}]}'
 )
-SHAREGPT_TOKENS = 2048  # of a prompt and its answer at most, in vLLM
+SHAREGPT_TOKENS = 2048  # most prompt and output tokens of a request, as in vLLM
 SHAREGPT_FILTER = f"prompt >= 4, output >= 4, prompt <= 1024 and prompt + output <= {SHAREGPT_TOKENS} tokens"
-CHARACTERS_PER_TOKEN = 4  # of English text, more or less
+CHARACTERS_PER_TOKEN = 4  # approximately, for English text
 ESTIMATED = f"no --tokenizer: lengths are estimated at {CHARACTERS_PER_TOKEN} characters per token"
 EPOCH, EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
 SHAREGPT_MODEL = Path(__file__).parent / "data" / "sharegpt_v3.json"
@@ -42,10 +42,10 @@ class Trace(NamedTuple):
 
     arrival_s: NDArray[np.float64]
     lengths: Lengths
-    acceptance: NDArray[np.float32] | None = None  # the rate of each, where the file says so
+    acceptance: NDArray[np.float32] | None = None  # rate of each request, if in the file
     sessions: tuple[str, ...] | None = None  # the session of each
     timed: bool = True  # whether the file has arrival times
-    notes: tuple[str, ...] = ()  # what was taken for what
+    notes: tuple[str, ...] = ()  # how columns were read
 
 
 def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
@@ -56,7 +56,7 @@ def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
 
 @contextmanager
 def opened(path: str) -> Iterator[TextIO]:
-    """The file as UTF-8 text; a ValueError of one line where it cannot be read as such."""
+    """The file as UTF-8 text; a ValueError of one line if that fails."""
     try:
         check_file(path)
     except (OSError, ValueError) as error:
@@ -71,7 +71,7 @@ def opened(path: str) -> Iterator[TextIO]:
 
 
 def lines_of(path: str, file: TextIO, accepted: str) -> Iterator[str]:
-    """The lines of a file; a ValueError if already the first is no line of a trace, but fills the memory."""
+    """The lines of a file; a ValueError for a line that is too long."""
     first = file.readline(MAX_LINE_CHARS + 1)
     if len(first) > MAX_LINE_CHARS:
         raise bad(path, "line 1", f"is longer than {MAX_LINE_CHARS} characters", accepted)
@@ -80,7 +80,7 @@ def lines_of(path: str, file: TextIO, accepted: str) -> Iterator[str]:
 
 def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
     """Line number and value of each line of a JSONL file; blank lines are skipped."""
-    decode = json.JSONDecoder().raw_decode  # half the cost of json.loads on short lines
+    decode = json.JSONDecoder().raw_decode  # twice as fast as json.loads on short lines
     with opened(path) as file:
         for number, line in enumerate(lines_of(path, file, accepted), 1):
             text = line.strip()
@@ -97,7 +97,7 @@ def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
 def csv_rows(
     path: str, accepted: str, delimiter: Callable[[str], str] = lambda first: ","
 ) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of each row of a CSV file, its header first; `delimiter` is told by the first line."""
+    """Line number and fields of each row of a CSV file, header first; `delimiter` is derived from the first line."""
     with opened(path) as file:
         lines = lines_of(path, file, accepted)
         first = next(lines, "")
@@ -116,7 +116,7 @@ def csv_rows(
 
 
 def _columns(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Line number and the fields under `columns`, wherever the header puts them, of each row of a CSV file."""
+    """Line number and the fields of `columns`, in any header order, of each row of a CSV file."""
     accepted = "CSV with the columns " + ",".join(columns)
     rows = csv_rows(path, accepted)
     _, header = next(rows)
@@ -219,7 +219,7 @@ def read_mooncake(path: str) -> Trace:
 
 
 def _turn(path: str, index: int, turns: list[Any], speakers: tuple[str, ...], after: int) -> int:
-    """Position of the first turn by one of `speakers` behind `after`; -1 where there is none."""
+    """Position of the first turn by one of `speakers` after `after`; -1 if there is none."""
     for at in range(after + 1, len(turns)):
         turn = turns[at]
         if type(turn) is not dict or not isinstance(turn.get("value"), str):
@@ -265,7 +265,7 @@ def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
     if "\0" in folder or not Path(folder).is_dir():
         raise bad(folder, "--tokenizer", "is not a folder", accepted)
     for path in Path(folder).iterdir():
-        if path.exists() and not path.is_file() and not path.is_dir():  # reading a pipe or a device may never end
+        if path.exists() and not path.is_file() and not path.is_dir():  # reading a pipe or device may block
             raise bad(folder, "--tokenizer", f"{path.name} is not a regular file", accepted)
     try:
         from transformers import AutoTokenizer
@@ -273,7 +273,7 @@ def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
         raise ValueError("--tokenizer needs the package transformers: pip install transformers") from None
     try:
         tokenizer: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    except Exception as error:  # what a broken folder raises is not documented
+    except Exception as error:  # a broken folder may raise anything
         raise bad(folder, "--tokenizer", f"cannot be loaded ({type(error).__name__})", accepted) from None
 
     def count(texts: list[str]) -> list[int]:
@@ -287,10 +287,10 @@ def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
 def read_sharegpt(
     path: str, tokenizer: str | None, wanted: int, rng: np.random.Generator, longest: int | None = None
 ) -> Lengths:
-    """Lengths of up to `wanted` conversations in random order, under vLLM's filter; fewer where the file is smaller.
+    """Lengths of up to `wanted` conversations in random order, with vLLM's filter; fewer if the file is smaller.
 
-    None has more than `longest` tokens. Only as many are tokenized as are needed, in blocks: the whole of ShareGPT V3
-    would take minutes.
+    None has more than `longest` tokens. Only as many as needed are tokenized, in blocks: all of ShareGPT V3 would take
+    minutes.
     """
     pairs = _conversations(path)
     count = token_counter(tokenizer)
@@ -310,10 +310,10 @@ def read_sharegpt(
 
 
 def sample_sharegpt(count: int, rng: np.random.Generator) -> Lengths:
-    """Lengths drawn from the built-in model of ShareGPT V3: its quantiles, joined by a Gaussian copula.
+    """Lengths sampled from the built-in model of ShareGPT V3: its quantiles, joined by a Gaussian copula.
 
-    The model holds quantiles at evenly spaced normal scores, so no normal distribution function is needed here, and
-    the tails, where a score step is a small step in probability, are drawn in most detail.
+    The model has quantiles at evenly spaced normal scores. So no normal distribution function is needed, and the tails
+    have the finest resolution.
     """
     model = json.loads(SHAREGPT_MODEL.read_text(encoding="utf-8"))
     rho = model["copula_correlation"]
@@ -322,6 +322,6 @@ def sample_sharegpt(count: int, rng: np.random.Generator) -> Lengths:
     prompt = np.rint(np.interp(normal[:, 0], scores, model["prompt"]))
     correlated = rho * normal[:, 0] + math.sqrt(1 - rho * rho) * normal[:, 1]
     output = np.rint(np.interp(correlated, scores, model["output"]))
-    # vLLM drops what is longer; about one pair in 10,000 is, so cutting it leaves the figures as they are.
+    # vLLM drops longer requests; only about one in 10,000 is, so cutting them changes nothing.
     output = np.minimum(output, 2048 - prompt)
     return np.column_stack((prompt, output)).astype(np.int64)

@@ -1,15 +1,14 @@
-"""Acceptance as measured: drawn from models of recorded EAGLE-3 and n-gram drafts, by data set and drafter.
+"""Measured acceptance: sampled from models of recorded EAGLE-3 and n-gram drafts, by data set and drafter.
 
-A request belongs to a class, easy or hard to draft for, for all of its answer. A run of accepted drafts begins where
-the last one was rejected; how long it gets depends on the class and on whether the last run was empty, so that good
-stretches come in bursts. A round may also begin inside a run, where an earlier draft was shorter: what it finds there
-is drawn given what is left of the run.
+A request belongs to one class, easy or hard to draft, for its whole output. A run of accepted drafts starts after a
+rejection. Its length depends on the class and on whether the last run was empty, so that long runs are clustered. A
+round may also start inside a run, if an earlier draft was shorter: its acceptance is sampled given the rest of the run.
 
-Classes hold as many tokens each, not as many requests: so the mean over a run's tokens is the recorded one whatever
-the lengths of its answers, and long answers weigh as they did in the recording.
+Classes have equally many tokens, not requests. So the mean over a run's tokens is the recorded one for any output
+lengths.
 
-Not modelled: that an answer gets easier to draft for as it goes on (n-gram finds more to copy), other than by its
-class; that long answers are of other classes than short ones; runs beyond LONGEST, which were not recorded.
+Not modelled: that an output becomes easier to draft as it grows (n-gram finds more to copy), except by its class; that
+classes differ between long and short outputs; runs beyond LONGEST, which were not recorded.
 """
 
 from __future__ import annotations
@@ -25,24 +24,24 @@ from numpy.typing import NDArray
 # Share of the positions where no n-gram draft is accepted at which one is found, by data set: `realrun.ngram` over the
 # tokens of the same recordings (`studies/ngram_lookups.py`). It gains what was recorded at 97% of positions or more.
 FOUND_REFUSED = {"cnn": 0.162, "gsm8k": 0.136, "instructcoder": 0.168, "sharegpt": 0.145}
-LONGEST = 20  # accepted drafts in a row that the recording tells apart
+LONGEST = 20  # longest recorded run of accepted drafts
 
 Uniforms = NDArray[np.float32]
 Floats = NDArray[np.float64]
 
 
 class MeasuredModel(NamedTuple):
-    """Cumulative shares, flat: row i counts from i, so that one search serves all rows."""
+    """Cumulative shares, flat: row i starts at i, so that one search serves all rows."""
 
     classes: int
-    starts: Floats  # rows by class, and whether the last run was empty
-    inside: Floats  # rows by class, and by what is left of the run
-    tokens_per_round: tuple[float, ...]  # of the recording, for drafts of 1, 2, … tokens
+    starts: Floats  # rows by class and by whether the last run was empty
+    inside: Floats  # rows by class and rest of the run
+    tokens_per_round: tuple[float, ...]  # of the recording, for draft lengths 1, 2, …
 
 
 @lru_cache(maxsize=16)
 def measured(name: str) -> MeasuredModel:
-    """The shipped model of a name, e.g. sharegpt-eagle3."""
+    """The included model of a name, e.g. sharegpt-eagle3."""
     text = (files("pdvsim.sim.workload") / "data" / "acceptance.json").read_text(encoding="utf-8")
     model = json.loads(text)["models"][name]
     starts, inside = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
@@ -59,7 +58,7 @@ def _cumulative(rows: list[list[int]]) -> Floats:
 
 
 def _found(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms) -> NDArray[np.int64]:
-    """The run that each uniform stands for in its row."""
+    """The run length of each uniform number in its row."""
     at = np.searchsorted(cumulative, uniforms + row, side="right")
     run: NDArray[np.int64] = np.minimum(at - row * (LONGEST + 1), LONGEST)
     return run
@@ -68,15 +67,15 @@ def _found(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms) -> ND
 def draw_runs(
     model: MeasuredModel, uniforms: Uniforms, starts: NDArray[np.int64], ends: NDArray[np.int64], shares: Uniforms
 ) -> NDArray[np.uint8]:
-    """At each position the drafts that would be accepted in a row; requests lie end to end, each from start to end.
+    """At each position the number of consecutive accepted drafts; requests are concatenated.
 
-    One uniform a position decides what is found there; `shares` in [0, 1) say which class a request is of.
+    One uniform number per position decides; `shares` in [0, 1) determine the class of each request.
     """
     kind = (shares * model.classes).astype(np.int64)
     runs = np.zeros(len(uniforms), dtype=np.int64)
     begins = np.zeros(len(uniforms), dtype=bool)
     at, before, request = starts.copy(), np.zeros_like(starts), np.arange(len(starts))
-    while len(at):  # one run of every request at a time
+    while len(at):  # one run of every request per step
         run = _found(model.starts, 2 * kind[request] + (before > 0), uniforms[at])
         runs[at] = run
         begins[at] = True

@@ -1,4 +1,4 @@
-"""The options of a workload: who asks what and when, and how often drafts are accepted."""
+"""The options of a workload: traffic and acceptance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake
 RECORDED = ("cnn", "gsm8k", "instructcoder", "sharegpt")  # data sets whose acceptance was recorded, ...
 ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter in ("eagle3", "ngram"))  # ... with both
 TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
-OPEN = -1  # a number of requests that is left to what they are
+OPEN = -1  # number of requests not given
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Traffic:
     default: an estimate."""
     max_model_len: int | None = None
     """Exclude requests of the file with more prompt and output tokens; default: the models' shortest context."""
-    model_context: Internal[int | None] = None  # that shortest context, as the experiment says
+    model_context: Internal[int | None] = None  # shortest context, set by the experiment
     num_prompts: int = OPEN
     """Number of requests; default: 1000, or the whole trace if it is replayed."""
     request_rate: float = math.inf
@@ -56,16 +56,16 @@ class Traffic:
     seed: int = 0
     """Seed of arrivals, lengths and acceptance. Every architecture gets the same requests from one seed."""
 
-    usual_prompts = 1000  # requests where their number is open
+    usual_prompts = 1000  # default number of requests
 
     @property
     def longest_request(self) -> int | None:
-        """Most tokens of a request of the file."""
+        """Most tokens of a request from the file."""
         return self.max_model_len or self.model_context
 
     @property
     def fixed_lengths(self) -> tuple[int, ...]:
-        """Prompt and output tokens that are not a data set's own."""
+        """Given prompt and output tokens, not from a data set."""
         lengths = (self.input_len, self.output_len)
         if self.dataset_name == "random":
             lengths = (self.input_len or 1024, self.output_len or 128)
@@ -87,7 +87,7 @@ class Traffic:
 
     @staticmethod
     def _kind(path: str) -> str:
-        """The kind of a file: ShareGPT is a JSON array. What cannot be opened is refused when it is read."""
+        """The kind of a file: ShareGPT is a JSON array. Errors are reported when it is read."""
         from pdvsim.sim.workload.own import is_array, kind_of
 
         try:
@@ -102,7 +102,7 @@ class Traffic:
         return read_requests(self.dataset_name, self.dataset_path or "", self.tokenizer)
 
     def fitting(self) -> NDArray[np.bool_]:
-        """Which of them are short enough."""
+        """Which requests are short enough."""
         from pdvsim.sim.workload.own import fitting
 
         return fitting(self.trace(), self.longest_request, self.input_len, self.output_len)
@@ -143,5 +143,5 @@ class Acceptance:
 
     @property
     def by_rate(self) -> bool:
-        """Whether a rate of each request decides, and no other form."""
+        """Whether acceptance is a rate per request, and no other form."""
         return not self.synthetic_acceptance_rates and self.acceptance_model is None and self.acceptance_trace is None

@@ -1,9 +1,9 @@
-"""Traffic of one's own: a CSV or JSONL file of arrivals, prompt and output tokens, or vLLM's custom prompts.
+"""Custom traffic: a CSV or JSONL file of arrivals, prompt and output tokens, or vLLM's custom prompts.
 
-A file may also hold responses of OpenAI's API, one a line, or be a result of `vllm bench serve --save-detailed`.
+A file may also hold responses of OpenAI's API, one per line, or be a result of `vllm bench serve --save-detailed`.
 
-Columns are found by their names, of which the many in use are known, and what was taken for what is said. Sessions are
-counted and no more: nothing of a request is cached for the next of its session.
+Columns are found by common names, and the choice is reported. Sessions are only counted: no prefix is cached between
+requests of a session.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from pdvsim.sim.workload.bench import MARK, bench_rows
 from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
 
 ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "prompt"]
-Value = Any  # of a cell: text in CSV, text or a number in JSON
+Value = Any  # a cell: text in CSV, text or a number in JSON
 
-CUSTOM_OUTPUT = 256  # tokens of an answer that the file says nothing of: vLLM's --custom-output-len
+CUSTOM_OUTPUT = 256  # output tokens if the file has none: vLLM's --custom-output-len
 
-NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores; the first that is there
+NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores; the first one present is used
     "arrival_s": (
         "arrival_s", "arrival_time_s", "arrival_time", "arrival", "arrived_at", "arrival_timestamp", "arrival_ms",
         "arrival_time_ms", "timestamp", "timestamp_s", "timestamp_ms", "request_time", "start_time", "start_time_s",
@@ -53,7 +53,7 @@ NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores;
     "session": ("session", "session_id", "conversation_id", "conversation", "chat_id", "thread_id", "user_id", "user"),
     "prompt": ("prompt", "question", "text"),
 }  # fmt: skip
-PUBLISHED = {  # columns by which a published trace is known
+PUBLISHED = {  # columns that identify a published trace
     "azure": {"timestamp", "contexttokens", "generatedtokens"},
     "burstgpt": {"timestamp", "model", "request_tokens", "response_tokens"},
     "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
@@ -64,7 +64,7 @@ READERS: dict[str, Callable[[str], Trace]] = {
     "mooncake": datasets.read_mooncake,
 }
 UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
-A_CLOCK_S = 1e8  # seconds from which on a time is a date, not a time since a start
+A_CLOCK_S = 1e8  # larger times are dates, not times since a start
 SUFFIXES = {"s": "seconds", "sec": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 ACCEPTED = (
     "a CSV or JSONL file with columns like prompt_tokens and output_tokens, and arrival_s to replay it; "
@@ -73,32 +73,32 @@ ACCEPTED = (
 
 
 def columns_of(names: list[str]) -> dict[ColumnRole, str]:
-    """The names of a header or of an object's keys, by what they are."""
-    plain = {_plain(name): name for name in reversed(names)}  # the first of two that read the same
+    """The names of a header or of an object's keys, by role."""
+    plain = {_plain(name): name for name in reversed(names)}  # the first of two equal names
     found = {role: next((plain[name] for name in known if name in plain), None) for role, known in NAMES.items()}
     return {role: name for role, name in found.items() if name is not None}
 
 
 @lru_cache(maxsize=4)
 def _read(name: str, path: str, tokenizer: str | None, version: tuple[int, int]) -> Trace:
-    del version  # of the file: another one is read again
+    del version  # part of the cache key: a changed file is read again
     return READERS[name](path) if name in READERS else read_own(path, tokenizer)
 
 
 def read_requests(name: str, path: str, tokenizer: str | None = None) -> Trace:
-    """The requests of a trace of a kind, read once as long as the file stays as it is."""
+    """The requests of a trace, cached while the file is unchanged."""
     try:
         found = stat(path)
         version = found.st_mtime_ns, found.st_size
     except (OSError, ValueError):
-        version = 0, 0  # the reader says what is wrong with it
+        version = 0, 0  # the reader reports the error
     return _read(name, path, tokenizer, version)
 
 
 def fitting(trace: Trace, longest: int | None, prompt: int | None, output: int | None) -> NDArray[np.bool_]:
-    """Which requests have at most `longest` tokens; `prompt` and `output` are lengths in place of their own.
+    """Which requests have at most `longest` tokens; `prompt` and `output` override their lengths.
 
-    Where both are given no request is longer than another, and none is left out.
+    If both are given all requests have the same length, and none is excluded.
     """
     if longest is None or (prompt is not None and output is not None):
         return np.ones(len(trace.lengths), dtype=np.bool_)
@@ -108,7 +108,7 @@ def fitting(trace: Trace, longest: int | None, prompt: int | None, output: int |
 
 
 def kind_of(path: str) -> str:
-    """The published trace that a file's columns are of, or custom."""
+    """The published trace that a file's columns match, or custom."""
     with opened(path) as file:
         head = file.readline(1 << 16)
     keys = set(re.findall(r'"(\w+)"\s*:', head)) if head.lstrip().startswith("{") else _header(head)
@@ -122,7 +122,7 @@ def is_array(path: str) -> bool:
 
 
 def read_own(path: str, tokenizer: str | None = None) -> Trace:
-    """The requests of a file of one's own; a ValueError of one line that names the line and field otherwise."""
+    """The requests of a custom file; a ValueError of one line names a bad line and field."""
     kind = kind_of(path)
     if kind != "custom":
         trace = READERS[kind](path)
@@ -133,9 +133,9 @@ def read_own(path: str, tokenizer: str | None = None) -> Trace:
         raise bad(path, "", "holds no request", ACCEPTED)
     columns = columns_of(list(first[1]))
     if "prompt_tokens" not in columns and "prompt" not in columns:
-        raise bad(path, "", f"no column is known as prompt tokens, of {quoted(', '.join(first[1]))}", ACCEPTED)
+        raise bad(path, "", f"no column of prompt tokens found among {quoted(', '.join(first[1]))}", ACCEPTED)
     if "prompt_tokens" in columns and "output_tokens" not in columns:
-        raise bad(path, "", f"no column is known as output tokens, of {quoted(', '.join(first[1]))}", ACCEPTED)
+        raise bad(path, "", f"no column of output tokens found among {quoted(', '.join(first[1]))}", ACCEPTED)
     counted = "prompt_tokens" in columns
     if counted:
         columns.pop("prompt", None)
@@ -150,7 +150,7 @@ def read_own(path: str, tokenizer: str | None = None) -> Trace:
 
 
 class _Table:
-    """The rows of a file while they are read."""
+    """Collects the rows of a file."""
 
     def __init__(self, path: str, columns: dict[ColumnRole, str]) -> None:
         self.path, self.columns = path, columns
@@ -164,7 +164,7 @@ class _Table:
         self.spread = False
 
     def add(self, line: int, row: dict[str, Value]) -> None:
-        """Take a row; one without prompt or output is counted and left out, as a request that failed."""
+        """Add a row; one without prompt or output is counted and excluded, as a failed request."""
         columns = self.columns
         prompt = self._tokens(line, row, "prompt_tokens") if "prompt_tokens" in columns else 1
         output = self._tokens(line, row, "output_tokens") if "output_tokens" in columns else CUSTOM_OUTPUT
@@ -191,13 +191,13 @@ class _Table:
 
     def _tokens(self, line: int, row: dict[str, Value], role: ColumnRole) -> int:
         value = row.get(self.columns[role])
-        number = 0 if value is None and "usage" in row else _number(value)  # a response without its usage failed
+        number = 0 if value is None and "usage" in row else _number(value)  # a response without usage failed
         if not (0 <= number <= MAX_TOKENS and number == int(number)):
             raise bad(self.path, f"line {line}", f"{self.columns[role]} is {quoted(value)}", TOKENS_ACCEPTED)
         return int(number)
 
     def trace(self, tokenizer: str | None) -> Trace:
-        """Everything that was taken."""
+        """The collected trace."""
         if not self.lengths:
             raise bad(self.path, "", "holds no request with a prompt and an output", ACCEPTED)
         lengths = np.array(self.lengths, dtype=np.int64)
@@ -230,9 +230,9 @@ class _Table:
         return unit, self._spread(values * UNITS[unit])
 
     def _spread(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Times of a clock of whole seconds, as OpenAI's `created`, with those of a second evenly over it.
+        """Times in whole seconds, as OpenAI's `created`, spread evenly within each second.
 
-        Left as they are, they would be bursts that never were.
+        Otherwise they would be bursts that did not happen.
         """
         seconds, at, counts = np.unique(times_s, return_inverse=True, return_counts=True)
         if seconds[0] < A_CLOCK_S or (seconds % 1).any() or counts.max() == 1:
@@ -275,7 +275,7 @@ def _json_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
 
 
 def _unpacked(row: dict[str, Value]) -> dict[str, Value]:
-    """A row with the columns of the objects in it: the `usage` of a response, also inside a log or a batch's output."""
+    """A row with the columns of its nested objects: the `usage` of a response, also inside a log or batch output."""
     for name in ("response", "body", "usage"):
         if isinstance(inner := row.get(name), dict):
             row = {**inner, **row}
@@ -302,7 +302,7 @@ def _plain(name: str) -> str:
 
 
 def _number(value: Value) -> float:
-    """A finite number as it is, or as its text says; nan otherwise."""
+    """A finite number, also from text; nan otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
     try:
@@ -313,6 +313,6 @@ def _number(value: Value) -> float:
 
 
 def _unit(typical: float) -> str:
-    """The unit of times whose name does not say: seconds, unless they would lie thousands of years from now."""
+    """The unit of times without one in their name: seconds, unless they would lie thousands of years ahead."""
     return next((unit for unit, most in (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17))
                  if typical < most), "nanoseconds")  # fmt: skip

@@ -1,10 +1,10 @@
-"""Requests from traffic and acceptance: who asks what, when, and which drafts would be accepted.
+"""Requests from traffic and acceptance: arrival times, lengths, and which drafts would be accepted.
 
-Arrivals, lengths, coins and acceptance rates each have a generator of their own from the seed: another request rate
-leaves lengths and coins as they were, and more requests leave the first ones as they were.
+Arrivals, lengths, acceptance and acceptance rates have separate random generators from the seed. Another request rate
+does not change lengths and acceptance, and more requests do not change the first ones.
 
-Not modelled here: users who wait for an answer before they ask again (`max_concurrency` closes the loop at the
-server's door), ramps of the rate, and correlation between arrivals and lengths other than by replaying a trace.
+Not modelled here: users who wait for an answer before the next request (`max_concurrency` limits admission instead),
+ramps of the rate, and correlation between arrivals and lengths, except by replaying a trace.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import TRACES, Acceptance, Traffic
 
-CHUNK = 4096  # requests drawn at once
+CHUNK = 4096  # requests sampled together
 
 
 def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
@@ -32,9 +32,9 @@ def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
 
 
 class Workload:
-    """The same requests one after the other, drawn a chunk at a time: what is served may be forgotten.
+    """The same requests as an iterator, sampled in chunks: served ones can be dropped.
 
-    Only a file of lengths is held whole, as is a trace that is replayed.
+    Only a file of lengths and a replayed trace are held in memory.
     """
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK) -> None:
@@ -43,7 +43,7 @@ class Workload:
         self._arrivals, self._lengths, coins, rates, self._spreads = (np.random.default_rng(s) for s in seeds)
         self._streams = Streams(acceptance, coins, rates)
         trace = _trace(traffic)
-        given = acceptance != Acceptance()  # an option takes the column's place
+        given = acceptance != Acceptance()  # an option overrides the column
         self._rates = None if trace is None or given else trace.acceptance
         replays = traffic.use_trace_timestamps
         self._replayed = _replayed(traffic, trace, self._lengths) if trace is not None and replays else None
@@ -63,16 +63,16 @@ class Workload:
                 id += 1
 
     def all(self) -> list[Request]:
-        """The whole of it, to be kept."""
+        """All requests."""
         self.check_total()
         return list(self)
 
     def check_total(self) -> None:
-        """Refuse more output tokens than can be held, or recorded."""
+        """Reject more output tokens than fit in memory."""
         _check_tokens(sum(int(tokens[:, 1].sum()) for tokens in self.lengths()))
 
     def largest(self) -> Request:
-        """The first of those with the most tokens, as it would be asked for at once."""
+        """The first of the requests with the most tokens, arriving at time 0."""
         most, found, first = -1, (0, 0, 0), 0
         for tokens in self.lengths():
             total = tokens.sum(axis=1)
@@ -98,7 +98,7 @@ class Workload:
             yield tokens
 
     def _drawn(self) -> Iterator[tuple[Lengths, NDArray[np.float32] | None]]:
-        """Lengths, and where the file has them acceptance rates, chunk by chunk."""
+        """Lengths and, if the file has them, acceptance rates, chunk by chunk."""
         rng, spreads = deepcopy(self._lengths), deepcopy(self._spreads)
         for part in self._parts():
             picked = None
@@ -119,11 +119,11 @@ class Workload:
 def _arrivals(
     traffic: Traffic, count: int, rng: np.random.Generator, reached: float
 ) -> tuple[NDArray[np.float64], float]:
-    """The next arrival times, and the sum of their gaps, which was `reached` before.
+    """The next arrival times, and the sum of gaps, which was `reached` before.
 
-    Gamma gaps of shape `burstiness` and mean 1/rate, as in `vllm bench serve`; all at 0 at rate inf.
-    As there, the first request comes one gap after the start. vLLM then stretches all times so that the last falls on
-    num_prompts/rate; that would make early arrivals depend on how many follow, and is left out.
+    Gaps are Gamma-distributed with shape `burstiness` and mean 1/rate, as in `vllm bench serve`; all times are 0 at
+    rate inf. As there, the first request arrives one gap after the start. vLLM then scales all times so that the last
+    is num_prompts/rate. That is omitted, as early arrivals would depend on the number of requests.
     """
     if math.isinf(traffic.request_rate):
         return np.zeros(count), 0.0
@@ -135,7 +135,7 @@ def _arrivals(
 
 
 def _trace(traffic: Traffic) -> Trace | None:
-    """The requests of the file that are short enough, where the data set is one of requests."""
+    """The requests of the file that are short enough, for data sets of requests."""
     if traffic.dataset_name not in TRACES:
         return None
     trace, fits = traffic.trace(), traffic.fitting()
@@ -151,7 +151,7 @@ def _trace(traffic: Traffic) -> Trace | None:
 
 
 def trace_rate(traffic: Traffic) -> float | None:
-    """Requests per second of the traffic's file, on average; None where it has no times, or only one."""
+    """Mean request rate of the traffic's file; None without at least two arrival times."""
     trace = _trace(traffic)
     if trace is None or not trace.timed or not (span_s := float(np.ptp(trace.arrival_s))):
         return None
@@ -163,9 +163,8 @@ def _replayed(
 ) -> tuple[NDArray[np.float64], Lengths, NDArray[np.int64]]:
     """The trace's requests by time, the first at 0, and their rows.
 
-    Without a request rate they are the first `num_prompts` of those that are short enough, as they came. With one they
-    are a stretch that begins where the seed says and goes on at the trace's beginning after its end, a mean gap later;
-    its times are scaled to the rate.
+    Without a request rate they are the first `num_prompts` requests that are short enough. With a rate they start at a
+    point that depends on the seed, wrap around after the trace's end with a mean gap, and are scaled to the rate.
     """
     if not trace.timed:
         raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no column of arrival times")
@@ -193,7 +192,7 @@ def _replayed(
 def _table(
     traffic: Traffic, trace: Trace | None, rng: np.random.Generator
 ) -> tuple[Lengths | None, NDArray[np.int64] | None]:
-    """A file's rows, and their order, shuffled, as many as are wanted at most; None where lengths are made up."""
+    """A file's rows and their shuffled order, at most as many as requested; None if lengths are not from a file."""
     count = traffic.num_prompts
     if trace is not None:
         return trace.lengths, rng.permutation(len(trace.lengths))[:count]
@@ -204,7 +203,7 @@ def _table(
 
 
 def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The rows of some requests: in their order and, as in vLLM, drawn again where the file has too few."""
+    """The rows of some requests: in order and, as in vLLM, repeated if the file has too few."""
     first = order[part]
     return np.concatenate((first, order[rng.integers(len(order), size=part.stop - part.start - len(first))]))
 
@@ -215,7 +214,7 @@ def _made_up(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
 
 
 def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
-    """Whole lengths uniform in [floor(len*(1-ratio)), ceil(len*(1+ratio))], at least 1, as vLLM's random data set."""
+    """Integer lengths uniform in [floor(len*(1-ratio)), ceil(len*(1+ratio))], at least 1, as vLLM's random data set."""
     mean = np.array(traffic.fixed_lengths, dtype=np.float64)
     low = np.maximum(1, np.floor(mean * (1 - traffic.random_range_ratio)))
     high = np.ceil(mean * (1 + traffic.random_range_ratio))
@@ -225,7 +224,7 @@ def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
 
 
 def _overridden(traffic: Traffic, tokens: Lengths, rng: np.random.Generator) -> Lengths:
-    """Lengths with --input-len and --output-len in place of the data set's own."""
+    """Lengths with --input-len and --output-len instead of the data set's."""
     if traffic.dataset_name != "random" and traffic.fixed_lengths:
         given = [at for at, length in enumerate((traffic.input_len, traffic.output_len)) if length is not None]
         tokens[:, given] = _uniform(traffic, len(tokens), rng)
@@ -233,6 +232,6 @@ def _overridden(traffic: Traffic, tokens: Lengths, rng: np.random.Generator) -> 
 
 
 def _check_tokens(total: int) -> None:
-    """Refuses what no memory holds, before it is drawn."""
+    """Rejects traffic that does not fit in memory, before sampling."""
     if total > MAX_OUTPUT_TOKENS:
         raise ValueError(f"{total} output tokens in total are too many; at most {MAX_OUTPUT_TOKENS} are supported")

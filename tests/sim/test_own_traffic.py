@@ -100,8 +100,8 @@ def test_rows_of_requests_that_failed_are_left_out_and_counted(tmp_path: Path) -
         (HEADER, (0, 10, 3, 1.5, "a"), "line 2: acceptance is '1.5'; accepted: a share"),
         (HEADER, ("soon", 10, 3, 0.5, "a"), "line 2: arrival_s is 'soon'"),
         (HEADER, (0, 10, 3), "line 2: 3 fields, the header has 5"),
-        (("when", "how_long"), (0, 1), "no column is known as prompt tokens, of 'when, how_long'"),
-        (("prompt_tokens",), (5,), "no column is known as output tokens"),
+        (("when", "how_long"), (0, 1), "no column of prompt tokens found among 'when, how_long'"),
+        (("prompt_tokens",), (5,), "no column of output tokens found"),
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, header: tuple[str, ...], row: tuple[Any, ...], says: str) -> None:
@@ -163,7 +163,7 @@ def test_each_request_has_the_acceptance_of_its_row(tmp_path: Path) -> None:
         runs = set(request.runs[1:40])
         assert runs == ({0} if request.prompt_tokens == 10 else runs - {0})
     given = make_requests(Traffic("custom", path, num_prompts=2), Acceptance(acceptance_rate=0.0))
-    assert all(set(request.runs) == {0} for request in given)  # an option takes the column's place
+    assert all(set(request.runs) == {0} for request in given)  # an option overrides the column
 
 
 def test_what_the_columns_were_taken_for_is_said_once(tmp_path: Path) -> None:
