@@ -1,9 +1,8 @@
-"""What to run for a load: tune every architecture, replicate the best, decide, and find where that would change.
+"""Recommend a setup for a load: tune every architecture, replicate the best, decide, and find where that changes.
 
-The decision: of the finalists that meet the service levels and keep up (all of them where none does), the one with the
-best figure of the objective; but if others are alike, by paired differences over replications and the indifference, the
-simplest of these. What the answer may take is counted in simulations, so the same question has the same answer on any
-machine; what the budget leaves no room for is named.
+The decision is the finalist with the best objective among those that meet the service levels and keep up, or among all
+if none does. If others do not differ significantly over seeds and indifference, the simplest of these is chosen. The
+budget counts simulations, so the same question has the same answer on any machine. Steps that do not fit are listed.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 
-SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget: what may be spent when each ends
-FLIP_RUNS = 150  # simulations that look for flips on an axis, or a tenth of a larger budget
-RIVALS = 2  # best other finalists to look for flips to, beside plain decoding
+SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget, used up to the end of each step
+FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget
+RIVALS = 2  # best other finalists tested for flips, in addition to plain decoding
 LOADS = {  # times the given load
     "load": (0.25, 0.5, 2.0, 4.0), "concurrency": (0.25, 0.5, 2.0, 4.0), "requests": (0.25, 0.5, 2.0),
 }  # fmt: skip
@@ -29,7 +28,7 @@ ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 
 def advise(question: Question, bench: Bench) -> Advice:
-    """Answer within the budget; the finals are always run. Ctrl-C keeps what is done."""
+    """Answer within the budget; the finals are always run. Ctrl-C keeps finished steps."""
     started_s = time.monotonic()
     budget = int(SEARCH_SHARE * question.budget)
     search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
@@ -47,13 +46,13 @@ def advise(question: Question, bench: Bench) -> Advice:
 
 
 def _for_engines(search: Search) -> Experiment | None:
-    """Colocated batching at its best fixed draft length, as engines can have it, of all that was tried."""
+    """Colocated batching at its best fixed draft length, as engines support it."""
     tried = [c for c in search.figures if c.arch == "colocated" and c.server.controller == "fixed"]
     return search.best(search.figures, tried) if tried else None
 
 
 def _surroundings(advice: Advice, bench: Bench) -> None:
-    """Failure modes near the recommendation and where it flips: cheap things first, each while the budget lasts."""
+    """Failure modes near the recommendation and where it changes, cheapest first, while the budget lasts."""
     ask, best = advice.question, advice.recommended
     assert best is not None
     assert advice.held is not None

@@ -35,19 +35,19 @@ if TYPE_CHECKING:
 Standing = Literal["frontier", "not significant", "dominated", "does not keep up"]
 Figures = tuple[Sequence[float], Sequence[float]]
 
-FAR_APART = 5.0  # ends of an axis, as a ratio; beyond that it is in logarithms
+FAR_APART = 5.0  # ratio of an axis' ends from which it is logarithmic
 
 
 @dataclass(frozen=True)
 class FrontierPoint:
-    """An architecture with one setting: its two figures, and where that puts it."""
+    """An architecture with one setting: its two metrics and its verdict."""
 
     arch: str
-    values: tuple[Any, ...]  # of the options that the sweep varies
+    values: tuple[Any, ...]  # of the varied options
     x: Interval
     y: Interval
     verdict: Standing
-    by: str = ""  # who dominates it
+    by: str = ""  # the dominating point
 
     @property
     def name(self) -> str:
@@ -56,17 +56,17 @@ class FrontierPoint:
 
 @dataclass(repr=False)
 class Frontier:
-    """All points, by the first figure; those that do not keep up last."""
+    """All points, ordered by the first metric; those that do not keep up last."""
 
     runs: pd.DataFrame
-    dims: tuple[str, ...]  # options that were varied
+    dims: tuple[str, ...]  # varied options
     x: str
     y: str
-    errors: tuple[float, float]  # what a lead in each figure must exceed, as a share
+    errors: tuple[float, float]  # relative lead to exceed in each metric
     points: list[FrontierPoint] = field(default_factory=list)
 
     def those(self, *verdicts: Standing) -> list[FrontierPoint]:
-        """The points of some verdicts."""
+        """The points with these verdicts."""
         return [point for point in self.points if point.verdict in verdicts]
 
     @property
@@ -74,7 +74,7 @@ class Frontier:
         return self.those("frontier", "not significant", "dominated")
 
     def __repr__(self) -> str:
-        """A row a point, the frontier marked; then who did not keep up and what the verdicts mean."""
+        """One row per point, the frontier marked; then points that did not keep up and the meaning of verdicts."""
         rows = [
             [
                 "*" if p.verdict == "frontier" else "",
@@ -106,7 +106,7 @@ class Frontier:
 
 
 def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_itl_ms") -> Frontier:
-    """Judge every architecture with every setting of a sweep's rows at one load; less is better in both figures."""
+    """Judge every architecture and setting of a sweep at one load; lower is better in both metrics."""
     dims = tuple(varied(points))
     by = ["arch", *dims]
     if len(points[["load_kind", "load"]].drop_duplicates()) > 1:
@@ -142,19 +142,19 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
 
 
 def _error(points: pd.DataFrame, metric: str) -> float:
-    """The largest error of a lead among the pairs and cards of the rows."""
+    """The largest error of a lead among the pairs and GPUs of the rows."""
     places = points[["pair", "gpu"]].drop_duplicates().itertuples(index=False)
     seats = (Experiment(server=Server(pair=pair), hardware=Hardware(gpu=gpu)) for pair, gpu in places)
     return max(lead_error(seat, metric) for seat in seats)
 
 
 def _open(row: dict[Any, Any]) -> Row:
-    """A row as of an open loop: the load of a closed one is what bounds its queue."""
+    """A row with an infinite load for closed loops, whose queue is bounded by the loop."""
     return row | {"load": math.inf} if row["load_kind"] == "concurrency" else row
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
-    """Which points no other equals or beats in both and beats in one, by the first figure; less is better."""
+    """The points that no other point dominates, ordered by the first metric; lower is better."""
     order = sorted(range(len(points)), key=lambda at: points[at])
     best: list[int] = []
     for at in order:
@@ -164,7 +164,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
 
 
 def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
-    """By how much mine is better in each figure, as a share, seed by seed; less is better.
+    """Relative lead in each metric, paired by seed; lower is better.
 
     As both must be better to dominate, the chance of a false lead is not split between the two.
     """
@@ -172,9 +172,9 @@ def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
 
 
 def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure:
-    """A marker a point with its setting and intervals, pale where it is dominated; the frontier as a stair.
+    """One marker per point with its setting and intervals, pale if dominated; the frontier as a stair.
 
-    `configs` are of the experiments that the rows vary, for the caption and the service levels.
+    `configs` are those of the base experiments, for the caption and the service levels.
     """
     from matplotlib.lines import Line2D
 
@@ -184,7 +184,7 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
     note = points_line(found.runs, configs)
     note += " Pale: dominated beyond the profile's error. Bars: 95% confidence. Dashed: service levels."
     note += f" Numbers: {', '.join(found.dims)}." if found.dims else ""
-    note += f" Left out: {behind} that did not keep up." if behind else ""
+    note += f" Not shown: {behind} that did not keep up." if behind else ""
     with styled():
         figure = new_figure(9.5, 6.2, note)
         axes = figure.subplots()
@@ -196,12 +196,12 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
                 color=paler(arch_colour(point.arch), 0.55 if pale else 0), marker=arch_marker(point.arch),
                 markersize=10, markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
             )  # fmt: skip
-        labels: dict[tuple[str, float, float], list[str]] = {}  # points of one architecture on each other share one
+        labels: dict[tuple[str, float, float], list[str]] = {}  # coinciding points of one architecture share a label
         for point in shown:
             labels.setdefault((point.arch, point.x.mean, point.y.mean), []).append(", ".join(map(str, point.values)))
         _frame(axes, shown)
         spans = [span for point in shown for span in _whiskers(point)]
-        if stair:  # what is on the stair or above it can be had: it goes on to the frame, up and to the right
+        if stair:  # the attainable region extends to the frame, up and to the right
             (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
             x, y = [point.x.mean for point in stair], [point.y.mean for point in stair]
             axes.step([x[0], *x, right], [top, *y, y[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
@@ -224,13 +224,13 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
 
 
 def _whiskers(point: FrontierPoint) -> list[tuple[float, float, float, float]]:
-    """The lines of a point's intervals."""
+    """Error bars of a point."""
     (x, dx), (y, dy) = ((v.mean, 0.0 if math.isnan(v.half_width) else v.half_width) for v in (point.x, point.y))
     return [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
 
 
 def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
-    """Axes around the means, in logarithms where they reach far: two replications make intervals without end."""
+    """Axis limits around the means, logarithmic for wide ranges; intervals from two replications can be very long."""
     from matplotlib.ticker import LogLocator
 
     for axis, values, scale, limits in (
@@ -250,7 +250,7 @@ def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
 
 
 def _draw_levels(axes: Axes, found: Frontier, configs: Sequence[Settings]) -> None:
-    """The service levels that are on an axis and within the frame, as lines."""
+    """Lines for service levels on an axis, if within the frame."""
     levels = {
         name: s for config in configs for name, s in Scoring(goodput=tuple(config["scoring"]["goodput"])).slo().items()
     }

@@ -1,6 +1,6 @@
 "use strict";
-// The charts, each a function of the document and of what is chosen. Texts from files are escaped for plotly, which
-// reads a little markup in labels.
+// The charts, each a function of the document and the selection. Texts from files are escaped, because plotly
+// interprets some markup in labels.
 
 const escapeText = (text) => String(text).replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;");
 const CONFIG = { responsive: true, displaylogo: false, modeBarButtonsToRemove: ["lasso2d", "select2d"] };
@@ -25,7 +25,7 @@ function layout(more) {
 
 const narrow = () => window.innerWidth < 600;
 
-// Ticks at 1, 2 and 5 of each decade, or at fewer where they would collide.
+// Ticks at 1, 2 and 5 of each decade, or fewer if they would collide.
 function logTicks(low, high) {
   if (!(low > 0) || !(high > 0)) return {};
   const most = narrow() ? 4 : 7;
@@ -43,7 +43,7 @@ function logTicks(low, high) {
 function draw(id, traces, shape, otherwise) {
   const place = document.getElementById(id);
   place.closest("section").hidden = !traces.length && !otherwise;
-  if (place.classList.contains("empty")) place.replaceChildren();  // what was said in its place
+  if (place.classList.contains("empty")) place.replaceChildren();  // its placeholder text
   place.classList.toggle("empty", !traces.length);
   if (!traces.length) {
     if (window.Plotly && place.classList.contains("js-plotly-plot")) Plotly.purge(place);
@@ -57,7 +57,7 @@ const colourOf = (doc, arch) => doc.archs.find((a) => a.name === arch).colour;
 const fade = (hex, alpha) => `rgba(${[1, 3, 5].map((i) => parseInt(hex.slice(i, i + 2), 16)).join(",")},${alpha})`;
 const sameLoad = (a, b) => a[0] === b[0] && a[1] === b[1];
 
-// A metric of each architecture over the loads, with its interval; hollow where the queue was still growing.
+// A metric of each architecture over the loads, with its interval; hollow if the queue kept growing.
 function overLoads(id, doc, chosen, metric) {
   const loads = doc.loads.filter((l) => l.kind === chosen.load[0]);
   const named = doc.metrics[metric];
@@ -87,7 +87,7 @@ function overLoads(id, doc, chosen, metric) {
   }
   const found = /_(ttft|tpot|itl|e2el)_ms$/.exec(metric);
   const means = traces.flatMap((t) => t.y).filter((v) => v > 0);
-  // a level that is far from all curves would flatten them: it is named instead
+  // a service level far from all curves would flatten them, so it is only labelled
   const levels = ((found && doc.levels[found[1]]) || []).filter(() => means.length).map((ms) => [ms, ms <= 3 * Math.max(...means)]);
   means.push(...levels.filter(([, near]) => near).map(([ms]) => ms));
   const wide = /ttft|e2el/.test(metric) && Math.max(...means) > 10 * Math.min(...means);
@@ -102,7 +102,7 @@ function overLoads(id, doc, chosen, metric) {
     xref: "paper", x: 1, xanchor: "right", text: `service level ${ms} ms${near ? "" : " ↑"}`, showarrow: false, font: { size: 11, color: ink },
     ...(near ? { y: wide ? Math.log10(ms) : ms, yanchor: "bottom" } : { yref: "paper", y: 1, yanchor: "top" }),
   }));
-  draw(id, traces, { xaxis, yaxis, shapes, annotations }, "Nothing to show: no such figure was saved for what is chosen.");
+  draw(id, traces, { xaxis, yaxis, shapes, annotations }, "No data for this selection.");
 }
 
 function histogram(id, doc, chosen) {
@@ -125,7 +125,7 @@ function histogram(id, doc, chosen) {
   return found;
 }
 
-// The target's forwards verify drafts, or decode where nothing is drafted.
+// The target's forwards verify drafts, or decode without drafts.
 const stepName = (step, entries) => (step !== "verify" || entries.every((e) => e.drafts) ? (step === "verify" ? "verify" : STEP_NAMES[step]) : entries.some((e) => e.drafts) ? STEP_NAMES.verify : "decode");
 
 function breakdown(id, doc, entries) {
@@ -137,10 +137,10 @@ function breakdown(id, doc, entries) {
   }));
   draw(id, entries.length ? traces : [], {
     barmode: "stack", legend: { orientation: "h", y: 1.02, yanchor: "bottom", x: 0, traceorder: "normal" }, xaxis: { title: { text: "Mean time of a request (ms)" } }, yaxis: { autorange: "reversed", automargin: true }, margin: { l: 90, r: 16, t: 10, b: 48 },
-  }, "Nothing to show: choose an architecture that has this load.");
+  }, "No data: choose an architecture with this load.");
 }
 
-// Panels over one time axis: what is zoomed in one is zoomed in all.
+// Panels with a common time axis: zooming applies to all.
 function timeline(id, doc, series) {
   const traces = [];
   const panels = [
@@ -169,7 +169,7 @@ function timeline(id, doc, series) {
     }
   });
   shape.xaxis = { title: { text: "Time (s)" }, anchor: panels.length > 1 ? `y${panels.length}` : "y" };
-  // of one that lacks records another may have some: the choice stays, and says so
+  // the selection stays if a point has no records, with a message
   draw(id, series ? traces : [], shape, doc.entries.some((e) => e.series) ? "No records of this point were saved." : "");
 }
 

@@ -7,7 +7,7 @@ for (const place of document.querySelectorAll("pre.command")) {
   button.addEventListener("click", async () => {
     try {
       await navigator.clipboard.writeText(code.textContent);
-    } catch {  // a page that came over plain HTTP has no clipboard
+    } catch {  // pages over plain HTTP have no clipboard
       getSelection().selectAllChildren(code);
       document.execCommand("copy");
       getSelection().removeAllRanges();

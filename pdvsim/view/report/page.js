@@ -1,5 +1,5 @@
 "use strict";
-// Controls, table, captions. Whatever comes from a file is put in place as text.
+// Controls, table, captions. Content from files is inserted as text.
 
 const doc = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
@@ -54,7 +54,7 @@ function start() {
   show();
 }
 
-// Loads of the setting, at first the highest at which nobody's queue grew.
+// Loads of the setting; initially the highest at which no queue grew.
 function fillLoads() {
   const mine = doc.entries.filter((e) => String(e.setting) === ($("setting").value || "0"));
   const here = doc.loads.filter((l) => mine.some((e) => sameLoad(e.load, [l.kind, l.text])));
@@ -99,12 +99,12 @@ function show() {
   const series = watched && watched.series;
   timeline("timeline-chart", doc, series);
   $("timeline-note").textContent = series ? restsOn([watched],
-    `One replication (seed ${series.seed}), averaged over bins of ${number(1000 * series.bin_s, 3)} ms. The whole run, warm-up included. Not admitted: arrived, nothing launched yet. Lanes' queues as noted at each launch. Bandwidth: bytes moved over the card's copy bandwidth, a launch's bytes spread evenly over its time.`, true) : "";
+    `One replication (seed ${series.seed}), averaged over bins of ${number(1000 * series.bin_s, 3)} ms. The whole run, warm-up included. Not admitted: arrived, without a launch yet. Queues are recorded at each launch. Bandwidth: bytes moved over the GPU's copy bandwidth, spread evenly over each launch.`, true) : "";
 }
 
 const banded = (entries, metric) => (entries.some((e) => e.bands[metric]) ? " Shaded: forward times at both ends of the profile's error bar." : "");
 
-// What a figure rests on: replications, labels and foundation.
+// Foundation of a chart: replications, labels and profile.
 function restsOn(entries, more, oneRun = false) {
   if (!entries.length) return "";
   const counts = oneRun ? [] : uniq(entries.map((e) => e.n)).sort((a, b) => a - b);
@@ -113,7 +113,7 @@ function restsOn(entries, more, oneRun = false) {
   if (more) parts.push(more);
   if (counts.length) parts.push(counts[counts.length - 1] === 1 ? "One replication: no interval, no significance." : `${counts.length > 1 ? `${counts[0]} to ` : ""}${plural(counts[counts.length - 1], "replication")}.`);
   parts.push(grew.length
-    ? `${grew.length} of ${plural(entries.length, "point")} ${uniq(grew.map((e) => e.stability)).join(", ")} (hollow or hatched): the queue was still growing, latencies would be longer in a longer run.`
+    ? `${grew.length} of ${plural(entries.length, "point")} ${uniq(grew.map((e) => e.stability)).join(", ")} (hollow or hatched): the queue kept growing, latencies would be longer in a longer run.`
     : `${entries.length > 1 ? "All" : "Label:"} ${uniq(entries.map((e) => e.stability)).join(", ")}.`);
   parts.push(uniq(entries.map((e) => (e.foundation === "measured run" ? "Measured run." : `Simulated, profile ${e.profile}: ${e.foundation}.`))).join(" "));
   return parts.join(" ");
@@ -126,7 +126,7 @@ function withInterval(value) {
   return value[1] === null || value[1] === 0 ? number(value[0]) : `${number(value[0])} ± ${number(value[1], 2)}`;
 }
 
-// A paired difference: claimed only if its interval leaves 0 out.
+// A paired difference: significant only if its interval excludes 0.
 function difference(value) {
   if (!value || value[0] === null) return ["–", "unsure"];
   if (value[0] >= 9) return [`${number(value[0] + 1, 3)}×`, value[2] > 1 && value[0] > value[1] ? "" : "unsure"];
@@ -156,12 +156,12 @@ function table(entries, chosen, time) {
     const versus = (metric) => (rival === null ? element("td", "reference", { className: "unsure" }) : ((d) => element("td", d[0], { className: d[1] }))(difference(rival[metric])));
     line.append(name, label, element("td", withInterval(e.values[chosen.rate])), versus(chosen.rate));
     for (const [m] of marks) {
-      line.append(element("td", withInterval(e.values[`${m}_${chosen.latency}_ms`]), e.grew ? { className: "unsteady", title: "the queue was still growing" } : {}));
+      line.append(element("td", withInterval(e.values[`${m}_${chosen.latency}_ms`]), e.grew ? { className: "unsteady", title: "the queue kept growing" } : {}));
     }
     line.append(versus(time));
     return line;
   }));
-  $("comparison-note").textContent = restsOn(entries, "± is the 95% interval over replications; differences are paired by seed. Grey italics: a difference whose interval includes 0 or that rests on one replication, so none is claimed; a latency of a queue that was still growing.");
+  $("comparison-note").textContent = restsOn(entries, "± is the 95% interval over replications; differences are paired by seed. Grey italics: a difference that is not significant (its interval includes 0, or there is one replication), or a latency while the queue kept growing.");
 }
 
 function lead() {
@@ -182,7 +182,7 @@ function provenance() {
   const scroll = element("div", undefined, { className: "scroll" });
   scroll.append(table);
   $("provenance").append(scroll);
-  for (const [title, part] of [["What the profile rests on", "provenance"], ["Configuration", "config"]]) {
+  for (const [title, part] of [["Foundation of the profile", "provenance"], ["Configuration", "config"]]) {
     const kinds = uniq(doc.sources.map((s) => JSON.stringify(s[part])));
     for (const kind of kinds) {
       const of = doc.sources.filter((s) => JSON.stringify(s[part]) === kind).map((s) => s.facts.results);
@@ -190,7 +190,7 @@ function provenance() {
       const values = JSON.parse(kind);
       more.append(
         element("summary", kinds.length > 1 ? `${title} (${of.join(", ")})` : title),
-        Object.keys(values).length ? facts(values) : element("p", "Not recorded, and the profile is not one that comes with pdvsim.", { className: "note" }));
+        Object.keys(values).length ? facts(values) : element("p", "Not recorded, and the profile is not built in.", { className: "note" }));
       $("provenance").append(more);
     }
   }
