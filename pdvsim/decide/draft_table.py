@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from pdvsim.decide.deploy import Block, Deployment, Served, sglang, tensorrt_llm, vllm
 from pdvsim.decide.formula import SAMPLE, Formula
 from pdvsim.decide.idle_drafter import IdleDrafter
-from pdvsim.decide.report import Answer, Report, lengths_note
+from pdvsim.decide.report import Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
@@ -349,8 +349,8 @@ def _notes(table: DraftTable) -> list[str]:
     if table.simulated:
         sizes = ", ".join(map(str, sorted({point.rows for point in table.simulated})))
         notes.append(
-            f"decided by simulation: closed loops at batch {sizes}, {question.num_runs} seeds each; between these "
-            "sizes by formula"
+            f"decided by simulation: closed loops at batch {sizes}, {plural(question.num_runs, 'seed')} each; "
+            "between these sizes by formula"
         )
     else:
         notes.append("by formula alone, without simulation; it overstates the gain of drafts")

@@ -281,7 +281,8 @@ def _on_assumption(found: WinnerMap) -> list[str]:
         if drafting is not None:
             rate = break_even_rate(drafting, tuple(k for k in found.grid.space.draft_lengths if k))
             even = "never breaks even" if rate is None else f"breaks even at {rate:.2f}"
-            notes.append(f"{place_text(cell.place)}, {cell.load:g}: drafting {even} (by formula, which favours drafts)")
+            load = f"{cell.load:g} req/s" if found.grid.request_rate else f"concurrency {cell.load:g}"
+            notes.append(f"{place_text(cell.place)}, {load}: drafting {even} (by formula, which favours drafts)")
     return notes
 
 
