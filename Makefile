@@ -37,7 +37,7 @@ chromium:
 docs: $(VENV)/.installed-dev
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . docs/_build/html
 
-# With AGAINST=COMMIT: beside the code of another commit, in turn.
+# With AGAINST=COMMIT: alternating with the code of another commit.
 bench: $(VENV)/.installed
 	$(BIN)/python tests/benchmarks/$(if $(AGAINST),against.py $(AGAINST),bench.py)
 
