@@ -1,9 +1,9 @@
-"""My model: a pair that is no preset, from its config.json.
+"""My model: a pair that is not a preset, from its config.json.
 
     python my_model.py [draft/config.json target/config.json]
 
-A config.json of the Llama, Qwen2 or Gemma family is all that is needed; weights are not read. What was never measured
-is predicted, and the table says so with an error bar. Without files a target of 13B is made up here.
+Only the config.json of a supported family is needed; weights are not read. Unmeasured forward times are predicted, with
+an error bar. Without files the script uses a made-up 13B target.
 """
 
 import json
@@ -27,7 +27,7 @@ TARGET = {
 
 
 def main(draft: str, target: str, num_prompts: int = 100) -> None:
-    """With the drafter and without it, on two cards."""
+    """With and without the drafter, on two GPUs."""
     for gpu in ("h200", "a100-80gb"):
         for arch, drafts in (("autoregressive", None), ("colocated", 3)):
             run = pdvsim.run(

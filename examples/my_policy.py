@@ -1,9 +1,9 @@
-"""My policy: change one rule of a serving architecture, hold it to the laws, compare it.
+"""My policy: change one rule of a serving architecture, check its invariants, and compare it.
 
     python my_policy.py
 
-The rule here: while many requests are being served, PDV reads prompts in small pieces, so that those wait less for
-their next tokens.
+The rule here: while many requests are being served, PDV prefills prompts in small chunks, so that these requests wait
+less for their next tokens.
 """
 
 import pdvsim
@@ -13,17 +13,17 @@ from pdvsim.testing import check_policy
 
 
 class Courteous(PDV):
-    """PDV that reads prompts in small pieces beside more than `GUESTS` requests."""
+    """PDV that prefills in small chunks while more than `GUESTS` requests decode."""
 
     GUESTS, PIECE = 4, 256
 
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        """Prompts to read in the next forward."""
+        """Prompts to prefill in the next forward."""
         return super().next_chunks(budget if self.in_flight <= self.GUESTS else min(budget, self.PIECE))
 
 
 def main() -> None:
-    """Check it, then run it beside what it is derived from."""
+    """Check it, then compare it with its base class."""
     check_policy(Courteous, real=False)
     for arch in ("pdv", Courteous):
         load = {"request_rate": 12, "num_prompts": 100, "input_len": 1500, "output_len": 200}

@@ -1,9 +1,9 @@
-"""My traffic: replay the requests of a log, and see who serves them best.
+"""My traffic: replay the requests of a log on several architectures.
 
     python my_traffic.py [log.csv]
 
-The log has a line a request, as the Azure traces have it: when it came, tokens in its prompt, tokens in its answer.
-Without one a small log is made up here: quiet minutes and one busy one.
+The log has one line per request, as in the Azure traces: arrival time, prompt tokens, output tokens. Without a log the
+script makes a small one, with a quiet and a busy phase.
 """
 
 import sys
@@ -14,7 +14,7 @@ import pdvsim
 
 
 def made_up(path: str) -> str:
-    """Ten seconds of quiet, five of rush."""
+    """Ten quiet seconds, then five busy ones."""
     random, time = Random(0), datetime(2026, 1, 1)
     with open(path, "w", encoding="utf-8") as log:
         print("TIMESTAMP,ContextTokens,GeneratedTokens", file=log)
@@ -25,7 +25,7 @@ def made_up(path: str) -> str:
 
 
 def main(path: str) -> None:
-    """Replay the log on three architectures, at its own times."""
+    """Replay the log on three architectures, at its arrival times."""
     points = pdvsim.sweep(
         arch=["colocated", "pd", "pdv"],
         dataset_name="azure",

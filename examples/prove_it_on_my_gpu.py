@@ -1,10 +1,10 @@
-"""Prove it on my GPU: serve for real what was simulated, and compare figure by figure.
+"""Prove it on my GPU: run a simulated experiment on the GPU, and compare the metrics.
 
     python prove_it_on_my_gpu.py            # on this machine's GPU
-    python prove_it_on_my_gpu.py tiny       # tiny models on the CPU, to try the script: their errors mean nothing
+    python prove_it_on_my_gpu.py tiny       # tiny models on the CPU, to try the script; their errors are meaningless
 
-The same policy serves the same requests under both clocks. If the figures agree, what the simulator says of loads and
-settings near this one rests on your card. If not, measure the card: pdvsim profile, then pdvsim calibrate.
+The same policy serves the same requests in simulation and in real time. If the metrics agree, predictions for similar
+loads and settings apply to your GPU. If not, measure it: pdvsim profile, then pdvsim calibrate.
 """
 
 import sys

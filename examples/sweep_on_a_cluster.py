@@ -4,8 +4,8 @@
     python sweep_on_a_cluster.py dask tcp://10.0.0.1:8786
     python sweep_on_a_cluster.py ray
 
-Rows come back in the same order and with the same figures whoever ran them. For sweeps of hours use the command,
-`pdvsim sweep --backend dask --scheduler … -o FOLDER`: it keeps each finished point, and --resume goes on.
+Rows have the same order and values on every backend. For long sweeps use the command,
+`pdvsim sweep --backend dask --scheduler … -o FOLDER`: it saves each finished point, and --resume continues.
 """
 
 import sys

@@ -147,7 +147,9 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
     options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}
     points = pdvsim.sweep(arch=["colocated"], concurrency=[2, 300], num_runs=2, jobs=1, **options)
     assert points["outside_measured_share"].tolist()[:2] == [0.0, 0.0]
-    said = [line for line in str(comparison_table(over_replications(points))).splitlines() if "utside the measured" in line]
+    said = [
+        line for line in str(comparison_table(over_replications(points))).splitlines() if "utside the measured" in line
+    ]
     assert len(said) == 1
     assert said[0].startswith("colocated, outside the measured range: ")
     assert "rows up to " in said[0]
