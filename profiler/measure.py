@@ -31,7 +31,7 @@ Step = Callable[[int], None]
 
 
 class Profiler:
-    """Runs the options, part by part. `say` gets a line a result, `step` how many points are dealt with."""
+    """Runs the options, part by part. `say` gets one line per result, `step` the number of points processed."""
 
     def __init__(
         self, options: Options, lookup: Callable[[str], ModelArchitecture], say: Say, step: Step = lambda done: None

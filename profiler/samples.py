@@ -1,4 +1,4 @@
-"""Measured samples as they are shipped: `samples.parquet`, one row a sample, and `header.json`, how they came about.
+"""Measured samples as files: `samples.parquet`, one row per sample, and `header.json`, their provenance.
 
 `load` checks both and refuses, in one line naming file and field, what no GPU can have produced. Columns are described
 in `parts.COLUMNS`. `merge` makes them of the parts of one or more runs.
@@ -37,7 +37,7 @@ _SOMETIMES = ("start_s", "end_s", "sm_mhz", "power_w")  # empty where they do no
 
 @dataclass(frozen=True)
 class Samples:
-    """What was measured: its header and one row a sample."""
+    """Measured samples: header, and one row per sample."""
 
     header: SamplesHeader
     frame: pd.DataFrame

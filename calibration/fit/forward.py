@@ -183,7 +183,7 @@ class Solo:
     """One model's fit, and how far points are off that it was not fitted on."""
 
     fit: ForwardFit
-    frame: pd.DataFrame  # a row a point: what it is, `seconds` and `held_out`, the prediction by a fit without it
+    frame: pd.DataFrame  # one row per point: its shape, `seconds` and `held_out`, the prediction of a fit without it
     spread: Floats  # of the samples of each point: half the range of the middle 80%, over the median
 
     @property

@@ -1,4 +1,4 @@
-"""What the published advantage is made of, in words: two sentences on the programs, two on a present-day engine."""
+"""Explanation of the published advantage: two sentences on the programs, two on a present-day engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pdvsim.published.poisson_fit import CUTOFF_S
 
 
 def explain(fair: Fair) -> list[str]:
-    """Two paragraphs of two sentences, with the figures of `fair`."""
+    """Two paragraphs of two sentences, with the values of `fair`."""
     return _poisson(fair) if fair.table == "poisson-30s" else _three_way(fair)
 
 

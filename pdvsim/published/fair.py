@@ -1,4 +1,4 @@
-"""The published workloads scored fairly, and the same arrivals and lengths on pdvsim's own policies beside them.
+"""The published workloads scored fairly, compared with pdvsim's policies on the same arrivals and lengths.
 
 Fairly: every token counts, every request is served to its end, and all programs meet the same requests. (In the
 published three_way runs pdv's requests had another acceptance than pd's; here all three get pd's.)

@@ -1,4 +1,4 @@
-"""Figures of the published tables beside the simulated ones."""
+"""Plots of the published and the simulated tables."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def reproduction_figure(reproduction: Reproduction) -> Figure:
 
 
 def _figure(panels: int, width_inches: float, caption: str) -> tuple[Figure, list[Axes]]:
-    """A figure of panels side by side."""
+    """A figure with panels in one row."""
     figure = new_figure(width_inches, 5.0, caption)
     return figure, list(figure.subplots(1, panels, squeeze=False).flat)
 
@@ -108,7 +108,7 @@ def _axes(axes: Axes, x_label: str, y_label: str, title: str) -> None:
 
 @styled()
 def fair_figure(fair: Fair) -> Figure:
-    """Throughput to the end, and mean latency: a line a load and a program or policy, so that none hides another."""
+    """Throughput to the end, and mean latency: one line per load and program or policy."""
     poisson = fair.table == "poisson-30s"
     label = f" Arrivals and acceptance of {HEADLINE}." if poisson else ""
     note = (

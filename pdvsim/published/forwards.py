@@ -33,7 +33,7 @@ class WholeSequence:
     flops_per_s: float
 
     def draft(self, rows: int, length: int) -> list[float]:
-        """One forward a draft token, each over one token more."""
+        """One forward per draft token, each over one more token."""
         draft = self.pair.draft
         flops = 2 * (draft.layer_params + draft.head_params) * rows / self.flops_per_s
         return [draft.layers * self.layer_s + flops * (length + i) for i in range(K)]
@@ -62,7 +62,7 @@ class Cached:
         return [self.target_s] * 2
 
     def prefill(self) -> list[float]:
-        """Both models read the prompt."""
+        """Both models prefill the prompt."""
         return [self.draft_s, self.target_s]
 
 

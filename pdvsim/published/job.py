@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 
-K = 4  # drafts a round, in all published runs
+K = 4  # draft length, in all published runs
 
 
 @dataclass(slots=True)
 class PublishedJob:
-    """One request: when it came, what each of its rounds emits, and how far it is."""
+    """One request: arrival, tokens per round, and progress."""
 
     arrival_s: float
     emits: tuple[int, ...]

@@ -1,4 +1,4 @@
-"""The published tables given back: published against simulated, cell by cell.
+"""Reproduction of the published tables: published against simulated, cell by cell.
 
 Not modelled: the GPU memory and utilisation columns; the luck of a single measured run (a simulated figure is the mean
 over replications, a published one is one run).
@@ -40,8 +40,8 @@ TARGETS = {  # metric: largest error aimed at
     "poisson-30s": {"throughput_completed_only": 0.12},
     "model-comparison": LATENCY_TARGETS,
 }
-ENOUGH = 10  # completions from which a throughput is worth comparing
-DIFFERENCE_RUNS = 4  # replications behind each difference
+ENOUGH = 10  # least completions for comparing a throughput
+DIFFERENCE_RUNS = 4  # replications of each difference
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Reproduction:
-    """A table given back."""
+    """A reproduced table."""
 
     table: TableName
     constants: tuple[Constant, ...]
@@ -102,7 +102,7 @@ class Reproduction:
         return ENOUGH if self.table == "poisson-30s" else 1
 
     def missed(self) -> list[TableCell]:
-        """The cells further from the published figure than aimed at."""
+        """The cells that miss their target."""
         return [cell for cell in self.targeted() if abs(cell.error) > TARGETS[self.table][cell.metric]]
 
     def row(self, pair: str, arch: str, metric: str) -> list[TableCell]:

@@ -1,4 +1,4 @@
-"""How the published tables counted, and how the same runs count fairly.
+"""The metrics of the published tables, and fair metrics of the same runs.
 
 Published, poisson_30s: tokens of completed requests over the time of the last completion, or over the cut-off if any
 request was unfinished then. What an unfinished request had received counts for nothing.

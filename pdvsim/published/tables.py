@@ -30,7 +30,7 @@ TableRow = tuple[str, str, int, int]  # pair, arch, concurrency and requests
 
 @dataclass(frozen=True, order=True)
 class Key:
-    """Which figure."""
+    """Key of a published figure."""
 
     table: str
     pair: str
@@ -51,7 +51,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Constant:
-    """One number the tables are given back from."""
+    """One calibrated constant of the simulation."""
 
     name: str
     value: float | str
@@ -98,7 +98,7 @@ class Published:
 
 
 def load_published() -> Published:
-    """The figures in the file that comes with pdvsim."""
+    """The published figures included in pdvsim."""
     return Published(
         Figure(_key(row), int(row["requests"]), float(row["value"]), row["unit"])
         for row in _rows("pdverify_tables.csv")

@@ -1,4 +1,4 @@
-"""The published tables beside the simulated ones, as text."""
+"""The published and the simulated tables as text."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHOWN = {
 
 
 def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
-    """Constants, cells and how far they are from the published ones; `every` shows all metrics."""
+    """Constants, and cells with their errors; `every` shows all metrics."""
     shown = [c for c in reproduction.cells if every or c.metric in SHOWN[reproduction.table]]
     blocks = [
         f"{reproduction.table}: {SOURCE}, and a simulation of the programs",
@@ -34,7 +34,7 @@ def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
 
 
 def fair_text(fair: Fair) -> str:
-    """The same workloads scored fairly, beside pdvsim's own policies, and what that means."""
+    """The same workloads scored fairly, compared with pdvsim's policies, with an explanation."""
     rows = []
     for row in fair.rows:
         line = {"C": str(row.concurrency), "requests": str(row.requests)}
@@ -65,7 +65,7 @@ def _constants(constants: tuple[Constant, ...]) -> str:
 
 
 def _differences(reproduction: Reproduction) -> str:
-    """What makes this table differ from three-way, and what that leaves open."""
+    """The differences between this table and three-way, and what remains unexplained."""
     title = "Differences from three-way, added one by one: simulated over published latency, mean of all rows"
     rows = [
         {"difference": each.what, **{arch: cell(ratio) for arch, ratio in each.ratios.items()}}
@@ -111,7 +111,7 @@ def _cell_row(found: TableCell, reproduction: Reproduction) -> dict[str, str]:
 
 
 def _verdict(reproduction: Reproduction) -> list[str]:
-    """The targets, and how they were met."""
+    """The targets and the results."""
     targets = TARGETS[reproduction.table]
     predicted = [c for c in reproduction.targeted() if not c.used_for_calibration]
     worst = max(predicted, key=lambda c: abs(c.error))
