@@ -26,7 +26,7 @@ RAMP = ("#1b1044", "#4a2c82", "#7a4fb5", "#a67fd1", "#cdb4e6")  # of what is no 
 ARCH_COLOURS = dict(zip(ARCHS, (GREY, BROWN, GREEN, BLUE, RED, PINK, ORANGE, SKY, YELLOW), strict=False))
 ARCH_MARKERS = dict(zip(ARCHS, "XPsoDv^*>", strict=False))
 LANE_COLOURS = dict(zip(LANES, (SKY, RED, BLUE, GREEN), strict=True))
-KIND_COLOURS = dict(zip((*KINDS, "mixed"), (SKY, RED, BLUE, GREEN, PINK, ORANGE), strict=True))
+KIND_COLOURS = dict(zip((*KINDS, "mixed", "read"), (SKY, RED, BLUE, GREEN, PINK, ORANGE, YELLOW), strict=True))
 STEP_COLOURS = dict(zip(STEPS, (GREY, SKY, RED, YELLOW, BLUE, ROSE), strict=True))
 OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # of architectures of the user's own, by their name
 

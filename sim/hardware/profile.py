@@ -52,6 +52,11 @@ class HostCost:
     handoff_s: float
     row_s: float = 0.0
 
+    @property
+    def between_s(self) -> float:
+        """From the end of a launch to the start of the next that waits for its result."""
+        return self.launch_s + self.completion_s
+
 
 @dataclass(frozen=True)
 class ContentionFit:
@@ -66,12 +71,8 @@ class ContentionFit:
     turn_exponent: float = 0.0
     # Kernels of few blocks find room beside others: their share is this much larger, ...
     nimble_weight: float = 1.0
-    # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs;
-    # models that were measured side by side have a power of their own. Attention over prompts, whose blocks last, takes
-    # it back: by e to the power of so many times the share of the GPU that it fills.
+    # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
     yielding: float = 0.0
-    yieldings: dict[str, float] = field(default_factory=dict)
-    filled_exponent: float = 0.0
     # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
     # arithmetic it uses, 1 at most. All held together is at most 1. Zeros: no limit.
     hold: float = 0.0
@@ -90,8 +91,6 @@ PROFILE_RANGES: dict[str, Range] = {
     "turn_exponent": _EXPONENT,
     "nimble_weight": _WEIGHT,
     "yielding": _EXPONENT,
-    "yieldings": _EXPONENT,
-    "filled_exponent": Range(0, 10),
     "hold": Range(0, 1),
     "hold_compute": Range(0, 10),
     "crowd_hold": Range(0.1, 1),
