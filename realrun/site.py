@@ -390,7 +390,6 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "kv_wanted_tokens": Needs.of(site.experiment, asked).pages * PAGE,
         "graphs": site.rig.graphs,
         "graphs_captured_late": late,
-        "prompts_per_forward": site.experiment.server.max_prompts_per_forward or 0,  # 0: as many as fit
         **site.rig.pace,
         **idle_shares(launches, requests),
         **telemetry.summary(),

@@ -65,7 +65,7 @@ class Trial:
 
     def experiment(self, times: int = 1) -> Experiment:
         """As the engine serves it, with so many times the requests."""
-        server = Server(pair=self.pair, max_prompts_per_forward=4, kv_cache="reserved")
+        server = Server(pair=self.pair)
         traffic = replace(self.traffic, num_prompts=times * self.traffic.num_prompts)
         base = Experiment("colocated", traffic, Acceptance(acceptance_rate=self.acceptance), server)
         return self.goal.prepared(base, WARMUP)

@@ -20,9 +20,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text, said
 
-SHIPPED = ("runs.jsonl", "served.jsonl", "truth.jsonl", "drafters.jsonl", "ahead.jsonl")  # real runs on an H200
-
-EARLIER_PROMPTS = 4  # per forward at most, in runs whose record does not say: the engine had that limit
+SHIPPED = ("runs.jsonl", "truth.jsonl", "ahead.jsonl")  # real runs on H200s
 
 
 @dataclass(frozen=True)
@@ -48,10 +46,7 @@ class ServedRun:
             traffic = replace(traffic, dataset_path=str(self.folder / traffic.dataset_path))
         if acceptance.acceptance_trace is not None:
             acceptance = replace(acceptance, acceptance_trace=str(self.folder / acceptance.acceptance_trace))
-        server = given.server
-        if self.metrics and "prompts_per_forward" not in self.meta and not server.max_prompts_per_forward:
-            server = replace(server, max_prompts_per_forward=EARLIER_PROMPTS)
-        return as_served(replace(given, traffic=traffic, acceptance=acceptance, server=server))
+        return as_served(replace(given, traffic=traffic, acceptance=acceptance))
 
     @property
     def id(self) -> str:
