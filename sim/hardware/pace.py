@@ -1,8 +1,8 @@
 """How fast the machine in front of you is, beside the one that a profile was measured on.
 
 Before its clock starts `realrun` serves some requests that it does not keep. From their launches come two ratios, which
-its results hold as `pace_target` and `pace_draft`: what forwards of the target and drafts took, over what the profile
-says; and what the host took between two launches, `pace_host_s` and `pace_row_s` more for each row.
+its results hold as `pace_target` and `pace_draft`: what forwards of the target and drafts took, over what they take
+alone on the machine of the profile; and what the host took between two launches, `pace_host_s` and `pace_row_s` more for each row.
 
 Not told: how prompts and lanes that share the GPU differ, and the power limit.
 """
@@ -10,14 +10,14 @@ Not told: how prompts and lanes that share the GPU differ, and the power limit.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdvsim.sim.core import KINDS, Pair
-from pdvsim.sim.hardware.profile import HostCost, Profile
+from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.reading import read_json
 from pdvsim.sim.records import Table
 
@@ -26,7 +26,7 @@ LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, t
 
 
 class Pace(NamedTuple):
-    """How many times as long as the profile says; and the host's seconds between launches, and more for each row."""
+    """How many times as long as alone on the machine of the profile; and the host's seconds between launches, and more for each row."""
 
     target: float = 1.0
     draft: float = 1.0
@@ -38,11 +38,11 @@ class Pace(NamedTuple):
         fits = dict(profile.models)
         for spec, factor in ((pair.draft, self.draft), (pair.target, self.target)):
             if spec.name in fits:
-                fits[spec.name] = profile.models[spec.name].scaled(factor)
-        between_s = profile.host.between_s
-        factor = 1.0 if self.host_s is None or not between_s else self.host_s / between_s
-        costs = {cost.name: getattr(profile.host, cost.name) * factor for cost in fields(HostCost)}
-        return replace(profile, models=fits, host=HostCost(**costs | {"row_s": self.row_s}))
+                fits[spec.name] = profile.models[spec.name].scaled(factor / profile.in_service.get(spec.name, 1.0))
+        host = profile.host
+        if self.host_s is not None:
+            host = replace(host.scaled(self.host_s), row_s=self.row_s)
+        return replace(profile, models=fits, host=host)
 
 
 def read_pace(path: str | Path) -> Pace:
@@ -68,7 +68,7 @@ def _is_within(name: str, value: object) -> bool:
     return isinstance(value, int | float) and low <= value <= high
 
 
-def pace_of(launches: Table, host: HostCost, handed: bool) -> dict[str, float]:
+def pace_of(launches: Table, profile: Profile, pair: Pair, handed: bool) -> dict[str, float]:
     """What the launches of a run tell that were priced by a profile; what there are too few of is left out.
 
     `handed`: drafts and verifies are on lanes of their own.
@@ -80,13 +80,14 @@ def pace_of(launches: Table, host: HostCost, handed: bool) -> dict[str, float]:
     alone = (start_s >= before_s) & (end_s <= np.concatenate((start_s[1:], [np.inf]))) & (solo_s > 0) & (rows > 0)
     drafts, verifies = kind == KINDS.index("draft"), np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")])
     found: dict[str, float] = {}
-    for name, those in (("target", verifies), ("draft", drafts)):
+    for name, those, spec in (("target", verifies, pair.target), ("draft", drafts, pair.draft)):
         those = those & alone & ~prompts
         if those.sum() >= FEWEST:
-            found[f"pace_{name}"] = float((end_s - start_s)[those].sum() / solo_s[those].sum())
+            ratio = float((end_s - start_s)[those].sum() / solo_s[those].sum())
+            found[f"pace_{name}"] = ratio * profile.in_service.get(spec.name, 1.0)
     # a round's first launch waits for the verdict before it, and on lanes of their own also for the hand-over
     follows = np.concatenate(([False], (verifies & alone)[:-1])) & (drafts | (verifies & ~drafts.any())) & ~prompts
-    gaps_s = (start_s - before_s)[follows]
+    gaps_s, host = (start_s - before_s)[follows], profile.host
     sizes, those = np.unique(np.concatenate(([0], rows[:-1]))[follows], return_inverse=True)
     known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST // 4]
     if known and host.between_s > 0:

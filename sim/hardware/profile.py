@@ -57,6 +57,11 @@ class HostCost:
         """From the end of a launch to the start of the next that waits for its result."""
         return self.launch_s + self.completion_s
 
+    def scaled(self, between_s: float) -> HostCost:
+        """The same with another time between launches, and all else in proportion; the same where it has none."""
+        factor = between_s / self.between_s if self.between_s else 1.0
+        return HostCost(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
+
 
 @dataclass(frozen=True)
 class ContentionFit:
@@ -83,6 +88,7 @@ class ContentionFit:
 PROFILE_RANGES: dict[str, Range] = {
     **CARD_RANGES,
     "schema_version": Range(SCHEMA, SCHEMA),
+    "in_service": Range(0.2, 20),
     "uncertainty": Range(0, 10),
     **dict.fromkeys((part.name for part in fields(HostCost)), Range(0, 1)),
     # ContentionFit
@@ -135,6 +141,8 @@ class Profile:
     # how far the samples went, by model alone and for works side by side; absent: not told
     measured: dict[str, Reach] = field(default_factory=dict)
     measured_together: Reach | None = None
+    # how many times as long as alone a model's forwards take in service, where that is known; contained in `models`
+    in_service: dict[str, float] = field(default_factory=dict)
     # of an engine's own steps, not of its forwards one by one: nothing is known of lanes side by side
     whole_steps: bool = False
 

@@ -27,7 +27,7 @@ def priced_by_the_profile(result: Result, pace: Pace) -> dict[str, float]:
         launches["solo_s"] = launches["solo_s"].copy()
         launches["solo_s"][launches["role"] == role] /= factor
     profile, policy = covering_profile(result.experiment), policy_of(result.experiment.arch)
-    return pace_of(launches, profile.host, policy.hands_over())
+    return pace_of(launches, profile, result.experiment.pair, policy.hands_over())
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pd", "pdv"])
