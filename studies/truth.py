@@ -194,7 +194,7 @@ def report(plan_file: Path, output: Path) -> dict[str, Any]:
                 entries.append(
                     entry | {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}
                 )
-        if not entries or entries[0]["role"] != "recommended":
+        if len(entries) < 2 or entries[0]["role"] != "recommended":
             continue
         best = max(entries, key=lambda e: sign * e["measured"])
         recommended = entries[0]
