@@ -1,10 +1,10 @@
 """How works side by side slow each other: the sharing model's figures, from co-run samples.
 
 All figures but two are fitted on pairs. Fitted on triples is how much priority counts among three, where alone there is
-a choice of who goes next, and how much more room three find. Works side by side are measured in a row, hot, and alone at rest:
-what the card's power limit takes is taken out first, as the simulator adds it again. Errors are told of what the fit
-has not seen: shapes side by side (whatever models and priorities), where several pairs of models were measured those
-models, and triples with a fit on pairs alone.
+a choice of who goes next, and how much more room three find. Works side by side are measured in a row, hot, and alone
+at rest: what the card's power limit takes is taken out first, as the simulator adds it again. Errors are told of what
+the fit has not seen: shapes side by side (whatever models and priorities), where several pairs of models were measured
+those models, and triples with a fit on pairs alone.
 """
 
 from __future__ import annotations

@@ -2,7 +2,8 @@
 
 Before its clock starts `realrun` serves some requests that it does not keep. From their launches come two ratios, which
 its results hold as `pace_target` and `pace_draft`: what forwards of the target and drafts took, over what they take
-alone on the machine of the profile; and what the host took between two launches, `pace_host_s` and `pace_row_s` more for each row.
+alone on the machine of the profile; and what the host took between two launches, `pace_host_s` and `pace_row_s` more
+for each row.
 
 Not told: how prompts and lanes that share the GPU differ, and the power limit.
 """
@@ -26,7 +27,7 @@ LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, t
 
 
 class Pace(NamedTuple):
-    """How many times as long as alone on the machine of the profile; and the host's seconds between launches, and more for each row."""
+    """How many times as long as alone on the profile's machine; the host's seconds between launches and for each row."""
 
     target: float = 1.0
     draft: float = 1.0
