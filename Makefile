@@ -11,7 +11,7 @@ SOAK_MINUTES ?= 60
 FUZZ_FIRST ?= 0
 FUZZ_COUNT ?= 100000
 
-.PHONY: sweep original test docs bench fuzz soak notebooks drafters clean chromium
+.PHONY: sweep original test docs bench fuzz soak notebooks clean chromium
 
 sweep: $(VENV)/.installed
 	$(BIN)/pdvsim sweep --arch pdv
@@ -52,13 +52,6 @@ soak: $(VENV)/.installed-dev
 # The notebooks with their outputs, at the full budget: a few minutes.
 notebooks: $(VENV)/.installed-dev
 	$(BIN)/python tests/notebookfiles.py
-
-# On an H200, some eight minutes: heads measured alone, then the planned runs of heads and n-gram drafts.
-DRAFTERS_OUT ?= results/drafters
-drafters: $(VENV)/.installed
-	$(BIN)/pdvsim profile --models eagle3-llama-3.1-8b eagle3-qwen2-7b mtp-llama-3.1-8b \
-	    -o $(DRAFTERS_OUT) --budget-s 45 --jobs 8
-	$(BIN)/pdvsim validate --serve calibration/data/h200/drafters.plan.jsonl -o $(DRAFTERS_OUT)/runs.jsonl --minutes 5
 
 clean:
 	rm -rf $(VENV) build dist docs/_build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

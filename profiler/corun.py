@@ -32,22 +32,22 @@ from pdvsim.realrun.engine.model import Transformer
 CONTEXT = 512
 AWAY, LONG, FAR = 2000, 3000, 6000
 STEPS = 4
-PLACE = {"draft": 0, "verify": 1, "mixed": 1, "prefill": 2}  # whose slots and pages a kind works on
+PLACE = {"draft": 0, "verify": 1, "decode": 1, "mixed": 1, "prefill": 2, "read": 2}  # whose slots a kind uses
 PROMPT_SLOTS = 8
 MAX_ROWS = 64
 DEPTH = 3  # launches kept queued on each lane
 RUNS = 6  # launches of the slowest member a group should last for, were it alone
 SHORTEST_S, LONGEST_S = 0.04, 0.3
 STALLED_S = 10.0
-SETTINGS = {"equal": {"draft": 0, "verify": 0, "prefill": 0}, "ordered": {"draft": 2, "verify": 1, "prefill": 0}}
+SETTINGS: dict[str, dict[str, int]] = {"equal": {}, "ordered": {"draft": 2, "verify": 1, "decode": 1}}  # else 0
 
 GroupPlan = tuple[int, str, tuple[GridPoint, ...]]  # number, priority setting, members
 Span = tuple[float, float, int]  # start, end, cached tokens
 
 
 def groups(quick: bool = False) -> list[GroupPlan]:
-    """All groups in the order to measure them: both settings of one group in a row, group kinds interleaved."""
-    draft = {r: grid.draft(r, STEPS, CONTEXT) for r in (1, 8, 32, 64)}
+    """All groups in the order to measure them: kinds interleaved and in both settings, then more that are ordered."""
+    draft = {r: grid.draft(r, STEPS, CONTEXT) for r in (1, 8, 16, 32, 64)}
     verify = {r: grid.decode(r, STEPS + 1, CONTEXT) for r in (1, 8, 32, 64)}
     prompt = {n: grid.prefill(n) for n in (128, 512, 1024)}
     sizes = ((1, 1), (8, 8), (32, 32), (64, 64), (8, 32), (32, 8), (64, 8), (8, 64))
@@ -95,9 +95,20 @@ def groups(quick: bool = False) -> list[GroupPlan]:
         (grid.decode(1, 2, FAR), grid.prefill(2048, 4000)),
         (grid.decode(32, 2, AWAY), grid.prefill(1024, 1024)),
     ]
-    ordered = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])] + far_off
-    chosen = ordered[: 4 if quick else None]
-    return [(2 * i + j, s, members) for i, members in enumerate(chosen) for j, s in enumerate(SETTINGS)]
+    # several prompts in a forward, prompts that the drafter reads, and decoding without drafts
+    far_off += [(draft[8], grid.prefill(n, chunks=count)) for n, count in ((128, 4), (256, 8), (512, 4))]
+    far_off += [(verify[8], grid.prefill(n, chunks=count)) for n, count in ((128, 4), (256, 8))]
+    far_off += [(draft[r], grid.prefill(n)) for r, n in ((1, 1024), (8, 1024), (1, 2048), (16, 512), (16, 2048))]
+    far_off += [(verify[r], grid.prefill(n)) for r, n in ((1, 1024), (8, 1024), (1, 2048))]
+    reads = grid.read(256), grid.read(1024), grid.read(512, chunks=4)
+    far_off += [(work, prompts) for work in (draft[8], verify[8]) for prompts in reads]
+    far_off += [(verify[1], grid.read(256, 1024)), (draft[1], grid.read(256, 1024)), (verify[32], grid.read(512))]
+    far_off += [(grid.decode(r, 1, CONTEXT), grid.prefill(n)) for r, n in ((8, 256), (8, 1024), (32, 512), (64, 256))]
+    far_off += [(grid.decode(8, 1, CONTEXT), grid.read(512)), (draft[8], verify[8], grid.read(512))]
+    both = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])][: 4 if quick else None]
+    plan = [(setting, members) for members in both for setting in SETTINGS]
+    plan += [] if quick else [("ordered", members) for members in far_off]
+    return [(number, *entry) for number, entry in enumerate(plan)]
 
 
 def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float = STALLED_S) -> list[list[Span]]:
@@ -160,7 +171,7 @@ class Duo:
         self.sequences = sequences = Sequences(slots, CAPACITY, device, SCRATCH_PAGES + max(0, pages))
         sequences.tokens.random_(0, min(s.vocab for s in specs))
         self.engines: dict[str, Engine] = {}
-        for arch, roles in ((draft, ("draft",)), (target, ("verify", "prefill", "mixed"))):
+        for arch, roles in ((draft, ("draft", "read")), (target, ("verify", "decode", "prefill", "mixed"))):
             engine = Engine(Transformer.random(arch, CAPACITY, device, dtype, seed), sequences, seed=seed)
             engine.cache.randomize(seed)
             self.engines |= dict.fromkeys(roles, engine)
@@ -211,7 +222,7 @@ class Duo:
 
     def _slots(self, point: GridPoint) -> range:
         """A kind's slots, as many as it has pages for."""
-        room = PROMPT_SLOTS if point.kind == "prefill" else MAX_ROWS
+        room = PROMPT_SLOTS if point.kind in ("prefill", "read") else MAX_ROWS
         first = MAX_ROWS * PLACE[point.kind]
         return range(first, first + min(room, len(self._pages(point)) // pages_a_slot(point)))
 
@@ -239,7 +250,7 @@ class Duo:
     def _group(
         self, part: Part, number: int, setting: str, members: Sequence[GridPoint], say: Callable[[str], None]
     ) -> None:
-        priorities = [SETTINGS[setting][point.kind] for point in members]
+        priorities = [SETTINGS[setting].get(point.kind, 0) for point in members]
         solos = [self._solo(part, *member) for member in zip(members, priorities, strict=True)]
         launchers = [self.launcher(*member) for member in zip(members, priorities, strict=True)]
         seconds = min(LONGEST_S, max(SHORTEST_S, RUNS * max(solo for solo, _ in solos)))

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-PointKind = Literal["decode", "verify", "draft", "prefill", "mixed"]
+PointKind = Literal["decode", "verify", "draft", "prefill", "mixed", "read"]
 Unevenness = Literal["even", "chat", "tailed"]
 
-KINDS: tuple[PointKind, ...] = ("decode", "verify", "draft", "prefill", "mixed")
+KINDS: tuple[PointKind, ...] = ("decode", "verify", "draft", "prefill", "mixed", "read")
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 BETWEEN_BUCKETS = (3, 12, 20, 40, 56, 100)  # padded up by the engine: the stairs
 TOKENS = (1, 2, 3, 5, 7, 9)
@@ -111,6 +111,11 @@ def reread(rows: int, steps: int, width: int, context: int) -> GridPoint:
 def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) -> GridPoint:
     """`chunks` stretches of `tokens` prompt tokens each."""
     return GridPoint("prefill", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks, emits=emits)
+
+
+def read(tokens: int, start: int = 0, chunks: int = 1) -> GridPoint:
+    """The same by the drafter, which reads prompts and yields nothing."""
+    return GridPoint("read", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks)
 
 
 def mixed(rows: int, tokens: int, context: int, chunk: int, start: int = 0) -> GridPoint:

@@ -304,7 +304,7 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
         served_s = float(served["end_s"].max()) - len(parts) + 1
     launches = {name: np.concatenate([part[name] for part in parts[1:] or parts]) for name in parts[0]}
     rig.warm_launches = launches
-    rig.pace = pace_of(launches, profile_of(experiment).host, policy.hands_over())
+    rig.pace = pace_of(launches, profile_of(experiment), experiment.pair, policy.hands_over())
     if policy.workers == "requests":  # they take turns on the GPU, which so hides the host
         rig.pace = {name: pace for name, pace in rig.pace.items() if name in ("pace_target", "pace_draft")}
 
@@ -390,7 +390,6 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "kv_wanted_tokens": Needs.of(site.experiment, asked).pages * PAGE,
         "graphs": site.rig.graphs,
         "graphs_captured_late": late,
-        "prompts_per_forward": site.experiment.server.max_prompts_per_forward or 0,  # 0: as many as fit
         "longest_request": site.experiment.traffic.longest_request or 0,  # tokens of a file's; 0: any
         **site.rig.pace,
         **idle_shares(launches, requests),

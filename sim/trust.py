@@ -4,11 +4,10 @@
 group; a lead is the error of one prediction over another, at the 95th percentile.
 
 Runs are grouped by what their errors depend on: the load, how many lanes share the GPU, and whether the run is
-demanding (long prompts, sizes beyond those measured, a draft length that changes). The real runs were limited in the
-prompts that one forward prefills. A run without that limit has bars of its own: the errors of the same real runs,
-predicted without it.
+demanding (long prompts, sizes beyond those measured, a draft length that changes). Predictions for a machine whose pace
+is known (`--machine`) have narrower bars of their own.
 
-Not told: errors of runs unlike any that was served. `unvalidated` says which these are.
+Runs unlike any that was served have no bar. `unvalidated` says which these are.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
@@ -29,7 +28,7 @@ from pdvsim.sim.reading import read_json, said
 from pdvsim.sim.relevance import suited
 
 Loading = Literal["closed", "open", "burst"]
-PromptRule = Literal["as served", "without limit"]  # how many prompts one forward may prefill
+Known = Literal["any machine", "this machine"]  # whether a prediction knows the pace of the machine
 
 ANY = "any"  # bars over all runs, for a group of which too few were served
 LONG_PROMPT = 1000  # mean prompt tokens of a run with long prompts
@@ -44,31 +43,16 @@ class Errors:
 
     profile: str
     runs: int  # that they were taken from
-    prompts_per_forward: int | None  # limit of the engine that served them
     drafters: list[str]
     reached: dict[str, float]  # largest sizes of these runs, where beyond what was measured
-    bars: dict[PromptRule, Bars]
+    bars: dict[Known, Bars]
     leads: dict[str, float]  # by metric
 
-    def rule(self, experiment: Experiment) -> PromptRule | None:
-        """Whether an experiment prefills prompts as the real engine did; None: with a smaller limit."""
-        limit, most = self.prompts_per_forward, experiment.server.max_prompts_per_forward
-        users = experiment.traffic.max_concurrency
-        if limit is not None and users is not None and users <= min(limit, most or limit):
-            most = limit  # there are never more prompts to prefill than that
-        given, served = (
-            replace(experiment, server=replace(experiment.server, max_prompts_per_forward=prompts))
-            for prompts in (most, limit)
-        )
-        if suited(given) == suited(served):  # the option does not act in every architecture
-            return "as served"
-        return None if limit is None or (most or limit) < limit else "without limit"
-
-    def bar(self, rule: PromptRule, groups: Sequence[str], metric: str) -> float | None:
-        """The share within which 90% of real runs lay, of the first group that tells; None where none does."""
+    def bar(self, known: Known, groups: Sequence[str], metric: str) -> float | None:
+        """The share within which 90% of real runs lay, of the first group that has one; None where none has."""
         name = "output_throughput" if metric in THROUGHPUTS else metric
-        known = self.bars.get(rule, {})
-        return next((known[group][name] for group in groups if name in known.get(group, {})), None)
+        bars = self.bars[known]
+        return next((bars[group][name] for group in groups if name in bars.get(group, {})), None)
 
 
 def load_kind(traffic: Traffic) -> Loading:
@@ -124,8 +108,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return f"no real run drafted with {server.drafted_by}"
     if server.drafted_by == "ngram" and experiment.has_drafter and not server.pad_drafts:
         return "real runs padded their n-gram drafts"
-    if errors.rule(experiment) is None:
-        return f"real runs prefilled up to {errors.prompts_per_forward} prompts per forward, this one fewer"
+    if suited(experiment).server.max_prompts_per_forward is not None:
+        return "no real run had this --max-prompts-per-forward"
     far = beyond(metrics, errors.reached)
     return f"real runs never had {far}" if far else None
 

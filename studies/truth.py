@@ -65,7 +65,7 @@ class Trial:
 
     def experiment(self, times: int = 1) -> Experiment:
         """As the engine serves it, with so many times the requests."""
-        server = Server(pair=self.pair, max_prompts_per_forward=4, kv_cache="reserved")
+        server = Server(pair=self.pair)
         traffic = replace(self.traffic, num_prompts=times * self.traffic.num_prompts)
         base = Experiment("colocated", traffic, Acceptance(acceptance_rate=self.acceptance), server)
         return self.goal.prepared(base, WARMUP)
@@ -194,7 +194,7 @@ def report(plan_file: Path, output: Path) -> dict[str, Any]:
                 entries.append(
                     entry | {"measured": sum(values) / len(values), "repeats": len(values), "spread": spread}
                 )
-        if not entries or entries[0]["role"] != "recommended":
+        if len(entries) < 2 or entries[0]["role"] != "recommended":
             continue
         best = max(entries, key=lambda e: sign * e["measured"])
         recommended = entries[0]

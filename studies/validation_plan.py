@@ -1,6 +1,6 @@
 """The plan of the validation runs, drawn before any of them: `python studies/validation_plan.py FOLDER`.
 
-A balanced draw from what people serve, by a fixed seed, written to FOLDER as plan.jsonl and drafters.plan.jsonl.
+A balanced draw from what people serve, by a fixed seed, written to FOLDER as plan.jsonl.
 
 Four blocks, each with every architecture once, so that a cut leaves a balanced set. A group (an architecture on one
 pair, with its draft lengths and its prompt chunk) has four runs that differ in data set, load and acceptance and share
@@ -9,8 +9,10 @@ Rates are shares of what the simulator says the server reaches; so is the number
 
 A run is held out if its seed is a multiple of three.
 
-Drafters other than a model have a plan of their own: eight servers of four runs, ShareGPT and chat at two closed loops
-and two rates, with acceptance as it was measured for them.
+Every second server that can is asked for `--async-scheduling`.
+
+Drafters other than a model follow: eight servers of four runs, ShareGPT and chat at two closed loops and two rates,
+with acceptance as it was measured for them.
 """
 
 from __future__ import annotations
@@ -34,10 +36,10 @@ from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
 
-SEED = 21
-FIRST_SEED = 1000  # of the first run
+SEED = 22
+FIRST_SEED = 5000  # of the first run
 HELD_OUT = 3  # runs whose seed is a multiple of it
-BLOCKS, RUNS, REPEATS = 4, 4, 20  # groups of an architecture, runs of a group, runs that are made twice
+BLOCKS, RUNS, REPEATS = 4, 4, 12  # groups of an architecture, runs of a group, runs that are made twice
 SECONDS = 5.0  # that a run is to take
 ABOUT = (4.0, 7.0)  # which is near enough
 LONGEST = 9.0  # that a closed loop may take
@@ -59,7 +61,7 @@ TRAFFIC = "../traffic"  # from the folder of the plan
 BY_POSITION = (0.66, 0.43, 0.27, 0.18, 0.11, 0.07, 0.05, 0.04)  # EAGLE-3 on GSM8K, arXiv 2601.11580
 
 
-DRAFTER_SEED = 3000  # of their first run
+DRAFTER_SEED = 7000  # of their first run
 DRAFTER_SEATS = 64
 DRAFTERS: tuple[tuple[DrafterKind, str, str, int], ...] = (  # drafter, target, architecture, draft length
     ("eagle3", "llama-3.1-8b", "colocated", 3), ("eagle3", "llama-3.1-8b", "pdv", 3),
@@ -122,7 +124,7 @@ def planned(folder: Path, say: Callable[[str], None] = lambda text: None) -> lis
     for block in range(BLOCKS):
         chosen = [(pairs[(at + 2 * block) % len(pairs)], arch) for at, arch in enumerate(archs)]
         for pair, arch in sorted(chosen, key=lambda of: pairs.index(of[0])):  # models are made once a block
-            group = _group(arch, pair, seed, decks, folder)
+            group = _group(arch, pair, seed, decks, folder, early=block % 2 == 0)
             seed += RUNS
             groups.append(group)
             say(f"{len(groups)} of {BLOCKS * len(ARCHS)} groups: {arch}, {pair}")
@@ -158,8 +160,8 @@ def planned_drafters(folder: Path, say: Callable[[str], None] = lambda text: Non
     return found
 
 
-def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path) -> list[ServedRun]:
-    """Runs of one server."""
+def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: bool) -> list[ServedRun]:
+    """Runs of one server; one that drafts early if it can and `early` says so."""
     drafts = arch != "autoregressive"
     controller: ControllerName = "fixed"
     if drafts:
@@ -170,6 +172,7 @@ def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path) -> list[
         num_speculative_tokens=decks.drafts.deal() if drafts and controller == "fixed" else 4,
         max_speculative_tokens=5 if controller != "fixed" else Server.max_speculative_tokens,  # graphs of each length
         max_num_batched_tokens=decks.chunks.deal(),
+        async_scheduling=early,  # `suited` drops it where it does nothing
     )
     context = min(model.max_position_embeddings or 0 for model in models_of(Experiment(arch, server=server)))
     traffics = [_traffic(decks, context) for _ in range(RUNS)]
@@ -276,5 +279,4 @@ def _longest(experiment: Experiment, folder: Path) -> int:
 
 if __name__ == "__main__":
     plans = Path(sys.argv[1])
-    write_runs(plans / "plan.jsonl", planned(plans, print))
-    write_runs(plans / "drafters.plan.jsonl", planned_drafters(plans, print))
+    write_runs(plans / "plan.jsonl", [*planned(plans, print), *planned_drafters(plans, print)])

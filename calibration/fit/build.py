@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +14,7 @@ from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, reach_of
 from pdvsim.calibration.fit.power import PowerCalibration, fit_power
+from pdvsim.calibration.fit.service import Served, in_service
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
@@ -110,8 +111,10 @@ def parts(samples: Samples) -> int:
     return models + (CORUN_FOLDS + int(pairs) if pairs else 0)
 
 
-def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda: None) -> Calibration:
-    """Fit everything; `progress` is called after each of the `parts`."""
+def calibrate(
+    samples: Samples, name: str, progress: Callable[[], None] = lambda: None, served: Sequence[Served] = ()
+) -> Calibration:
+    """Fit everything; `progress` is called after each of the `parts`, `served` are warm-ups of real runs."""
     gpu, frame, specs = gpu_spec(samples.header, name), samples.frame, samples.header.specs()
     host = host_cost(frame)
     alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
@@ -144,7 +147,7 @@ def calibrate(samples: Samples, name: str, progress: Callable[[], None] = lambda
         },
         **ranges(frame),
     )
-    return Calibration(profile, solos, corun, heated)
+    return Calibration(in_service(profile, served) if served else profile, solos, corun, heated)
 
 
 def ranges(frame: pd.DataFrame) -> dict[str, Any]:

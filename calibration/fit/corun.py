@@ -1,11 +1,10 @@
 """Fit of the sharing model: how co-running launches slow each other, from co-run samples.
 
-All coefficients but two are fitted to pairs, one of them per target, because cuBLAS chooses other kernels for larger
-models and these yield differently. Two are fitted to triples: the effect of priority among three, the only case with a
-choice of the next launch, and the additional room of three. Co-running launches are measured on a power-throttled GPU
-and single launches on a cool one, so the effect of the power limit is removed first; the simulator adds it again.
-Errors are reported on held-out data: shapes (of any models and priorities), models where several pairs were measured,
-and triples with a fit to pairs alone.
+All coefficients but two are fitted to pairs. Two are fitted to triples: the effect of priority among three, the only
+case with a choice of the next launch, and the additional room of three. Co-running launches are measured on a
+power-throttled GPU and single launches on a cool one, so the effect of the power limit is removed first; the simulator
+adds it again. Errors are reported on held-out data: shapes (of any models and priorities), models where several pairs
+were measured, and triples with a fit to pairs alone.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from pdvsim.sim.hardware.profile import ContentionFit
 if TYPE_CHECKING:
     import pandas as pd
 
-SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start"]
+SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]
 SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
 LEAST_RATE = 1e-3
@@ -41,7 +40,6 @@ class Member(Load):
     """One launch of a group as the sharing model sees it, and its measured rate."""
 
     kind: str
-    model: str
     measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
     draw: Draw | None = None  # where the card's power is known
 
@@ -123,21 +121,20 @@ def _member(
 ) -> Member:
     """Demands from the bytes and flops of the launch over its measured time alone."""
     rows, steps, spec = int(row["bucket_rows"]), int(row["steps"]), model.spec
-    prompt, known = int(row["chunk_tokens"]), int(row["chunk_start"])
+    prompt, known, chunks = int(row["chunk_tokens"]), int(row["chunk_start"]), int(row["chunks"])
     if rows:
         shape = model.shape(rows, int(row["tokens"]), steps)
         moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
         cache = steps * context * spec.kv_bytes_per_token
     else:
-        moved = (spec.layer_params + spec.head_params) * spec.dtype_bytes + (known + prompt) * spec.kv_bytes_per_token
-        cache = known * spec.kv_bytes_per_token
-        seen = prompt * (known + (prompt + 1) / 2)
+        cache = chunks * known * spec.kv_bytes_per_token
+        moved = (spec.layer_params + spec.head_params) * spec.dtype_bytes + cache + prompt * spec.kv_bytes_per_token
+        seen = prompt * (known + (prompt / chunks + 1) / 2)
         flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * seen
     peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
-    prompts = [(known, prompt)] if prompt else []
+    prompts = [(known, prompt // chunks)] * chunks if chunks else []
     member = Member(
         kind=str(row["kind"]),
-        model=spec.name,
         lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
         priority=int(row["priority"]),
         measured=rate,
@@ -155,7 +152,7 @@ def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Floats:
     for group in groups:
         model, members = sharing[group.ordered], group.members
         for member in members:
-            member.share, member.yielding = 0.0, model.yielding(member.model)  # another fit, another share
+            member.share = 0.0  # another fit, another share
         model.solve(members)
         predicted += [1 / max(member.rate, LEAST_RATE) for member in members]
     return np.array(predicted)
@@ -171,24 +168,20 @@ def errors(groups: Sequence[Group], fit: ContentionFit) -> Floats:
     return np.asarray(slowdowns(groups, fit) / measured(groups) - 1)
 
 
-def fit_of(x: Floats, targets: Sequence[str]) -> ContentionFit:
-    """The figures behind free parameters, of which the last are the targets' own."""
+def fit_of(x: Floats) -> ContentionFit:
+    """The figures that free parameters stand for."""
     grown = np.exp(x)
-    powers = np.minimum(grown[len(START) :], 2.0)
     return ContentionFit(
         stream_weight=1.0,  # of two that fill the GPU each has its turn, whatever their priorities
         turn_exponent=float(min(grown[0], 2.0)),
         nimble_weight=1 + float(grown[1]),
-        yielding=float(np.median(powers)),
-        yieldings=dict(zip(targets, powers.tolist(), strict=True)),
-        filled_exponent=float(min(grown[2], 10.0)),
+        yielding=float(min(grown[2], 2.0)),
         hold=float(1 / (1 + np.exp(-x[3]))),
         hold_compute=float(min(grown[4], 1.0)),
     )
 
 
-START = np.array([-0.2, 0.0, 0.7, 1.3, -1.8])
-YIELDING = -1.0  # of each target, to start with
+START = np.array([-0.2, 0.0, -1.0, 1.3, -1.8])
 
 
 def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
@@ -202,14 +195,12 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
     def loss(some: Sequence[Group], fit: ContentionFit) -> float:
         return float(np.mean(np.abs(np.log1p(errors(some, fit)))))
 
-    targets = sorted({group.models.split(":")[1] for group in pairs})
-
     def of_pairs(x: Floats) -> float:
-        return loss(pairs, fit_of(x, targets))
+        return loss(pairs, fit_of(x))
 
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-    best = minimize(of_pairs, np.append(START, [YIELDING] * len(targets)), method="Nelder-Mead", options=options)
-    fit = fit_of(best.x, targets)
+    best = minimize(of_pairs, START, method="Nelder-Mead", options=options)
+    fit = fit_of(best.x)
     if not any(group.ordered for group in triples):
         return fit
 

@@ -5,8 +5,7 @@ over measured, minus one. Reported with it are the spread of repeated real runs 
 its experiment, which is the error of a perfect prediction), the two ablations of the contention model and, if a run
 recorded the speed of its machine, the errors of predictions for that machine.
 
-The real engine prefills a limited number of prompts per forward, which `pdvsim run` does not by default. So every
-run where that limit can matter is also predicted without it, and error bars are made for both.
+Error bars are made of both predictions: for any machine, and for a machine whose pace is known.
 
 Held-out runs are never mixed with the others, which are the only ones used to develop the model.
 """
@@ -35,7 +34,7 @@ from pdvsim.sim.hardware.reach import TELLING
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
-from pdvsim.sim.trust import LONG_PROMPT, Bars, Loading, PromptRule, groups, load_kind, traits
+from pdvsim.sim.trust import LONG_PROMPT, Bars, Known, Loading, groups, load_kind, traits
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")
@@ -105,15 +104,12 @@ class Validation:
     checked: dict[Contention, list[Checked]]
     foundation: str
     complete: bool
-    unlimited: list[Checked] = field(default_factory=list)  # those that are not the same without the engine's limit
 
-    def by_rule(self, held_out: bool) -> dict[PromptRule, list[Checked]]:
-        """Those that are held out or not, as served and without the limit."""
-        both: dict[PromptRule, list[Checked]] = {
-            "as served": next(iter(self.checked.values())),
-            "without limit": self.unlimited,
-        }
-        return {rule: [one for one in checked if one.run.held_out == held_out] for rule, checked in both.items()}
+    def by_machine(self, held_out: bool) -> dict[Known, list[Checked]]:
+        """The runs that are held out or not, predicted for any machine and, where its pace is known, for their own."""
+        runs = [one for one in next(iter(self.checked.values())) if one.run.held_out == held_out]
+        paced = [replace(one, predicted=one.paced) for one in runs if one.paced is not None]
+        return {"any machine": runs, "this machine": paced}
 
 
 def dataset(experiment: Experiment) -> str:
@@ -139,15 +135,15 @@ def validate(
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     first = contentions[0]
     numbers: dict[tuple[Experiment, Pace | None], int] = {}  # of the simulations, each done once
-    ways: dict[tuple[Contention, bool], list[tuple[ServedRun, int]]] = {(first, False): []}
-    unlimited = [run for run in runs if _at(run, first, profile, False) != _at(run, first, profile, True)]
-    for contention, limited in [*((contention, True) for contention in contentions), (first, False)]:
-        for run in runs if limited else unlimited:
-            pace = pace_in(run.meta) if limited and contention == first else None  # the ablations need none
-            number = numbers.setdefault((_at(run, contention, profile, limited), pace), len(numbers))
-            ways.setdefault((contention, limited), []).append((run, number))
+    ways: dict[Contention, list[tuple[ServedRun, int]]] = {contention: [] for contention in contentions}
+    for contention, those in ways.items():
+        for run in runs:
+            hardware = replace(run.experiment.hardware, contention=contention, profile=profile, band=False)
+            pace = pace_in(run.meta) if contention == first else None  # the ablations need none
+            task = suited(replace(run.experiment, hardware=hardware)), pace
+            those.append((run, numbers.setdefault(task, len(numbers))))
     named = {number: run.command for those in ways.values() for run, number in those}
-    firsts = {number for _, number in ways[first, True]}
+    firsts = {number for _, number in ways[first]}
     tasks = [(number, (*task, number in firsts)) for task, number in numbers.items()]
     rows: dict[int, Row] = {}
     outcomes = finished_here(_predicted, tasks, jobs)
@@ -160,26 +156,15 @@ def validate(
                 progress(len(rows), len(tasks))
     shares = {named[number]: rows[number]["share"] for number in firsts if number in rows}
     checked = {
-        way: [
+        contention: [
             Checked(run, share=shares.get(run.command, math.nan), **rows[number]["checked"])
             for run, number in those
             if number in rows
         ]
-        for way, those in ways.items()
+        for contention, those in ways.items()
     }
     foundation = "; ".join(dict.fromkeys(str(rows[number]["foundation"]) for number in sorted(rows)))
-    as_served = {contention: checked[contention, True] for contention in contentions}
-    return Validation(as_served, foundation, len(rows) == len(tasks), checked[first, False])
-
-
-def _at(run: ServedRun, contention: Contention, profile: str | None, limited: bool) -> Experiment:
-    """What is simulated for a run: as it was served, or without the engine's limit on prompts where that can bind."""
-    experiment = run.experiment
-    hardware = replace(experiment.hardware, contention=contention, profile=profile, band=False)
-    server, users = experiment.server, experiment.traffic.max_concurrency
-    if not limited and (users is None or users > (server.max_prompts_per_forward or users)):
-        server = replace(server, max_prompts_per_forward=None)
-    return suited(replace(experiment, hardware=hardware, server=server))
+    return Validation(checked, foundation, len(rows) == len(tasks))
 
 
 def _predicted(index: int, task: tuple[Experiment, Pace | None, bool]) -> Row:
@@ -430,7 +415,7 @@ def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[s
     held = [one for one in found.checked[first] if one.run.held_out]
     known = {name: [one for one in checked if not one.run.held_out] for name, checked in found.checked.items()}
     repeats = spread([one.run for one in known[first]])
-    within = {rule: bars(checked) for rule, checked in found.by_rule(held_out=False).items()}
+    within = {known: bars(checked) for known, checked in found.by_machine(held_out=False).items()}
     return {
         "contention": first,
         "foundation": found.foundation,
@@ -444,13 +429,13 @@ def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[s
         "paced": _paced(known[first]),
         "bars": within,
         "reached": _reached(known[first]),
-        "coverage": {rule: cross_coverage(checked) for rule, checked in found.by_rule(held_out=False).items()},
+        "coverage": {known: cross_coverage(checked) for known, checked in found.by_machine(held_out=False).items()},
         "held_out": {
             "runs": [_entry(one, numbers) for one in held],
             **_summary(held),
             "paced": _paced(held),
             "coverage": {
-                rule: coverage(checked, within[rule]) for rule, checked in found.by_rule(held_out=True).items()
+                known: coverage(checked, within[known]) for known, checked in found.by_machine(held_out=True).items()
             },
         }
         if held

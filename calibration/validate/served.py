@@ -20,11 +20,8 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES, MAX_TOKENS
 from pdvsim.sim.reading import parse_json, read_text, said
 
-SHIPPED = ("runs.jsonl", "served.jsonl", "truth.jsonl", "drafters.jsonl", "ahead.jsonl")  # real runs on an H200
-
-# in runs whose record does not say
-EARLIER_PROMPTS = 4  # per forward at most: the engine had that limit
-EARLIER_TOKENS = 2 * MAX_TOKENS  # of a file's requests at most: none was left out
+SHIPPED = ("runs.jsonl", "truth.jsonl", "ahead.jsonl")  # real runs on H200s
+EARLIER_TOKENS = 2 * MAX_TOKENS  # limit of a file's requests in runs whose record has none: nothing was left out
 
 
 @dataclass(frozen=True)
@@ -53,10 +50,7 @@ class ServedRun:
             traffic = replace(traffic, dataset_path=path, max_model_len=longest)
         if acceptance.acceptance_trace is not None:
             acceptance = replace(acceptance, acceptance_trace=str(self.folder / acceptance.acceptance_trace))
-        server = given.server
-        if self.metrics and "prompts_per_forward" not in self.meta and not server.max_prompts_per_forward:
-            server = replace(server, max_prompts_per_forward=EARLIER_PROMPTS)
-        return as_served(replace(given, traffic=traffic, acceptance=acceptance, server=server))
+        return as_served(replace(given, traffic=traffic, acceptance=acceptance))
 
     @property
     def id(self) -> str:

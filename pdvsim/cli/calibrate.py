@@ -25,6 +25,8 @@ class CalibrateCommand:
     samples: Placed[str | None] = None
     """Folder of samples.parquet and header.json, as written by `pdvsim profile`, or that samples.parquet. With --from
     vidur: a folder of Vidur's mlp.csv and, if available, attention.csv."""
+    served: tuple[str, ...] = ()
+    """Results of realrun, or files of its runs. Their warm-ups correct forward and host times to those in service."""
     from_: Literal["samples", "vidur"] = "samples"
     """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of the GPU named by --gpu."""
     gpu: tuple[str, ...] = ()
@@ -50,6 +52,8 @@ def main(argv: list[str]) -> int:
     args = parse(CalibrateCommand, argv, "pdvsim calibrate")
     if args.from_vllm:
         return _engine(args)
+    if args.served and args.from_ != "samples":
+        raise ValueError("--served goes with samples")
     if args.bench or args.pair:
         raise ValueError("--bench and --pair need --from-vllm")
     if args.samples is None:
@@ -61,14 +65,15 @@ def main(argv: list[str]) -> int:
 
     from pdvsim.calibration.fit import build
     from pdvsim.calibration.fit.build import save
+    from pdvsim.calibration.fit.service import read_served
     from pdvsim.study import output
 
-    samples = build.read(args.samples)
+    samples, served = build.read(args.samples), read_served(args.served)
     path = output.check_file(Path(args.output))
     folder = output.check_folder(Path(args.plots) if args.plots else path.parent)
     with Progress(build.parts(samples), "fits", args.json) as progress:
         done = iter(range(1, build.parts(samples) + 1))
-        found = build.calibrate(samples, args.name or path.stem, lambda: progress.update(next(done)))
+        found = build.calibrate(samples, args.name or path.stem, lambda: progress.update(next(done)), served)
     save(found.profile, path)
     saved = [path, *_plots(found, folder, path.stem)]
     document = found.document() | {"files": [str(file) for file in saved]}
@@ -85,8 +90,8 @@ def _engine(args: CalibrateCommand) -> int:
     from pdvsim.study import output
     from pdvsim.view.table import cell, grid
 
-    if args.samples or args.from_ != "samples" or args.plots:
-        raise ValueError("--from-vllm cannot be combined with samples, --from or --plots")
+    if args.samples or args.from_ != "samples" or args.plots or args.served:
+        raise ValueError("--from-vllm cannot be combined with samples, --from, --served or --plots")
     if args.pair is None or len(args.gpu) != 1:
         raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
     path = output.check_file(Path(args.output))

@@ -133,7 +133,6 @@ def main(argv: list[str]) -> int:
         raise ValueError("all runs are held out; --held-out shows them")
     others = [c for c in compare.CONTENTIONS if c != args.contention] if args.ablations else []
     contentions = [args.contention, *others]
-    limit = _limit(args, runs)
     with Progress(len(compare.commands(runs)) * len(contentions), "simulations", args.json) as progress:
 
         def told(done: int, total: int) -> None:
@@ -160,7 +159,7 @@ def main(argv: list[str]) -> int:
         say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")
         return 130
     if args.write:
-        _write(args, runs, limit, document)
+        _write(args, runs, document)
     return 0
 
 
@@ -191,15 +190,7 @@ def _shipped() -> list[Path]:
     return [folder / name for name in SHIPPED]
 
 
-def _limit(args: ValidateCommand, runs: Sequence[ServedRun]) -> int | None:
-    """Prompts per forward of the engine that served the runs; an error if runs with several values would be written."""
-    limits = {run.experiment.server.max_prompts_per_forward for run in runs}
-    if args.write and len(limits) > 1:
-        raise ValueError("--write needs runs with the same --max-prompts-per-forward")
-    return limits.pop()
-
-
-def _write(args: ValidateCommand, runs: Sequence[ServedRun], limit: int | None, document: Mapping[str, Any]) -> None:
+def _write(args: ValidateCommand, runs: Sequence[ServedRun], document: Mapping[str, Any]) -> None:
     """Store the errors next to the profile, for all predictions with it; without held-out runs."""
     path = errors_path(Hardware(profile=args.profile))
     if path is None:
@@ -208,7 +199,6 @@ def _write(args: ValidateCommand, runs: Sequence[ServedRun], limit: int | None, 
     errors = Errors(
         profile=document["foundation"],
         runs=len(document["runs"]),
-        prompts_per_forward=limit,
         drafters=sorted({run.experiment.server.drafted_by for run in runs if not run.held_out}),
         reached=document["reached"],
         bars=document["bars"],
@@ -258,6 +248,7 @@ def _tables(document: Mapping[str, Any]) -> str:
 def _errors(document: Mapping[str, Any]) -> str:
     """Median and 95th percentile overall, by metric and by group, with targets, ablations and the spread."""
     ablations, spread, targets = document["ablations"], document["spread"], document["targets"]
+    paced = document["paced"]
 
     def row(name: str, errors: Mapping[str, Any], target: str, part: str = "") -> list[str]:
         others = [model[part].get(name) if part else _overall(model) for model in ablations.values()]
@@ -265,10 +256,12 @@ def _errors(document: Mapping[str, Any]) -> str:
         repeated = _overall(spread) if spread and not part else repeated
         label = _short(name) if part == "by_metric" else name
         count = str(errors.get("runs", len(document["runs"])))
+        known = [paced["after"][part].get(name) if part == "by_metric" else None if part else _overall(paced["after"])
+                 ] if paced else []  # fmt: skip
         missed = "" if part or not target else " missed" * _missed(errors, targets)
         missed = " missed" if part and target and errors["p95"] > float(target.rstrip("%")) / 100 else missed
         return [label, count, _percent(errors["median"]), _percent(errors["p95"]), target + missed,
-                *(_both(other) for other in others), _both(repeated)]  # fmt: skip
+                *(_both(other) for other in (*known, *others, repeated))]  # fmt: skip
 
     rows = [row("all", _overall(document), f"{_percent(targets['median'])} / {_percent(targets['p95'])}")]
     for name, errors in document["by_metric"].items():
@@ -276,8 +269,9 @@ def _errors(document: Mapping[str, Any]) -> str:
     for group in ("arch", "pair", "dataset", "load"):
         for name, errors in document[f"by_{group}"].items():
             rows.append(row(name, errors, _percent(targets["group"]), f"by_{group}"))
-    text = grid(["errors of", "runs", "median", "95%", "target", *ablations, "repeated runs"], rows)
-    if paced := document["paced"]:
+    known = ["pace known"] if paced else []
+    text = grid(["errors of", "runs", "median", "95%", "target", *known, *ablations, "repeated runs"], rows)
+    if paced:
         raw, after = (_both(_overall(paced[side])) for side in ("raw", "after"))
         text += f"\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
     return text
@@ -323,14 +317,14 @@ def _bars(document: Mapping[str, Any]) -> str:
     kinds = {"of other runs": document["coverage"]}
     kinds |= {"of held-out runs": document["held_out"]["coverage"]} if document["held_out"] else {}
     rows = []
-    for rule, bars in document["bars"].items():
+    for known, bars in document["bars"].items():
         for group, bar in bars.items():
-            shares = [covered[rule]["by_group"].get(group) for covered in kinds.values()]
+            shares = [covered[known]["by_group"].get(group) for covered in kinds.values()]
             if group == ANY:
-                shares = [covered[rule] for covered in kinds.values()]
+                shares = [covered[known] for covered in kinds.values()]
             held = [f"{_percent(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
-            rows.append([rule, group, *(_percent(bar.get(metric)) for metric in SHOWN), *held])
-    header = ["prompts per forward", "90% within ±", *map(_short, SHOWN), *(f"covered {name}" for name in kinds)]
+            rows.append([known, group, *(_percent(bar.get(metric)) for metric in SHOWN), *held])
+    header = ["predicted for", "90% within ±", *map(_short, SHOWN), *(f"covered {name}" for name in kinds)]
     return grid(header, rows)
 
 

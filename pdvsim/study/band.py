@@ -23,7 +23,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.sim.trust import THROUGHPUTS, Errors, PromptRule, errors_of, groups, traits, unvalidated
+from pdvsim.sim.trust import THROUGHPUTS, Errors, Known, errors_of, groups, traits, unvalidated
 
 Metrics = dict[str, Any]
 
@@ -75,23 +75,19 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
         reason = "forward times are predicted"
     if reason is not None or errors is None:
         return metrics | {"error_range": f"none: {reason}"}
-    rule = errors.rule(experiment)
-    assert rule is not None, "else it is not validated"
-    bars = _bars(errors, rule, experiment, metrics, main)
+    known: Known = "any machine" if experiment.hardware.machine is None else "this machine"
+    bars = _bars(errors, known, experiment, metrics, main)
     if not bars:
         return metrics | {"error_range": "none: too few real runs were comparable"}
     text = "holds 90% of comparable real runs"
-    if rule == "without limit":
-        most = errors.prompts_per_forward
-        text += f", which prefilled up to {most} prompts per forward (--max-prompts-per-forward {most} narrows it)"
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
 
 
 def _bars(
-    errors: Errors, rule: PromptRule, experiment: Experiment, metrics: Metrics, main: Sequence[str]
+    errors: Errors, known: Known, experiment: Experiment, metrics: Metrics, main: Sequence[str]
 ) -> dict[str, float]:
     like = groups(experiment, *traits(metrics))
-    found = {name: errors.bar(rule, like, name) for name in main}
+    found = {name: errors.bar(known, like, name) for name in main}
     return {name: bar for name, bar in found.items() if bar is not None}
 
 
@@ -100,7 +96,7 @@ def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], en
     text, off = "forward times at both ends of their error bar", {}
     errors = None if experiment.hardware.profile == "roofline" else errors_of(Hardware())  # a roofline is a bound
     if errors is not None:
-        off = _bars(errors, "as served", experiment, metrics, main)  # error of the model under the scheduling rule
+        off = _bars(errors, "any machine", experiment, metrics, main)
         text += ", and the errors of comparable real runs on the H200"
     found: Metrics = {"error_range": text}
     for name in main:

@@ -15,7 +15,6 @@ Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import exp
 
 from pdvsim.sim.hardware.latency import Load
 from pdvsim.sim.hardware.options import Contention, Priority
@@ -115,10 +114,6 @@ class Sharing:
         self._measured = fit.turn_exponent > 0
         self._crowd_weight = fit.stream_weight if fit.crowd_weight is None else fit.crowd_weight
 
-    def yielding(self, model: str) -> float:
-        """How the kernels of a model make way for nimble ones that go first."""
-        return self.fit.yieldings.get(model, self.fit.yielding)
-
     def solve(self, loads: Sequence[Load]) -> None:
         """Set each load's `rate`."""
         if self.model == "max":
@@ -164,9 +159,8 @@ class Sharing:
                 level = levels.index(load.priority)
                 weights[i] *= crowd**level
                 if load.nimble and level and load.priority == levels[-1]:
-                    below = max((x for x in loads if x.priority < load.priority), key=lambda x: x.turn_s)
-                    filled = sum(x.filled for x in loads if x.priority < load.priority)
-                    weights[i] *= self._first(load, below, filled, crowd)
+                    longest_s = max(x.turn_s for x in loads if x.priority < load.priority)
+                    weights[i] *= self._first(load, longest_s, crowd)
         holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
         max_min(loads, weights, [1.0] * len(loads), 1.0, 1.0, holds)
 
@@ -178,7 +172,7 @@ class Sharing:
         if self.priority == "stream" and a.priority != b.priority:
             heavy *= self.fit.stream_weight
             if a.nimble:
-                heavy *= self._first(a, b, b.filled, self.fit.stream_weight)
+                heavy *= self._first(a, b.turn_s, self.fit.stream_weight)
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
@@ -197,16 +191,15 @@ class Sharing:
                     load.share *= self.fit.nimble_weight**load.nimble
         return load.share
 
-    def _first(self, load: Load, below: Load, filled: float, weight: float) -> float:
+    def _first(self, load: Load, other_s: float, weight: float) -> float:
         """How much larger than by its stream's `weight` a nimble work's share is on the stream that goes first.
 
-        It goes before the other's next blocks, so the other's turns count for less; but it waits for those of attention
-        over prompts, which last.
+        It goes before the next blocks of the other, whose turns of `other_s` count for less.
         """
-        if not load.turn_s or not below.turn_s:
+        if not load.turn_s or not other_s:
             return 1.0
-        found = (below.turn_s / load.turn_s) ** below.yielding * exp(-self.fit.filled_exponent * filled)
-        return float((found / weight) ** load.nimble) if found > weight else 1.0
+        share = (other_s / load.turn_s) ** self.fit.yielding
+        return float((share / weight) ** load.nimble) if share > weight else 1.0
 
     def _hold(self, load: Load) -> float:
         """The part of the GPU that a launch occupies at full speed; at most all, so that sharing beats taking turns."""

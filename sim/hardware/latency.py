@@ -134,10 +134,7 @@ class Load:
     lane: str = ""
     turn_s: float = 0.0  # time per layer, alone
     nimble: float = 0.0  # share of its kernels that are small enough to run beside others
-    # shares of the GPU, over its time, that its attention over prompts fills, and has too few programs to fill
-    filled: float = 0.0
-    empty: float = 0.0
-    yielding: float = 0.0  # how its kernels make way for nimble ones that go first
+    empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
     share: float = 0.0  # of the turns, kept here once worked out; 0 before
     rate: float = 0.0
     solo_s: float = 0.0
@@ -237,7 +234,7 @@ class Latency:
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.turn_s = solo_s / (steps * self.spec.layers)
         load.nimble = self.nimble(rows, width, prompt, solo_s / steps)
-        load.filled, load.empty = self.room(prompts, solo_s)
+        load.empty = self.room(prompts, solo_s)
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
         """Share of a forward's time in kernels that leave room for others."""
@@ -245,16 +242,15 @@ class Latency:
             return 0.0
         return 1.0 - self.fit.large_s / forward_s if forward_s > self.fit.large_s else 0.0
 
-    def room(self, chunks: Sequence[tuple[int, int]], solo_s: float) -> tuple[float, float]:
-        """Shares of the GPU, over the time of a launch, that its prefill attention fills and leaves empty."""
+    def room(self, chunks: Sequence[tuple[int, int]], solo_s: float) -> float:
+        """Share of the GPU, over the time of a launch, that its prefill attention leaves empty."""
         sms = self.fit.prompt_sms
         if not chunks or not sms or not solo_s:
-            return 0.0, 0.0
+            return 0.0
         block, at_once = _prompt_programs(self.spec.head_dim, sms)
         programs = self.spec.heads * sum(-(-n // block) for _, n in chunks)
         share = min(1.0, self._over_prompts(chunks) / solo_s)
-        filled = share * programs / (-(-programs // at_once) * at_once)
-        return filled, share - filled
+        return share - share * programs / (-(-programs // at_once) * at_once)
 
     def _fused(self, rest: Shape, tokens: int) -> Shape:
         """`rest` and the product that fuses a head's inputs, over `tokens`."""

@@ -1,8 +1,8 @@
 """The speed of a machine relative to the one that a profile was measured on.
 
-Before its clock starts, `realrun` serves some warm-up requests. Their launches give three ratios of measured time over
-profile time: `pace_target` (target forwards), `pace_draft` (drafts) and `pace_host` (the host between two launches of
-few rows). `pace_row_s` is the host time per row.
+Before its clock starts, `realrun` serves some warm-up requests. Their launches give two ratios of measured time over
+the time alone on the profiled machine: `pace_target` (target forwards) and `pace_draft` (drafts). `pace_host_s` is the
+host time between two launches of few rows, `pace_row_s` the additional host time per row.
 
 Not covered: differences of prefills, of co-running lanes, and of the power limit.
 """
@@ -10,27 +10,27 @@ Not covered: differences of prefills, of co-running lanes, and of the power limi
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pdvsim.sim.core import KINDS, Pair
-from pdvsim.sim.hardware.profile import HostCost, Profile
+from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.reading import read_json
 from pdvsim.sim.records import Table
 
 FEWEST = 20  # launches from which a ratio is taken
-LEAST, MOST, MOST_ROW_S = 0.2, 20.0, 1e-3  # ratios, and seconds for a row, that are believed
+LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed
 
 
 class Pace(NamedTuple):
-    """How many times as long as the profile says; and the host's seconds for each row of a verdict."""
+    """Times relative to those alone on the profiled machine; host seconds between launches and per row."""
 
     target: float = 1.0
     draft: float = 1.0
-    host: float = 1.0
+    host_s: float | None = None  # None: as in the profile
     row_s: float = 0.0
 
     def applied(self, profile: Profile, pair: Pair) -> Profile:
@@ -38,9 +38,11 @@ class Pace(NamedTuple):
         fits = dict(profile.models)
         for spec, factor in ((pair.draft, self.draft), (pair.target, self.target)):
             if spec.name in fits:
-                fits[spec.name] = profile.models[spec.name].scaled(factor)
-        costs = {cost.name: getattr(profile.host, cost.name) * self.host for cost in fields(HostCost)}
-        return replace(profile, models=fits, host=HostCost(**costs | {"row_s": self.row_s}))
+                fits[spec.name] = profile.models[spec.name].scaled(factor / profile.in_service.get(spec.name, 1.0))
+        host = profile.host
+        if self.host_s is not None:
+            host = replace(host.scaled(self.host_s), row_s=self.row_s)
+        return replace(profile, models=fits, host=host)
 
 
 def read_pace(path: str | Path) -> Pace:
@@ -48,7 +50,7 @@ def read_pace(path: str | Path) -> Pace:
     document = read_json(Path(path))
     found = pace_in(document) if isinstance(document, dict) else None
     if found is None:
-        raise ValueError(f"--machine {path}: not a result of realrun with pace_target, pace_draft and pace_host")
+        raise ValueError(f"--machine {path}: not a result of realrun with pace_target and pace_draft")
     return found
 
 
@@ -62,12 +64,12 @@ def pace_in(meta: Mapping[str, Any]) -> Pace | None:
 
 
 def _is_within(name: str, value: object) -> bool:
-    low, high = (0.0, MOST_ROW_S) if name == "row_s" else (LEAST, MOST)
+    low, high = (0.0, MOST_HOST_S) if name.endswith("_s") else (LEAST, MOST)
     return isinstance(value, int | float) and low <= value <= high
 
 
-def pace_of(launches: Table, host: HostCost, handed: bool) -> dict[str, float]:
-    """The ratios of a run whose launches were priced by a profile; those that it has too few launches for are left out.
+def pace_of(launches: Table, profile: Profile, pair: Pair, handed: bool) -> dict[str, float]:
+    """What the launches of a run tell that were priced by a profile; what there are too few of is left out.
 
     `handed`: drafts and verifies are on lanes of their own.
     """
@@ -78,18 +80,20 @@ def pace_of(launches: Table, host: HostCost, handed: bool) -> dict[str, float]:
     alone = (start_s >= before_s) & (end_s <= np.concatenate((start_s[1:], [np.inf]))) & (solo_s > 0) & (rows > 0)
     drafts, verifies = kind == KINDS.index("draft"), np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")])
     found: dict[str, float] = {}
-    for name, those in (("target", verifies), ("draft", drafts)):
+    for name, those, spec in (("target", verifies, pair.target), ("draft", drafts, pair.draft)):
         those = those & alone & ~prompts
         if those.sum() >= FEWEST:
-            found[f"pace_{name}"] = float((end_s - start_s)[those].sum() / solo_s[those].sum())
+            ratio = float((end_s - start_s)[those].sum() / solo_s[those].sum())
+            found[f"pace_{name}"] = ratio * profile.in_service.get(spec.name, 1.0)
     # a round's first launch waits for the verdict before it, and on lanes of their own also for the hand-over
     follows = np.concatenate(([False], (verifies & alone)[:-1])) & (drafts | (verifies & ~drafts.any())) & ~prompts
-    gaps_s, expected_s = (start_s - before_s)[follows], host.completion_s + host.launch_s + handed * host.handoff_s
+    gaps_s, host = (start_s - before_s)[follows], profile.host
     sizes, those = np.unique(np.concatenate(([0], rows[:-1]))[follows], return_inverse=True)
     known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST // 4]
-    if known and expected_s > 0:
+    if known and host.between_s > 0:
         medians_s = [float(np.median(gaps_s[those == at])) for at in known]
         row_s = max(0.0, float(np.polyfit(sizes[known], medians_s, 1)[0])) if len(known) > 1 else 0.0
         few_s = float(np.mean(medians_s)) - row_s * float(np.mean(sizes[known]))
-        found |= {"pace_host": min(max(few_s / expected_s, LEAST), MOST), "pace_row_s": min(row_s, MOST_ROW_S)}
+        few_s *= host.between_s / (host.between_s + handed * host.handoff_s)  # without the hand-over
+        found |= {"pace_host_s": min(max(few_s, 0.0), MOST_HOST_S), "pace_row_s": min(row_s, MOST_HOST_S)}
     return found

@@ -52,6 +52,16 @@ class HostCost:
     handoff_s: float
     row_s: float = 0.0
 
+    @property
+    def between_s(self) -> float:
+        """From the end of a launch to the start of the next that waits for its result."""
+        return self.launch_s + self.completion_s
+
+    def scaled(self, between_s: float) -> HostCost:
+        """The same with another time between launches, and all else in proportion; the same where it has none."""
+        factor = between_s / self.between_s if self.between_s else 1.0
+        return HostCost(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
+
 
 @dataclass(frozen=True)
 class ContentionFit:
@@ -66,12 +76,8 @@ class ContentionFit:
     turn_exponent: float = 0.0
     # Kernels of few blocks find room beside others: their share is this much larger, ...
     nimble_weight: float = 1.0
-    # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs;
-    # models that were measured side by side have a power of their own. Attention over prompts, whose blocks last, takes
-    # it back: by e to the power of so many times the share of the GPU that it fills.
+    # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
     yielding: float = 0.0
-    yieldings: dict[str, float] = field(default_factory=dict)
-    filled_exponent: float = 0.0
     # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
     # arithmetic it uses, 1 at most. All held together is at most 1. Zeros: no limit.
     hold: float = 0.0
@@ -82,6 +88,7 @@ class ContentionFit:
 PROFILE_RANGES: dict[str, Range] = {
     **CARD_RANGES,
     "schema_version": Range(SCHEMA, SCHEMA),
+    "in_service": Range(0.2, 20),
     "uncertainty": Range(0, 10),
     **dict.fromkeys((part.name for part in fields(HostCost)), Range(0, 1)),
     # ContentionFit
@@ -90,8 +97,6 @@ PROFILE_RANGES: dict[str, Range] = {
     "turn_exponent": _EXPONENT,
     "nimble_weight": _WEIGHT,
     "yielding": _EXPONENT,
-    "yieldings": _EXPONENT,
-    "filled_exponent": Range(0, 10),
     "hold": Range(0, 1),
     "hold_compute": Range(0, 10),
     "crowd_hold": Range(0.1, 1),
@@ -136,6 +141,8 @@ class Profile:
     # how far the samples went, by model alone and for works side by side; absent: not told
     measured: dict[str, Reach] = field(default_factory=dict)
     measured_together: Reach | None = None
+    # how many times as long as alone a model's forwards take in service, where that is known; contained in `models`
+    in_service: dict[str, float] = field(default_factory=dict)
     # of an engine's own steps, not of its forwards one by one: nothing is known of lanes side by side
     whole_steps: bool = False
 

@@ -227,8 +227,8 @@ class Planner:
     def _demand(
         self, lane: str, priority: int, model: Latency, rows: int, tokens: int, steps: int, context: int
     ) -> Load:
-        shape, yielding = model.shape(rows, tokens, steps), self.sharing.yielding(model.spec.name)
-        load = Load(priority=priority, lane=lane, yielding=yielding, solo_s=self._solo(shape, context))
+        shape = model.shape(rows, tokens, steps)
+        load = Load(priority=priority, lane=lane, solo_s=self._solo(shape, context))
         moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
         model.demand(load, self.peak, moved, flops, rows, tokens, steps)
         return load

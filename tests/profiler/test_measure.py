@@ -53,7 +53,7 @@ def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path
     frame, header = samples.frame, samples.header
     solo = frame[frame["section"] == "solo"]
     assert len(solo.groupby(list(POINT), observed=True)) == len(grid.design(drafts=True)[0])
-    assert set(solo["kind"]) == set(grid.KINDS)
+    assert set(solo["kind"]) == set(grid.KINDS) - {"read"}
     assert [p.left_out for p in header.parts] == [[], []]
     assert header.device.name.startswith("CPU")
     assert (solo["context_total"] <= 1.1 * solo["rows"] * solo["context"]).all()
@@ -145,7 +145,7 @@ def test_what_does_not_fit_or_fails_is_left_out_and_named(tmp_path: Path, monkey
     Profiler(options(tmp_path), tiny, quiet).run()
     columns, header = read(tmp_path / "tiny-a.npz")
     assert columns["rows"].max() == 8
-    assert set(columns["kind"].tolist()) == set(grid.KINDS) - {"mixed"}
+    assert set(columns["kind"].tolist()) == set(grid.KINDS) - {"mixed", "read"}
     reasons = {entry["reason"] for entry in header["left_out"]}
     assert reasons == {"does not fit into memory", "RuntimeError: out of resources"}
     assert any("32x5@512" in entry["label"] for entry in header["left_out"])

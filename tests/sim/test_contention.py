@@ -56,7 +56,7 @@ measured = st.one_of(
         crowd_hold=st.floats(0.5, 1.0),
         turn_exponent=st.floats(0.1, 1.5),
         nimble_weight=st.floats(0.5, 4.0),
-        filled_exponent=st.floats(0.0, 4.0),
+        yielding=st.floats(0.0, 1.5),
         hold=share,
         hold_compute=share,
     ),
@@ -256,11 +256,9 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     Of two it only grows; among three the second, whose weight grows as well, may at first take some of it.
     """
     top = max(range(len(loads)), key=lambda i: loads[i].priority)
-    for load in loads:
-        load.yielding = 0.0  # to nimble works, beyond their weight
     found = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
-        weighed = replace(fit, stream_weight=weight, crowd_weight=None)
+        weighed = replace(fit, stream_weight=weight, crowd_weight=None, yielding=0.0)
         found.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
     assert found[0] == pytest.approx(found[1], abs=TINY)
     assert np.all(np.diff(found) >= -NEAR) or len(loads) == 3
@@ -270,22 +268,17 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
 def test_a_nimble_work_that_goes_first_has_more_of_the_turns() -> None:
     """By hand: turns go by the root of 4 to 1; for one that goes first, beside a model that yields, all are alike.
 
-    A work that is nimble in part has that power of it; attention that fills the GPU beside it takes it back, and going
-    first never makes it less. Without priority, and to others, it is nothing.
+    A work that is nimble in part has that power of it. Without priority, and to others, it is nothing.
     """
-    fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, yielding=0.5, filled_exponent=1.0)
+    fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, yielding=0.5)
     draft = Load(0.0, 1.0, 1, turn_s=1e-4, nimble=1.0)
-    prefill = Load(0.0, 1.0, 0, turn_s=4e-4, yielding=0.5)
+    prefill = Load(0.0, 1.0, 0, turn_s=4e-4)
     stream, none = (Sharing("fluid", priority, fit) for priority in TURNS[::-1])
     assert rates(none, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
     assert rates(stream, [prefill, draft]) == pytest.approx([1 / 2, 1 / 2])
     draft.nimble = 0.5
     assert rates(stream, [prefill, draft]) == pytest.approx([1 - 2**-0.5 / (1 + 2**-0.5), 2**-0.5 / (1 + 2**-0.5)])
-    draft.nimble, prefill.filled = 1.0, 0.25
-    assert draft.rate < rates(stream, [prefill, draft])[1] < 1 / 2
-    prefill.filled = 1.0
-    assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
-    draft.nimble = prefill.filled = 0.0
+    draft.nimble = 0.0
     assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
 
 
@@ -530,6 +523,6 @@ def test_a_launch_asks_the_same_wherever_it_is_planned_or_runs() -> None:
         job = Job(gpu, Work(kind, role, lane, rows, tokens, steps), 0.0)  # type: ignore[arg-type]
         gpu.demand(job)
         planned = planner._demand(lane, 0, planner.models[role], 5, tokens, steps, 1000)  # type: ignore[index]
-        for name in ("compute", "bandwidth", "turn_s", "nimble", "filled", "empty", "yielding", "solo_s"):
+        for name in ("compute", "bandwidth", "turn_s", "nimble", "empty", "solo_s"):
             assert getattr(planned, name) == getattr(job, name), (kind, name)
         assert job.nimble > 0  # padded to the engine's sizes, five rows are more

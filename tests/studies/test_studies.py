@@ -177,12 +177,12 @@ def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatc
 def test_the_validation_plan_is_balanced_and_a_third_is_set_aside() -> None:
     plan = validation_plan
     every = read_runs(H200 / "plan.jsonl", planned=True)
-    runs = [run for run in every if not run.repeat]
-    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS
-    assert len(every) - len(runs) == plan.REPEATS
-    drafters = read_runs(H200 / "drafters.plan.jsonl", planned=True)
+    drafters = [run for run in every if run.experiment.traffic.seed >= plan.DRAFTER_SEED]
     assert len(drafters) == 4 * len(plan.DRAFTERS)
-    assert all(run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0) for run in (*every, *drafters))
+    runs = [run for run in every if not run.repeat and run not in drafters]
+    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS
+    assert len(every) - len(drafters) - len(runs) == plan.REPEATS
+    assert all(run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0) for run in every)
     assert sum(run.held_out for run in runs) == pytest.approx(len(runs) / 3, abs=1)
     assert set(Counter(run.experiment.arch for run in runs).values()) == {len(runs) // len(plan.ARCHS)}
     assert {run.experiment.traffic.max_concurrency for run in runs} >= {None, *plan.CONCURRENCIES}
@@ -192,7 +192,7 @@ def test_a_group_of_the_validation_plan_is_drawn_again_by_its_seed() -> None:
     """Rates and lengths may move with the profile."""
     plan, rng = validation_plan, random.Random(validation_plan.SEED)
     first = read_runs(H200 / "plan.jsonl", planned=True)[0].experiment
-    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, plan.Decks.shuffled(rng), H200)
+    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, plan.Decks.shuffled(rng), H200, early=True)
     assert {run.experiment.server.pair for run in again} == {first.server.pair}
     assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
     deck = plan.Deck("abc", random.Random(1))

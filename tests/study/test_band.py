@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -40,33 +42,15 @@ def bars(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: value for name, value in metrics.items() if name.endswith("_error")}
 
 
-@pytest.mark.parametrize(
-    ("arch", "users", "limit", "rule"),
-    [
-        ("pd", 8, 4, "as served"),
-        ("pd", 8, None, "without limit"),
-        ("pd", 8, 16, "without limit"),
-        ("pd", 8, 2, None),
-        ("pd", 4, None, "as served"),  # there are never more than four to prefill
-        ("pd", 2, 2, "as served"),
-        ("pdv-unified", 64, None, "as served"),  # prefills one prompt at a time, under any limit
-        ("baseline", 64, None, "as served"),
-    ],
-)
-def test_a_bar_knows_the_rule_it_was_validated_under(
-    errors: Errors, arch: str, users: int, limit: int | None, rule: str | None
-) -> None:
-    assert errors.prompts_per_forward == 4
-    assert errors.rule(serving(arch, users, max_prompts_per_forward=limit)) == rule
-
-
-def test_another_rule_has_a_wider_bar_that_says_so() -> None:
-    """51% of the real closed loops were inside the bar of P99 TTFT that a run without the engine's limit printed."""
-    served = spanned(simulate(serving(max_prompts_per_forward=4)))
-    free = spanned(simulate(serving()))
-    assert free["p99_ttft_ms_error"] > 3 * served["p99_ttft_ms_error"]
-    assert served["error_range"] == "holds 90% of comparable real runs"
-    assert "up to 4 prompts per forward" in free["error_range"]
+def test_a_machine_whose_pace_is_known_has_bars_of_its_own(errors: Errors, tmp_path: Path) -> None:
+    pace = tmp_path / "run.json"
+    pace.write_text(json.dumps({"pace_target": 1.0, "pace_draft": 1.0, "pace_host_s": 2e-4, "pace_row_s": 0.0}))
+    other = serving()
+    here = replace(other, hardware=Hardware(machine=str(pace)))
+    for known, experiment in (("any machine", other), ("this machine", here)):
+        like = errors.bars[known]["closed, lanes"]
+        assert spanned(simulate(experiment))["mean_tpot_ms_error"] == like["mean_tpot_ms"]
+    assert errors.bars["this machine"]["any"]["mean_tpot_ms"] < errors.bars["any machine"]["any"]["mean_tpot_ms"]
 
 
 def test_groups_are_told_by_load_lanes_and_what_is_demanding() -> None:
@@ -82,7 +66,7 @@ def test_groups_are_told_by_load_lanes_and_what_is_demanding() -> None:
 
 
 def test_long_prompts_have_bars_of_their_own() -> None:
-    short = serving("pdv", max_prompts_per_forward=4, pair=LONG)
+    short = serving("pdv", pair=LONG)
     long = replace(short, traffic=replace(short.traffic, input_len=2000))
     few, many = (spanned(simulate(experiment)) for experiment in (short, long))
     assert many["p99_itl_ms_error"] > 1.5 * few["p99_itl_ms_error"]
@@ -97,7 +81,7 @@ def test_long_prompts_have_bars_of_their_own() -> None:
         (replace(serving(), hardware=Hardware(profile="roofline")), "a roofline is a bound, not a prediction"),
         (replace(serving(), host=Host(launch_s=1e-3)), "the host costs are not the measured ones"),
         (serving(priority="preemptive"), "no real run had this --priority"),
-        (serving(max_prompts_per_forward=2), "real runs prefilled up to 4 prompts per forward, this one fewer"),
+        (serving(max_prompts_per_forward=2), "no real run had this --max-prompts-per-forward"),
     ],
 )
 def test_what_no_real_run_was_like_has_no_bar_and_says_why(experiment: Experiment, why: str) -> None:

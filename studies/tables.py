@@ -1,0 +1,147 @@
+"""The tables of docs/results.md that come from the committed runs: `python studies/tables.py` writes them anew.
+
+Each stands between `<!-- table: NAME -->` and `<!-- end -->`. A test compares what stands there with the runs.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from pdvsim.calibration.validate.compare import document, validate
+from pdvsim.calibration.validate.served import SHIPPED, read_runs
+from pdvsim.sim.hardware.profile import shipped_profile
+from pdvsim.sim.reading import read_json
+from studies import truth
+
+ROOT = Path(__file__).parents[1]
+PAGE, DATA = ROOT / "docs" / "results.md", ROOT / "calibration" / "data" / "h200"
+STRONG = 0.10  # 95th percentiles up to this are strong
+METRICS = {
+    "output_throughput": "output throughput", "mean_ttft_ms": "mean TTFT", "p99_ttft_ms": "p99 TTFT",
+    "mean_tpot_ms": "mean TPOT", "p99_itl_ms": "p99 ITL", "mean_e2el_ms": "mean E2EL",
+}  # fmt: skip
+WAYS = {"arch": "architecture", "pair": "models", "dataset": "data set", "load": "load"}
+RANGES = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms")
+TRIALS = {"throughput": ("", "tok/s"), "e2el": ("E2EL ", "ms"), "headroom": ("head-room ", "")}
+
+Document = dict[str, Any]
+
+
+def percent(share: float) -> str:
+    """Two digits, as errors are given."""
+    return f"{100 * share:.1f}%" if share < 0.0995 else f"{100 * share:.0f}%"
+
+
+def figure(value: float) -> str:
+    """Four digits, without a power of ten."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def both(errors: Mapping[str, float]) -> str:
+    """Median / 95th percentile."""
+    return f"{percent(errors['median'])} / {percent(errors['p95'])}"
+
+
+def overall(part: Mapping[str, Any]) -> str:
+    return both({"median": part["median_abs_error"], "p95": part["p95_abs_error"]})
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def errors(found: Document) -> str:
+    """By metric: visible runs without and with their machine's pace, held-out ones, repeats."""
+    held, paced = found["held_out"], found["paced"]
+    parts = [found, paced["after"], held, found["spread"]]
+    counts = (len(found["runs"]), paced["runs"], len(held["runs"]), found["spread"]["runs"])
+    heads = ("{} runs", "{} of them, pace known", "{} held-out runs", "{} real runs repeated")
+    rows = [["all", *map(overall, parts)]]
+    rows += [[name, *(both(part["by_metric"][metric]) for part in parts)] for metric, name in METRICS.items()]
+    return markdown(["metric", *(head.format(count) for head, count in zip(heads, counts, strict=True))], rows)
+
+
+def weak(found: Document) -> str:
+    """Groups of visible runs by their 95th percentile over all metrics: strong up to a tenth."""
+    rows = []
+    ways = {"metric": {name: found["by_metric"][metric] for metric, name in METRICS.items()}}
+    ways |= {way: found[f"by_{key}"] for key, way in WAYS.items()}
+    for way, groups in ways.items():
+        ordered = sorted(groups.items(), key=lambda group: group[1]["p95"])
+        said = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
+        sides = [[text for _, p95, text in said if (p95 <= STRONG) == strong] for strong in (True, False)]
+        rows.append([way, *("; ".join(side) for side in sides)])
+    return markdown(["by", "strong", "weak"], rows)
+
+
+def ranges(found: Document) -> str:
+    """The error ranges that commands print for a machine whose pace is not known."""
+    bars = found["bars"]["any machine"]
+    rows = [[name, *(f"±{percent(bar[metric])}" for metric in RANGES)] for name, bar in sorted(bars.items())]
+    return markdown(["group of runs", *(METRICS[metric] for metric in RANGES)], rows)
+
+
+def advice(found: Document) -> str:
+    """The scenarios that were decided and then served."""
+    rows = []
+    for trial in found["trials"]:
+        before, unit = TRIALS[trial["objective"]]
+        entries = trial["entries"]
+
+        def measured(chosen: Callable[[Document], bool], entries: list[Document] = entries) -> str:
+            entry = next(filter(chosen, entries), None)
+            return figure(entry["measured"]) if entry else ""
+
+        first = entries[0]
+        rows.append(
+            [
+                f"{trial['pair']}, {trial['name']}",
+                first["described"],
+                f"{before}{figure(first['measured'])} {unit}".strip(),
+                f"{first['predicted'] / first['measured'] - 1:+.1%}",
+                measured(lambda e: e["described"].startswith("autoregressive")),
+                measured(lambda e: e["role"] == "usual"),
+                measured(lambda e: e["described"].startswith("pdv,")),
+                percent(trial["regret"]),
+            ]
+        )
+    header = ["scenario", "recommended", "measured", "prediction", "plain", "`colocated` k=4", "best `pdv`", "regret"]
+    return markdown(header, rows)
+
+
+def tables(found: Document) -> dict[str, str]:
+    """All tables of a validation, and of the scenarios served."""
+    return {
+        "errors": errors(found),
+        "weak": weak(found),
+        "ranges": ranges(read_json(Path(str(shipped_profile("h200"))).with_name("h200.errors.json"))),
+        "advice": advice(truth.report(DATA / "truth.json", DATA / "truth.jsonl")),
+    }
+
+
+def written(text: str, found: Mapping[str, str]) -> str:
+    """The page with its tables in place; a ValueError where one has none."""
+    for name, table in found.items():
+        place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
+        if not place.search(text):
+            raise ValueError(f"{PAGE}: no place for the table {name}")
+        text = place.sub(lambda match, table=table: f"{match[1]}\n{table}\n\n{match[2]}", text)  # type: ignore[misc]
+    return text
+
+
+def main() -> None:
+    """Simulate what was served, and write the tables."""
+    runs = [run for name in SHIPPED for run in read_runs(DATA / name)]
+    found = tables(document(validate(runs)))
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
