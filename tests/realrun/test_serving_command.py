@@ -69,7 +69,7 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         ([*CPU, "--place", "prefill=1", "verify=1"], "one GPU"),
         ([*CPU, "--contention", "max"], "are options of a simulated GPU"),
         ([*CPU, "--launch-s", "1e-5"], "host costs are real here"),
-        ([*CPU, "--num-speculative-tokens", "16"], "at most 15 drafts, got 16"),
+        ([*CPU, "--num-speculative-tokens", "16"], "a draft length of at most 15, got 16"),
         (["--device", "cpu", "--input-len", "2048"], "request 0 has 20"),
         ([*CPU, "--verdict", "own", "--acceptance-rate", "0.9"], "need --verdict pinned"),
         ([*CPU, "--target-path", "x"], "--tiny cannot be combined"),
