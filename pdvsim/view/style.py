@@ -29,9 +29,7 @@ RAMP = ("#1b1044", "#4a2c82", "#7a4fb5", "#a67fd1", "#cdb4e6")  # for anything b
 ARCH_COLOURS = dict(zip(ARCHS, (GREY, BROWN, GREEN, BLUE, RED, PINK, ORANGE, SKY, YELLOW), strict=False))
 ARCH_MARKERS = dict(zip(ARCHS, "XPsoDv^*>", strict=False))
 LANE_COLOURS = dict(zip(LANES, (MINT, RASPBERRY, VIOLET, PINE), strict=True))
-KIND_COLOURS = dict(
-    zip((*KINDS, "mixed", "read"), (MINT, RASPBERRY, VIOLET, PINE, LIME, COCOA, SLATE), strict=True)
-)
+KIND_COLOURS = dict(zip((*KINDS, "mixed", "read"), (MINT, RASPBERRY, VIOLET, PINE, LIME, COCOA, SLATE), strict=True))
 STEP_COLOURS = dict(zip(STEPS, (MIST, MINT, RASPBERRY, LILAC, VIOLET, COCOA), strict=True))
 OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # for custom architectures, by name
 
