@@ -14,7 +14,7 @@ from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, reach_of
 from pdvsim.calibration.fit.power import PowerCalibration, fit_power
-from pdvsim.calibration.fit.service import Served, in_service
+from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
@@ -112,7 +112,7 @@ def parts(samples: Samples) -> int:
 
 
 def calibrate(
-    samples: Samples, name: str, progress: Callable[[], None] = lambda: None, served: Sequence[Served] = ()
+    samples: Samples, name: str, progress: Callable[[], None] = lambda: None, served: Sequence[WarmUp] = ()
 ) -> Calibration:
     """Fit everything; `progress` is called after each of the `parts`, `served` are warm-ups of real runs."""
     gpu, frame, specs = gpu_spec(samples.header, name), samples.frame, samples.header.specs()

@@ -21,12 +21,12 @@ from pdvsim.sim.hardware.pace import Pace, pace_in
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.reading import read_json
 
-Served = tuple[Pair, Pace]
+WarmUp = tuple[Pair, Pace]
 
 
-def read_served(paths: Iterable[str]) -> list[Served]:
+def read_served(paths: Iterable[str]) -> list[WarmUp]:
     """The warm-ups of results of `realrun`, or of files of such runs; a ValueError where one tells nothing."""
-    found: list[Served] = []
+    found: list[WarmUp] = []
     for path in paths:
         metas: list[tuple[str, Mapping[str, Any]]]
         if path.endswith(".jsonl"):
@@ -41,7 +41,7 @@ def read_served(paths: Iterable[str]) -> list[Served]:
     return list(dict.fromkeys(found))  # runs that share a server share its warm-up
 
 
-def in_service(profile: Profile, served: Iterable[Served]) -> Profile:
+def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
     """The profile with forwards and the host as the median machine has them; other models stay as they are."""
     factors: dict[str, list[float]] = defaultdict(list)
     hosts: list[Pace] = []

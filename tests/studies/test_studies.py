@@ -91,7 +91,7 @@ def test_the_original_question(tmp_path: Path, capsys: pytest.CaptureFixture[str
 def test_the_regret_of_the_advice() -> None:
     document = truth.report(H200 / "truth.json", H200 / "truth.jsonl")
     trials = document["trials"]
-    assert len(trials) == len(truth.TRIALS)
+    assert len(trials) >= 5  # of the twelve, those whose rivals were served too
     assert all(0 <= trial["regret"] < 0.1 and trial["pairs_in_order"] <= trial["pairs_apart"] for trial in trials)
     assert all(trial["name"] in truth.table(document) for trial in trials)
 

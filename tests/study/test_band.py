@@ -69,7 +69,7 @@ def test_long_prompts_have_bars_of_their_own() -> None:
     short = serving("pdv", pair=LONG)
     long = replace(short, traffic=replace(short.traffic, input_len=2000))
     few, many = (spanned(simulate(experiment)) for experiment in (short, long))
-    assert many["p99_itl_ms_error"] > 1.5 * few["p99_itl_ms_error"]
+    assert many["mean_ttft_ms_error"] > 1.2 * few["mean_ttft_ms_error"]
 
 
 @pytest.mark.parametrize(
@@ -115,7 +115,7 @@ def test_sizes_that_no_real_run_reached_have_no_bar() -> None:
 def test_tables_say_what_their_brackets_are() -> None:
     sweep = pdvsim.sweep(
         arch=["pd", "pdv"], concurrency=[8], num_runs=1, jobs=1,
-        dataset_name="random", input_len=32, output_len=4, num_prompts=8, max_prompts_per_forward=4,
+        dataset_name="random", input_len=32, output_len=4, num_prompts=8,
     )  # fmt: skip
     table = str(comparison_table(over_replications(sweep)))
     assert "error range in brackets: holds 90% of comparable real runs\n" in table
