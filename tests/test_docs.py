@@ -187,7 +187,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(kept, folder / "samples.parquet")
     header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(kept)}
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
-    for name in ("runs.jsonl", "ahead.jsonl", "plan.jsonl", "present.jsonl"):
+    for name in ("runs.jsonl", "ahead.jsonl", "plan.jsonl", "truth.jsonl"):
         runs = (source / name).read_text(encoding="utf-8").splitlines()
         (folder / name).write_text("\n".join(runs[::20]), encoding="utf-8")
     shutil.copytree(source.parent / "traffic", target / "data" / "traffic")  # that runs are made with
