@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, starmap
 from pathlib import Path
 from typing import Any, get_args
 
@@ -307,11 +307,12 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
 def bars(checked: Sequence[Checked]) -> Bars:
     """By group and metric, the share within which 90% of real runs lie: the conformal quantile of log ratios.
 
-    Repeated runs count as one, their mean. A group with too few experiments for a quantile is left out.
+    Repeated runs count as one, their mean. A group with too few experiments for a quantile is left out, and so is one
+    where the largest error alone would decide it, unless it holds all runs.
     """
     found: Bars = {}
     for (group, metric), sizes in sorted(_sizes(checked).items()):
-        if (size := _quantile(list(sizes.values()))) is not None:
+        if (size := _quantile(group, list(sizes.values()))) is not None:
             found.setdefault(group, {})[metric] = math.ceil(1e3 * size) / 1e3
     return found
 
@@ -332,12 +333,12 @@ def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]
     return found
 
 
-def _quantile(sizes: Sequence[float]) -> float | None:
+def _quantile(group: str, sizes: Sequence[float]) -> float | None:
     """The share that a new run is within, 9 times of 10, if it is like these; None of too few.
 
     Between two order statistics where 90% of n + 1 is no whole number: else small groups have bars that hold 95%.
     """
-    if COVERED * (len(sizes) + 1) > len(sizes):
+    if COVERED * (len(sizes) + 1) > len(sizes) - (group != "any"):
         return None
     return math.expm1(float(np.quantile(sizes, COVERED, method="weibull")))
 
@@ -371,9 +372,9 @@ def cross_hits(checked: Sequence[Checked]) -> list[Hit]:
     sizes, hits = _sizes(checked), []
     for one in checked:
         for metric in one.errors:
-            known = (sizes[group, metric].items() for group in one.groups)
-            others = ([size for command, size in group if command != one.run.command] for group in known)
-            bar = next((bar for bar in map(_quantile, others) if bar is not None), None)
+            known = ((group, sizes[group, metric].items()) for group in one.groups)
+            others = ((group, [size for command, size in runs if command != one.run.command]) for group, runs in known)
+            bar = next((bar for bar in starmap(_quantile, others) if bar is not None), None)
             if bar is not None:
                 hits.append((one, metric, _within(one, metric, bar)))
     return hits
