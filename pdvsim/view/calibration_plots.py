@@ -66,7 +66,7 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
                 for ordered, mark in ((False, "o"), (True, "^")):
                     frame = corun.frame
                     rows = frame[(frame["works"] == works) & (frame["kind"] == kind) & (frame["ordered"] == ordered)]
-                    label = f"{kind}, {'by priority' if ordered else 'equal streams'}"
+                    label = f"{kind}, {'by priority' if ordered else 'equal streams'}" if len(rows) else None
                     axes.scatter(rows["measured"], rows["by_shape"], s=26, marker=mark, color=KIND_COLOURS[kind],
                                  label=label, alpha=0.8)  # fmt: skip
             _diagonal(axes, corun.frame[corun.frame["works"] == works], "measured", "by_shape")
@@ -74,7 +74,7 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
             axes.set_xlabel("Measured slowdown")
             axes.set_ylabel("Predicted slowdown")
         handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(kinds), frameon=False)
+        figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -39,6 +40,7 @@ from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import Known, errors_of, load_kind
 from pdvsim.sim.workload.requests import make_requests
+from studies import tables
 
 DATA = Path(__file__).parents[2] / "calibration" / "data" / "h200"
 PAIR = "tinyllama-1.1b:llama-2-7b"
@@ -109,6 +111,16 @@ def test_the_errors_beside_the_profile_are_those_of_the_runs(shipped: Validation
             assert told.bars[known][group] == pytest.approx(found, abs=1.5e-3)
     off = {name: lead["limit"] for name, lead in whole["leads"]["by_metric"].items()}
     assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == pytest.approx(told.leads, abs=1.5e-3)
+
+
+def test_the_results_page_shows_the_tables_of_these_runs(everything: Validation) -> None:
+    """python studies/tables.py writes them; figures may differ in the last digit on another processor."""
+    page, number = tables.PAGE.read_text(encoding="utf-8"), re.compile(r"\d[\d,.]*")
+    for name, table in tables.tables(document(everything)).items():
+        shown = page.split(f"<!-- table: {name} -->\n")[1].split("<!-- end -->")[0].strip()
+        assert number.sub("#", shown) == number.sub("#", table), name
+        here, there = ([float(n.replace(",", "").rstrip(".")) for n in number.findall(text)] for text in (shown, table))
+        assert here == pytest.approx(there, rel=1e-3, abs=0.11), name
 
 
 def within_a_run(part: dict[str, Any]) -> bool:

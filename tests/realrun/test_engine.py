@@ -121,5 +121,5 @@ def test_what_does_not_fit_is_refused() -> None:
         lanes.target.verify([0], 16)
     with pytest.raises(ValueError, match="chunk buckets"):
         lanes.target.prefill([PromptChunk(0, 0, 65)])
-    with pytest.raises(ValueError, match="outgrow"):
+    with pytest.raises(ValueError, match="exceed the capacity"):
         engine(tiny_arch(), Sequences(2, 64, CPU), 0).__class__(lanes.target.engine.model, Sequences(2, 65, CPU))

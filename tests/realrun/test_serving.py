@@ -411,7 +411,7 @@ def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
         result = serve(again, MACHINE, rig=rig)
         assert len(result.requests["id"]) == 9
     longer = replace(chosen, traffic=replace(chosen.traffic, output_len=500))
-    with pytest.raises(ValueError, match="more than the rig"):
+    with pytest.raises(ValueError, match="more memory than the rig"):
         serve(longer, MACHINE, rig=rig)
     assert Needs.of(chosen, requests).covers(Needs.of(smaller, requests))
 

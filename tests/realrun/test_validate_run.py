@@ -39,7 +39,7 @@ def test_runs_are_made_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
     first = output.read_bytes()
     assert [(run.repeat, run.held_out) for run in read_runs(output)] == [(0, False), (1, False)]
     assert serve(path, output) == 0
-    assert "0 of 4 are left" in capsys.readouterr().err
+    assert "0 of 4 runs are left" in capsys.readouterr().err
     assert output.read_bytes().startswith(first)
     done = read_runs(output)
     assert len({run.id for run in done}) == 4
