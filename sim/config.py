@@ -96,8 +96,8 @@ class Experiment:
     """One run: an architecture, under a load, on a GPU."""
 
     arch: Arch = "pdv"
-    """Serving architecture: autoregressive, baseline, colocated, pd, pdv, pdv-unified, pdv-hybrid, adaptive, pdv-ahead,
-    or a policy of your own as file.py:Class."""
+    """Serving architecture: colocated (one batch, as in vLLM), pd (a prefill lane) or pdv (three lanes). More:
+    autoregressive, baseline, pdv-unified, pdv-hybrid, adaptive, pdv-ahead, or your own policy as file.py:Class."""
     traffic: Traffic = field(default_factory=Traffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)

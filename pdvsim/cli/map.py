@@ -64,7 +64,7 @@ class MapOptions:
     acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Acceptance rates for --y acceptance."""
     pairs: tuple[str, ...] = ()
-    """Pairs draft:target for --y size; default: presets that share a tokenizer."""
+    """Pairs for --y size; default: presets that share a tokenizer."""
     pair_acceptance: tuple[float, ...] = ()
     """Acceptance rate of each of --pairs."""
     try_cards: tuple[str, ...] = ()

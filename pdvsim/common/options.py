@@ -31,9 +31,9 @@ T = TypeVar("T")
 PLACED = "placed"
 Placed = Annotated[T, PLACED]  # a positional argument
 MOST_USED = (
-    "arch", "pair", "pairs", "gpu", "gpus", "request_rate", "concurrency", "max_concurrency", "num_prompts", "goodput",
-    "dataset_name", "dataset_path", "use_trace_timestamps", "input_len", "output_len", "num_speculative_tokens",
-    "acceptance_rate", "acceptance_from", "num_runs", "output", "json", "config",
+    "arch", "pair", "pairs", "drafter", "gpu", "gpus", "tensor_parallel_size", "replicas", "request_rate",
+    "concurrency", "max_concurrency", "num_prompts", "goodput", "dataset_path", "input_len", "output_len",
+    "num_speculative_tokens", "acceptance_rate", "acceptance_model", "acceptance_from", "num_runs", "output", "json",
 )  # fmt: skip
 MEANT = {  # names of options in other programs
     "request_rate": ("rate", "qps", "rps", "arrival_rate", "req_rate"),
@@ -366,7 +366,8 @@ def _help(command: type, prog: str, everything: bool) -> str:
     about = (inspect.getdoc(command) or "").replace("\n\n", "\n").replace("\n", " ")
     usage = f"{prog} [OPTIONS]{places}"
     parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)
-    usual = [found[name] for name in MOST_USED if name in found]
+    several = {"tensor_parallel_size", "replicas"} if "gpus" in found else set()  # which --gpus chooses
+    usual = [found[name] for name in MOST_USED if name in found and name not in several]
     groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
     for option in found.values():
         own = any(is_dataclass(hint) for hint, _ in _hints(option.owner).values()) or option.owner is command

@@ -30,6 +30,7 @@ ALONE_PROMPTS = 50
 BREAK_EVEN_STEPS = 5
 FEW_RUNS = 3  # replications per step of a bisection
 SEARCH_RUNS = 5  # estimated runs of a capacity search, per seed
+CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,8 @@ def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: 
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
     traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
     base = replace(suited(who.recommended), traffic=traffic)
-    plan = Plan(base, (base.arch,), (gpus,), min(FEW_RUNS, who.num_runs), who.goal, warmup_share=warmup_share)
+    runs = min(FEW_RUNS, who.num_runs)
+    plan = Plan(base, (base.arch,), (gpus,), runs, who.goal, CLOSE, warmup_share)
     return find_capacities(plan, bench, usd)
 
 

@@ -22,13 +22,11 @@ class Server:
     """The serving architecture and its limits."""
 
     pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models as draft:target, each a preset, a Hugging Face id or a config.json. A target alone (or --model) gets a
-    preset drafter."""
+    """Models as draft:target (preset, Hugging Face id or config.json). A target alone (or --model) gets a drafter."""
     num_speculative_tokens: int = 4
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
-    """What drafts: model (the draft model of --pair), eagle3 or mtp (a head on the target's hidden states), ngram (a
-    search in the request's own tokens) or none. Default: from --pair, which may be a target alone for all but model."""
+    """Draft model, eagle3 or mtp head, ngram search, or none; default: as in --pair."""
     controller: ControllerName = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper) or goodput (best by the latency model)."""
     min_speculative_tokens: int | None = None
