@@ -27,7 +27,6 @@ from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -593,14 +592,15 @@ def test_more_bandwidth_never_hurts_the_mean(arch: Arch, profile_folder: Path) -
 
 @pytest.mark.parametrize("controller", ["fixed", "feedback", "goodput"])
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"autoregressive"}))
-def test_latency_falls_as_acceptance_rises(arch: Arch, controller: str) -> None:
+def test_latency_falls_as_acceptance_rises(arch: Arch, controller: str, request: pytest.FixtureRequest) -> None:
+    if (arch, controller) == ("adaptive", "fixed"):
+        reason = "2.1% longer at 0.5 than at 0.1: near break-even it pays for trying drafts"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
     means = []
     for rate in (0.1, 0.5, 0.9, 0.99):
         experiment = _settled(arch, {"acceptance.acceptance_rate": rate, "server.controller": controller})
-        seeds = range(1, 5) if arch == "adaptive" else (1,)
-        means.append(np.mean([mean_latency_s(Scenario(experiment, light_load(seed))) for seed in seeds]))
-    slack = Adaptive.MARGIN - 1 if arch == "adaptive" else 0.0  # near break-even it keeps the mode in use
-    assert np.all(np.diff(means) < slack * np.array(means[:-1]))
+        means.append(mean_latency_s(Scenario(experiment, light_load(1))))
+    assert np.all(np.diff(means) < 0)
 
 
 # the KV cache ----------------------------------------------------------------------------------------------------

@@ -73,7 +73,12 @@ def at_limit(arch: str, limit_w: float | None, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_lower_limit_serves_no_faster(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lower_limit_serves_no_faster(
+    arch: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    if arch == "adaptive":
+        reason = "0.4% faster at 600 W: it chooses by times that leave the power limit out"
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
     spans = []
     for limit_w in (None, 1e6, 600.0, 400.0):
         result = simulate(at_limit(arch, limit_w, monkeypatch))
@@ -81,9 +86,7 @@ def test_a_lower_limit_serves_no_faster(arch: str, monkeypatch: pytest.MonkeyPat
         launches = result.launches
         assert (launches["end_s"] - launches["start_s"] >= launches["solo_s"] * (1 - 1e-6)).all()
     assert spans[0] == pytest.approx(spans[1], rel=1e-9)
-    slack = 0.99 if arch == "adaptive" else 1.0  # it chooses by times that leave the power limit out
-    assert slack * spans[0] < spans[2]
-    assert slack * spans[2] < spans[3]
+    assert spans[0] < spans[2] < spans[3]
 
 
 @pytest.mark.parametrize("users", [1, 8])
