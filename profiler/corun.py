@@ -46,7 +46,7 @@ Span = tuple[float, float, int]  # start, end, cached tokens
 
 
 def groups(quick: bool = False) -> list[GroupPlan]:
-    """All groups in the order to measure them: kinds interleaved and in both settings, then more that are ordered."""
+    """All groups in measuring order: kinds interleaved in both settings, then more groups by priority only."""
     draft = {r: grid.draft(r, STEPS, CONTEXT) for r in (1, 8, 16, 32, 64)}
     verify = {r: grid.decode(r, STEPS + 1, CONTEXT) for r in (1, 8, 32, 64)}
     prompt = {n: grid.prefill(n) for n in (128, 512, 1024)}
@@ -95,7 +95,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
         (grid.decode(1, 2, FAR), grid.prefill(2048, 4000)),
         (grid.decode(32, 2, AWAY), grid.prefill(1024, 1024)),
     ]
-    # several prompts in a forward, prompts that the drafter reads, and decoding without drafts
+    # several prompts in a forward, prefill of the drafter, and decoding without drafts
     far_off += [(draft[8], grid.prefill(n, chunks=count)) for n, count in ((128, 4), (256, 8), (512, 4))]
     far_off += [(verify[8], grid.prefill(n, chunks=count)) for n, count in ((128, 4), (256, 8))]
     far_off += [(draft[r], grid.prefill(n)) for r, n in ((1, 1024), (8, 1024), (1, 2048), (16, 512), (16, 2048))]

@@ -169,7 +169,7 @@ def errors(groups: Sequence[Group], fit: ContentionFit) -> Floats:
 
 
 def fit_of(x: Floats) -> ContentionFit:
-    """The figures that free parameters stand for."""
+    """The coefficients that the free parameters encode."""
     grown = np.exp(x)
     return ContentionFit(
         stream_weight=1.0,  # of two that fill the GPU each has its turn, whatever their priorities

@@ -1,8 +1,7 @@
-"""Forwards and the host as they are in service: launches between others take longer than the same ones timed alone.
+"""Correct a profile for launches in service, which take longer than the same launches timed alone.
 
-Before its clock starts `realrun` serves requests of 1 to 64 at a time, and its results hold what their launches took
-over what the profile says, and what the host took between them. A profile for any machine takes the medians over the
-machines that served. No figure of a run itself is used.
+`realrun` warms up with batches of 1 to 64 requests. Its results contain the pace of these launches and the host time
+between them. The corrected profile contains their medians over all machines. Metrics of the runs are not used.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ WarmUp = tuple[Pair, Pace]
 
 
 def read_served(paths: Iterable[str]) -> list[WarmUp]:
-    """The warm-ups of results of `realrun`, or of files of such runs; a ValueError where one tells nothing."""
+    """The warm-ups in results of `realrun` or in files of runs; a ValueError if a file has none."""
     found: list[WarmUp] = []
     for path in paths:
         metas: list[tuple[str, Mapping[str, Any]]]
@@ -42,12 +41,12 @@ def read_served(paths: Iterable[str]) -> list[WarmUp]:
 
 
 def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
-    """The profile with forwards and the host as the median machine has them; other models stay as they are."""
+    """The profile with forward and host times of the median machine; models without a warm-up are unchanged."""
     factors: dict[str, list[float]] = defaultdict(list)
     hosts: list[Pace] = []
     for of, pace in served:
         factors[of.target.name].append(pace.target)
-        if pace.draft != 1:
+        if pace.draft != 1:  # 1 exactly: nothing was drafted
             factors[of.draft.name].append(pace.draft)
         if pace.host_s is not None:
             hosts.append(pace)
