@@ -328,7 +328,7 @@ def test_kinds_of_load_and_data_sets() -> None:
     assert names == {"sharegpt", "azure-conv", "azure-code", "long prompts", "short chat"}
 
 
-@pytest.mark.parametrize("file", ["earlier/truth.jsonl", "utilisation/runs.jsonl"])
+@pytest.mark.parametrize("file", ["utilisation/runs.jsonl"])
 def test_a_run_is_read_back_with_the_cache_it_was_served_with(file: str) -> None:
     """Pages hold 16 tokens: a run whose largest use of the cache is not whole pages reserved it by the token."""
     runs = [run for run in read_runs(DATA / file) if run.meta["kv_peak_tokens"] % 16]
