@@ -1,7 +1,7 @@
-"""How much drafting ahead rests on what is assumed of its guesses: `python studies/ahead.py PICTURE.png`.
+"""How much drafting ahead depends on the assumed accuracy of its guesses: `python studies/ahead.py PICTURE.png`.
 
-A drafter with a GPU of its own against two servers of colocated batches, over the requests at once, for a chain and for
-several values of `Server.ahead_exponent`. Each at the draft length that is best for it, of 2, 3 and 4. Takes a minute.
+Compares a drafter on its own GPU with two `colocated` servers by concurrency, for a chain and for several values of
+`Server.ahead_exponent`. Each uses its best draft length of 2, 3 and 4. Takes a minute.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SHADES = (0.75, 0.55, 0.0, 0.35)  # darkest: what is assumed
 
 
 def speed(arch: Arch, at_once: int, hardware: Hardware, **server: Any) -> float:
-    """Output tokens a second at the best of the draft lengths."""
+    """Output tokens per second at the best draft length."""
     traffic = Traffic("random", num_prompts=max(40, 3 * at_once), input_len=TOKENS, output_len=TOKENS,
                       random_range_ratio=SPREAD, max_concurrency=at_once)  # fmt: skip
     runs = (Experiment(arch, traffic, Acceptance(RATE), Server(PAIR, k, **server), hardware) for k in LENGTHS)

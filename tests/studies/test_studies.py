@@ -125,7 +125,7 @@ def test_co_running_launches() -> None:
             for at in np.arange(0, 12, s)
         ]
         samples = pd.DataFrame([*alone, *(blank | row for row in both)])
-        [share] = corun_gains.side_by_side(samples, replace(builtin("h200"), power=None))["share"]
+        [share] = corun_gains.concurrent(samples, replace(builtin("h200"), power=None))["share"]
         assert share == pytest.approx(slower / 2)
 
 
