@@ -46,9 +46,9 @@ class OverlapCell:
         if self.published is None:
             return ""
         if self.at_most:
-            return "reaches it" if abs(self.most / self.published - 1) <= NEAR else f"at most {self.most:.2f}x"
+            return "reached" if abs(self.most / self.published - 1) <= NEAR else f"at most {self.most:.2f}x"
         error = self.most / self.published - 1
-        return "follows" if abs(error) <= NEAR else f"{error:+.0%}"
+        return f"{error:+.0%}"
 
 
 @dataclass(frozen=True)
@@ -131,14 +131,14 @@ def nano_pearl(lengths: Iterable[int] = (6, 10, 14), batches: Iterable[int] = (1
     return OverlapSource(
         "nano-PEARL (github.com/smart-lty/nano-PEARL, docs/bench_summary.md)",
         "Llama-3.2-1B on one H200, Llama-3.1-70B on two, HumanEval, 200 tokens",
-        f"the target {bench.faster:.2f} times as fast as ours on two cards, as their plain decoding at batch 1; "
-        f"acceptance 1 - 1/(their tokens a chain); the best of k = {', '.join(map(str, lengths))}, as their engine "
+        f"the target {bench.faster:.2f} times as fast as ours on two GPUs, as in their plain decoding at batch 1; "
+        f"acceptance 1 - 1/(their tokens per chain); the best of k = {', '.join(map(str, lengths))}, as their engine "
         "chooses it",
         "plain decoding",
         tuple(cells),
-        f"Plain decoding of larger batches is within {worst:.0%} of theirs, so what is missing is in the rounds. PEARL "
-        "keeps a batch together, as it tries the first draft of those it guessed wrong while it makes the others; here "
-        "they fall behind. That is the likely reason, and not a tested one.",
+        f"Plain decoding of larger batches is within {worst:.0%} of theirs, so the rounds make the difference. PEARL "
+        "verifies the first draft token of mispredicted rows while it drafts the others; here these rows miss a round. "
+        "That is the likely reason (not tested).",
     )
 
 
@@ -160,16 +160,16 @@ def saguaro(rates: Iterable[float] = (0.7, 0.8, 0.9)) -> OverlapSource:
         f"{said}, as it is not stated; exponent r = 1",
         "",
         (
-            OverlapCell(f"over drafting and verifying in turn, {said}", 2.0, True, min(over), max(over)),
+            OverlapCell(f"over sequential drafting, {said}", 2.0, True, min(over), max(over)),
             OverlapCell(f"over plain decoding, {said}", 5.0, True, min(plain), max(plain)),
         ),
-        "Their fan is larger for the likelier outcomes, which guesses more of them with as many rows. That is likely "
-        "the reason; it is not tested.",
+        "Their fan is larger for likelier outcomes, so that the same number of rows covers more of them. That is the "
+        "likely reason (not tested).",
     )
 
 
 def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] = (1, 3, 5)) -> OverlapSource:
-    """Two batches that take turns, the drafter on a fifth L40S."""
+    """Two alternating batches, the drafter on a fifth L40S."""
     bench = ShardedPair(f"{shipped('qwen3-0.6b')}:{shipped('qwen3-32b')}", "l40s", 4, 256, 256, "pcie4")
     halves = {"verify_gather": "never", "max_num_seqs": 32, "max_draft_batch": 16, "max_verify_batch": 16}
     gains: dict[int, list[float]] = {16: [], 32: []}
@@ -184,14 +184,13 @@ def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] =
         "Qwen3-0.6B on one card, Qwen3-32B on four, 256 tokens in and out, vLLM without CUDA graphs: two batches of 16 "
         "that alternate, 32 concurrent requests, compared with one batch of 16",
         "L40S for their L40, over PCIe 4; acceptance, which is not stated",
-        "drafting and verifying in turn",
+        "sequential drafting",
         (
             OverlapCell(f"concurrency 16, {said}", 1.75, True, min(gains[16]), max(gains[16])),
             OverlapCell("concurrency 32, the same", None, False, min(gains[32]), max(gains[32])),
         ),
-        "Without CUDA graphs a step of a 0.6B drafter takes the host longer than the card, so that there is more to "
-        "hide than here: likely, not tested. As many requests in one batch read the target's weights once, where two "
-        "batches read them twice.",
+        "Without CUDA graphs a step of a 0.6B drafter is limited by the host, so there is probably more drafting time "
+        "to hide than here (not tested). One batch of 32 reads the target's weights once, two batches read them twice.",
     )
 
 

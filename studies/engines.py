@@ -30,10 +30,7 @@ WITHIN = 0.10  # relative error up to which a figure counts as predicted
 TARGET = MODELS["llama-3.1-8b"]
 CONTEXT = 512  # cached tokens per row where the source does not say
 
-FIXED = (
-    "Plain decoding: the fit, on speculative steps alone, puts all of their fixed cost down to every step; a plain one "
-    "lacks some of it."
-)
+FIXED = "Plain decoding: the cost per step was fitted to speculative steps alone; part does not apply to plain ones."
 
 Fit = tuple[float, float]  # the engine's own cost per step, in ms
 
@@ -52,8 +49,8 @@ class EngineCell:
         return self.ours / self.published - 1
 
     @property
-    def follows(self) -> bool:
-        """Whether it is predicted, within the share allowed."""
+    def within(self) -> bool:
+        """Whether the prediction is within `WITHIN` of it."""
         return not self.fitted and abs(self.error) <= WITHIN
 
 
@@ -130,8 +127,8 @@ def by_draft_length(
     cells = [EngineCell("plain decoding", plain, figure(fit, 0, 1.0), False)]
     cells += [EngineCell(f"k={k}", value, figure(fit, k, tokens), (k, tokens, value) in (first, last))
               for k, tokens, value in rounds]  # fmt: skip
-    said = f"{fit[0]:.2f} ms a step, {fit[1]:.2f} ms a draft step (k={first[0]} and k={last[0]})"
-    return EngineSource(title, setting, unit, said, tuple(cells), "" if cells[0].follows else FIXED)
+    said = f"{fit[0]:.2f} ms per step, {fit[1]:.2f} ms per draft step (k={first[0]} and k={last[0]})"
+    return EngineSource(title, setting, unit, said, tuple(cells), "" if cells[0].within else FIXED)
 
 
 BATCHES = (1, 16, 64, 128)
@@ -162,16 +159,16 @@ def specdecode_bench() -> EngineSource:
         for data, (_, values) in SPEED_UPS.items()
         for rows, value in zip(BATCHES, values, strict=True)
     )
-    said = f"{fit[0]:.2f} ms a speculative step, {fit[1] * 1e3:.1f} us a verified token (GSM8K, batch 1 and 64)"
+    said = f"{fit[0]:.2f} ms per speculative step, {fit[1] * 1e3:.1f} us per verified token (GSM8K, batch 1 and 64)"
     return EngineSource(
         "SpecDecode-Bench, figure 1 (arXiv 2601.11580)",
         "vLLM 0.10.1, H100, Llama-3.1-8B with EAGLE-3, k = 3; read off the image, ±0.03",
         "speed-up over plain decoding",
         said,
         cells,
-        "InstructCoder at batch 1 needs more tokens per round than were recorded (2.35 over all answers; long answers "
-        "gain less, and weigh most). For the rest there are likely reasons, none of them tested: steps of the largest "
-        "batches are not always full, and the H100's profile is transferred, not measured.",
+        "InstructCoder at batch 1 needs more tokens per round than were recorded (2.35 over all answers, in which long "
+        "ones with lower acceptance dominate). Likely other reasons, not tested: steps of the largest batches are not "
+        "always full, and the H100's profile is transferred, not measured.",
     )
 
 
@@ -197,8 +194,8 @@ def specdecode_bench_sharded(data: str) -> EngineSource:
     )
     return EngineSource(
         f"SpecDecode-Bench, figure 1, four GPUs, {data}",
-        "vLLM 0.10.1, H100, Llama-3-70B over four with a draft model, k = 3; the drafter taken as Llama-3.2-1B, "
-        "sharded likewise; read off the image, ±0.03",
+        "vLLM 0.10.1, H100, Llama-3-70B on four with a draft model, k = 3; assumed drafter: Llama-3.2-1B, "
+        "also sharded; read off the image, ±0.03",
         "speed-up over plain decoding",
         f"{tokens:.2f} tokens per round (batch 1)",
         cells,
@@ -226,9 +223,9 @@ def gpt_fast() -> EngineSource:
         "tok/s",
         "nothing",
         tuple(cells),
-        "It leaves all-reduces to NCCL, which takes 17 us for eight GPUs where the kernels of vLLM and SGLang take 6: "
-        "64 of them are 0.7 ms, and small models over eight GPUs lack 0.7 to 1.1. Llama-3.1-70B over two is a quarter "
-        "slower there than Llama-2-70B, at the same sizes but for the vocabulary.",
+        "It uses NCCL for all-reduces, which takes 17 us on eight GPUs where the kernels of vLLM and SGLang take 6. "
+        "For 64 all-reduces that is 0.7 ms; predictions for small models on eight GPUs are 0.7 to 1.1 ms too fast. "
+        "Llama-3.1-70B on two GPUs is a quarter slower there than Llama-2-70B, which differs only in its vocabulary.",
     )
 
 
@@ -255,9 +252,9 @@ def custom_all_reduce() -> EngineSource:
         "vLLM pull request 2192 (custom all-reduce)",
         "A100-80GB, Llama, batch 64, 256 tokens in and 256 out, whole batches",
         "seconds",
-        f"{host_ms:.1f} ms a step (33B on two)",
+        f"{host_ms:.1f} ms per step (33B on two)",
         cells,
-        "One figure is fitted, of another model. A step's host time grew with its workers then; likely, not tested.",
+        "The only fitted figure is of another model. Host time per step probably grew with the workers (not tested).",
     )
 
 
@@ -265,7 +262,7 @@ def issue_20780(drafter: str, tokens: Sequence[float], values: Sequence[float]) 
     """vLLM's issue on draft lengths at batch 1."""
     return by_draft_length(
         f"vLLM issue 20780, {drafter}",
-        "Llama-3.1-8B, batch 1; the card is not stated, taken as an H100",
+        "Llama-3.1-8B, batch 1; the GPU is not stated, an H100 is assumed",
         "h100-sxm",
         7.07,
         [(k, t, v) for k, t, v in zip(range(2, 8), tokens, values, strict=True)],
@@ -309,13 +306,13 @@ def reproduce_engines() -> EngineReport:
             ),
             OutOfReach("SGLang, EAGLE-2 and EAGLE-3 (pull request 4247)", "drafts are trees, which are not modelled"),
             OutOfReach("vLLM pull request 48892 (MTP-8)", "the model and the card are not stated"),
-            OutOfReach("vLLM issue 49548 (gemma-4-31B FP8)", "quantised weights, and a model that is not known here"),
+            OutOfReach("vLLM issue 49548 (gemma-4-31B FP8)", "quantised weights, and an unknown model"),
             OutOfReach("SGLang pull request 22520 (Llama-3.3-70B over eight GPUs)", "the card is not stated"),
             OutOfReach("vLLM blog 2024 (70B on four H100s)", "draft length, acceptance and lengths are not stated"),
             OutOfReach(
-                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on cards of their own: `studies/drafting_apart.py`"
+                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on their own GPUs: see `studies/drafting_apart.py`"
             ),
-            OutOfReach("pegainfer (RTX 5090)", "a card that is not known here, and a partition of its multiprocessors"),
+            OutOfReach("pegainfer (RTX 5090)", "an unknown GPU, and a partition of its multiprocessors"),
         ),
     )
 
@@ -326,15 +323,15 @@ def engines_text(report: EngineReport) -> str:
     for source in report.sources:
         rows = [
             [one.what, cell(one.published, 2), cell(one.ours, 2), f"{one.error * 100:+.1f}%",
-             "fitted" if one.fitted else "follows" if one.follows else "does not follow"]
+             "fitted" if one.fitted else "" if one.within else f"error above {WITHIN:.0%}"]
             for one in source.cells
         ]  # fmt: skip
         head = f"{source.title}\n{source.setting}\nFitted: {source.fit}"
         table = grid([source.unit, "published", "ours", "error", ""], rows)
         blocks.append(f"{head}\n{table}" + (f"\n{source.why}" if source.why else ""))
     predicted = [one for source in report.sources for one in source.predicted]
-    count = sum(one.follows for one in predicted)
-    blocks.append(f"{count} of {len(predicted)} figures that were not fitted follow within {WITHIN:.0%}.")
+    count = sum(one.within for one in predicted)
+    blocks.append(f"{count} of {len(predicted)} figures that were not fitted are predicted within {WITHIN:.0%}.")
     blocks.append("Not compared\n" + "\n".join(f"  {one.title}: {one.why}" for one in report.out_of_reach))
     return "\n\n".join(blocks)
 
