@@ -18,7 +18,7 @@ from pdvsim.view.figure import DPI, new_figure, styled
 from pdvsim.view.style import GREY, paler
 
 PAIR, RATE, TOKENS = "tinyllama-1.1b:llama-2-7b", 0.8, 128
-AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
+CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (2, 3, 4)
 WAYS: dict[str, dict[str, Any]] = {
     "chain": {"ahead_fan": 0},
@@ -38,7 +38,7 @@ def speed(arch: Arch, at_once: int, hardware: Hardware, **server: Any) -> float:
 
 def main(picture: str) -> None:
     """Print the gains and draw them."""
-    two = {n: speed("colocated", n, Hardware(replicas=2, router="least-loaded", band=False)) for n in AT_ONCE}
+    two = {n: speed("colocated", n, Hardware(replicas=2, router="least-loaded", band=False)) for n in CONCURRENCY}
     caption = (
         f"{PAIR}, two H200s, {TOKENS} in, {TOKENS} out ±{SPREAD:.0%}, acceptance {RATE}, "
         f"best k of {LENGTHS[0]} to {LENGTHS[-1]}. r: the exponent, of which 1 is assumed. One seed. Simulated."
@@ -48,13 +48,13 @@ def main(picture: str) -> None:
         axes = figure.subplots()
         for (name, way), shade in zip(WAYS.items(), (None, *SHADES), strict=True):
             apart = Hardware(place=("prefill=1", "verify=1"), band=False)
-            gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in AT_ONCE]
+            gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in CONCURRENCY]
             print(name, " ".join(f"{gain:.2f}" for gain in gains))
             colour = GREY if shade is None else paler(COLOUR, shade)
-            axes.plot(AT_ONCE, gains, color=colour, marker="o", linestyle="--" if shade is None else "-", label=name)
+            axes.plot(CONCURRENCY, gains, color=colour, marker="o", linestyle="--" if shade is None else "-", label=name)
         axes.axhline(1, color="0.3", linewidth=1.2)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(AT_ONCE, list(map(str, AT_ONCE)))
+        axes.set_xticks(CONCURRENCY, list(map(str, CONCURRENCY)))
         axes.minorticks_off()
         axes.set_xlabel("Concurrent requests")
         axes.set_ylabel("Output throughput over that of two servers")
