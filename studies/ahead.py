@@ -51,7 +51,8 @@ def main(picture: str) -> None:
             gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in CONCURRENCY]
             print(name, " ".join(f"{gain:.2f}" for gain in gains))
             colour = GREY if shade is None else paler(COLOUR, shade)
-            axes.plot(CONCURRENCY, gains, color=colour, marker="o", linestyle="--" if shade is None else "-", label=name)
+            line = "--" if shade is None else "-"
+            axes.plot(CONCURRENCY, gains, color=colour, marker="o", linestyle=line, label=name)
         axes.axhline(1, color="0.3", linewidth=1.2)
         axes.set_xscale("log", base=2)
         axes.set_xticks(CONCURRENCY, list(map(str, CONCURRENCY)))
