@@ -17,8 +17,7 @@ from itertools import permutations
 import numpy as np
 
 from pdvsim.published.forwards import WholeSequence
-from pdvsim.published.job import legacy_arrivals
-from pdvsim.published.scoring import Score, score_three_way
+from pdvsim.published.job import Score, legacy_arrivals
 from pdvsim.published.tables import (
     THREE_WAY_PAIR,
     Constant,
@@ -29,13 +28,14 @@ from pdvsim.published.tables import (
     five_requests,
     many_requests,
 )
-from pdvsim.published.three_way import ThreeWayConfig
-from pdvsim.published.three_way_fit import (
+from pdvsim.published.three_way import (
     FIVE,
     FP32_FLOPS_PER_S,
     OUTPUT_TOKENS,
+    ThreeWayConfig,
     ThreeWayModel,
     random_orders,
+    score_three_way,
     served,
 )
 from pdvsim.sim.hardware.models import pair

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from pdvsim.published.job import Score
 from pdvsim.published.model_comparison import ComparisonModel
-from pdvsim.published.poisson_fit import PoissonModel
-from pdvsim.published.scoring import Score
+from pdvsim.published.poisson import PoissonModel
 from pdvsim.published.tables import Constant, Prediction, Published, TableRow, load_predicted
-from pdvsim.published.three_way_fit import ThreeWayModel
+from pdvsim.published.three_way import ThreeWayModel
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
 

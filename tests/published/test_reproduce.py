@@ -12,10 +12,10 @@ import pytest
 from pdvsim.cli import main
 from pdvsim.published.explain import explain
 from pdvsim.published.fair import Fair, score_both
+from pdvsim.published.job import Score
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
-from pdvsim.published.scoring import Score
 from pdvsim.published.tables import Figure, Key, Published, TableRow, load_published
-from pdvsim.published.three_way_fit import ThreeWayModel
+from pdvsim.published.three_way import ThreeWayModel
 
 TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s", "model-comparison")
 
