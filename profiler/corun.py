@@ -241,10 +241,10 @@ class Duo:
         if key not in self.solos:
             samples, shape = sample(self.launcher(point, priority), QUICK if self.quick else Effort())
             settle(self.lanes[point.kind, priority])
-            for repeat, s in enumerate(samples):
-                self.add(part, "corun", point, shape, priority=priority, repeat=repeat, seconds=s.seconds,
-                         context_total=s.context_total)  # fmt: skip
-            self.solos[key] = float(np.median([s.seconds for s in samples])), shape
+            for repeat, (seconds, drawn) in enumerate(samples):
+                self.add(part, "corun", point, shape, priority=priority, repeat=repeat, seconds=seconds,
+                         context_total=drawn.context_total)  # fmt: skip
+            self.solos[key] = float(np.median([seconds for seconds, _ in samples])), shape
         return self.solos[key]
 
     def _group(

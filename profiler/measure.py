@@ -176,10 +176,10 @@ class Profiler:
     def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Any) -> None:
         samples, shape = rig.measure(point, effort)
         padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
-        for repeat, sample in enumerate(samples):
+        for repeat, (seconds, drawn) in enumerate(samples):
             part.add(
                 section="solo", model=rig.arch.spec.name, **point.as_dict(), **padded,
-                context_total=sample.context_total, longest=sample.longest, repeat=repeat, seconds=sample.seconds,
+                context_total=drawn.context_total, longest=drawn.longest, repeat=repeat, seconds=seconds,
             )  # fmt: skip
 
     def _reading(self, rig: Rig) -> dict[str, Any] | None:

@@ -90,8 +90,9 @@ def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MO
     shapes = frame[list(SHAPE)].drop_duplicates()
     if len(shapes) != 1:
         raise ValueError(f"{path}: holds {len(shapes)} models; it must hold one")
-    spec = _preset(known, *(int(value) for value in shapes.iloc[0]))
-    if spec is None:
+    shape = tuple(int(value) for value in shapes.iloc[0])
+    same = (m for m in known.values() if (m.heads, m.kv_heads, m.hidden, m.intermediate) == shape)
+    if (spec := next(same, None)) is None:
         return None
     by = frame.groupby("num_tokens")[[f"time_stats.{name}.median" for name in ("emb", *LAYER)]].median() * 1e-3
     tokens, times = by.index.to_numpy(float), by.to_numpy(float)
@@ -147,14 +148,6 @@ def _finite(path: Path, frame: pd.DataFrame, columns: Sequence[str], zero: bool 
         if bad.any():
             row = int(frame.index[bad][0]) + 2  # as an editor counts, under the header
             raise ValueError(f"{path}: {name}: line {row}: must be a number above 0, got {values[bad][0]:g}")
-
-
-def _preset(
-    known: Mapping[str, ModelSpec], heads: int, kv_heads: int, hidden: int, intermediate: int
-) -> ModelSpec | None:
-    shape = (heads, kv_heads, hidden, intermediate)
-    same = (m for m in known.values() if (m.heads, m.kv_heads, m.hidden, m.intermediate) == shape)
-    return next(same, None)
 
 
 def of_card(path: Path, card: str) -> bool:

@@ -343,16 +343,6 @@ def _quantile(group: str, sizes: Sequence[float]) -> float | None:
     return math.expm1(float(np.quantile(sizes, COVERED, method="weibull")))
 
 
-def coverage(checked: Sequence[Checked], within: Bars) -> dict[str, Any]:
-    """The share of runs that bars hold: in all, by metric, and by what `COVERED_BY` tells apart."""
-    return covered(hits_of(checked, within))
-
-
-def cross_coverage(checked: Sequence[Checked]) -> dict[str, Any]:
-    """The same with bars made of the other runs: each experiment held against all others."""
-    return covered(cross_hits(checked))
-
-
 Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
 
 
@@ -430,13 +420,13 @@ def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[s
         "paced": _paced(known[first]),
         "bars": within,
         "reached": _reached(known[first]),
-        "coverage": {known: cross_coverage(checked) for known, checked in found.by_machine(held_out=False).items()},
+        "coverage": {known: covered(cross_hits(runs)) for known, runs in found.by_machine(held_out=False).items()},
         "held_out": {
             "runs": [_entry(one, numbers) for one in held],
             **_summary(held),
             "paced": _paced(held),
             "coverage": {
-                known: coverage(checked, within[known]) for known, checked in found.by_machine(held_out=True).items()
+                known: covered(hits_of(runs, within[known])) for known, runs in found.by_machine(held_out=True).items()
             },
         }
         if held

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.study.results import KEYS, Results, known_profile, label, records
 from pdvsim.study.stats import Interval, interval, over_replications
@@ -150,20 +152,12 @@ def _end(entry: dict[str, Any], metric: str, end: str) -> float | None:
 
 def _levels(results: Results) -> dict[str, list[float]]:
     """The service levels in milliseconds, by metric."""
-    found: dict[str, list[float]] = {}
+    levels: dict[str, list[float]] = {}
     for config in results.configs:
-        for text in config["scoring"].get("goodput") or ():
-            metric, _, level = str(text).partition(":")
-            if _is_number(level) and float(level) not in found.setdefault(metric, []):
-                found[metric].append(float(level))
-    return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        with suppress(ValueError):  # levels that this version does not know
+            for metric, level_s, _ in Scoring(tuple(config["scoring"].get("goodput") or ())).levels():
+                levels.setdefault(metric, []).append(round(level_s * 1e3, 6))
+    return {metric: list(dict.fromkeys(every)) for metric, every in levels.items()}
 
 
 def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
