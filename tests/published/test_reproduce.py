@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.published.explain import explain
 from pdvsim.published.fair import Fair, score_both
 from pdvsim.published.job import Score
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
@@ -129,13 +128,6 @@ def test_a_batching_engine_keeps_up_with_the_same_arrivals(fair: Fair) -> None:
     assert [row.arch for row in modern] == ["pd", "pdv", "pdv-unified", "colocated"]
     assert all(row.mean_e2el_ms < 1000 and row.requests == 203 for row in modern)
     assert all(row.duration < 35 for row in modern)  # arrivals end at 30 s
-
-
-def test_the_meaning_is_two_paragraphs_of_two_sentences(fair: Fair) -> None:
-    for paragraph in explain(fair):
-        assert paragraph.count(". ") == 1
-        assert paragraph.endswith(".")
-    assert len(explain(fair)) == 2
 
 
 def test_json_lists_the_cells_and_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1046,28 +1046,6 @@ def test_preemption_leaves_the_room_that_is_not_held(run: Run) -> None:
     )
 
 
-def test_preemption_holds_a_work_back_for_several_rounds(run: Run) -> None:
-    """As above where a work at full speed holds the whole GPU: R1's prompt moves only while nothing else runs.
-
-    12.4   R1's target is launched; it starts at 23.9, with R0's first round, and moves for 0.3 until the next round
-           runs, and so again from 36.2; R0 ends at 48.5. 10 - 0.3 - 0.3 = 9.4 -> 57.9, first token 58.1.
-    57.9   R1's draft prompt -> 58.9, completed 59.1, handed over 59.6; 59.7 -> 61.7 -> 71.7; 71.9.
-    """
-    result = run(
-        "pd",
-        [(0, 100, 4, {}), (12.3, 100, 2, {})],
-        server={"priority": "preemptive"},
-        sharpness=None,
-        bandwidth_bytes_per_s=1.2e11,
-        hold=1.0,
-    )
-    assert delivered(result) == [
-        [(pytest.approx(at, abs=NEAR), 1) for at in times] for times in ([10.3, 24.1, 36.4, 48.7], [58.1, 71.9])
-    ]
-    prompt = [launch[3:5] for launch in events(result) if launch[1] == "prefill"][2]
-    assert prompt == pytest.approx((23.9, 57.9), abs=NEAR)
-
-
 def test_serial_ablation(run: Run) -> None:
     """No overlap, first come first served: each work runs to its end before another begins to move.
 

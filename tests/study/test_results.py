@@ -129,6 +129,11 @@ def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytes
         (("clock",), ["x"]),
         (("seed",), "x"),
         (("records_sha256",), ["x"]),
+        (("request_rate",), "fast"),
+        (("schema_version",), 7),
+        (("p99_itl_ms",), "fast"),
+        (("p99_itl_ms",), -(10**20)),
+        (("spec_decode_per_position_acceptance_rates",), ["x", 0.3]),
     ],
 )  # fmt: skip
 def test_a_run_with_a_field_of_another_type_is_refused_by_file_and_field(
@@ -252,35 +257,7 @@ def test_bad_results_are_refused_in_one_line(
     assert not (tmp_path / "r.html").exists()
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path, refused: Callable[..., str]) -> None:
-    path = tmp_path / "r.json"
-    assert main([*RUN, "-o", str(path)]) == 0
-    for change, says in (
-        ({"request_rate": "fast"}, "request_rate"),
-        ({"stability": None}, "stability: Field required"),
-        ({"schema_version": 7}, "schema_version is 7"),
-    ):
-        changed = tmp_path / "changed.json"
-        shutil.copy(path, changed)
-        edited(changed, **change)
-        assert f"changed.json: {says}" in refused(["plot", str(changed)])
-    refused(["plot"])
-    assert not (tmp_path / "plots").exists()
-
-
-def test_results_are_given_by_place_as_many_as_one_likes() -> None:
+def test_results_are_given_by_place_as_many_as_one_likes(refused: Callable[..., str]) -> None:
+    assert "arguments are required: results" in refused(["plot"])
     args = parse(PlotCommand, ["a", "b", "--format", "svg", "c", "--var-x", "load"])
     assert (args.results, args.format, args.var_x) == (("a", "b", "c"), "svg", "load")
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [("p99_itl_ms", "fast"), ("p99_itl_ms", -(10**20)), ("spec_decode_per_position_acceptance_rates", ["x", 0.3])],
-)
-def test_a_figure_that_is_no_number_is_refused(name: str, value: object, tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    assert main([*RUN, "-o", str(path)]) == 0
-    load([path])
-    edited(path, **{name: value})
-    with pytest.raises(ValueError, match=rf"run\.json: {name} must hold numbers"):
-        load([path])
