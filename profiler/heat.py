@@ -87,11 +87,11 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
     if len(points) > 1:
         each = [max(1, round(HEAVY_S / _alone_s(launch))) for launch in launchers]
     sleep(REST_S)
-    found: list[list[Heated]] = [[] for _ in points]
+    launches: list[list[Heated]] = [[] for _ in points]
     waiting: deque[Ticket] = deque()
     begin = perf_counter()
     while perf_counter() - begin < RUN_S:
-        for launch, rows, count in zip(launchers, found, each, strict=True):
+        for launch, rows, count in zip(launchers, launches, each, strict=True):
             for _ in range(count):
                 since_s = perf_counter() - begin
                 ticket, drawn = launch()
@@ -100,7 +100,7 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
                 if len(waiting) > QUEUED:
                     waiting.popleft().collect()
     settle(rig.lane)
-    return found
+    return launches
 
 
 def _ready(rig: Rig, point: GridPoint) -> Launcher:

@@ -167,13 +167,13 @@ def solo_errors(solo: Solo) -> dict[str, Any]:
 
 def corun_errors(corun: Corun) -> dict[str, Any]:
     """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted."""
-    found: dict[str, Any] = {}
+    errors_by_kind: dict[str, Any] = {}
     for label, works, ways in (("pairs", 2, ()), ("triples", 3, ("no_triples",))):
         for held_out in ("by_shape", "by_models", *ways):
             errors = corun.errors(works, held_out)
             if len(errors):
-                found[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
-    return found
+                errors_by_kind[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
+    return errors_by_kind
 
 
 def power_errors(heated: PowerCalibration) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class BenchedLoad:
             if not self.accepted:
                 raise ValueError("the result does not say how often drafts were accepted: give --acceptance-rate")
             acceptance = Acceptance(synthetic_acceptance_rates=self.accepted[:k])
-        found = (METRIC.fullmatch(name) for name in self.measured)
-        percentiles = {float(name["percentile"]) for name in found if name and name["percentile"]}
+        names = (METRIC.fullmatch(name) for name in self.measured)
+        percentiles = {float(name["percentile"]) for name in names if name and name["percentile"]}
         return suited(
             Experiment(
                 arch,

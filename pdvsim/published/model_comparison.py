@@ -83,8 +83,8 @@ class ComparisonModel:
         *before, _ = self.differences.values()
         told_ms = {metric: self.published.figures[Key(TABLE, *row[:3], metric)].value for metric in LATENCIES}
         return [
-            math.sqrt(math.prod(_mean(found, metric) / ms for metric, ms in told_ms.items()))
-            for found in (*(self._scores(row, setting, runs, seed) for setting in before), scores)
+            math.sqrt(math.prod(_mean(simulated, metric) / ms for metric, ms in told_ms.items()))
+            for simulated in (*(self._scores(row, setting, runs, seed) for setting in before), scores)
         ]
 
     def _differences(self) -> dict[str, Setting]:
