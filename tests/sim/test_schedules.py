@@ -203,9 +203,8 @@ def test_autoregressive(run: Run) -> None:
     54.71   both decode: 10.2 + (101 + 1 + 200 + 1) * 0.01 = 13.23; 54.81 -> 68.04; 68.24: R0 has its three tokens.
     68.24   R1 alone: 10.1 + 202 * 0.01 = 12.12; 68.34 -> 80.46; 80.66.
     """
-    result = run("autoregressive", [(0, 100, 3, {}), (5, 200, 3, {})], kv_ms=0.01)
     check(
-        result,
+        run("autoregressive", [(0, 100, 3, {}), (5, 200, 3, {})], kv_ms=0.01),
         ["main: prefill 0.1-21.1, decode x1 21.4-54.51, decode x2 54.81-68.04, decode x1 68.34-80.46"],
         [[(21.3, 1), (54.71, 1), (68.24, 1)], [(54.71, 1), (68.24, 1), (80.66, 1)]],
     )
@@ -255,9 +254,8 @@ def test_colocated(run: Run) -> None:
             of 6 tokens 10.6 -> 70.68; 70.88: R0 gains 1, R1 2.
     70.88   both, nobody catches up: 2.04, 70.98 -> 73.02; verify -> 83.62; 83.82: one token was left of each.
     """
-    result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (10, 200, 4, {1: 1, 3: 2})])
     check(
-        result,
+        run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (10, 200, 4, {1: 1, 3: 2})]),
         [
             "main: prefill 0.1-2.1, prefill 2.1-22.1, draft x1 22.4-27.42, verify x1 27.42-57.72",
             "main: draft x2 58.02-60.08, verify x2 60.08-70.68, draft x2 70.98-73.02, verify x2 73.02-83.62",
@@ -326,9 +324,8 @@ def test_ngram_drafts_in_three_lanes(run: Run, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
     monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
     monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
-    result = run("pdv", [(0, 100, 5, {1: 2})], server={"drafter": "ngram"})
     check(
-        result,
+        run("pdv", [(0, 100, 5, {1: 2})], server={"drafter": "ngram"}),
         ["prefill: prefill 0.1-20.1", "verify: verify x1 21.8-32.1, decode x1 33.8-43.9"],
         [[(20.3, 1), (32.3, 3), (44.1, 1)]],
     )
@@ -352,9 +349,8 @@ def test_pd(run: Run) -> None:
     84.49   R0 gained 3 and R1 joins: draft of two rows with catch-up 2.06: 84.59 -> 86.65; verify 10.6 -> 97.25.
     97.45   R0 gains its last, R1 its last two.
     """
-    result = run("pd", [(0, 100, 11, {1: 2, 4: 0, 5: 1, 7: 2, 10: 0}), (25, 10, 3, {1: 1})], stream_weight=4)
     check(
-        result,
+        run("pd", [(0, 100, 11, {1: 2, 4: 0, 5: 1, 7: 2, 10: 0}), (25, 10, 3, {1: 1})], stream_weight=4),
         [
             "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 25.1-76.5, prefill 76.5-82",
             "decode: draft x1 22.9-24.92, verify x1 24.92-37.75, draft x1 38.05-40.5875",
@@ -422,9 +418,8 @@ def test_pdv_always_gathers(run: Run) -> None:
     R0 is handed over 75.525, drafted 75.625 -> 77.645 alone, completed 77.845, handed over 78.345.
     Verify of two rows 10.6: 78.445 -> 89.045; 89.245.
     """
-    result = run("pdv", PDV_ASKED, server={"verify_gather": "always"}, stream_weight=4)
     check(
-        result,
+        run("pdv", PDV_ASKED, server={"verify_gather": "always"}, stream_weight=4),
         [*PDV_START, "decode: draft x1 75.625-77.645", "verify: verify x2 78.445-89.045"],
         [
             [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (89.245, 2)],
@@ -527,14 +522,13 @@ def test_pdv_hybrid(run: Run) -> None:
     70.67     R1: first token 70.87, draft prompt -> 71.72, completed 71.92, handed over 72.42.
     72.42     one in flight: atomic. Draft 72.52 -> 74.54, verify -> 84.84; 85.04.
     """
-    result = run(
-        "pdv-hybrid",
-        [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (40, 5, 3, {1: 1})],
-        server={"hybrid_threshold": 1},
-        stream_weight=4,
-    )
     check(
-        result,
+        run(
+            "pdv-hybrid",
+            [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (40, 5, 3, {1: 1})],
+            server={"hybrid_threshold": 1},
+            stream_weight=4,
+        ),
         [
             "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 40.1-70.67, prefill 70.67-71.72",
             "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 35.52-37.55, verify x1 37.55-49.7875",
@@ -784,9 +778,8 @@ def test_chunked_prefill_in_colocated(run: Run) -> None:
            token, R1's first.
     90.66  R1 alone: 90.76 -> 92.78 -> 103.08; 103.28.
     """
-    result = run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], server={"max_num_batched_tokens": 103})
     check(
-        result,
+        run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], server={"max_num_batched_tokens": 103}),
         [
             "main: prefill 0.1-2.1, prefill 2.1-22.1, draft x1 22.4-26.42, verify x1 26.42-46.72",
             "main: draft x1 47.02-51.04, verify x1 51.04-71.34, draft x1 71.64-75.16, verify x1 75.16-90.46",
@@ -801,9 +794,8 @@ def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
 
     The first token comes with the third target chunk, 59.7 + 0.2; the rest as ever: 61.2, 61.4, 61.9 decode.
     """
-    result = run("pd", [(0, 250, 2, {})], server={"max_num_batched_tokens": 100})
     check(
-        result,
+        run("pd", [(0, 250, 2, {})], server={"max_num_batched_tokens": 100}),
         [
             "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 22.4-42.4, prefill 42.4-44.4",
             "prefill: prefill 44.7-59.7, prefill 59.7-61.2",
@@ -833,9 +825,8 @@ def test_closed_loop_in_lanes(run: Run) -> None:
     R0: target 0.1 -> 20.1, first token 20.3, draft -> 22.1; 22.8 decode. Two rounds: draft 22.9 -> 24.92, verify 25.72
     -> 36.02, 36.22; back at decode 36.72: 36.82 -> 38.84, 39.64 -> 49.94, 50.14: done. R1: 50.24 -> 70.24; 70.44.
     """
-    result = run("pdv", [(0, 100, 3, {}), (0, 100, 1, {})], max_concurrency=1)
     check(
-        result,
+        run("pdv", [(0, 100, 3, {}), (0, 100, 1, {})], max_concurrency=1),
         [
             "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 50.24-70.24",
             "decode: draft x1 22.9-24.92, draft x1 36.82-38.84",
@@ -1002,9 +993,8 @@ def test_preemptive_priority(run: Run) -> None:
     47.84  R1 10.2 -> 58.04, first token 58.24; draft prompt -> 59.09; completed 59.29, handed over 59.79.
     59.89  R1: draft -> 61.91, verify -> 72.21; 72.41.
     """
-    result = run("pd", OVERLAP, server={"priority": "preemptive"})
     check(
-        result,
+        run("pd", OVERLAP, server={"priority": "preemptive"}),
         [
             *BEFORE,
             "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 35.52-37.54, verify x1 37.54-47.84",
@@ -1027,16 +1017,15 @@ def test_preemption_leaves_the_room_that_is_not_held(run: Run) -> None:
     36.5   the third: -> 38.5 -> 48.5; 48.7: R0's last token. R1 3.525 - 3 = 0.525 -> 49.025 alone; first token 49.225.
     49.025 R1's draft prompt -> 50.025, completed 50.225, handed over 50.725; 50.825 -> 52.825 -> 62.825; 63.025.
     """
-    result = run(
-        "pd",
-        [(0, 100, 4, {}), (12.3, 100, 2, {})],
-        server={"priority": "preemptive"},
-        sharpness=None,
-        bandwidth_bytes_per_s=1.2e11,
-        hold=0.8,
-    )
     check(
-        result,
+        run(
+            "pd",
+            [(0, 100, 4, {}), (12.3, 100, 2, {})],
+            server={"priority": "preemptive"},
+            sharpness=None,
+            bandwidth_bytes_per_s=1.2e11,
+            hold=0.8,
+        ),
         [
             "prefill: prefill 0.1-10.1, prefill 10.1-11.1, prefill 12.4-49.025, prefill 49.025-50.025",
             "decode: draft x1 11.9-13.9, verify x1 13.9-23.9, draft x1 24.2-26.2, verify x1 26.2-36.2",
@@ -1055,9 +1044,8 @@ def test_serial_ablation(run: Run) -> None:
            -> 48.79, its verify -> 59.09; 59.29: R0's last token. R1 was handed over at 47.47 and joins.
     59.29  R1: draft 59.39 -> 61.41, verify -> 71.71; 71.91.
     """
-    result = run("pd", OVERLAP, server={"priority": "none"}, hardware={"contention": "serial"})
     check(
-        result,
+        run("pd", OVERLAP, server={"priority": "none"}, hardware={"contention": "serial"}),
         [
             *BEFORE,
             "decode: draft x1 22.9-24.92, verify x1 35.42-45.72, draft x1 46.77-48.79, verify x1 48.79-59.09",
@@ -1075,9 +1063,8 @@ def test_max_ablation(run: Run) -> None:
     round launched 35.52 and 35.62. R1's completion, asked at 35.65, -> 35.85, handed over 36.35; it joins at the end
     of R0's second round, 35.52 -> 37.54 -> 47.84; 48.04, which is R0's last. R1: 48.14 -> 50.16 -> 60.46; 60.66.
     """
-    result = run("pd", OVERLAP, hardware={"contention": "max"})
     check(
-        result,
+        run("pd", OVERLAP, hardware={"contention": "max"}),
         [
             *BEFORE,
             "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 35.52-37.54, verify x1 37.54-47.84",
@@ -1101,15 +1088,14 @@ def test_leftover_bandwidth(run: Run) -> None:
     13.9   verify -> 23.9; 24.1: R0 done. R1 9.5 - 10/3 = 37/6 -> 23.9 + 37/6 = 30 1/15 alone, first token 0.2 later.
     30.07  R1's draft prompt -> 31.07, completed 31.27, handed over 31.77; 31.87 -> 33.87 -> 43.87; 44.07.
     """
-    result = run(
-        "pd",
-        [(0, 100, 3, {1: 1}), (12.3, 100, 3, {1: 1})],
-        sharpness=None,
-        bandwidth_bytes_per_s=8e10,
-        stream_weight=4,
-    )
     check(
-        result,
+        run(
+            "pd",
+            [(0, 100, 3, {1: 1}), (12.3, 100, 3, {1: 1})],
+            sharpness=None,
+            bandwidth_bytes_per_s=8e10,
+            stream_weight=4,
+        ),
         [
             "prefill: prefill 0.1-10.1, prefill 10.1-11.1, prefill 12.4-30.0666667, prefill 30.0666667-31.0666667",
             "decode: draft x1 11.9-13.9, verify x1 13.9-23.9, draft x1 31.8666667-33.8666667",
@@ -1162,14 +1148,13 @@ def test_atomic_round_across_two_gpus(run: Run) -> None:
     20.8   draft 20.9, there 22.9 -> 24.92 on GPU 0, completed 25.12, no hand-over; verify 25.22, there 27.22 -> 37.52.
     37.72  all accepted, so a catch-up draft: 37.82, there 39.82 -> 41.85, 42.05; verify 42.15, there 44.15 -> 54.45.
     """
-    result = run(
-        "pdv-hybrid",
-        [(0, 100, 5, {1: 2, 4: 0})],
-        server={"priority": "none"},
-        hardware={"place": ("prefill=1", "verify=1"), **LINK},
-    )
     check(
-        result,
+        run(
+            "pdv-hybrid",
+            [(0, 100, 5, {1: 2, 4: 0})],
+            server={"priority": "none"},
+            hardware={"place": ("prefill=1", "verify=1"), **LINK},
+        ),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 22.9-24.92 @0, verify x1 27.22-37.52 @1, draft x1 39.82-41.85 @0",
@@ -1277,14 +1262,13 @@ def test_drafting_ahead_as_a_chain(run: Run) -> None:
            verify 48.75 -> 59.05. Two tokens are missing: nothing is drafted ahead.
     59.25  none accepted: 59.75, draft 59.85 -> 61.87, 62.07, 62.57; verify 62.67 -> 72.97, 73.17.
     """
-    result = run(
-        "pdv-ahead",
-        [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})],
-        server={"ahead_fan": 0, "ahead_miss": "draft", "priority": "none"},
-        hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
-    )
     check(
-        result,
+        run(
+            "pdv-ahead",
+            [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})],
+            server={"ahead_fan": 0, "ahead_miss": "draft", "priority": "none"},
+            hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+        ),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 20.9-22.92 @0, ahead x1 23.82-26.85 @0, ahead x1 34.92-37.95 @0",
@@ -1303,14 +1287,13 @@ def test_drafting_ahead_for_every_outcome(run: Run) -> None:
     34.22  one of two accepted, and foreseen: verify 34.82 -> 45.12. Two tokens are missing: nothing is drafted ahead.
     45.32  none accepted: 45.82, draft 45.92 -> 47.94, 48.14, 48.64; verify 48.74 -> 59.04, 59.24.
     """
-    result = run(
-        "pdv-ahead",
-        [(0, 100, 5, {1: 1, 3: 0, 4: 0})],
-        server={"ahead_fan": 1, "ahead_miss": "draft", "ahead_exponent": 10.0, "priority": "none"},
-        hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
-    )
     check(
-        result,
+        run(
+            "pdv-ahead",
+            [(0, 100, 5, {1: 1, 3: 0, 4: 0})],
+            server={"ahead_fan": 1, "ahead_miss": "draft", "ahead_exponent": 10.0, "priority": "none"},
+            hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+        ),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 20.9-22.92 @0, ahead x3 23.82-26.91 @0, draft x1 45.92-47.94 @0",
@@ -1332,13 +1315,12 @@ def test_idle_lane_notices_work_at_its_next_look(run: Run) -> None:
     40.55  R1 arrives; prefill, idle since 23.3, looks at 41.3: 41.4 -> 61.4, first token 61.6; draft -> 63.4, 63.6.
     64.1   R1 handed over; decode, idle since 36.62, looks at 64.62: 64.72 -> 66.74 -> 77.04; 77.24.
     """
-    result = run(
-        "pd",
-        [(0.3, 100, 3, {1: 1}), (40.55, 100, 3, {1: 1})],
-        host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.0},
-    )
     check(
-        result,
+        run(
+            "pd",
+            [(0.3, 100, 3, {1: 1}), (40.55, 100, 3, {1: 1})],
+            host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.0},
+        ),
         [
             "prefill: prefill 1.1-21.1, prefill 21.1-23.1, prefill 41.4-61.4, prefill 61.4-63.4",
             "decode: draft x1 24.1-26.12, verify x1 26.12-36.42, draft x1 64.72-66.74, verify x1 66.74-77.04",
@@ -1356,13 +1338,12 @@ def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
             since 0, looks at 23.0.
     23.0    0.125: 23.125 -> 25.145 -> 35.445; 35.695.
     """
-    result = run(
-        "pd",
-        [(0, 100, 3, {1: 1})],
-        host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS, "handoff_s": 0.4 * MS},
-    )
     check(
-        result,
+        run(
+            "pd",
+            [(0, 100, 3, {1: 1})],
+            host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS, "handoff_s": 0.4 * MS},
+        ),
         [
             "prefill: prefill 0.125-20.125, prefill 20.125-22.125",
             "decode: draft x1 23.125-25.145, verify x1 25.145-35.445",
@@ -1377,14 +1358,13 @@ def test_baseline_wakes_no_more_workers_than_requests_wait(run: Run) -> None:
     0       launches 0.125 and 0.25: draft 0.125 -> 2.125, target -> 22.125, first token 22.375.
     22.375  draft launched 22.5 -> 24.52, verify -> 34.82; 35.07.
     """
-    result = run(
-        "baseline",
-        [(0, 100, 3, {1: 1})],
-        server={"num_workers": 2},
-        host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS},
-    )
     check(
-        result,
+        run(
+            "baseline",
+            [(0, 100, 3, {1: 1})],
+            server={"num_workers": 2},
+            host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS},
+        ),
         ["main: prefill 0.125-2.125, prefill 2.125-22.125, draft x1 22.5-24.52, verify x1 24.52-34.82"],
         [[(22.375, 1), (35.07, 2)]],
     )
