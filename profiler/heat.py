@@ -42,11 +42,6 @@ def heat_points(drafter: bool) -> list[GridPoint]:
     ]  # fmt: skip
 
 
-def light_points(drafter: bool) -> list[GridPoint]:
-    """What is launched in turn with a prompt."""
-    return [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
-
-
 def far_points(drafter: bool) -> list[GridPoint]:
     """Prompt chunks far behind their start, by themselves: attention over prompts takes much of their time."""
     if drafter:
@@ -60,7 +55,8 @@ def far_points(drafter: bool) -> list[GridPoint]:
 def groups(drafter: bool) -> list[list[GridPoint]]:
     """What is launched without a pause, one after the other; new ones go last, as samples know them by number."""
     alone = [[point] for point in heat_points(drafter)]
-    in_turn = [[grid.prefill(512), point] for point in light_points(drafter)]
+    light = [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
+    in_turn = [[grid.prefill(512), point] for point in light]
     return alone + in_turn + [[point] for point in far_points(drafter)]
 
 

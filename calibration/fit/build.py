@@ -42,7 +42,10 @@ class Calibration:
         return {
             "name": self.profile.name,
             "foundation": self.profile.foundation,
-            "solo": {model: solo_errors(solo) for model, solo in self.solos.items()},
+            "solo": {
+                model: {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
+                for model, solo in self.solos.items()
+            },
             "corun": corun_errors(self.corun) if self.corun else None,
             "power": power_errors(self.heated) if self.heated else None,
             "contention": asdict(self.profile.contention),
@@ -158,11 +161,6 @@ def ranges(frame: pd.DataFrame) -> dict[str, Any]:
         "measured": {str(model): reach_of(rows) for model, rows in alone},
         "measured_together": reach_of(together) if len(together) else None,
     }
-
-
-def solo_errors(solo: Solo) -> dict[str, Any]:
-    """Held-out errors of one model, and the spread of samples at one point."""
-    return {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
 
 
 def corun_errors(corun: Corun) -> dict[str, Any]:

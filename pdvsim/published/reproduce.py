@@ -94,12 +94,8 @@ class Reproduction:
 
     def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
-        metrics = TARGETS[self.table]
-        return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= self.least_completions]
-
-    @property
-    def least_completions(self) -> int:
-        return ENOUGH if self.table == "poisson-30s" else 1
+        metrics, least = TARGETS[self.table], ENOUGH if self.table == "poisson-30s" else 1
+        return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= least]
 
     def missed(self) -> list[TableCell]:
         """The cells that miss their target."""

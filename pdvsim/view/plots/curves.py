@@ -175,17 +175,12 @@ def panel(
     else:
         for number, curve in enumerate(curves):
             mine = [e for e in entries if e["series"] == curve.label]
-            aside = 2 ** aside_of(number, len(curves), dodge)
+            aside = 2 ** (min(dodge, 0.5 / len(curves)) * (number - (len(curves) - 1) / 2))  # within half a step
             draw(axes, mine, metric, curve, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
     frame(axes, framed or entries, metric, log, banded)
     axes.set_title(title, fontweight="bold", loc="left")
     axes.set_ylabel(unit)
-
-
-def aside_of(number: int, curves: int, dodge: float) -> float:
-    """Horizontal offset of the curve `number`, all within half a step."""
-    return min(dodge, 0.5 / curves) * (number - (curves - 1) / 2)
 
 
 def load_line(entries: Sequence[Entry]) -> str:
