@@ -127,21 +127,21 @@ def merge(parts: Iterable[Path], folder: Path) -> Samples:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = [(path, *read(path)) for path in sorted(parts, key=lambda p: p.name)]
-    if not found:
+    contents = [(path, *read(path)) for path in sorted(parts, key=lambda p: p.name)]
+    if not contents:
         raise ValueError(f"{folder}: no parts to merge")
-    first = found[0][2]
+    first = contents[0][2]
     headers = []
-    for path, columns, header in found:
+    for path, columns, header in contents:
         for key, value in ground(header).items():
             if value != ground(first)[key]:
-                raise refusal(path, key, f"is {value}, but {ground(first)[key]} in {found[0][0].name}")
+                raise refusal(path, key, f"is {value}, but {ground(first)[key]} in {contents[0][0].name}")
         count = len(columns["seconds"])
         points = len(set(zip(*(columns[n].tolist() for n in ("section", "what", "group", *POINT)), strict=True)))
         headers.append({**header, "samples": count, "points": points})
     arrays = []
     for name, kind, _ in _arrow_fields():
-        values = np.concatenate([columns[name] for _, columns, _ in found])
+        values = np.concatenate([columns[name] for _, columns, _ in contents])
         if name in _TEXTS:
             arrays.append(pa.array(values.tolist(), pa.string()).dictionary_encode())
         else:
