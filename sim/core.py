@@ -18,6 +18,34 @@ KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts in a model's layers, of which every token takes `per_token`."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    shared: int = 0  # intermediate size of all experts that every token takes besides
+    dense_layers: int = 0  # first layers that have a plain MLP instead
+    # `n` tokens of one request read as many distinct experts as `n ** overlap` tokens of different requests
+    overlap: float = 0.8
+
+    def read(self, independent: float) -> float:
+        """Expected number of distinct experts that a layer reads for so many independent tokens."""
+        return self.count * (1.0 - (1.0 - self.per_token / self.count) ** independent)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of multi-head latent attention (MLA), which caches one compressed vector per token and layer."""
+
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    query_rank: int | None = None  # None: queries are not compressed
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
     """The shape of a decoder-only transformer, as its Hugging Face configuration gives it."""
 
@@ -35,6 +63,10 @@ class ModelSpec:
     max_position_embeddings: int | None = None  # longest context; None: not known
     sliding_window: int | None = None  # tokens that attention reaches back, where that is less
     shards: int = 1  # GPUs that the model is divided over; the sizes are then those of one of them
+    experts: Experts | None = None  # None: a dense model
+    latent: Latent | None = None  # None: keys and values are cached as they are
+    layer_bytes: float | None = None  # per weight of the layers' products, where quantised; None: dtype_bytes
+    kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
 
     @property
     def qkv_inputs(self) -> int:
