@@ -62,9 +62,14 @@ class ModelArchitecture:
         return self.q_width + 2 * self.kv_width
 
     @property
+    def mlp_width(self) -> int:
+        """Intermediate size of a layer's MLP, or of each of its experts."""
+        return self.spec.experts.intermediate if self.spec.experts else self.spec.intermediate
+
+    @property
     def gate_block(self) -> int:
         """Rows of gate, then as many of up, that alternate in the fused gate/up matrix."""
-        return math.gcd(self.spec.intermediate, GATE_BLOCK)
+        return math.gcd(self.mlp_width, GATE_BLOCK)
 
     def embedding_scale(self, dtype: torch.dtype) -> float:
         """The factor on embeddings, rounded to `dtype` as the reference implementation rounds it."""
@@ -110,7 +115,7 @@ def _assemble(
         norm_eps=eps,
         activation=ACTIVATIONS[act],
         qkv_bias=spec.family == "qwen2",
-        qk_norm=spec.family == "qwen3",
+        qk_norm=spec.family in ("qwen3", "qwen3_moe"),
         rope_scaling=scaling,
         norm_offset=1.0 if gemma else 0.0,
         scale_embedding=gemma,

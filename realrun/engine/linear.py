@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.batch import Gate, Residual
 from pdvsim.realrun.engine.buckets import SMALL_BYTES, SMALL_TOKENS
+from pdvsim.realrun.engine.fp8 import E4M3, LARGEST, Fp8, Matrix
 from pdvsim.realrun.engine.kernels import (
     ACTIVATION_CODES,
     activate,
@@ -42,7 +43,7 @@ class LinearTuning:
     warps: int = 4
     programs_per_sm: float = 1.0  # outputs are split over inputs until about this many
 
-    def takes(self, x: Tensor, weight: Tensor) -> bool:
+    def takes(self, x: Tensor, weight: Matrix) -> bool:
         """Whether the kernel rather than the library multiplies these."""
         return x.shape[0] <= self.widest and weight.nbytes <= self.largest_bytes
 
@@ -52,9 +53,9 @@ TUNING = LinearTuning()
 
 @triton.jit(do_not_specialize=["tokens"])
 def _narrow(
-    x_ptr, weight_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
+    x_ptr, weight_ptr, scales_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
     tokens, outputs, inputs, x_stride, span, splits, squares_tiles, eps,
-    NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
+    QUANTISED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
     EVEN: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_S: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -78,7 +79,7 @@ def _narrow(
             k_in = start + k < end
             xs = tl.load(x + start, mask=m_in[None, :] & k_in[:, None], other=0.0)
             w = tl.load(weight + start, mask=k_in[None, :], other=0.0)
-        acc = tl.dot(w, xs, acc, input_precision="ieee")
+        acc = tl.dot(w.to(xs.dtype), xs, acc, input_precision="ieee")
 
     last = True
     if SPLIT:
@@ -94,6 +95,8 @@ def _narrow(
             for s in range(splits):
                 acc += tl.load(part + s * size, cache_modifier=".cg")
     if last:
+        if QUANTISED:
+            acc *= tl.load(scales_ptr + n, mask=n < outputs, other=0.0)[:, None]
         if NORM:
             s = tl.arange(0, BLOCK_S)
             held = (s < squares_tiles)[:, None] & m_in[None, :]
@@ -123,7 +126,7 @@ def _narrow(
 
 def _run_narrow(
     x: Tensor,
-    weight: Tensor,
+    weight: Matrix,
     out: Tensor,
     *,
     squares: Tensor | None = None,
@@ -150,9 +153,10 @@ def _run_narrow(
         part = x.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
         counter = counters(x.device)
     _narrow[(splits, tiles)](
-        x, weight, bias, squares, part, counter, out, sums,
+        x, weight.values if isinstance(weight, Fp8) else weight, weight.scales if isinstance(weight, Fp8) else None,
+        bias, squares, part, counter, out, sums,
         tokens, outputs, inputs, x.stride(0), span, splits, squares.shape[0] if squares is not None else 0, eps,
-        NORM=squares is not None, BIAS=bias is not None, ACT=ACTIVATION_CODES[gate.activation] if gate else 0,
+        QUANTISED=isinstance(weight, Fp8), NORM=squares is not None, BIAS=bias is not None, ACT=ACTIVATION_CODES[gate.activation] if gate else 0,
         GATE=gate.block if gate else 1, RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
         BLOCK_M=block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k,
         BLOCK_S=triton.next_power_of_2(squares.shape[0]) if squares is not None else 1,
@@ -160,9 +164,40 @@ def _run_narrow(
     )  # fmt: skip
 
 
+@triton.jit
+def _to_fp8(
+    x_ptr, values_ptr, scales_ptr, width, stride, MOST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
+):
+    m = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    take_turn(OVERLAP)
+    x = tl.load(x_ptr + m * stride + d, mask=d < width, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), 0) / MOST, 1e-12)
+    tl.store(values_ptr + m * width + d, (x / scale).to(values_ptr.dtype.element_ty), mask=d < width)
+    tl.store(scales_ptr + m, scale)
+
+
+def wide(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
+    """x @ weight.T + bias by the library; of 8 bits by 8 bits where the weights are."""
+    if not isinstance(weight, Fp8):
+        return F.linear(x, weight, bias)
+    tokens, width = x.shape
+    values = x.new_empty(tokens, width, dtype=E4M3)
+    scales = x.new_empty(tokens, 1, dtype=torch.float32)
+    block = triton.next_power_of_2(width)
+    _to_fp8[(tokens,)](
+        x, values, scales, width, x.stride(0), MOST=LARGEST, BLOCK=block, num_warps=min(16, max(1, block // 512)),
+        **overlapping(x.device),
+    )  # fmt: skip
+    y = torch._scaled_mm(
+        values, weight.values.t(), scale_a=scales, scale_b=weight.scales[None], out_dtype=x.dtype, use_fast_accum=True
+    )
+    return y if bias is None else y.add_(bias)
+
+
 def normed(
     stream: Residual,
-    weight: Tensor,
+    weight: Matrix,
     eps: float,
     *,
     bias: Tensor | None = None,
@@ -175,13 +210,15 @@ def normed(
         out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gate else 1))
         _run_narrow(x, weight, out, squares=stream.squares, eps=eps, bias=bias, gate=gate, tuning=tuning)
         return out
-    y = F.linear(unit_norm(x, eps), weight, bias)
+    y = wide(unit_norm(x, eps), weight, bias)
     return gated(y, gate) if gate else y
 
 
-def added(y: Tensor, weight: Tensor, stream: Residual, *, tuning: LinearTuning = TUNING) -> Residual:
+def added(y: Tensor, weight: Matrix, stream: Residual, *, tuning: LinearTuning = TUNING) -> Residual:
     """Add y @ weight.T to the stream in place; see `twins.added`."""
     if not tuning.takes(y, weight):
+        if isinstance(weight, Fp8):
+            return Residual(stream.x.add_(wide(y, weight)), None)
         return Residual(stream.x.addmm_(y, weight.t()), None)
     tiles = triton.cdiv(weight.shape[0], tuning.block_n)
     sums = y.new_empty(tiles, y.shape[0], dtype=torch.float32)

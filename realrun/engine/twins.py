@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import Batch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import PAGE
+from pdvsim.realrun.engine.fp8 import Matrix, plain
+from pdvsim.realrun.engine.weights import LayerWeights
+
+BACK = 16  # positions that pinned routing looks back; a token at a multiple of it takes new experts
 
 
 def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:
@@ -63,20 +67,71 @@ def gated(gate_up: Tensor, gate: Gate) -> Tensor:
 
 def normed(
     stream: Residual,
-    weight: Tensor,
+    weight: Matrix,
     eps: float,
     *,
     bias: Tensor | None = None,
     gate: Gate | None = None,
 ) -> Tensor:
     """norm(stream) @ weight.T, then bias, then gated activation. The norm's own weight is folded into `weight`."""
-    y = F.linear(unit_norm(stream.x, eps), weight, bias)
+    y = F.linear(unit_norm(stream.x, eps), plain(weight, stream.x.dtype), bias)
     return y if gate is None else gated(y, gate)
 
 
-def added(y: Tensor, weight: Tensor, stream: Residual) -> Residual:
+def added(y: Tensor, weight: Matrix, stream: Residual) -> Residual:
     """Add y @ weight.T to the stream in place; returns it with what is now known of its squares."""
-    return Residual(stream.x.addmm_(y, weight.t()), None)
+    return Residual(stream.x.addmm_(y, plain(weight, y.dtype).t()), None)
+
+
+def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's `taken` experts, by logit or pinned, and the softmax of their logits: both (tokens, taken)."""
+    wide = logits.float()
+    ids = wide.topk(taken, dim=-1).indices if pinned is None else _drawn(logits, taken, pinned, slots, positions)
+    return ids.int(), wide.gather(1, ids).softmax(-1)
+
+
+def _drawn(logits: Tensor, taken: int, pinned: Pinned, slots: Tensor, positions: Tensor) -> Tensor:
+    """Experts by the hash of a token's slot and position: the j-th is one of the j-th share of all experts."""
+    tokens, of = len(logits), logits.shape[1] // taken
+    j = torch.arange(taken, device=logits.device)[None, :, None]
+    places = positions.long()[:, None, None] - torch.arange(BACK, device=logits.device)
+    row = torch.arange(tokens, device=logits.device)[:, None, None] < pinned.row_tokens
+    fresh = torch.where(row, pinned.fresh_rows, pinned.fresh_chunk)
+    stream = _mixed(slots.long()[:, None, None] * 1024 + pinned.layer) * 64 + j
+    drawn = (_mixed(stream + 2 * places * 0x9E3779B1) >> 8) / 16777216.0
+    since = torch.where((drawn < fresh) | (places % BACK == 0), places, -1).amax(-1)
+    return j[..., 0] * of + _mixed(stream[..., 0] + (2 * since + 1) * 0x9E3779B1) % of
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A 32-bit integer hash."""
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Pairs (token * taken + place) in the order of their experts, and where each expert's begin: experts + 1."""
+    flat = ids.flatten()
+    counts = torch.bincount(flat.long(), minlength=experts)
+    return flat.sort(stable=True).indices.int(), F.pad(counts.cumsum(0), (1, 0)).int()
+
+
+def mixture(
+    stream: Residual, w: LayerWeights, taken: int, gate: Gate, eps: float, pinned: Pinned | None, slots: Tensor,
+    positions: Tensor,
+) -> Residual:  # fmt: skip
+    """Route each token to `taken` experts by its normed state, and add their weighted outputs to the stream in place."""
+    assert w.router is not None
+    x = unit_norm(stream.x, eps)
+    ids, shares = route(F.linear(x, w.router), taken, pinned, slots, positions)
+    gate_up, down = plain(w.gate_up, x.dtype), plain(w.down, x.dtype)
+    for expert in ids.unique().tolist():
+        token, place = (ids == expert).nonzero(as_tuple=True)
+        y = F.linear(gated(F.linear(x[token], gate_up[expert]), gate), down[expert])
+        stream.x.index_add_(0, token, (y.float() * shares[token, place, None]).to(x.dtype))
+    return Residual(stream.x, None)
 
 
 def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
