@@ -55,8 +55,9 @@ TUNING = LinearTuning()
 def _narrow(
     x_ptr, weight_ptr, scales_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
     tokens, outputs, inputs, x_stride, span, splits, squares_tiles, eps,
-    QUANTISED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
-    EVEN: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    QUANTISED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr,
+    RESIDUAL: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_S: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     split, tile = tl.program_id(0), tl.program_id(1)
@@ -156,8 +157,9 @@ def _run_narrow(
         x, weight.values if isinstance(weight, Fp8) else weight, weight.scales if isinstance(weight, Fp8) else None,
         bias, squares, part, counter, out, sums,
         tokens, outputs, inputs, x.stride(0), span, splits, squares.shape[0] if squares is not None else 0, eps,
-        QUANTISED=isinstance(weight, Fp8), NORM=squares is not None, BIAS=bias is not None, ACT=ACTIVATION_CODES[gate.activation] if gate else 0,
-        GATE=gate.block if gate else 1, RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
+        QUANTISED=isinstance(weight, Fp8), NORM=squares is not None, BIAS=bias is not None,
+        ACT=ACTIVATION_CODES[gate.activation] if gate else 0, GATE=gate.block if gate else 1,
+        RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
         BLOCK_M=block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k,
         BLOCK_S=triton.next_power_of_2(squares.shape[0]) if squares is not None else 1,
         num_warps=tuning.warps, num_stages=stages, **overlapping(x.device),

@@ -17,6 +17,7 @@ from pdvsim.realrun.engine import twins
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config
 from pdvsim.realrun.engine.batch import Batch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
+from pdvsim.realrun.engine.fp8 import E4M3
 from pdvsim.realrun.engine.twins import BACK
 from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
 
@@ -81,8 +82,8 @@ class Transformer:
         return cls(arch, load_weights(arch, folder, device, dtype), capacity)
 
     def new_cache(self, pages: int) -> KVCache:
-        """An empty KV cache for this model."""
-        return KVCache(self.arch, pages, self.device, self.dtype)
+        """An empty KV cache for this model, of 8 bits where its values are quantised."""
+        return KVCache(self.arch, pages, self.device, E4M3 if self.arch.spec.kv_dtype_bytes == 1 else self.dtype)
 
     def forward(self, batch: Batch, cache: KVCache, sequences: Sequences) -> Hidden:
         """Feed the batch's tokens, writing their keys and values into `cache`."""

@@ -122,7 +122,7 @@ def mixture(
     stream: Residual, w: LayerWeights, taken: int, gate: Gate, eps: float, pinned: Pinned | None, slots: Tensor,
     positions: Tensor,
 ) -> Residual:  # fmt: skip
-    """Route each token to `taken` experts by its normed state, and add their weighted outputs to the stream in place."""
+    """Route each normed token to `taken` experts, and add their weighted outputs to the stream in place."""
     assert w.router is not None
     x = unit_norm(stream.x, eps)
     ids, shares = route(F.linear(x, w.router), taken, pinned, slots, positions)
@@ -141,6 +141,11 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat((low * c - high * s, high * c + low * s), dim=-1).to(x.dtype)
 
 
+def _bits(x: Tensor) -> Tensor:
+    """The same memory; of 8-bit floats, which torch does not index on the CPU, as integers."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
+
+
 def rope_write(
     qkv: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
 ) -> None:
@@ -151,21 +156,21 @@ def rope_write(
     q.copy_(rotate(q.unflatten(-1, (-1, dim)), positions, cos, sin).flatten(1))
     k = rotate(k.unflatten(-1, (-1, dim)), positions, cos, sin)
     page, inside = pages[slots.long(), positions.long() // PAGE].long(), positions.long() % PAGE
-    kv[0, page, :, inside] = k
-    kv[1, page, :, inside] = v.unflatten(-1, (-1, dim))
+    for half, new in zip(_bits(kv), (k, v.unflatten(-1, (-1, dim))), strict=True):
+        half[page, :, inside] = _bits(new.to(kv.dtype))
 
 
 def attend(q: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
     """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
     _, _, kv_heads, _, dim = kv.shape
     span = int(positions.max()) + 1
-    q = q.unflatten(-1, (kv_heads, -1, dim)).float()
-    held = kv[:, pages[slots.long(), : -(-span // PAGE)].long()].transpose(2, 3).flatten(3, 4)
-    k, v = held[:, :, :, :span].float().unbind(0)
+    dtype, q = q.dtype, q.unflatten(-1, (kv_heads, -1, dim)).float()
+    held = _bits(kv)[:, pages[slots.long(), : -(-span // PAGE)].long()].view(kv.dtype).float()
+    k, v = held.transpose(2, 3).flatten(3, 4)[:, :, :, :span].unbind(0)
     scores = torch.einsum("tkgd,tksd->tkgs", q, k) * dim**-0.5
     seen = torch.arange(span, device=q.device) <= positions[:, None]
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(kv.dtype)
+    return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(dtype)
 
 
 def plan(batch: Batch, positions: Tensor, kv_heads: int) -> Tensor:

@@ -172,8 +172,9 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
         def experts(found: LayerWeights, i: int, norm_name: str) -> LayerWeights:
             """The experts of a block, by the names of Mixtral's or of Qwen3's checkpoints."""
             assert spec.experts is not None
-            inside = f"model.layers.{i}.{'block_sparse_moe' if spec.family == 'mixtral' else 'mlp'}"
-            names = ("w1", "w3", "w2") if spec.family == "mixtral" else ("gate_proj", "up_proj", "down_proj")
+            mixtral = spec.family == "mistral"
+            inside = f"model.layers.{i}.{'block_sparse_moe' if mixtral else 'mlp'}"
+            names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
             into, out = (arch.mlp_width, hidden), (hidden, arch.mlp_width)
 
             def matrices(name: str, shape: tuple[int, int]) -> Iterator[Tensor]:
