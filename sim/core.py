@@ -35,7 +35,7 @@ class Experts:
 
     def read(self, independent: float) -> float:
         """Expected number of distinct experts that a layer reads for so many independent tokens."""
-        return self.count * (1.0 - (1.0 - self.per_token / self.count) ** independent)
+        return float(self.count * (1.0 - (1.0 - self.per_token / self.count) ** independent))
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +177,12 @@ class ModelSpec:
     def params(self) -> int:
         """All matrix weights; norms and biases, under 0.1%, are left out."""
         return self.layer_params + self.head_params * (1 if self.tied_embeddings else 2)
+
+    @property
+    def four_bits(self) -> bool:
+        """Whether weights of its layers have fewer than 8 bits."""
+        own = None if self.experts is None else self.experts.weight_bytes
+        return any(size is not None and size < 1 for size in (self.layer_bytes, own))
 
     @property
     def common_bytes(self) -> float:

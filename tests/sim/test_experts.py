@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
-import pytest
+from dataclasses import replace
+from itertools import pairwise
 
-from pdvsim.sim.core import Experts, HeadSpec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdvsim.sim.core import Chunk, Experts, HeadSpec, ModelSpec, Pair, Request
+from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import PRESETS, model, pair
+from pdvsim.sim.hardware.profile import builtin, covering
+from pdvsim.sim.hardware.transfer import shipped
+
+H200 = GPUS["h200"]
+MIXTURES = sorted(name for name, spec in PRESETS.items() if spec.experts is not None)
 
 # sizes ---------------------------------------------------------------------------------------------------------------
 
@@ -111,3 +123,136 @@ def test_tokens_of_one_request_share_experts_as_published(
     """Within 6% for the default, which is one figure for three counts."""
     experts = Experts(count, per_token, 1)
     assert experts.read(tokens**experts.overlap) == pytest.approx(published, rel=0.06)
+
+
+# what it costs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_by_hand() -> None:
+    """Roofline of Qwen3-30B-A3B: two rows of three tokens are 2 * 3^0.8 independent ones."""
+    spec = PRESETS["qwen3-30b-a3b"]
+    experts, latency = spec.experts, Latency(spec, ForwardFit.roofline(spec, H200))
+    assert experts is not None
+    read = 128 * (1 - (1 - 8 / 128) ** (2 * 3**0.8))
+    layers = 48 * (2048 * (2 * 4096 + 2 * 512) + 2048 * 128 + read * 3 * 2048 * 768) * 2
+    moved = layers + 2048 * 151936 * 2 + 6 * spec.kv_bytes_per_token
+    shape = latency.shape(2, 3)
+    assert shape.bytes_0 == pytest.approx(moved)
+    assert shape.solo_0 == pytest.approx(moved / H200.bandwidth_bytes_per_s)
+    active = 48 * (2048 * (2 * 4096 + 2 * 512) + 2048 * 128 + 8 * 3 * 2048 * 768)
+    assert shape.flops_0 == pytest.approx(2 * 6 * (active + 2048 * 151936) + 2 * 6 * spec.attention_flops_per_pair)
+
+
+def test_later_steps_of_a_draft_have_one_token_a_row() -> None:
+    """An MTP layer with experts: the second step reads what as many rows of one token read."""
+    head = pair("mtp-deepseek-v3:deepseek-v3").draft
+    latency = Latency(head, ForwardFit.roofline(head, H200))
+    one, two = latency.shape(4, 1), latency.shape(4, 1, 2)
+    grown = 2 * 4 * head.kv_bytes_per_token - 4 * head.kv_bytes_per_token  # the first step's tokens are cached
+    assert two.bytes_0 == pytest.approx(2 * one.bytes_0 + grown)
+
+
+def test_rows_and_prompts_of_one_forward_read_experts_together() -> None:
+    spec = PRESETS["qwen3-30b-a3b"]
+    latency, experts = Latency(spec, ForwardFit.roofline(spec, H200)), PRESETS["qwen3-30b-a3b"].experts
+    assert experts is not None
+    chunk = Chunk(Request(0, 0.0, 64, 1, b""), 0, 5)
+    both = latency.carrying(3, 2, 1, [chunk], False)
+    cached = (3 * 2 + 5) * spec.kv_bytes_per_token
+    read = experts.read(3 * 2**0.8 + 5**0.8)
+    head = spec.head_params * 2
+    assert both.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + cached)
+    packed = latency.packed(3, 4, 6)  # rows of two on average
+    read = experts.read(3 * 2**0.8)
+    padded = 3 * 4 * spec.kv_bytes_per_token
+    assert packed.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + padded)
+
+
+@given(st.sampled_from(MIXTURES), st.integers(1, 128), st.integers(1, 9), st.floats(0.05, 1.0))
+def test_laws_of_distinct_experts(name: str, rows: int, tokens: int, overlap: float) -> None:
+    """At least one token's and at most all; more tokens read more; a request's own share more than others' do."""
+    spec = PRESETS[name]
+    assert spec.experts is not None
+    spec = replace(spec, experts=replace(spec.experts, overlap=overlap))
+    latency, experts = Latency(spec, ForwardFit.roofline(spec, H200)), spec.experts
+    assert experts is not None
+    read = latency._distinct(rows, tokens)
+    assert experts.per_token * (1 - 1e-9) <= read <= experts.count
+    assert read <= latency._distinct(rows * tokens, 1) * (1 + 1e-9)
+    assert read <= latency._distinct(rows, tokens + 1) * (1 + 1e-9)
+    assert read <= latency._distinct(rows + 1, tokens) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", [*MIXTURES, "llama-3.1-8b-fp8", "qwen3-30b-a3b-fp8", "mtp-deepseek-v3"])
+@pytest.mark.parametrize("card", ["h200", "a100-80gb", "l4"])
+def test_predictions_are_above_the_roofline_and_rise(name: str, card: str) -> None:
+    """Of the GPU's reachable rates, to 2%: a kernel may be faster than a copy."""
+    spec, gpu = model(name), shipped().ceilings(GPUS[card])
+    fit, bound = Latency(spec, shipped().fit(spec, GPUS[card])), Latency(spec, ForwardFit.roofline(spec, gpu))
+    for rows in (1, 4, 16, 64, 256):
+        times = [fit.shape(rows, tokens).solo_0 for tokens in (1, 2, 4, 8)]
+        assert all(a <= b * (1 + 1e-9) for a, b in pairwise(times))
+        assert times[0] >= 0.98 * bound.shape(rows, 1).solo_0
+        assert times[2] >= 0.98 * bound.shape(rows, 4).solo_0
+
+
+def test_a_dense_model_reads_no_experts() -> None:
+    spec = PRESETS["llama-3.1-8b"]
+    assert Latency(spec, ForwardFit.roofline(spec, H200))._distinct(8, 4) == 0
+    assert ForwardFit.roofline(spec, H200).expert_s == shipped().fit(spec, H200).expert_s == 0
+
+
+def test_measured_experts_are_read_besides_what_the_knots_hold() -> None:
+    """The form in which a profile has a measured mixture."""
+    spec = PRESETS["mixtral-8x7b"]
+    knots = ((1, 1e-3), (100, 2e-3))
+    fit = ForwardFit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, layer_knots=knots, expert_s=1e-4)
+    latency = Latency(spec, fit)
+    assert latency.shape(1, 1).solo_0 == pytest.approx(1e-3 + 2e-4)
+    assert latency.shape(100, 1).solo_0 == pytest.approx(2e-3 + 8e-4)
+    assert fit.scaled(2).expert_s == 2e-4
+
+
+# quantised -----------------------------------------------------------------------------------------------------------
+
+
+def seconds(spec: ModelSpec, card: str, rows: int, tokens: int = 1) -> float:
+    return Latency(spec, shipped().fit(spec, GPUS[card])).shape(rows, tokens).solo_0
+
+
+def test_eight_bits_halve_reading_and_arithmetic() -> None:
+    """Arithmetic on cards that have such units alone; fixed times stay."""
+    plain, spec = model("llama-3.1-8b"), model("llama-3.1-8b-fp8")
+    bounds = [ForwardFit.roofline(m, H200) for m in (plain, spec)]
+    assert bounds[1].weights_s == bounds[0].weights_s / 2
+    assert bounds[1].token_s == bounds[0].token_s / 2
+    assert bounds[1].head_weights_s == bounds[0].head_weights_s
+    ampere = [ForwardFit.roofline(m, GPUS["a100-80gb"]) for m in (plain, spec)]
+    assert ampere[1].token_s == ampere[0].token_s
+    assert 0.5 < seconds(spec, "h200", 1) / seconds(plain, "h200", 1) < 0.7
+    assert seconds(spec, "a100-80gb", 256, 8) > 0.9 * seconds(plain, "a100-80gb", 256, 8)
+
+
+def test_a_quantised_model_is_predicted_and_its_head_is_as_measured() -> None:
+    h200 = builtin("h200")
+    profile = covering(h200, pair("eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8"))
+    assert profile.models["eagle3-llama-3.1-8b-fp8"] == h200.models["eagle3-llama-3.1-8b"]
+    assert profile.foundation.endswith("; transferred: llama-3.1-8b-fp8")
+    assert profile.bar(model("llama-3.1-8b-fp8")) >= shipped().bar(card_known=True)
+    assert profile.bar(model("eagle3-llama-3.1-8b-fp8")) == 0
+    four = covering(h200, pair("none:gpt-oss-20b"))
+    assert four.foundation.endswith("; transferred: gpt-oss-20b; weights of 4 bits by their bytes alone")
+
+
+def test_a_cache_of_eight_bits_halves_its_reading() -> None:
+    """Of a measured model: what is read for one query per row. The rest of its times stay, and the output says so."""
+    spec = PRESETS["llama-3.1-8b"]
+    narrow = replace(spec, kv_dtype_bytes=1)
+    assert 2 * narrow.kv_bytes_per_token == spec.kv_bytes_per_token
+    h200 = builtin("h200")
+    before, after = (covering(h200, Pair(m, m)) for m in (spec, narrow))
+    one, other = before.fit(spec), after.fit(narrow)
+    assert other.kv_knots[0][1] == pytest.approx(one.kv_knots[0][1] / 2)
+    assert other.kv_knots[-1][1] - other.kv_knots[0][1] == pytest.approx(one.kv_knots[-1][1] - one.kv_knots[0][1])
+    assert other.layer_knots == one.layer_knots
+    assert after.foundation == f"{before.foundation}; KV cache of 8 bits by its bytes alone"
