@@ -34,7 +34,8 @@ def _mixed(x):
 @triton.jit
 def _route(
     logits_ptr, slots_ptr, positions_ptr, ids_ptr, shares_ptr, row_tokens, fresh_rows, fresh_chunk, layer,
-    EXPERTS: tl.constexpr, TAKEN: tl.constexpr, PINNED: tl.constexpr, BLOCK: tl.constexpr, BLOCK_TAKEN: tl.constexpr,
+    EXPERTS: tl.constexpr, TAKEN: tl.constexpr, SHARE: tl.constexpr, PINNED: tl.constexpr, BLOCK: tl.constexpr,
+    BLOCK_TAKEN: tl.constexpr,
     BACK: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     m = tl.program_id(0)
@@ -53,8 +54,7 @@ def _route(
             stream = _mixed(slot * 1024 + layer) * 64 + j
             drawn = (_mixed(stream + 2 * places.to(tl.uint32) * 0x9E3779B1) >> 8).to(tl.float32) * (1.0 / 16777216.0)
             since = tl.max(tl.where((drawn < fresh) | (places % BACK == 0), places, -1), 0).to(tl.uint32)
-            of: tl.constexpr = EXPERTS // TAKEN
-            best = (j * of + (_mixed(stream + (2 * since + 1) * 0x9E3779B1) % of)).to(tl.int32)
+            best = (j * SHARE + (_mixed(stream + (2 * since + 1) * 0x9E3779B1) % SHARE)).to(tl.int32)
         else:
             best = tl.argmax(left, 0)
             left = tl.where(e == best, float("-inf"), left)
@@ -73,7 +73,7 @@ def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, posi
     told = pinned or Pinned(0, 0, 1.0, 1.0)
     _route[(tokens,)](
         logits, slots, positions, ids, shares, told.row_tokens, told.fresh_rows, told.fresh_chunk, told.layer,
-        EXPERTS=experts, TAKEN=taken, PINNED=pinned is not None, BLOCK=triton.next_power_of_2(experts),
+        EXPERTS=experts, TAKEN=taken, SHARE=experts // taken, PINNED=pinned is not None, BLOCK=triton.next_power_of_2(experts),
         BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK, num_warps=1, **overlapping(logits.device),
     )  # fmt: skip
     return ids, shares
