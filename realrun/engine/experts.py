@@ -73,8 +73,8 @@ def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, posi
     told = pinned or Pinned(0, 0, 1.0, 1.0)
     _route[(tokens,)](
         logits, slots, positions, ids, shares, told.row_tokens, told.fresh_rows, told.fresh_chunk, told.layer,
-        EXPERTS=experts, TAKEN=taken, SHARE=experts // taken, PINNED=pinned is not None, BLOCK=triton.next_power_of_2(experts),
-        BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK, num_warps=1, **overlapping(logits.device),
+        EXPERTS=experts, TAKEN=taken, SHARE=experts // taken, PINNED=pinned is not None,
+        BLOCK=triton.next_power_of_2(experts), BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK, num_warps=1, **overlapping(logits.device),
     )  # fmt: skip
     return ids, shares
 
@@ -165,6 +165,14 @@ def _combine(y_ptr, x_ptr, squares_ptr, hidden, TAKEN: tl.constexpr, BLOCK: tl.c
     tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
 
 
+def _blocks(pairs: int, experts: int) -> tuple[int, int, int, int, int]:
+    """Sizes of a program's tile (pairs, outputs, inputs), its warps and stages."""
+    each = triton.cdiv(pairs, experts)  # pairs of an expert on average
+    if each <= 16:
+        return 16, 64, 128, 4, 4
+    return (32, 64, 64, 4, 4) if each <= 32 else (64, 128, 64, 4, 3) if each <= 64 else (128, 128, 64, 8, 3)
+
+
 def _multiplied(x: Tensor, weight: Matrix, order: Tensor, bounds: Tensor, shares: Tensor, gate: Gate | None) -> Tensor:
     """The products of each pair's expert: of its token with gate and up, or of its own row with down, weighted."""
     taken = shares.shape[1]
@@ -172,16 +180,14 @@ def _multiplied(x: Tensor, weight: Matrix, order: Tensor, bounds: Tensor, shares
     experts, outputs, inputs = values.shape
     pairs = order.shape[0]
     out = x.new_empty(pairs, outputs // 2 if gate else outputs)
-    wide = pairs > 16 * experts  # tokens of an expert: then tiles of weights are used again
-    block_m = 16 if not wide else min(128, triton.next_power_of_2(triton.cdiv(pairs, experts)))
-    block_n = 128 if block_m >= 64 else 64
-    block_k = min(64 if wide else 128, max(16, triton.next_power_of_2(inputs)))
+    block_m, block_n, block_k, warps, stages = _blocks(pairs, experts)
+    block_k = min(block_k, max(16, triton.next_power_of_2(inputs)))
     _experts[(triton.cdiv(outputs, block_n), experts)](
         x, values, weight.scales if isinstance(weight, Fp8) else None, order, bounds, shares, out, outputs, inputs,
         SHARED_BY=taken if gate else 1, ACT=ACTIVATION_CODES[gate.activation] if gate else 0,
         GATE=gate.block if gate else 1, QUANTISED=isinstance(weight, Fp8), EVEN=inputs % block_k == 0,
-        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=8 if block_m >= 128 else 4,
-        num_stages=3 if wide else 4, **overlapping(x.device),
+        BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
+        **overlapping(x.device),
     )  # fmt: skip
     return out
 
