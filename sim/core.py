@@ -179,10 +179,9 @@ class ModelSpec:
         return self.layer_params + self.head_params * (1 if self.tied_embeddings else 2)
 
     @property
-    def four_bits(self) -> bool:
-        """Whether weights of its layers have fewer than 8 bits."""
-        own = None if self.experts is None else self.experts.weight_bytes
-        return any(size is not None and size < 1 for size in (self.layer_bytes, own))
+    def is_quantised(self) -> bool:
+        """Whether weights of its layers have fewer than 16 bits."""
+        return self.layer_bytes is not None or (self.experts is not None and self.experts.weight_bytes is not None)
 
     @property
     def common_bytes(self) -> float:

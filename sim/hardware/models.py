@@ -102,7 +102,7 @@ def unquantised(name: str) -> str:
 
 def quantised(spec: ModelSpec) -> ModelSpec:
     """The model with 8-bit weights in its layers; a ValueError if they have so few already."""
-    if spec.layer_bytes is not None or (spec.experts is not None and spec.experts.weight_bytes is not None):
+    if spec.is_quantised:
         raise ValueError(f"{spec.name} has quantised weights as it is published: leave out fp8")
     return replace(spec, name=f"{spec.name}{FP8}", layer_bytes=FP8_BYTES)
 

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.cli import main
+from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Chunk, Experts, HeadSpec, ModelSpec, Pair, Request
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
-from pdvsim.sim.hardware.models import PRESETS, model, pair
+from pdvsim.sim.hardware.models import PRESETS, model, pair, shard
 from pdvsim.sim.hardware.profile import builtin, covering
 from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.run import simulate
+from pdvsim.sim.trust import errors_of, unvalidated
 
 H200 = GPUS["h200"]
 MIXTURES = sorted(name for name, spec in PRESETS.items() if spec.experts is not None)
@@ -237,11 +247,11 @@ def test_a_quantised_model_is_predicted_and_its_head_is_as_measured() -> None:
     h200 = builtin("h200")
     profile = covering(h200, pair("eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8"))
     assert profile.models["eagle3-llama-3.1-8b-fp8"] == h200.models["eagle3-llama-3.1-8b"]
-    assert profile.foundation.endswith("; transferred: llama-3.1-8b-fp8")
+    assert "; transferred: llama-3.1-8b-fp8; quantised weights by their bytes, with an error" in profile.foundation
     assert profile.bar(model("llama-3.1-8b-fp8")) >= shipped().bar(card_known=True)
     assert profile.bar(model("eagle3-llama-3.1-8b-fp8")) == 0
     four = covering(h200, pair("none:gpt-oss-20b"))
-    assert four.foundation.endswith("; transferred: gpt-oss-20b; weights of 4 bits by their bytes alone")
+    assert "; transferred: gpt-oss-20b; experts and quantised weights by their bytes" in four.foundation
 
 
 def test_a_cache_of_eight_bits_halves_its_reading() -> None:
@@ -256,3 +266,101 @@ def test_a_cache_of_eight_bits_halves_its_reading() -> None:
     assert other.kv_knots[-1][1] - other.kv_knots[0][1] == pytest.approx(one.kv_knots[-1][1] - one.kv_knots[0][1])
     assert other.layer_knots == one.layer_knots
     assert after.foundation == f"{before.foundation}; KV cache of 8 bits by its bytes alone"
+
+
+# options -------------------------------------------------------------------------------------------------------------
+
+FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)
+
+
+def serving(pair: str, arch: str = "colocated", gpus: int = 1, **server: Any) -> Experiment:
+    return Experiment(arch, FEW, server=Server(pair, **server), hardware=Hardware(tensor_parallel_size=gpus))
+
+
+def test_quantization_is_short_for_the_targets_name() -> None:
+    assert Server("llama-3.2-1b:llama-3.1-8b", quantization="fp8").pair == "llama-3.2-1b:llama-3.1-8b-fp8"
+    assert (
+        Server("llama-3.1-8b", drafter="eagle3", quantization="fp8").pair == "eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8"
+    )
+    assert Server("llama-3.1-8b", quantization="fp8").pair == "llama-3.2-1b:llama-3.1-8b-fp8"
+    named = Server("ngram:llama-3.1-8b-fp8")
+    assert replace(named, quantization="fp8").pair == named.pair
+    assert serving("qwen3-30b-a3b", drafter="none", quantization="fp8").pair.target == model("qwen3-30b-a3b-fp8")
+
+
+def test_a_configuration_is_quantised_by_its_path(tmp_path: Path) -> None:
+    shape = {"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+    shape |= {"intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shape))
+    experiment = serving(str(path), drafter="eagle3", quantization="fp8")
+    assert experiment.pair.target.layer_bytes == 1.0
+    assert experiment.pair.draft.layer_bytes is None
+    assert experiment.files == (str(path),)
+    (tmp_path / "model-fp8").mkdir()  # a folder that is only called so
+    (tmp_path / "model-fp8" / "config.json").write_text(json.dumps(shape))
+    assert serving(str(tmp_path / "model-fp8"), drafter="none").pair.target.layer_bytes is None
+
+
+def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> None:
+    plain, narrow = (serving("llama-3.1-8b", drafter="eagle3", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
+    room = [kv_capacity(e, covering_profile(e)) for e in (plain, narrow)]
+    assert room[1] // 2 == pytest.approx(room[0], abs=1)
+    assert {m.kv_dtype_bytes for m in (narrow.pair.draft, narrow.pair.target)} == {1}
+    result = simulate(narrow)
+    assert "KV cache of 8 bits by its bytes" in result.meta["foundation"]
+    why = unvalidated(narrow, summarise(result), errors_of(narrow.hardware))
+    assert why == "no real run had --kv-cache-dtype fp8"
+
+
+def test_less_overlap_costs_more() -> None:
+    """No overlap is independence; the wider the verify, the more it matters."""
+    speeds = []
+    for overlap in (0.2, 0.8, 1.0):
+        experiment = serving("qwen3-30b-a3b", drafter="eagle3", num_speculative_tokens=4, expert_overlap=overlap)
+        assert experiment.pair.target.experts is not None
+        assert experiment.pair.target.experts.overlap == overlap
+        speeds.append(summarise(simulate(experiment))["output_throughput"])
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] > 1.05 * speeds[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--expert-overlap", "0.5"], "--expert-overlap has no effect here: it needs a target with experts"),
+        (["--model", "qwen3-30b-a3b", "--expert-overlap", "0"], "expert-overlap must be 0.01 to 1, got 0"),
+        (["--quantization", "nf4"], "--quantization: invalid choice 'nf4'; one of fp8"),
+        (["--kv-cache-dtype", "int8"], "--kv-cache-dtype: invalid choice 'int8'; one of auto, fp8"),
+        (["--model", "gpt-oss-20b", "--quantization", "fp8"], "gpt-oss-20b has quantised weights as it is published"),
+        (["--enable-expert-parallel"], "expert parallelism is not modelled"),
+        (["--ep-size", "8"], "expert parallelism is not modelled"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--num-prompts", "2", *words]) == 2
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
+
+
+def test_experts_that_cannot_be_divided_are_refused() -> None:
+    odd = replace(PRESETS["qwen3-30b-a3b"], experts=Experts(128, 8, 764))
+    with pytest.raises(ValueError, match="its experts' intermediate size, 764, is no multiple"):
+        shard(odd, 8)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("name", "drafter", "gpus"),
+    [("qwen3-30b-a3b", "eagle3", 1), ("qwen3-0.6b:qwen3-30b-a3b-fp8", None, 1), ("deepseek-v3", "mtp", 8)],
+)
+def test_every_architecture_serves_a_mixture(arch: str, name: str, drafter: str | None, gpus: int) -> None:
+    """Every request gets its tokens, and rounds in blocks are those one by one."""
+    if arch == "pdv-ahead" and drafter is not None:
+        return
+    experiment = serving(name, arch, gpus, drafter=drafter)
+    result, queued = simulate(experiment), simulate(experiment, blocks=False)
+    assert result.requests["output_tokens"].sum() == 6 * 12
+    for column, values in result.launches.items():
+        assert (values == queued.launches[column]).all()
