@@ -68,12 +68,13 @@ class Model:
         stretch_s = roof.kv_s * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
         n, m, r = len(self.knots), len(self.tiles), len(ROWS)
         self.layers, self.kv, self.span, self.fixed, self.rows = (slice(*ends) for ends in _runs(n, m, m, m, r))
-        names = (*self.OTHERS, "fused") if roof.fused_knots else self.OTHERS
+        known = {"fused": 1.3, "expert": roof.expert_s}
+        added = [name for name, there in (("fused", roof.fused_knots), ("expert", spec.experts)) if there]
+        names = (*self.OTHERS, *added)
         self.other = {name: self.rows.stop + i for i, name in enumerate(names)}
         self.sms = gpu.sms or 1
         wave_s = PROMPT_QUERIES * roof.pair_s * self.sms / spec.heads  # were all programs to multiply at its speed
-        others = [1e-5, 1e-7, wave_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, 1.3]
-        others = others[: len(names)]
+        others = [1e-5, 1e-7, wave_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, *(known[n] for n in added)]
         self.start = np.log(
             np.concatenate(
                 [
@@ -157,6 +158,7 @@ class Model:
             fused_knots=tuple(fused),
             head_weights_s=other["head"],
             head_token_s=other["head_token"],
+            expert_s=other.get("expert", 0.0),
             kv_s=figures[self.kv][0],
             pair_s=0.0,
             layer_knots=tuple(zip(knots, figures[self.layers], strict=True)),

@@ -9,6 +9,7 @@ the order of a token's experts, so runs repeat bit for bit.
 
 from __future__ import annotations
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor, float32, int32
@@ -16,7 +17,7 @@ from torch import Tensor, float32, int32
 from pdvsim.realrun.engine.batch import Gate, Pinned, Residual
 from pdvsim.realrun.engine.fp8 import Fp8, Matrix
 from pdvsim.realrun.engine.kernels import ACTIVATION_CODES, activate, overlapping, take_turn, unit_norm
-from pdvsim.realrun.engine.linear import normed
+from pdvsim.realrun.engine.linear import normed, to_fp8
 from pdvsim.realrun.engine.twins import BACK
 from pdvsim.realrun.engine.weights import LayerWeights
 
@@ -74,7 +75,8 @@ def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, posi
     _route[(tokens,)](
         logits, slots, positions, ids, shares, told.row_tokens, told.fresh_rows, told.fresh_chunk, told.layer,
         EXPERTS=experts, TAKEN=taken, SHARE=experts // taken, PINNED=pinned is not None,
-        BLOCK=triton.next_power_of_2(experts), BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK, num_warps=1, **overlapping(logits.device),
+        BLOCK=triton.next_power_of_2(experts), BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK,
+        num_warps=1, **overlapping(logits.device),
     )  # fmt: skip
     return ids, shares
 
@@ -110,7 +112,7 @@ def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
 @triton.jit
 def _experts(
-    x_ptr, weight_ptr, scales_ptr, order_ptr, bounds_ptr, shares_ptr, out_ptr, outputs, inputs,
+    x_ptr, weight_ptr, x_scales_ptr, scales_ptr, order_ptr, bounds_ptr, shares_ptr, out_ptr, outputs, inputs,
     SHARED_BY: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, QUANTISED: tl.constexpr, EVEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
@@ -135,9 +137,10 @@ def _experts(
                 k_in = start + k < inputs
                 xs = tl.load(x + start, mask=m_in[None, :] & k_in[:, None], other=0.0)
                 w = tl.load(weight + start, mask=k_in[None, :], other=0.0)
-            acc = tl.dot(w.to(xs.dtype), xs, acc, input_precision="ieee")
+            acc = tl.dot(w, xs, acc, input_precision="ieee")
         if QUANTISED:
             acc *= tl.load(scales_ptr + expert * outputs + n, mask=n < outputs, other=0.0)[:, None]
+            acc *= tl.load(x_scales_ptr + pair // SHARED_BY, mask=m_in, other=0.0)[None, :]
         if ACT:
             pairs = tl.reshape(acc, (BLOCK_N // (2 * GATE), 2, GATE, BLOCK_M))
             gates, values = tl.split(tl.permute(pairs, (0, 2, 3, 1)))
@@ -173,21 +176,26 @@ def _blocks(pairs: int, experts: int) -> tuple[int, int, int, int, int]:
     return (32, 64, 64, 4, 4) if each <= 32 else (64, 128, 64, 4, 3) if each <= 64 else (128, 128, 64, 8, 3)
 
 
-def _multiplied(x: Tensor, weight: Matrix, order: Tensor, bounds: Tensor, shares: Tensor, gate: Gate | None) -> Tensor:
+def _multiplied(
+    given: Matrix, weight: Matrix, order: Tensor, bounds: Tensor, shares: Tensor, gate: Gate | None, dtype: torch.dtype
+) -> Tensor:
     """The products of each pair's expert: of its token with gate and up, or of its own row with down, weighted."""
     taken = shares.shape[1]
-    values = weight.values if isinstance(weight, Fp8) else weight
+    x, values, x_scales, scales = given, weight, None, None
+    if isinstance(given, Fp8) and isinstance(weight, Fp8):
+        x, values, x_scales, scales = given.values, weight.values, given.scales, weight.scales
+    assert isinstance(values, Tensor)
     experts, outputs, inputs = values.shape
     pairs = order.shape[0]
-    out = x.new_empty(pairs, outputs // 2 if gate else outputs)
+    out = shares.new_empty(pairs, outputs // 2 if gate else outputs, dtype=dtype)
     block_m, block_n, block_k, warps, stages = _blocks(pairs, experts)
-    block_k = min(block_k, max(16, triton.next_power_of_2(inputs)))
+    block_k = min(block_k * 2 // values.element_size(), max(32, triton.next_power_of_2(inputs)))
     _experts[(triton.cdiv(outputs, block_n), experts)](
-        x, values, weight.scales if isinstance(weight, Fp8) else None, order, bounds, shares, out, outputs, inputs,
+        x, values, x_scales, scales, order, bounds, shares, out, outputs, inputs,
         SHARED_BY=taken if gate else 1, ACT=ACTIVATION_CODES[gate.activation] if gate else 0,
-        GATE=gate.block if gate else 1, QUANTISED=isinstance(weight, Fp8), EVEN=inputs % block_k == 0,
+        GATE=gate.block if gate else 1, QUANTISED=scales is not None, EVEN=inputs % block_k == 0,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, num_warps=warps, num_stages=stages,
-        **overlapping(x.device),
+        **overlapping(out.device),
     )  # fmt: skip
     return out
 
@@ -201,8 +209,10 @@ def mixture(
     x = stream.x
     ids, shares = route(normed(stream, w.router, eps), taken, pinned, slots, positions)
     order, bounds = group(ids, w.router.shape[0])
-    hidden = _multiplied(unit_norm(x, eps), w.gate_up, order, bounds, shares, gate)
-    y = _multiplied(hidden, w.down, order, bounds, shares, None)
+    eight = isinstance(w.gate_up, Fp8)
+    given = to_fp8(x, eps) if eight else unit_norm(x, eps)
+    hidden = _multiplied(given, w.gate_up, order, bounds, shares, gate, x.dtype)
+    y = _multiplied(to_fp8(hidden) if eight else hidden, w.down, order, bounds, shares, None, x.dtype)
     squares = x.new_empty(1, x.shape[0], dtype=float32)
     width = x.shape[1]
     _combine[(x.shape[0],)](

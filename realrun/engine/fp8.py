@@ -1,8 +1,7 @@
 """Weights of 8 bits: float8 e4m3 values, and a scale for every output.
 
-Weights are quantised from 16 bits when a model is made or loaded, as engines do for `--quantization fp8`. Products of
-few tokens, and experts', read 8-bit weights and multiply in 16 bits, since reading is all they wait for. Wider products
-multiply 8 bits by 8 bits: each token is quantised with its own scale.
+Weights are quantised from 16 bits when a model is made or loaded, as engines do for `--quantization fp8`. What they are
+multiplied with is quantised as well, each token with its own scale.
 """
 
 from __future__ import annotations

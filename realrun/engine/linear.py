@@ -45,7 +45,7 @@ class LinearTuning:
 
     def takes(self, x: Tensor, weight: Matrix) -> bool:
         """Whether the kernel rather than the library multiplies these."""
-        return x.shape[0] <= self.widest and weight.nbytes <= self.largest_bytes
+        return x.shape[0] <= self.widest and (isinstance(weight, Fp8) or weight.nbytes <= self.largest_bytes)
 
 
 TUNING = LinearTuning()
@@ -53,7 +53,7 @@ TUNING = LinearTuning()
 
 @triton.jit(do_not_specialize=["tokens"])
 def _narrow(
-    x_ptr, weight_ptr, scales_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
+    x_ptr, weight_ptr, x_scales_ptr, scales_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
     tokens, outputs, inputs, x_stride, span, splits, squares_tiles, eps,
     QUANTISED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr,
     RESIDUAL: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
@@ -80,7 +80,7 @@ def _narrow(
             k_in = start + k < end
             xs = tl.load(x + start, mask=m_in[None, :] & k_in[:, None], other=0.0)
             w = tl.load(weight + start, mask=k_in[None, :], other=0.0)
-        acc = tl.dot(w.to(xs.dtype), xs, acc, input_precision="ieee")
+        acc = tl.dot(w, xs, acc, input_precision="ieee")
 
     last = True
     if SPLIT:
@@ -98,6 +98,7 @@ def _narrow(
     if last:
         if QUANTISED:
             acc *= tl.load(scales_ptr + n, mask=n < outputs, other=0.0)[:, None]
+            acc *= tl.load(x_scales_ptr + m, mask=m_in, other=0.0)[None, :]
         if NORM:
             s = tl.arange(0, BLOCK_S)
             held = (s < squares_tiles)[:, None] & m_in[None, :]
@@ -126,7 +127,7 @@ def _narrow(
 
 
 def _run_narrow(
-    x: Tensor,
+    given: Matrix,
     weight: Matrix,
     out: Tensor,
     *,
@@ -137,11 +138,15 @@ def _run_narrow(
     sums: Tensor | None = None,
     tuning: LinearTuning,
 ) -> None:
+    x, values, x_scales, scales = given, weight, None, None
+    if isinstance(given, Fp8) and isinstance(weight, Fp8):
+        x, values, x_scales, scales = given.values, weight.values, given.scales, weight.scales
+    assert isinstance(x, Tensor)
     tokens, inputs = x.shape
     outputs = weight.shape[0]
     sms, shared = card(x.device)
     block_m = max(16, triton.next_power_of_2(tokens))
-    block_k = min(tuning.block_k, max(16, triton.next_power_of_2(inputs)))
+    block_k = min(tuning.block_k * 2 // x.element_size(), max(32, triton.next_power_of_2(inputs)))
     # as many stages as let three programs share a multiprocessor
     stages = max(3, min(6, shared // 3 // ((block_m + tuning.block_n) * block_k * x.element_size())))
     tiles = triton.cdiv(outputs, tuning.block_n)
@@ -151,13 +156,12 @@ def _run_narrow(
     splits = triton.cdiv(inputs, span)
     part, counter = x, x
     if splits > 1:
-        part = x.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
+        part = out.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
         counter = counters(x.device)
     _narrow[(splits, tiles)](
-        x, weight.values if isinstance(weight, Fp8) else weight, weight.scales if isinstance(weight, Fp8) else None,
-        bias, squares, part, counter, out, sums,
+        x, values, x_scales, scales, bias, squares, part, counter, out, sums,
         tokens, outputs, inputs, x.stride(0), span, splits, squares.shape[0] if squares is not None else 0, eps,
-        QUANTISED=isinstance(weight, Fp8), NORM=squares is not None, BIAS=bias is not None,
+        QUANTISED=scales is not None, NORM=squares is not None, BIAS=bias is not None,
         ACT=ACTIVATION_CODES[gate.activation] if gate else 0, GATE=gate.block if gate else 1,
         RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
         BLOCK_M=block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k,
@@ -168,33 +172,38 @@ def _run_narrow(
 
 @triton.jit
 def _to_fp8(
-    x_ptr, values_ptr, scales_ptr, width, stride, MOST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr
-):
+    x_ptr, values_ptr, scales_ptr, width, stride, eps,
+    NORM: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     m = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     take_turn(OVERLAP)
     x = tl.load(x_ptr + m * stride + d, mask=d < width, other=0.0).to(tl.float32)
     scale = tl.maximum(tl.max(tl.abs(x), 0) / MOST, 1e-12)
     tl.store(values_ptr + m * width + d, (x / scale).to(values_ptr.dtype.element_ty), mask=d < width)
+    if NORM:
+        scale *= tl.rsqrt(tl.sum(x * x, 0) / width + eps)
     tl.store(scales_ptr + m, scale)
 
 
-def wide(x: Tensor, weight: Matrix, bias: Tensor | None = None) -> Tensor:
-    """x @ weight.T + bias by the library; of 8 bits by 8 bits where the weights are."""
-    if not isinstance(weight, Fp8):
-        return F.linear(x, weight, bias)
+def to_fp8(x: Tensor, eps: float | None = None) -> Fp8:
+    """x, or with `eps` its RMS norm, quantised token by token."""
     tokens, width = x.shape
-    values = x.new_empty(tokens, width, dtype=E4M3)
-    scales = x.new_empty(tokens, 1, dtype=torch.float32)
+    found = Fp8(x.new_empty(tokens, width, dtype=E4M3), x.new_empty(tokens, dtype=torch.float32))
     block = triton.next_power_of_2(width)
     _to_fp8[(tokens,)](
-        x, values, scales, width, x.stride(0), MOST=LARGEST, BLOCK=block, num_warps=min(16, max(1, block // 512)),
-        **overlapping(x.device),
+        x, found.values, found.scales, width, x.stride(0), eps or 0.0, NORM=eps is not None, MOST=LARGEST, BLOCK=block,
+        num_warps=min(16, max(1, block // 512)), **overlapping(x.device),
     )  # fmt: skip
-    y = torch._scaled_mm(
-        values, weight.values.t(), scale_a=scales, scale_b=weight.scales[None], out_dtype=x.dtype, use_fast_accum=True
-    )
-    return y if bias is None else y.add_(bias)
+    return found
+
+
+def _wide_fp8(x: Fp8, weight: Fp8, dtype: torch.dtype) -> Tensor:
+    """The product of quantised matrices, by the library."""
+    return torch._scaled_mm(
+        x.values, weight.values.t(), scale_a=x.scales[:, None], scale_b=weight.scales[None], out_dtype=dtype,
+        use_fast_accum=True,
+    )  # fmt: skip
 
 
 def normed(
@@ -208,11 +217,16 @@ def normed(
 ) -> Tensor:
     """norm(stream) @ weight.T, then bias, then gated activation; see `twins.normed`."""
     x = stream.x
-    if stream.squares is not None and tuning.takes(x, weight):
+    if tuning.takes(x, weight) and (isinstance(weight, Fp8) or stream.squares is not None):
         out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gate else 1))
-        _run_narrow(x, weight, out, squares=stream.squares, eps=eps, bias=bias, gate=gate, tuning=tuning)
+        given, squares = (to_fp8(x, eps), None) if isinstance(weight, Fp8) else (x, stream.squares)
+        _run_narrow(given, weight, out, squares=squares, eps=eps, bias=bias, gate=gate, tuning=tuning)
         return out
-    y = wide(unit_norm(x, eps), weight, bias)
+    if isinstance(weight, Fp8):
+        y = _wide_fp8(to_fp8(x, eps), weight, x.dtype)
+        y = y if bias is None else y.add_(bias)
+    else:
+        y = F.linear(unit_norm(x, eps), weight, bias)
     return gated(y, gate) if gate else y
 
 
@@ -220,9 +234,9 @@ def added(y: Tensor, weight: Matrix, stream: Residual, *, tuning: LinearTuning =
     """Add y @ weight.T to the stream in place; see `twins.added`."""
     if not tuning.takes(y, weight):
         if isinstance(weight, Fp8):
-            return Residual(stream.x.add_(wide(y, weight)), None)
+            return Residual(stream.x.add_(_wide_fp8(to_fp8(y), weight, y.dtype)), None)
         return Residual(stream.x.addmm_(y, weight.t()), None)
     tiles = triton.cdiv(weight.shape[0], tuning.block_n)
     sums = y.new_empty(tiles, y.shape[0], dtype=torch.float32)
-    _run_narrow(y, weight, stream.x, sums=sums, tuning=tuning)
+    _run_narrow(to_fp8(y) if isinstance(weight, Fp8) else y, weight, stream.x, sums=sums, tuning=tuning)
     return Residual(stream.x, sums)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.batch import Batch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import PAGE
-from pdvsim.realrun.engine.fp8 import Matrix, plain
+from pdvsim.realrun.engine.fp8 import Fp8, Matrix, plain, quantised
 from pdvsim.realrun.engine.weights import LayerWeights
 
 BACK = 16  # positions that pinned routing looks back; a token at a multiple of it takes new experts
@@ -74,13 +74,18 @@ def normed(
     gate: Gate | None = None,
 ) -> Tensor:
     """norm(stream) @ weight.T, then bias, then gated activation. The norm's own weight is folded into `weight`."""
-    y = F.linear(unit_norm(stream.x, eps), plain(weight, stream.x.dtype), bias)
+    y = F.linear(_as_seen(unit_norm(stream.x, eps), weight), plain(weight, stream.x.dtype), bias)
     return y if gate is None else gated(y, gate)
 
 
 def added(y: Tensor, weight: Matrix, stream: Residual) -> Residual:
     """Add y @ weight.T to the stream in place; returns it with what is now known of its squares."""
-    return Residual(stream.x.addmm_(y, plain(weight, y.dtype).t()), None)
+    return Residual(stream.x.addmm_(_as_seen(y, weight), plain(weight, y.dtype).t()), None)
+
+
+def _as_seen(x: Tensor, weight: Matrix) -> Tensor:
+    """What is multiplied with a matrix: with a quantised one, quantised by token."""
+    return plain(quantised(x), x.dtype) if isinstance(weight, Fp8) else x
 
 
 def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -129,7 +134,8 @@ def mixture(
     gate_up, down = plain(w.gate_up, x.dtype), plain(w.down, x.dtype)
     for expert in ids.unique().tolist():
         token, place = (ids == expert).nonzero(as_tuple=True)
-        y = F.linear(gated(F.linear(x[token], gate_up[expert]), gate), down[expert])
+        hidden = gated(F.linear(_as_seen(x[token], w.gate_up), gate_up[expert]), gate)
+        y = F.linear(_as_seen(hidden, w.down), down[expert])
         stream.x.index_add_(0, token, (y.float() * shares[token, place, None]).to(x.dtype))
     return Residual(stream.x, None)
 
