@@ -172,8 +172,8 @@ def _blocks(pairs: int, experts: int) -> tuple[int, int, int, int, int]:
     """Sizes of a program's tile (pairs, outputs, inputs), its warps and stages."""
     each = triton.cdiv(pairs, experts)  # pairs of an expert on average
     if each <= 16:
-        return 16, 64, 128, 4, 4
-    return (32, 64, 64, 4, 4) if each <= 32 else (64, 128, 64, 4, 3) if each <= 64 else (128, 128, 64, 8, 3)
+        return 16, 64, 128, 4, 5
+    return (32, 64, 64, 4, 4) if each <= 32 else (64, 128, 64, 8, 4) if each <= 64 else (128, 128, 64, 4, 3)
 
 
 def _multiplied(
