@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
@@ -364,3 +365,36 @@ def test_every_architecture_serves_a_mixture(arch: str, name: str, drafter: str 
     assert result.requests["output_tokens"].sum() == 6 * 12
     for column, values in result.launches.items():
         assert (values == queued.launches[column]).all()
+
+
+# decisions -----------------------------------------------------------------------------------------------------------
+
+
+def test_advice_says_plainly_that_drafts_do_not_pay() -> None:
+    """Eight requests share few experts: drafts that are seldom accepted read many for nothing."""
+    asked = {"pair": "eagle3-qwen3-30b-a3b:qwen3-30b-a3b", "concurrency": 8, "num_prompts": 24, "budget": 12}
+    asked |= {"dataset_name": "random", "input_len": 64, "output_len": 64, "arch": ["autoregressive", "colocated"]}
+    losing = pdvsim.advise(**asked, acceptance_rate=0.2, num_speculative_tokens=4)
+    assert "\ndo not enable speculation: the best setting that drafts, colocated, is " in str(losing)
+    close = pdvsim.advise(**asked, acceptance_rate=0.2, try_draft_lengths=[2])
+    assert "\ndo not enable speculation: no setting that drafts is significantly better\n" in str(close)
+    gaining = pdvsim.advise(**asked, acceptance_rate=0.9, try_draft_lengths=[2])
+    assert "do not enable" not in str(gaining)
+    assert "--speculative-config" in str(gaining)
+
+
+def test_a_table_says_plainly_that_drafts_do_not_pay() -> None:
+    asked = {"model": "qwen3-30b-a3b-fp8", "drafter": "eagle3", "max_num_seqs": 8}
+    losing = pdvsim.draft_table(**asked, acceptance_rate=0.1)
+    assert "do not enable speculation: a server without a drafter is faster at every size" in str(losing)
+    assert "vllm serve Qwen/Qwen3-30B-A3B" in str(losing)
+    assert "--quantization fp8" in str(losing)
+    assert "--speculative-config" not in str(losing)
+
+
+def test_a_map_counts_where_drafts_do_not_pay() -> None:
+    found = pdvsim.winner_map(
+        pair="eagle3-qwen3-30b-a3b:qwen3-30b-a3b", concurrency=[4], acceptances=[0.1, 0.9], num_prompts=16, num_runs=5,
+        arch=["autoregressive", "colocated"], dataset_name="random", input_len=64, output_len=32,
+    )  # fmt: skip
+    assert "do not enable speculation in 1 of 2 cells: the best setting there has no drafts" in str(found)
