@@ -37,6 +37,7 @@ TILES = 0.02  # of neighbouring tiles being alike
 PRIOR = 0.003  # of the figures being near the roofline's
 ROWS_ALIKE = 0.3  # of attention being as fast whatever the number of rows
 APART = 0.03  # the same of the head, which few points show apart from the layers
+EXPERT = 1.0  # the same of an expert: points of as many tokens read nearly as many experts
 FAR = 0.03  # relative error from which on a point pulls less
 FOLDS = 5
 
@@ -113,6 +114,7 @@ class Model:
         apart = [self.other[name] for name in ("head", "head_token")]
         for i in range(len(self.knots), size):
             weight = APART if i in apart else ROWS_ALIKE if i in range(size)[self.rows] else PRIOR
+            weight = EXPERT if i == self.other.get("expert") else weight
             rows.append(weight * at[i])
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)

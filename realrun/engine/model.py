@@ -43,11 +43,12 @@ class Hidden:
 def fresh(tokens: int, overlap: float, taken: float) -> float:
     """The share of new experts with which `tokens` in a row take as many as `tokens ** overlap` independent ones.
 
-    Each independent token takes the share `taken` of all experts.
+    Each independent token takes the share `taken` of all experts; one of `BACK` has new ones in any case.
     """
     if tokens == 1:
         return 1.0
-    return (1 - (1 - taken) ** ((tokens**overlap - 1) / (tokens - 1))) / taken
+    share = (1 - (1 - taken) ** ((tokens**overlap - 1) / (tokens - 1))) / taken
+    return max(0.0, (share - 1 / BACK) / (1 - 1 / BACK))
 
 
 class Transformer:

@@ -104,7 +104,7 @@ def test_pinned_routing_reads_as_many_experts_as_the_simulator_says(
     slots = torch.arange(rows).repeat_interleave(width)
     found = []
     for at in range(400):
-        positions = (torch.arange(width) + 16 * at + at % (16 - width)).repeat(rows)
+        positions = (torch.arange(width) + 17 * at).repeat(rows)
         pin = Pinned(at % 48, rows * width, fresh(width, law.overlap, taken / count), 1.0)
         ids, _ = twins.route(torch.zeros(rows * width, count), taken, pin, slots, positions)
         found.append(len(ids.unique()))
