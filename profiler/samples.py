@@ -110,8 +110,9 @@ def _check_against_card(path: Path, frame: pd.DataFrame, header: SamplesHeader) 
         spec = specs[str(key[2])]
         wide = rows[["rows", "tokens", "steps", "chunk_tokens"]].astype(np.float64)
         tokens = wide["rows"] * (wide["tokens"] + wide["steps"] - 1) + wide["chunk_tokens"]
-        streamed = wide["steps"] * spec.layer_params * spec.dtype_bytes / bandwidth
-        multiplied = 2 * spec.layer_params * tokens / flops
+        least = spec.common_bytes + (spec.experts.per_token * spec.expert_bytes if spec.experts else 0)
+        streamed = wide["steps"] * least / bandwidth
+        multiplied = (spec.layer_bytes or spec.dtype_bytes) * spec.active_params * tokens / flops
         ratio = float((rows["seconds"] / np.maximum(streamed, multiplied)).median())
         if not FASTEST <= ratio <= SLOWEST:
             what = f"{key[3]} of {key[2]} takes {ratio:.3g} times the minimum of this GPU; is it in seconds?"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdvsim.sim.core import Pair, Seats
-from pdvsim.sim.hardware.models import HEADS, is_config, shard
+from pdvsim.sim.hardware.models import HEADS, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
 from pdvsim.sim.limits import INTERNAL, Internal, Range, check, check_ranges
@@ -130,7 +130,7 @@ class Experiment:
     @cached_property
     def pair(self) -> Pair:
         """The models as a GPU runs them: those that are sharded by one of their shards."""
-        whole, hardware = named_pair(self.server.pair), self.hardware
+        whole, hardware = self.server.models(), self.hardware
         drafters = hardware.draft_tensor_parallel_size or (1 if self.seats.apart else hardware.tensor_parallel_size)
         target = shard(whole.target, hardware.tensor_parallel_size)
         if not self.speculates:
@@ -166,7 +166,7 @@ class Experiment:
         """The files it reads; of a tokenizer's folder all but weights, which may lie there too."""
         profile = None if self.hardware.profile == "roofline" else self.hardware.profile
         cards = {card: None for card in (self.hardware.gpu, *self.hardware.cards) if card.endswith(".toml")}
-        models = self.server.pair.split(":")[0 if self.server.drafted_by == "model" else 1 :]
+        models = map(unquantised, self.server.pair.split(":")[0 if self.server.drafted_by == "model" else 1 :])
         configs = [f"{name}/config.json" if Path(name).is_dir() else name for name in models if is_config(name)]
         folder = Path(self.traffic.tokenizer) if self.traffic.tokenizer else None
         found = folder.iterdir() if folder is not None and folder.is_dir() else ()

@@ -10,11 +10,47 @@ from typing import Literal, NamedTuple
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
-ModelFamily = Literal["llama", "mistral", "qwen2", "qwen3", "phi3", "gemma"]
+ModelFamily = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gpt_oss", "deepseek", "glm4", "llama4"
+]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp"]
 DrafterKind = Literal["model", "eagle3", "mtp", "ngram", "none"]
 
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts in a model's layers, of which every token takes `per_token`."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    shared: int = 0  # intermediate size of all experts that every token takes besides
+    dense_layers: int = 0  # layers that have a plain MLP instead
+    # `n` tokens of one request read as many distinct experts as `n ** overlap` tokens of different requests. Published
+    # counts give 0.78 to 0.84: github.com/Luce-Org/lucebox/pull/501, github.com/ml-explore/mlx-lm/pull/1485
+    overlap: float = 0.8
+    weight_bytes: float | None = None  # per weight of an expert, where quantised apart from the other products
+
+    def read(self, independent: float) -> float:
+        """Expected number of distinct experts that a layer reads for so many independent tokens."""
+        return float(self.count * (1.0 - (1.0 - self.per_token / self.count) ** independent))
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of multi-head latent attention (MLA), which caches one compressed vector per token and layer.
+
+    Queries are multiplied with the compressed vectors, as engines decode. Prompts, which engines expand, are counted
+    the same way and cost more here than there.
+    """
+
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    query_rank: int | None = None  # None: queries are not compressed
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +71,11 @@ class ModelSpec:
     max_position_embeddings: int | None = None  # longest context; None: not known
     sliding_window: int | None = None  # tokens that attention reaches back, where that is less
     shards: int = 1  # GPUs that the model is divided over; the sizes are then those of one of them
+    experts: Experts | None = None  # None: a dense model
+    latent: Latent | None = None  # None: keys and values are cached as they are
+    layer_bytes: float | None = None  # per weight of the layers' products, where quantised; None: dtype_bytes
+    kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
+    windowed_layers: int = 0  # layers whose window of a few hundred tokens is left out of KV cache and attention
 
     @property
     def qkv_inputs(self) -> int:
@@ -57,21 +98,70 @@ class ModelSpec:
         return not self.layers
 
     @property
-    def products(self) -> tuple[tuple[int, int], ...]:
-        """Inputs and outputs of a layer's matrix products: q, k and v; output; gate and up; down; what joins inputs."""
-        attended = self.heads * self.head_dim
-        layer = (
-            (self.qkv_inputs, attended + 2 * self.kv_heads * self.head_dim),
-            (attended, self.hidden),
-            (self.hidden, 2 * self.intermediate),
-            (self.intermediate, self.hidden),
+    def attention_products(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of attention's matrix products: q, k and v; output. Those of MLA compress and expand."""
+        if (latent := self.latent) is None:
+            attended = self.heads * self.head_dim
+            return (self.qkv_inputs, attended + 2 * self.kv_heads * self.head_dim), (attended, self.hidden)
+        queries, rank = self.heads * (latent.nope_dim + latent.rope_dim), latent.query_rank
+        return (
+            (self.qkv_inputs, (rank or queries) + latent.kv_rank + latent.rope_dim),
+            *(((rank, queries),) if rank else ()),
+            (latent.kv_rank, self.heads * (latent.nope_dim + latent.value_dim)),
+            (self.heads * latent.value_dim, self.hidden),
         )
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of the matrix products of a layer that every token takes.
+
+        Attention; gate and up, down; what joins inputs. In a layer of experts: attention, router, shared experts.
+        """
+        return self._products(None if self.experts is None else self.experts.shared)
+
+    def _products(self, shared: int | None) -> tuple[tuple[int, int], ...]:
+        """The products of a layer with a plain MLP (None), or with so much of shared experts."""
+        mlp, router = (self.intermediate, ()) if shared is None else (shared, ((self.hidden, self.routes),))
+        gated = ((self.hidden, 2 * mlp), (mlp, self.hidden)) if mlp else ()
+        layer = (*self.attention_products, *router, *gated)
         return (*layer, (self.joined_inputs, self.hidden)) if self.joined_inputs else layer
 
     @property
+    def layer_kinds(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """How many layers have which products: those of experts, and those with a plain MLP."""
+        if self.experts is None or not self.experts.dense_layers:
+            return ((self.layers, self.products),)
+        return (self.expert_layers, self.products), (self.experts.dense_layers, self._products(None))
+
+    @property
+    def routes(self) -> int:
+        """Experts that a router chooses from; 0: a dense model."""
+        return 0 if self.experts is None else self.experts.count
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return 0 if self.experts is None else self.layers - self.experts.dense_layers
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of one expert in every layer that has experts."""
+        return 0 if self.experts is None else self.expert_layers * 3 * self.hidden * self.experts.intermediate
+
+    @property
+    def common_params(self) -> int:
+        """Weights of the layers' products that every token takes: all but the routed experts."""
+        return sum(count * inputs * outputs for count, layer in self.layer_kinds for inputs, outputs in layer)
+
+    @property
+    def active_params(self) -> int:
+        """Weights of the layers that one token is multiplied with."""
+        return self.common_params + (0 if self.experts is None else self.experts.per_token * self.expert_params)
+
+    @property
     def layer_params(self) -> int:
-        """Weights of the linear layers inside all transformer blocks."""
-        return self.layers * sum(inputs * outputs for inputs, outputs in self.products)
+        """Weights of the linear layers inside all transformer blocks, whether a token takes them or not."""
+        return self.common_params + self.routes * self.expert_params
 
     @property
     def fused_params(self) -> int:
@@ -89,19 +179,46 @@ class ModelSpec:
         return self.layer_params + self.head_params * (1 if self.tied_embeddings else 2)
 
     @property
+    def is_quantised(self) -> bool:
+        """Whether weights of its layers have fewer than 16 bits."""
+        return self.layer_bytes is not None or (self.experts is not None and self.experts.weight_bytes is not None)
+
+    @property
+    def common_bytes(self) -> float:
+        """Size of the layers' weights that every forward reads."""
+        return self.common_params * (self.dtype_bytes if self.layer_bytes is None else self.layer_bytes)
+
+    @property
+    def expert_bytes(self) -> float:
+        """Size of one expert in every layer that has experts: what each further distinct expert adds to a forward."""
+        own = None if self.experts is None else self.experts.weight_bytes
+        return self.expert_params * (own or self.layer_bytes or self.dtype_bytes)
+
+    @property
     def weight_bytes(self) -> int:
-        """Resident size of the weights."""
-        return self.params * self.dtype_bytes
+        """Resident size of the weights. Embeddings and the output projection are not quantised."""
+        layers = self.common_bytes + self.routes * self.expert_bytes
+        return round(layers) + (self.params - self.layer_params) * self.dtype_bytes
+
+    @property
+    def attending_layers(self) -> int:
+        """Layers that attend to the whole context."""
+        return self.layers - self.windowed_layers
 
     @property
     def kv_bytes_per_token(self) -> int:
         """KV cache held, and read by every later forward, per token of context."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype_bytes
+        item = self.kv_dtype_bytes or self.dtype_bytes
+        if self.latent is not None:
+            return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * item
+        return 2 * self.attending_layers * self.kv_heads * self.head_dim * item
 
     @property
     def attention_flops_per_pair(self) -> int:
         """Flops of one query token against one context token, over all layers."""
-        return 4 * self.layers * self.heads * self.head_dim
+        if self.latent is not None:
+            return 2 * self.layers * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+        return 4 * self.attending_layers * self.heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)

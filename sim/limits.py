@@ -86,6 +86,7 @@ RANGES: dict[str, Range] = {
     "max_verify_batch": Range(1, 65_536),
     "max_num_batched_tokens": Range(1, MAX_TOKENS),
     "max_prompts_per_forward": Range(1, 65_536),
+    "expert_overlap": Range(0.01, 1),
     "num_workers": Range(1, 4096),
     "max_decode_queue": _QUEUE,
     "admission_factor": Range(0.001, 1e6),

@@ -97,6 +97,7 @@ NEEDS: tuple[Need, ...] = (
     Need("server.controller", *_DRAFTS),
     Need("server.min_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
     Need("server.max_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
+    Need("server.expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
     Need("server.max_draft_batch", *_STREAMS),
     Need("server.max_verify_batch", *_STREAMS),
     Need("server.max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",

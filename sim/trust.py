@@ -98,6 +98,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return "the host costs are not the measured ones"
     if server.priority not in ("none", "stream") or server.lane_weights:
         return "no real run had this --priority"
+    if server.kv_cache_dtype != "auto":
+        return f"no real run had --kv-cache-dtype {server.kv_cache_dtype}"
     if server.async_scheduling:
         return "too few real runs used --async-scheduling"
     if hardware.profile == "roofline":

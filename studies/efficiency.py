@@ -31,7 +31,6 @@ from pdvsim.sim.hardware.transfer import (
     Prices,
     Transfer,
     document,
-    sizes_of,
 )
 
 if TYPE_CHECKING:
@@ -109,7 +108,7 @@ class PredictedTimes:
     """A model's predicted times at the sizes of its measured points."""
 
     def __init__(self, model: Measured, sms: int) -> None:
-        frame, self._sizes = model.frame, sizes_of(model.spec)
+        frame, self._spec = model.frame, model.spec
         self._tokens = sorted({*tokens_of(frame), *(int(rows) for rows in frame["bucket_rows"] if rows)})
         self._widths = range(1, int(frame["tokens"].max()) + 1)
         free = iter(Traced.figures(len(self._tokens) + 2 * len(self._widths) + 6))
@@ -124,7 +123,7 @@ class PredictedTimes:
         self._terms = terms_of(model.spec, fit, frame)
 
     def seconds(self, transfer: Transfer, gpu: GpuSpec) -> Floats:
-        prices, widths = Prices(self._sizes, gpu, transfer.sms, transfer), np.array(self._widths, float)
+        prices, widths = Prices(self._spec, gpu, transfer.sms, transfer), np.array(self._widths, float)
         parts = (prices.layers(np.array(self._tokens, float)), prices.kv(widths), prices.width(widths), prices.head())
         rest = (prices.row(), prices.prompt_wave(), prices.mixed(), prices.c.draft_ratio)
         return self._terms.seconds(np.concatenate([*parts, rest]))

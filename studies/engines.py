@@ -6,7 +6,7 @@ where it is given, else the recorded one of the same data set (`sim/workload/dat
 
 Targets on several GPUs are sharded, with all-reduces as published (`sim/hardware/collectives`).
 
-Not modelled: drafts that are trees, quantised weights.
+Mixtures of experts and 8-bit weights: `studies/experts.py`. Not modelled: drafts that are trees.
 """
 
 from __future__ import annotations

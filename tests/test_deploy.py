@@ -25,7 +25,7 @@ from pdvsim.sim.policies import ARCHS, policy_of
 # what was found in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
 VLLM_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--gpu-memory-utilization",
-    "--max-model-len", "--speculative-config",
+    "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype",
 }  # fmt: skip
 VLLM_FIELDS = {
     "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "use_heterogeneous_vocab",
@@ -33,7 +33,8 @@ VLLM_FIELDS = {
 SGLANG_FLAGS = {
     "--model-path", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static", "--context-length",
     "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps", "--speculative-eagle-topk",
-    "--speculative-num-draft-tokens", "--enable-mixed-chunk",
+    "--speculative-num-draft-tokens", "--enable-mixed-chunk", "--quantization", "--kv-cache-dtype",
+    "--speculative-draft-model-quantization",
 }  # fmt: skip
 
 TRAFFIC = Traffic("random", input_len=64, output_len=16, num_prompts=8)
@@ -222,6 +223,34 @@ def test_a_drafter_is_told_to_the_engines(kind: str, method: str, algorithm: str
     assert ("prompt_lookup_min" in config) == (kind == "ngram")
     assert algorithm in sglang.text
     assert bool(sglang.text) == bool(algorithm)
+
+
+def test_weights_and_caches_of_eight_bits_are_told_to_the_engines() -> None:
+    server = Server("llama-3.2-1b-fp8:llama-3.1-8b", 3, quantization="fp8", kv_cache_dtype="fp8")
+    vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
+    assert shlex.split(vllm.text)[2] == "meta-llama/Llama-3.1-8B-Instruct"
+    given = flags(vllm.text)
+    assert set(given) <= VLLM_FLAGS
+    assert (given["--quantization"], given["--kv-cache-dtype"]) == ("fp8", "fp8")
+    config = json.loads(given["--speculative-config"] or "")
+    assert (config["model"], config["quantization"]) == ("meta-llama/Llama-3.2-1B-Instruct", "fp8")
+    given = flags(sglang.text)
+    assert set(given) <= SGLANG_FLAGS
+    assert (given["--quantization"], given["--kv-cache-dtype"]) == ("fp8", "fp8_e4m3")
+    assert given["--speculative-draft-model-quantization"] == "fp8"
+    head = deployment(Experiment("colocated", server=Server("qwen3-30b-a3b-fp8", 3, "eagle3")))[0]
+    assert json.loads(flags(head.text)["--speculative-config"] or "")["model"] == "AngelSlim/Qwen3-a3B_eagle3"
+    published = deployment(Experiment("autoregressive", server=Server("gpt-oss-120b")))[0]  # quantised as it is
+    assert "--quantization" not in published.text
+
+
+def test_an_mtp_layer_of_the_targets_own_checkpoint() -> None:
+    server, hardware = Server("deepseek-v3", 1, "mtp"), Hardware(tensor_parallel_size=8)
+    vllm, sglang, *_ = deployment(Experiment("colocated", server=server, hardware=hardware))
+    config = json.loads(shlex.split(vllm.text)[-1])
+    assert (config["method"], "model" in config) == ("mtp", False)
+    assert flags(sglang.text)["--speculative-algorithm"] == "EAGLE"
+    assert "--speculative-draft-model-path" not in sglang.text
 
 
 def test_a_head_that_nobody_published_is_no_line() -> None:

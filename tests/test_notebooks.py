@@ -18,8 +18,8 @@ SHOWS = ("print(", "plt.show()", "display(")
 ALL = pytest.mark.parametrize("path", notebookfiles.paths(), ids=lambda path: path.stem)
 
 
-def test_there_are_three() -> None:
-    assert [path.name[0] for path in notebookfiles.paths()] == ["1", "2", "3"]
+def test_there_are_four() -> None:
+    assert [path.name[0] for path in notebookfiles.paths()] == ["1", "2", "3", "4"]
 
 
 @ALL

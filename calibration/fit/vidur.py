@@ -26,7 +26,7 @@ from pdvsim.sim.hardware.latency import ForwardFit, in_waves
 from pdvsim.sim.hardware.models import MODELS, shard
 from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.hardware.reach import Reach
-from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped, sizes_of
+from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped
 from pdvsim.sim.reading import check_file, said
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ def layer_errors(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> d
     errors, ceilings = {}, transfer.ceilings(gpu)
     for layer in layers:
         knots = np.array(layer.at(TOKENS))
-        prices = Prices(sizes_of(layer.spec), ceilings, gpu.sms or transfer.sms, library_only(transfer))
+        prices = Prices(layer.spec, ceilings, gpu.sms or transfer.sms, library_only(transfer))
         errors[layer.spec.name] = np.asarray(np.log(prices.layers(knots[:, 0]) / knots[:, 1]))
     return errors
 

@@ -60,7 +60,10 @@ MEANT = {  # names of options in other programs
 }  # fmt: skip
 SAME = {"model": "pair"}  # other spellings
 NOT_HERE = {  # messages for options that do not exist
-    "quantization": "models are simulated in the precision of their configuration, or bf16 if it names none",
+    **dict.fromkeys(
+        ("enable_expert_parallel", "expert_parallel_size", "ep", "ep_size", "moe_ep_size"),
+        "expert parallelism is not modelled; --tensor-parallel-size divides every expert",
+    ),
     "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",
     "overwrite": "results are never overwritten: name another folder with -o, or continue with --resume",
     "force": "results are never overwritten: name another folder with -o, or continue with --resume",

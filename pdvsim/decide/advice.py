@@ -281,7 +281,7 @@ def _recommendation(advice: Advice, best: Experiment) -> list[str]:
     card = f"{best.hardware.replicas * best.gpus} GPUs ({best.hardware.gpu})" if ask.fleets else best.hardware.gpu
     load = load_words(ask.base.traffic)
     model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
-    lines = [ask.described(best), f"for {model} on {card} at {load}"]
+    lines = [ask.described(best), f"for {model} on {card} at {load}", *_without_drafts(advice, best)]
     if goal.levels:
         share = cell(interval(map(attained, advice.rows)), 1, 100)
         verb = "meets" if advice.met else "does not meet"
@@ -297,6 +297,19 @@ def _recommendation(advice: Advice, best: Experiment) -> list[str]:
         if advice.search.skipped:
             lines.append(f"{advice.search.skipped} settings were not tested; one may meet the levels: raise --budget")
     return lines + _on_assumption(advice, best)
+
+
+def _without_drafts(advice: Advice, best: Experiment) -> list[str]:
+    """That drafts do not pay, where some were compared and the recommendation has none."""
+    held, drafting = advice.held, [advice.question.name(c) for c in advice.finals if c.speculates]
+    assert held is not None
+    if best.speculates or not drafting:
+        return []
+    first = next(name for name in (held.best, *held.behind) if name in drafting)
+    if advice.question.name(best) != held.best or first in held.unsure:
+        return ["do not enable speculation: no setting that drafts is significantly better"]
+    lead = cell(held.leads[first], 1, 100)
+    return [f"do not enable speculation: the best setting that drafts, {first}, is {lead} % behind"]
 
 
 def _on_assumption(advice: Advice, best: Experiment) -> list[str]:

@@ -20,7 +20,7 @@ from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair
-from pdvsim.sim.hardware.models import HEADS
+from pdvsim.sim.hardware.models import HEADS, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.view.report.sheet import command_html
@@ -55,7 +55,18 @@ CHECKPOINTS = {  # a Hugging Face checkpoint for each preset; others of the same
     "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf",
     "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
     "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
+    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
+    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
+    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
+    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
+    "gpt-oss-20b": "openai/gpt-oss-20b",
+    "gpt-oss-120b": "openai/gpt-oss-120b",
+    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
+    "eagle3-qwen3-30b-a3b": "AngelSlim/Qwen3-a3B_eagle3",
+    "eagle3-qwen3-235b-a22b": "lmsys/Qwen3-235B-A22B-EAGLE3",
+    "eagle3-gpt-oss-120b": "nvidia/gpt-oss-120b-Eagle3-v3",
 }
+WITH_MTP = ("deepseek-v3",)  # whose own checkpoints have an MTP layer
 
 
 @dataclass(frozen=True)
@@ -146,14 +157,17 @@ def vllm(served: Served) -> Block:
         *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
         *_context("--max-model-len", pair, longest),
         *_sharded(served),
+        *_quantised(pair, server.kv_cache_dtype, "fp8"),
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, longest)]
     if longest:
         config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
         if kind == "ngram":
             config |= {"prompt_lookup_min": ngram.LEAST, "prompt_lookup_max": ngram.MOST}
-        else:
+        elif kind != "mtp":
             config["model"] = checkpoint(pair.draft)
+        if kind == "model" and _is_fp8(pair.draft):
+            config["quantization"] = "fp8"
         config["num_speculative_tokens"] = longest
         if kind != "ngram" and (size := served.experiment.hardware.tensor_parallel_size) > 1:
             config["draft_tensor_parallel_size"] = size
@@ -199,11 +213,15 @@ def sglang(served: Served) -> list[Block]:
         *("--mem-fraction-static", served.experiment.hardware.gpu_memory_utilization),
         *_context("--context-length", pair, k),
         *_sharded(served),
+        *_quantised(pair, server.kv_cache_dtype, "fp8_e4m3"),
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, k)]
     if k:
-        algorithm = "STANDALONE" if kind == "model" else "EAGLE3"
-        words += ["--speculative-algorithm", algorithm, "--speculative-draft-model-path", checkpoint(pair.draft)]
+        words += ["--speculative-algorithm", {"model": "STANDALONE", "mtp": "EAGLE"}.get(kind, "EAGLE3")]
+        if kind != "mtp":
+            words += ["--speculative-draft-model-path", checkpoint(pair.draft)]
+        if kind == "model" and _is_fp8(pair.draft):
+            words += ["--speculative-draft-model-quantization", "fp8"]
         words += ["--speculative-num-steps", k, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", k + 1]
         if kind == "model":
             notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
@@ -244,18 +262,31 @@ def realrun(experiment: Experiment) -> Block:
 
 def _unknown_head(experiment: Experiment, pair: Pair) -> str:
     """Why an engine cannot load the drafting head; empty if it can."""
-    if experiment.server.drafted_by not in HEADS or pair.draft.name in CHECKPOINTS:
+    kind, head = experiment.server.drafted_by, unquantised(pair.draft.name)
+    if kind not in HEADS or head in CHECKPOINTS or (kind == "mtp" and head.removeprefix("mtp-") in WITH_MTP):
         return ""
-    what = "EAGLE-3 head" if experiment.server.drafted_by == "eagle3" else "checkpoint with an MTP layer"
+    what = "EAGLE-3 head" if kind == "eagle3" else "checkpoint with an MTP layer"
     return f"no {what} of {pair.target.name} is known"
 
 
 def checkpoint(model: ModelSpec) -> str:
     """What an engine loads: a Hugging Face name, or the folder of a local model."""
-    if model.name in CHECKPOINTS:
-        return CHECKPOINTS[model.name]
-    path = Path(model.name)
+    name = unquantised(model.name)
+    if name in CHECKPOINTS:
+        return CHECKPOINTS[name]
+    path = Path(name)
     return str(path.parent if path.suffix == ".json" else path)
+
+
+def _is_fp8(model: ModelSpec) -> bool:
+    """Whether the engine must quantise the checkpoint, which is not so where it comes quantised."""
+    return unquantised(model.name) != model.name
+
+
+def _quantised(pair: Pair, kv_cache_dtype: str, fp8: str) -> list[str]:
+    """The flags of both engines for weights and KV cache of 8 bits, which SGLang calls by its format."""
+    weights = ["--quantization", "fp8"] if _is_fp8(pair.target) else []
+    return weights + (["--kv-cache-dtype", fp8] if kv_cache_dtype == "fp8" else [])
 
 
 def _replicas(served: Served) -> list[str]:

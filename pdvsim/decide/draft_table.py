@@ -336,7 +336,7 @@ def _notes(table: DraftTable) -> list[str]:
         notes.append(f"no significant difference: a gain within {table.error:.1%}, the profile's error for two rounds")
     notes += [question.facts.pads, question.facts.at_0, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
-        notes.append("a server without a drafter is faster at every size")
+        notes.append("do not enable speculation: a server without a drafter is faster at every size")
     elif table.plain_from is not None:
         notes.append(
             f"from batch {table.plain_from} on a server without a drafter is faster than this table: serve without "

@@ -267,10 +267,19 @@ def _lines(found: WinnerMap) -> list[str]:
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",
         f"{seeds_text(found)} per cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+        *_without_drafts(found),
         *map(border_text, reversed(found.borders)),
         *rests_on(grid.base.traffic, found.rows),
         *(_on_assumption(found) if grid.axis != "acceptance" else ()),
     ]
+
+
+def _without_drafts(found: WinnerMap) -> list[str]:
+    """In how many cells drafts do not pay, of those that compare some."""
+    compared = [cell for cell in found.cells if any(mine.has_drafter for mine in cell.settings.values())]
+    plain = [cell for cell in compared if cell.winner in cell.settings and not cell.settings[cell.winner].speculates]
+    where = f"{len(plain)} of {len(compared)} cells"
+    return [f"do not enable speculation in {where}: the best setting there has no drafts"] if plain else []
 
 
 def _on_assumption(found: WinnerMap) -> list[str]:

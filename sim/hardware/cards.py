@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.names import card_name, unknown
 from pdvsim.sim.limits import MIB, Range
 from pdvsim.sim.reading import printable, quoted, read_toml, said
@@ -54,6 +54,7 @@ GPUS: dict[str, GpuSpec] = {
     )
 }
 
+NO_FP8 = ("a100", "a10g")  # how the names of cards begin that multiply 8-bit floats no faster than 16-bit ones
 NO_NVLINK = ("l40s", "l4", "a10g", "rtx-4090")  # cards whose data sheets have none
 
 _REQUIRED = {"name": str, "bandwidth_bytes_per_s": float, "flops_per_s": float, "memory_bytes": float, "source": str}
@@ -65,6 +66,11 @@ CARD_RANGES = {  # one unit off by a thousand falls outside
     "memory_bytes": Range(1e9, 4e12),
     "sms": Range(1, 1024),
 }
+
+
+def flops_of(spec: ModelSpec, card: GpuSpec) -> float:
+    """Flops per second of a model's layers: twice as many of 8-bit weights, on a card that has such units."""
+    return card.flops_per_s * (2 if spec.layer_bytes == 1 and not card.name.startswith(NO_FP8) else 1)
 
 
 def gpu(name: str) -> GpuSpec:

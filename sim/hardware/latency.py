@@ -1,16 +1,19 @@
 """Duration of a launch that runs alone at full clock, and its demand on the GPU.
 
 A forward over N new tokens costs `fixed + larger(weights, N * token) + head + attention`. Attention costs the larger of
-reading the KV cache and multiplying with it. The coefficients come from a profile. For a given batch shape the cost is
-linear in the number of cached tokens, so a shape is priced once and a launch costs one multiplication. Prefill
-attention takes as many waves of programs as its queries and heads fill (`in_waves`). A shard's forward also includes
-its communication with the group.
+reading the KV cache and multiplying with it. A mixture of experts also reads the distinct experts that its tokens take:
+those of one request share more of them than those of different requests. The coefficients come from a profile.
+
+For a given batch shape the cost is linear in the number of cached tokens, so a shape is priced once and a launch costs
+one multiplication. Prefill attention takes as many waves of programs as its queries and heads fill (`in_waves`). A
+shard's forward also includes its communication with the group.
 
 Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like
 prompts. A head reads the accepted tokens again in the first forward of its draft and fuses hidden states there.
 
 Not modelled here: contention and the clock, which depend on other launches (`contention`, `power`); the spread of
-repeated runs of one kernel; unequal context lengths in a batch, beyond their sum.
+repeated runs of one kernel; unequal context lengths in a batch, beyond their sum; unequal draft lengths in the number
+of distinct experts, beyond their mean; experts that are more popular than others.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from math import hypot
 from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Chunk, GpuSpec, HeadSpec, ModelSpec, Request
+from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.limits import MAX_DRAFT
 
@@ -72,6 +76,7 @@ class ForwardFit:
     # products, which take so long
     nimble_tokens: int = 0
     large_s: float = 0.0
+    expert_s: float = 0.0  # per distinct expert that a forward reads, in all layers that have experts
     # (tokens, seconds) of a shard's all-reduces in all layers, and (logits, seconds) of gathering its logits
     reduce_knots: tuple[tuple[int, float], ...] = ()
     gather_knots: tuple[tuple[int, float], ...] = ()
@@ -83,18 +88,19 @@ class ForwardFit:
     @classmethod
     def roofline(cls, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
         """The lower bound from peak bandwidth and arithmetic."""
-        bandwidth, flops = gpu.bandwidth_bytes_per_s, gpu.flops_per_s
+        bandwidth, flops, layer_flops = gpu.bandwidth_bytes_per_s, gpu.flops_per_s, flops_of(spec, gpu)
         fused_s = spec.fused_params * spec.dtype_bytes / bandwidth
         ridge = int(spec.dtype_bytes * flops / (2 * bandwidth))  # tokens from which on arithmetic takes longer
         return cls(
             fixed_s=0.0,
-            weights_s=spec.layer_params * spec.dtype_bytes / bandwidth,
-            token_s=2 * spec.layer_params / flops,
+            weights_s=spec.common_bytes / bandwidth,
+            token_s=2 * spec.active_params / layer_flops,
             head_weights_s=spec.head_params * spec.dtype_bytes / bandwidth,
             head_token_s=2 * spec.head_params / flops,
             kv_s=spec.kv_bytes_per_token / bandwidth,
             pair_s=spec.attention_flops_per_pair / flops,
             fused_knots=((ridge, fused_s), (2 * ridge, 2 * fused_s)) if fused_s else (),
+            expert_s=spec.expert_bytes / bandwidth,
         )
 
     def scaled(self, factor: float, sent: float | None = None) -> ForwardFit:
@@ -111,6 +117,15 @@ class ForwardFit:
             elif part.name.endswith("_s") and value is not None:
                 times[part.name] = value * factor
         return replace(self, **times)
+
+    def with_cache(self, share: float) -> ForwardFit:
+        """The same with that share of the KV cache's bytes, and of the time in which one query per row reads it."""
+        knots: dict[str, Any] = {
+            name: tuple((at, seconds - (1 - share) * value[0][1]) for at, seconds in value)
+            for name in ("kv_knots", "span_knots")
+            if (value := getattr(self, name))
+        }
+        return replace(self, kv_s=self.kv_s * share, **knots)
 
 
 class Shape(NamedTuple):
@@ -149,9 +164,9 @@ class Latency:
     def __init__(self, spec: ModelSpec, fit: ForwardFit) -> None:
         self.spec = spec
         self.fit = fit
-        self._layer_bytes = float(spec.layer_params * spec.dtype_bytes)
+        self._layer_bytes, self._expert_bytes = float(spec.common_bytes), spec.expert_bytes
         self._head_bytes = float(spec.head_params * spec.dtype_bytes)
-        self._layer_flops = 2.0 * spec.layer_params
+        self._layer_flops = 2.0 * spec.active_params
         self._head_flops = 2.0 * spec.head_params
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
@@ -167,7 +182,8 @@ class Latency:
         if found is None:
             logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
             new = self._filled(self._padded(rows) * tokens)
-            found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits)
+            read = self._distinct(rows, tokens)
+            found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
             if steps > 1:
                 found = found._replace(
                     solo_0=found.solo_0 * self.fit.draft_ratio, solo_1=found.solo_1 * self.fit.draft_ratio
@@ -177,8 +193,9 @@ class Latency:
 
     def packed(self, rows: int, tokens: int, new: int) -> Shape:
         """Price of a forward of `new` tokens, up to `tokens` per row: attention is padded, the layers are not."""
+        read = self._distinct(rows, new / rows)
         new = self._filled(_up_to(self.fit.row_buckets, new))
-        return self._with_layers(self._rest(rows, tokens, 1), new, new)
+        return self._with_layers(self._rest(rows, tokens, 1), new, new, read)
 
     def carrying(
         self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
@@ -201,7 +218,8 @@ class Latency:
         if rows:
             solo += fit.mixed_s
         rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
-        priced = self._with_layers(rest, new, logits)
+        experts = self._distinct(rows, packed / rows if packed else tokens, [chunk.tokens for chunk in chunks])
+        priced = self._with_layers(rest, new, logits, experts)
         return Shape(
             priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
             priced.flops_1,
@@ -262,11 +280,14 @@ class Latency:
             flops_0=rest.flops_0 + 2.0 * self.spec.fused_params * tokens,
         )
 
-    def _with_layers(self, rest: Shape, tokens: int, logits: int) -> Shape:
-        """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection."""
+    def _with_layers(self, rest: Shape, tokens: int, logits: int, experts: float) -> Shape:
+        """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection.
+
+        In each layer it reads so many distinct experts.
+        """
         fit = self.fit
-        solo = rest.solo_0 + self._layers(tokens)
-        moved = rest.bytes_0 + self._layer_bytes
+        solo = rest.solo_0 + self._layers(tokens, experts)
+        moved = rest.bytes_0 + self._layer_bytes + self._expert_bytes * experts
         flops = rest.flops_0 + self._layer_flops * tokens
         if fit.reduce_knots:
             solo += interpolate(fit.reduce_knots, tokens)
@@ -287,7 +308,8 @@ class Latency:
                 found = self._attention(rows, tokens, 0)
             else:  # one step more than a draft that is likely known
                 before = self._rest(rows, tokens, steps - 1)
-                more = self._with_layers(before, self._filled(self._padded(rows)), self._padded(rows))
+                padded = self._padded(rows)
+                more = self._with_layers(before, self._filled(padded), padded, self._distinct(rows, 1))
                 attention = self._attention(rows, 1, rows * (tokens + steps - 2))
                 found = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
             self._rests[key] = found
@@ -330,12 +352,19 @@ class Latency:
         """Tokens that the layers compute, where an engine pads the whole forward."""
         return _up_to(self.fit.token_buckets, tokens) if self.fit.token_buckets else tokens
 
-    def _layers(self, tokens: int) -> float:
+    def _distinct(self, rows: int, tokens: float, prompts: Sequence[int] = ()) -> float:
+        """Distinct experts that a layer reads for rows of so many new tokens each, and for prompt chunks."""
+        if (experts := self.spec.experts) is None:
+            return 0.0
+        return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for count in prompts]))
+
+    def _layers(self, tokens: int, experts: float) -> float:
         """The transformer blocks' linear layers and all that does not depend on the context."""
         fit = self.fit
         if fit.layer_knots:
-            return interpolate(fit.layer_knots, tokens)
-        return fit.fixed_s + self._larger(fit.weights_s, fit.token_s * tokens)
+            seconds = interpolate(fit.layer_knots, tokens)
+            return seconds + fit.expert_s * experts if experts else seconds
+        return fit.fixed_s + self._larger(fit.weights_s + fit.expert_s * experts, fit.token_s * tokens)
 
     _joined = staticmethod(hypot)  # reading at the card's speed and at that of one program
 
@@ -385,8 +414,9 @@ def widest_draft(spec: ModelSpec) -> int:
 
 def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) -> float:
     """Seconds in which a forward reads those weight matrices of its layers that exceed `small_bytes`."""
-    products = [inputs * outputs * spec.dtype_bytes for inputs, outputs in spec.products]
-    return spec.layers * sum(size for size in products if size > small_bytes) / bytes_per_s
+    item = spec.layer_bytes or spec.dtype_bytes
+    kinds = [(count, [inputs * outputs * item for inputs, outputs in layer]) for count, layer in spec.layer_kinds]
+    return sum(count * sum(size for size in sizes if size > small_bytes) for count, sizes in kinds) / bytes_per_s
 
 
 def cuts(programs: int, wanted: int) -> int:

@@ -3,8 +3,11 @@
 A drafter is a model whose shape follows from its target's: `eagle3-NAME` and `mtp-NAME` are heads of one layer as wide
 as the target's, `ngram` and `none` have no layers. EAGLE-3 heads are published so: SpecForge's configurations
 (github.com/sgl-project/SpecForge, configs/*-eagle3.json, August 2026) for Llama-3 8B and 70B, Qwen2.5-7B, Qwen3-4B, 8B
-and 32B have one layer of the target's widths, and 32,000 draft tokens but for Qwen2.5-7B's 16,000. MTP layers as in
-MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3 but for its experts.
+and 32B have one layer of the target's widths, and 32,000 draft tokens but for Qwen2.5-7B's 16,000. Those for mixtures
+of experts (the same folder: Qwen3-30B and 235B, gpt-oss, DeepSeek-V3) have a plain MLP and plain attention. MTP layers
+as in MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3: a layer of the target's own kind, experts included.
+
+`NAME-fp8` is a model whose layers' weights have 8 bits; embeddings, output projection and EAGLE-3 heads keep 16.
 """
 
 from __future__ import annotations
@@ -13,36 +16,25 @@ from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelFamily, ModelSpec, Pair
+from pdvsim.sim.core import DrafterKind, Experts, HeadKind, HeadSpec, Latent, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS as GPUS
 from pdvsim.sim.hardware.cards import gpu as gpu
+from pdvsim.sim.hardware.configs import FP8_BYTES, MXFP4_BYTES
+from pdvsim.sim.hardware.configs import from_config as from_config
+from pdvsim.sim.hardware.configs import read_config as read_config
 from pdvsim.sim.hardware.names import model_name, unknown
-from pdvsim.sim.limits import Range, shown
-from pdvsim.sim.reading import printable, quoted, read_json, said
+from pdvsim.sim.reading import said
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
 DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...
 DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
-FAMILIES: tuple[ModelFamily, ...] = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
-
-_EXPERTS = "a mixture of experts: which weights a forward reads depends on its tokens"
-_LATENT = "its attention keeps a compressed KV cache (MLA)"
-_STATE = "it keeps a state instead of a KV cache"
-_LOCAL = "its layers alternate between a sliding window and the whole context"
-_BOTH_WAYS = "an encoder and a decoder, not a decoder alone"
-REFUSED = {  # families that people try, and why a dense decoder is no model of them
-    **dict.fromkeys(("mixtral", "qwen2_moe", "qwen3_moe", "phimoe", "olmoe", "dbrx", "gpt_oss", "llama4", "llama4_text",
-                     "granitemoe", "jamba", "glm4_moe", "ernie4_5_moe"), _EXPERTS),
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "kimi_k2"), f"{_EXPERTS}, and {_LATENT}"),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma"), _STATE),
-    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2"), _LOCAL),
-    **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
-    **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
-}  # fmt: skip
-EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts", "moe_intermediate_size")
+# Intermediate sizes of EAGLE-3 heads that are not their target's, and the attention of those whose target has MLA
+HEAD_SIZES = {"qwen3-235b-a22b": 24_576, "gpt-oss-20b": 17_280, "gpt-oss-120b": 17_280, "deepseek-v3": 40_960}
+HEAD_DIM, HEAD_KV_HEADS = 128, 8
+FP8 = "-fp8"  # what follows the name of a model whose layers have such weights
 
 MODELS: dict[str, ModelSpec] = {  # measured
     m.name: m
@@ -70,26 +62,24 @@ UNMEASURED: dict[str, ModelSpec] = {  # targets of published heads, and for seve
         ModelSpec("qwen3-8b", "qwen3", 36, 4096, 12288, 32, 8, 128, 151936, False, 2, 40960),
         ModelSpec("qwen3-32b", "qwen3", 64, 5120, 25600, 64, 8, 128, 151936, False, 2, 40960),
         ModelSpec("qwen2.5-72b", "qwen2", 80, 8192, 29568, 64, 8, 128, 152064, False, 2, 32768),
+        ModelSpec("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 151936, True, 2, 40960),
+        ModelSpec("mixtral-8x7b", "mistral", 32, 4096, 14336, 32, 8, 128, 32000, False, 2, 32768,
+                  experts=Experts(8, 2, 14336)),
+        ModelSpec("qwen3-30b-a3b", "qwen3", 48, 2048, 6144, 32, 4, 128, 151936, False, 2, 40960,
+                  experts=Experts(128, 8, 768)),
+        ModelSpec("qwen3-235b-a22b", "qwen3", 94, 4096, 12288, 64, 4, 128, 151936, False, 2, 40960,
+                  experts=Experts(128, 8, 1536)),
+        ModelSpec("gpt-oss-20b", "gpt_oss", 24, 2880, 2880, 64, 8, 64, 201088, False, 2, 131072,
+                  experts=Experts(32, 4, 2880, weight_bytes=MXFP4_BYTES), windowed_layers=12),
+        ModelSpec("gpt-oss-120b", "gpt_oss", 36, 2880, 2880, 64, 8, 64, 201088, False, 2, 131072,
+                  experts=Experts(128, 4, 2880, weight_bytes=MXFP4_BYTES), windowed_layers=18),
+        ModelSpec("deepseek-v3", "deepseek", 61, 7168, 18432, 128, 1, 192, 129280, False, 2, 163840,
+                  experts=Experts(256, 8, 2048, shared=2048, dense_layers=3), latent=Latent(512, 64, 128, 128, 1536),
+                  layer_bytes=FP8_BYTES),
     )
-}
+}  # fmt: skip
 
 PRESETS: Mapping[str, ModelSpec] = ChainMap(UNMEASURED, MODELS)  # read from the last on: the nine first
-
-
-SIZES = {  # of a config.json; several times those of the largest models known
-    "num_hidden_layers": Range(1, 1000),
-    "hidden_size": Range(8, 131_072),
-    "intermediate_size": Range(8, 1_048_576),
-    "num_attention_heads": Range(1, 1024),
-    "num_key_value_heads": Range(1, 1024),
-    "head_dim": Range(1, 1024),
-    "vocab_size": Range(2, 10_000_000),
-    "max_position_embeddings": Range(1, 1_000_000_000),
-    "sliding_window": Range(1, 1_000_000_000),
-}
-
-
-WIDE_DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")  # engines serve 32 bits as 16
 
 
 def model(name: str) -> ModelSpec:
@@ -97,10 +87,24 @@ def model(name: str) -> ModelSpec:
     for kind in HEADS:
         if name.startswith(f"{kind}-"):
             return drafter(kind, model(name.removeprefix(f"{kind}-")))
+    if (plain := unquantised(name)) != name:
+        return quantised(model(plain))
     taken = model_name(name, PRESETS)
     if taken not in PRESETS:
         raise unknown("model", name, PRESETS, "a config.json of Hugging Face's (nothing is fetched)")
     return PRESETS[taken]
+
+
+def unquantised(name: str) -> str:
+    """The name of a model without what says that its weights have 8 bits; a folder of that name is meant as it is."""
+    return name[: -len(FP8)] if name.lower().endswith(FP8) and not is_config(name) else name
+
+
+def quantised(spec: ModelSpec) -> ModelSpec:
+    """The model with 8-bit weights in its layers; a ValueError if they have so few already."""
+    if spec.is_quantised:
+        raise ValueError(f"{spec.name} has quantised weights as it is published: leave out fp8")
+    return replace(spec, name=f"{spec.name}{FP8}", layer_bytes=FP8_BYTES)
 
 
 def pair(name: str) -> Pair:
@@ -120,11 +124,22 @@ def pair(name: str) -> Pair:
 def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     """What drafts for a target without a model of its own; see the module."""
     if kind == "eagle3" or kind == "mtp":
-        most = DRAFT_VOCABULARIES.get(target.name, DRAFT_VOCABULARY) if kind == "eagle3" else target.vocab
-        shape = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
-        return HeadSpec(
-            **shape | {"name": f"{kind}-{target.name}", "layers": 1, "vocab": min(most, target.vocab)}, kind=kind
-        )
+        shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
+        shape |= {"name": f"{kind}-{target.name}", "layers": 1, "windowed_layers": 0}
+        if kind == "eagle3":
+            whole = unquantised(target.name)
+            shape |= {
+                "vocab": min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab),
+                "intermediate": HEAD_SIZES.get(whole, target.intermediate),
+                "experts": None,
+                "latent": None,
+                "layer_bytes": None,
+            }
+            if target.latent is not None:
+                shape |= {"heads": target.hidden // HEAD_DIM, "kv_heads": HEAD_KV_HEADS, "head_dim": HEAD_DIM}
+        elif target.experts is not None:
+            shape["experts"] = replace(target.experts, dense_layers=0)
+        return HeadSpec(**shape, kind=kind)
     return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
 
 
@@ -171,8 +186,19 @@ def drafted_by(kind: DrafterKind | None, pair: str) -> str:
     return f"{kind}-{target}:{target}" if kind in HEADS else f"{kind}:{target}"
 
 
+def with_fp8_target(pair: str) -> str:
+    """The pair with 8-bit weights in its target's layers."""
+    draft, _, target = pair.partition(":")
+    if unquantised(target) != target:
+        return pair
+    kind = drafter_kind(draft)
+    return f"{kind}-{target}{FP8}:{target}{FP8}" if kind in HEADS else f"{draft}:{target}{FP8}"
+
+
 def model_or_config(name: str) -> ModelSpec:
     """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
+    if (plain := unquantised(name)) != name:
+        return quantised(model_or_config(plain))
     if name in PRESETS or not is_config(name):
         return model(name)
     try:
@@ -196,21 +222,31 @@ def _own_name(name: str) -> str:
     for kind in HEADS:
         if name.startswith(f"{kind}-"):
             return f"{kind}-{_own_name(name.removeprefix(f'{kind}-'))}"
+    if (whole := unquantised(name)) != name:
+        return f"{_own_name(whole)}{FP8}"
     plain = name in PRESETS or name in ("ngram", "none") or is_config(name)
     return name if plain else model_name(name, PRESETS)
 
 
 def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
-    """What one of `gpus` runs of a model: its share of heads, MLP and vocabulary; fewer KV heads are on several.
+    """What one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
 
-    A ValueError where vLLM would not divide it.
+    Fewer KV heads than GPUs are on several, routers and the compressed KV cache of MLA on all. A ValueError where vLLM
+    would not divide it.
     """
     if gpus == 1 or spec.on_host:
         return spec
-    for what, size in (("heads", spec.heads), ("intermediate size", spec.intermediate)):
+    experts = spec.experts
+    divided = {"heads": spec.heads}
+    if experts is None or experts.dense_layers:
+        divided["intermediate size"] = spec.intermediate
+    if experts is not None:
+        divided |= {"experts' intermediate size": experts.intermediate, "shared experts": experts.shared}
+        experts = replace(experts, intermediate=experts.intermediate // gpus, shared=experts.shared // gpus)
+    for what, size in divided.items():
         if size % gpus:
             raise ValueError(f"{spec.name} cannot be sharded over {gpus} GPUs: its {what}, {size}, is no multiple")
-    if max(spec.kv_heads, gpus) % min(spec.kv_heads, gpus):
+    if spec.latent is None and max(spec.kv_heads, gpus) % min(spec.kv_heads, gpus):
         raise ValueError(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {spec.kv_heads} KV heads")
     return replace(
         spec,
@@ -220,6 +256,7 @@ def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
         kv_heads=max(1, spec.kv_heads // gpus),
         vocab=-(-spec.vocab // gpus),
         shards=gpus,
+        experts=experts,
     )
 
 
@@ -227,103 +264,3 @@ def model_or_shard(name: str) -> ModelSpec:
     """A preset, or what one of so many GPUs runs of it, as llama-3.1-70b/tp4: what is measured on one GPU."""
     whole, slash, size = name.rpartition("/tp")
     return shard(model(whole), int(size)) if slash and size.isdecimal() and int(size) else model(name)
-
-
-def read_config(path: Path) -> Mapping[str, Any]:
-    """The dictionary in a config.json or in the folder that holds it."""
-    file = path / "config.json" if path.is_dir() else path
-    found = read_json(file)
-    if not isinstance(found, dict):
-        raise ValueError("expected a JSON object")
-    if file.with_name("hf_quant_config.json").exists():  # where NVIDIA's ModelOpt says it
-        found.setdefault("quantization_config", {"quant_method": "modelopt"})
-    return found
-
-
-def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
-    """The shape that a Hugging Face configuration describes; a ValueError if that is no dense decoder of a family."""
-    family = config.get("model_type")
-    if reason := _no_dense_decoder(config):
-        raise ValueError(f"model family {quoted(family)} is not supported: {reason}; supported: {', '.join(FAMILIES)}")
-    if method := _quantised(config):
-        raise ValueError(
-            f"quantised weights ({method}) are not simulated: give the config.json of the unquantised model, "
-            "which is simulated with 16-bit weights"
-        )
-    sizes = {key: _size(config, key) for key in ("num_attention_heads", "hidden_size")}
-    heads, hidden = sizes["num_attention_heads"], sizes["hidden_size"]
-    kv_heads = heads if config.get("num_key_value_heads") is None else _size(config, "num_key_value_heads")
-    if heads % kv_heads:
-        raise ValueError(f"{heads} heads cannot share {kv_heads} kv heads evenly")
-    if config.get("head_dim") is None and hidden % heads:
-        raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads: head_dim is missing")
-    tied = config.get("tie_word_embeddings", family == "gemma")
-    if not isinstance(tied, bool):
-        raise ValueError(f"tie_word_embeddings: must be true or false, got {quoted(tied)}")
-    return ModelSpec(
-        name=name,
-        family=cast(ModelFamily, family),
-        layers=_size(config, "num_hidden_layers"),
-        hidden=hidden,
-        intermediate=_size(config, "intermediate_size"),
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=hidden // heads if config.get("head_dim") is None else _size(config, "head_dim"),
-        vocab=_size(config, "vocab_size"),
-        tied_embeddings=tied,
-        max_position_embeddings=_size_or_none(config, "max_position_embeddings"),
-        sliding_window=_window(config),
-    )
-
-
-def _no_dense_decoder(config: Mapping[str, Any]) -> str | None:
-    """Why a configuration is not of a dense decoder that is known; None if it is."""
-    family = config.get("model_type")
-    if isinstance(family, str) and family in REFUSED:
-        return REFUSED[family]
-    if any(config.get(key) for key in EXPERT_KEYS):
-        return _EXPERTS
-    if config.get("draft_vocab_size"):
-        return "a draft head; give its target and --drafter eagle3"
-    if config.get("kv_lora_rank"):
-        return _LATENT
-    if config.get("is_encoder_decoder"):
-        return _BOTH_WAYS
-    if isinstance(config.get("text_config"), dict):
-        return "it is multimodal; give the configuration under its text_config"
-    return None if family in FAMILIES else "unknown family"
-
-
-def _quantised(config: Mapping[str, Any]) -> str | None:
-    """How a configuration says that weights have fewer than 16 bits; None if it does not."""
-    for key in ("quantization_config", "compression_config"):
-        if given := config.get(key):
-            method = given.get("quant_method") if isinstance(given, dict) else None
-            return printable(method)[:40] if isinstance(method, str) and method else key
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    if dtype is None or (isinstance(dtype, str) and dtype.removeprefix("torch.") in WIDE_DTYPES):
-        return None
-    return f"dtype {quoted(dtype)}"
-
-
-def _window(config: Mapping[str, Any]) -> int | None:
-    """The sliding window, where one is used and shorter than the longest context."""
-    window = _size_or_none(config, "sliding_window") if config.get("use_sliding_window", True) else None
-    longest = _size_or_none(config, "max_position_embeddings")
-    return None if window is None or (longest is not None and window >= longest) else window
-
-
-def _size_or_none(config: Mapping[str, Any], key: str) -> int | None:
-    return None if config.get(key) is None else _size(config, key)
-
-
-def _size(config: Mapping[str, Any], key: str) -> int:
-    """A whole number within its range; a ValueError names the key otherwise."""
-    if key not in config:
-        raise ValueError(f"{key} is missing")
-    value = config[key]
-    if type(value) is not int:
-        raise ValueError(f"{key}: must be a whole number, got {quoted(value)}")
-    if not SIZES[key].holds(value):
-        raise ValueError(f"{key}: must be {SIZES[key]}, got {shown(value)}")
-    return value

@@ -22,7 +22,7 @@ from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup, latency, widest_draft
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
-from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.models import MODELS, unquantised
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
@@ -232,8 +232,10 @@ def covering(profile: Profile, pair: Pair, link: LinkSpec | None = None) -> Prof
 
 
 def _predicting(profile: Profile, pair: Pair) -> Profile:
-    run = [spec for spec in (pair.draft, pair.target) if not spec.on_host]
-    missing = {spec.name: spec for spec in run if spec.name not in profile.models}
+    run = {spec.name: spec for spec in (pair.draft, pair.target) if not spec.on_host}
+    for spec in run.values():
+        profile = _with_cache(_with_plain_head(profile, spec), spec)
+    missing = {name: spec for name, spec in run.items() if name not in profile.models}
     if not missing:
         return profile
     if profile.foundation == ROOFLINE:
@@ -244,11 +246,43 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
     fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
     said = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
+    parts = {
+        "experts": any(spec.experts is not None for spec in missing.values()),
+        "quantised weights": any(spec.is_quantised for spec in missing.values()),
+    }
+    if by_bytes := [name for name, has in parts.items() if has]:
+        said += f"; {' and '.join(by_bytes)} by their bytes, with an error of at least the range"
     return replace(
         profile,
         foundation=profile.foundation + said,
         models=profile.models | fits,
         uncertainty=profile.uncertainty | {name: _sharded(bar, spec) for name, spec in missing.items()},
+    )
+
+
+def _with_plain_head(profile: Profile, spec: ModelSpec) -> Profile:
+    """The profile with the head of a quantised target, which is that of the unquantised one."""
+    plain = unquantised(spec.name)
+    if spec.name in profile.models or spec.layer_bytes is not None or plain not in profile.models:
+        return profile
+    known: dict[str, Any] = {
+        name: {**figures, spec.name: figures[plain]}
+        for name in ("models", "measured", "in_service", "uncertainty")
+        if plain in (figures := getattr(profile, name))
+    }
+    return replace(profile, **known)
+
+
+def _with_cache(profile: Profile, spec: ModelSpec) -> Profile:
+    """The profile with the reading of a model's KV cache scaled by the bytes of its values, where it has the model."""
+    fit, item = profile.models.get(spec.name), spec.kv_dtype_bytes or spec.dtype_bytes
+    if fit is None or item == spec.dtype_bytes:
+        return profile
+    said = "; KV cache of 8 bits by its bytes alone"
+    return replace(
+        profile,
+        foundation=profile.foundation.removesuffix(said) + said,
+        models=profile.models | {spec.name: fit.with_cache(item / spec.dtype_bytes)},
     )
 
 

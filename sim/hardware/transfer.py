@@ -4,6 +4,10 @@ Every matrix product, attention and the output projection are priced by their by
 peak rates, plus a fixed time per kernel. The shares and times are fitted to the H200's samples
 (`studies/efficiency.py`) and shipped in `data/transfer.json`. The result is a ForwardFit like a measured one.
 
+The samples are of dense models of 16 bits. Experts are priced as products of their size in grouped kernels, quantised
+weights by their bytes, 8-bit products by twice the arithmetic where the card has such units. Neither was measured: the
+error bar is at least that of a dense model. Not modelled of them: scales, and kernels that quantise activations.
+
 Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a time per kernel other than
 the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers
 (gemma-2b with 9 queries per row).
@@ -16,12 +20,13 @@ import math
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.hardware.latency import (
     PROMPT_QUERIES,
     SMALL_HEAD,
@@ -41,6 +46,10 @@ TOKENS: tuple[int, ...] = (
 WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 32, 33)
 LIBRARY_TILE, NARROW_TILE, NARROW_STEP, NARROW_SPLITS = 128, 64, 64, 8  # outputs a tile, inputs a step, splits at most
 LEAST_QUERIES = 16  # attention pads a row's queries up to this, then to powers of two
+LATENT_QUERIES = 64  # queries that a program of MLA takes at most
+# Of a layer of experts, besides the router's product: choose and sort, two grouped products, sum, as in vLLM's
+# fused_moe. Their fixed times are taken to be the narrow kernel's.
+EXPERT_KERNELS = 4
 
 
 @dataclass(frozen=True)
@@ -112,7 +121,7 @@ class Transfer:
 
     def fit(self, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
         """The model's forward times on the card."""
-        return forward_fit(Prices(sizes_of(spec), self.ceilings(gpu), gpu.sms or self.sms, self), spec)
+        return forward_fit(Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self))
 
     def bar(self, card_known: bool) -> float:
         """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card."""
@@ -123,60 +132,55 @@ class Transfer:
         return math.expm1(math.hypot(self.model_bar, card_bar))
 
 
-class Sizes(NamedTuple):
-    """A model's sizes as arrays: of one model, or one entry a sample of many."""
-
-    layers: Floats
-    hidden: Floats
-    qkv_inputs: Floats
-    joined_inputs: Floats
-    fused_inputs: Floats
-    intermediate: Floats
-    heads: Floats
-    kv_heads: Floats
-    head_dim: Floats
-    vocab: Floats
-    dtype_bytes: Floats
-
-
-def sizes_of(spec: ModelSpec) -> Sizes:
-    """The sizes of one model."""
-    return Sizes(*(np.asarray(getattr(spec, name), float) for name in Sizes._fields))
-
-
 class Prices:
     """The formula: seconds of the parts of a forward."""
 
-    def __init__(self, sizes: Sizes, ceilings: GpuSpec, sms: int, transfer: Transfer) -> None:
-        self.s, self.sms = sizes, sms
+    def __init__(self, spec: ModelSpec, ceilings: GpuSpec, sms: int, transfer: Transfer) -> None:
+        self.s, self.sms = spec, sms
         self.c, self.engine = transfer.coefficients, transfer.engine
         self.bandwidth, self.flops = ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s
-
-    def products(self) -> list[tuple[Floats, Floats]]:
-        """Inputs and outputs of a layer's matrix products, as `ModelSpec.products` has them."""
-        s = self.s
-        attended = s.heads * s.head_dim
-        qkv = attended + 2 * s.kv_heads * s.head_dim
-        layer = [(s.qkv_inputs, qkv), (attended, s.hidden), (s.hidden, 2 * s.intermediate), (s.intermediate, s.hidden)]
-        return [*layer, (s.joined_inputs, s.hidden)] if np.any(s.joined_inputs) else layer
+        self.layer_flops, self.item = flops_of(spec, ceilings), spec.layer_bytes or spec.dtype_bytes
 
     def layers(self, tokens: Floats) -> Floats:
-        """All layers over `tokens`, without attention over what is cached."""
-        total = np.zeros(np.broadcast_shapes(np.shape(tokens), np.shape(self.s.layers)))
-        for inputs, outputs in self.products():
-            total += self.product(inputs, outputs, tokens)
-        return np.asarray(self.s.layers * total)
+        """All layers over `tokens`, without attention over what is cached and the reading of experts."""
+        total = np.zeros(np.shape(tokens))
+        for count, products in self.s.layer_kinds:
+            total += count * sum(self.product(inputs, outputs, tokens) for inputs, outputs in products)
+        return total + self.experts(tokens)
+
+    def expert(self) -> float:
+        """Reading one expert in every layer that has experts."""
+        return self.s.expert_bytes / (self.bandwidth * self.c.narrow_bandwidth)
+
+    def experts(self, tokens: Floats) -> Floats:
+        """What layers with experts take besides their other products and the reading of experts.
+
+        That is their kernels' fixed time, the tokens' reads and writes, and the arithmetic as far as it takes longer
+        than reading the experts of so many independent tokens.
+        """
+        s, c, experts = self.s, self.c, self.s.experts
+        if experts is None:
+            return np.zeros(np.shape(tokens))
+        distinct = np.array([experts.read(count) for count in tokens.tolist()])
+        taken = tokens * experts.per_token
+        reading = self.expert() * distinct
+        multiplying = 2 * s.expert_params * taken / (self.layer_flops * self._share(taken / distinct))
+        moved = s.dtype_bytes * s.expert_layers * taken * (2 * s.hidden + 3 * experts.intermediate)
+        fixed = s.expert_layers * EXPERT_KERNELS * c.narrow_s
+        return np.asarray(
+            fixed + _joined(reading, multiplying, c.sharpness) - reading + c.traffic * moved / self.bandwidth
+        )
 
     def fused(self, tokens: Floats) -> Floats:
         """The product that fuses a head's inputs."""
         return self.product(self.s.fused_inputs, self.s.hidden, tokens)
 
-    def product(self, inputs: Floats, outputs: Floats, tokens: Floats) -> Floats:
+    def product(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
         """One matrix product, in the kernel that the engine takes for it."""
         narrow = (tokens <= self.engine.small_tokens) & (self._bytes(inputs, outputs) <= self.engine.small_bytes)
         return np.where(narrow, self.narrow(inputs, outputs, tokens), self.library(inputs, outputs, tokens))
 
-    def narrow(self, inputs: Floats, outputs: Floats, tokens: Floats) -> Floats:
+    def narrow(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
         """One product in the engine's kernel, whose programs split the inputs until they fill the card."""
         c, tiles, steps = self.c, np.ceil(outputs / NARROW_TILE), np.ceil(inputs / NARROW_STEP)
         wanted = np.clip(np.round(self.sms / tiles), 1, np.minimum(NARROW_SPLITS, steps))
@@ -187,50 +191,55 @@ class Prices:
             c.narrow_s + reading * (1 + c.narrow_padding * (padded - 1)) / self._even(programs) ** c.narrow_balance
         )
 
-    def library(self, inputs: Floats, outputs: Floats, tokens: Floats) -> Floats:
+    def library(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
         """One product in the vendor's library, with the norms and activations around it."""
         c = self.c
         tiles = np.ceil(tokens / LIBRARY_TILE) * np.ceil(outputs / LIBRARY_TILE)
-        share = np.exp(np.interp(np.log(tokens), np.log(COMPUTE_TOKENS), np.log(c.compute)))
         reading = self._bytes(inputs, outputs) / (self.bandwidth * c.library_bandwidth)
-        multiplying = 2 * inputs * outputs * tokens / (self.flops * share * self._even(tiles) ** c.library_balance)
+        rate = self.layer_flops * self._share(tokens) * self._even(tiles) ** c.library_balance
+        multiplying = 2 * inputs * outputs * tokens / rate
         moved = self.s.dtype_bytes * tokens * (inputs + outputs)
         return np.asarray(c.library_s + _joined(reading, multiplying, c.sharpness) + c.traffic * moved / self.bandwidth)
 
     def kv(self, width: Floats) -> Floats:
         """Per cached token that a row's `width` queries read."""
         s, c = self.s, self.c
-        queries = self._queries(width)
-        reading = 2 * s.layers * s.kv_heads * s.head_dim * s.dtype_bytes / (self.bandwidth * c.kv_bandwidth)
-        multiplying = 4 * queries * s.head_dim * s.kv_heads * s.layers / (self.flops * c.kv_compute)
+        padded = self._queries(width) / (s.heads / s.kv_heads)  # tokens of each head
+        reading = s.kv_bytes_per_token / (self.bandwidth * c.kv_bandwidth)
+        multiplying = padded * s.attention_flops_per_pair / (self.flops * c.kv_compute)
         return _joined(reading, multiplying, 3.0)
 
     def width(self, width: Floats) -> Floats:
         """Per forward that has rows."""
-        tile = self._queries(width) * self.s.head_dim / 1024
+        queries = self._queries(width) if self.s.latent is None else np.minimum(LATENT_QUERIES, self._queries(width))
+        tile = queries * self.s.head_dim / 1024
         return np.asarray(self.s.layers * (self.c.attention_s + self.c.tile_s * tile))
 
-    def row(self) -> Floats:
-        return np.asarray(self.s.layers * self.c.row_s)
+    def row(self) -> float:
+        return self.s.layers * self.c.row_s
 
-    def head(self) -> tuple[Floats, Floats]:
+    def head(self) -> tuple[float, float]:
         """The output projection: reading it, and multiplying one token."""
-        c, params = self.c, self.s.hidden * self.s.vocab
+        c, params = self.c, self.s.head_params
         reading = c.head_s + params * self.s.dtype_bytes / (self.bandwidth * c.head_bandwidth)
-        return np.asarray(reading), np.asarray(2 * params / (self.flops * c.head_compute))
+        return reading, 2 * params / (self.flops * c.head_compute)
 
-    def prompt_wave(self) -> Floats:
+    def prompt_wave(self) -> float:
         """Per context token that a wave of attention over prompts goes through: the programs on one multiprocessor."""
         s, c, wide = self.s, self.c, self.s.head_dim > WIDE_HEAD
-        queries = np.where(wide, WIDE_QUERIES, PROMPT_QUERIES) * np.where(s.head_dim <= SMALL_HEAD, 2, 1)
-        multiplying = 4 * s.layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
-        return np.asarray(multiplying * np.where(wide, c.prompt_wide, 1.0))
+        queries = (WIDE_QUERIES if wide else PROMPT_QUERIES) * (2 if s.head_dim <= SMALL_HEAD else 1)
+        multiplying = 4 * s.attending_layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
+        return multiplying * (c.prompt_wide if wide else 1.0)
 
-    def mixed(self) -> Floats:
-        return np.asarray(self.s.layers * self.c.mixed_s)
+    def mixed(self) -> float:
+        return self.s.layers * self.c.mixed_s
 
-    def _bytes(self, inputs: Floats, outputs: Floats) -> Floats:
-        return np.asarray(inputs * outputs * self.s.dtype_bytes)
+    def _share(self, tokens: Floats) -> Floats:
+        """Share of the arithmetic that a product of so many tokens reaches."""
+        return np.exp(np.interp(np.log(tokens), np.log(COMPUTE_TOKENS), np.log(self.c.compute)))
+
+    def _bytes(self, inputs: int, outputs: int) -> float:
+        return inputs * outputs * self.item
 
     def _queries(self, width: Floats) -> Floats:
         return np.maximum(LEAST_QUERIES, _doubled(width * self.s.heads / self.s.kv_heads))
@@ -240,9 +249,9 @@ class Prices:
         return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
 
 
-def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
+def forward_fit(prices: Prices) -> ForwardFit:
     """The formula read at knots; more tokens are never faster."""
-    reading, multiplying = (float(x) for x in prices.head())
+    spec, (reading, multiplying) = prices.s, prices.head()
     widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
     kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
     fused = _knots(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
@@ -254,16 +263,17 @@ def forward_fit(prices: Prices, spec: ModelSpec) -> ForwardFit:
         head_token_s=multiplying,
         kv_s=float(kv[0]),
         pair_s=0.0,
-        prompt_wave_s=float(prices.prompt_wave()),
+        prompt_wave_s=prices.prompt_wave(),
         prompt_sms=prices.sms,
         layer_knots=_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
         fused_knots=fused,
         kv_knots=_knots(WIDTHS, kv),
         width_knots=_knots(WIDTHS, prices.width(widths)),
-        row_s=float(prices.row()),
-        mixed_s=float(prices.mixed()),
+        row_s=prices.row(),
+        mixed_s=prices.mixed(),
         nimble_tokens=engine.small_tokens,
         large_s=large_products_s(spec, engine.small_bytes, prices.bandwidth),
+        expert_s=prices.expert(),
         draft_ratio=prices.c.draft_ratio,
         row_buckets=engine.row_buckets,
         chunk_buckets=engine.chunk_buckets,
@@ -279,7 +289,7 @@ def _doubled(x: Floats) -> Floats:
     return np.asarray(np.exp2(np.ceil(np.log2(np.maximum(x, 1.0)) - 1e-9)))
 
 
-def _joined(a: Floats, b: Floats, p: float) -> Floats:
+def _joined(a: Floats | float, b: Floats, p: float) -> Floats:
     return np.asarray((a**p + b**p) ** (1 / p))
 
 

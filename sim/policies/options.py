@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from pdvsim.sim.core import DrafterKind
-from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name
+from pdvsim.sim.core import DrafterKind, ModelSpec, Pair
+from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
+from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import Priority
 from pdvsim.sim.limits import Internal, Range, check, check_ranges
 
@@ -49,6 +50,13 @@ class Server:
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
     may need are allocated at admission."""
+    quantization: Literal["fp8"] | None = None
+    """fp8: 8-bit weights in the target's layers, as in a target named NAME-fp8. Name a draft model's in --pair."""
+    kv_cache_dtype: Literal["auto", "fp8"] = "auto"
+    """KV cache of both models: auto (16 bits) or fp8 (8 bits, predicted by its bytes)."""
+    expert_overlap: float | None = None
+    """Mixture of experts: n tokens of one request read as many distinct experts as n to this power of different
+    requests. 1: independent. Default: 0.8, from published counts."""
     num_workers: int = 4
     """baseline: number of concurrent requests, each run to completion at batch 1."""
     max_decode_queue: int = 32
@@ -74,7 +82,8 @@ class Server:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        object.__setattr__(self, "pair", drafted_by(self.drafter, pair_name(self.pair)))
+        pair = drafted_by(self.drafter, pair_name(self.pair))
+        object.__setattr__(self, "pair", pair if self.quantization is None else with_fp8_target(pair))
         if self.controller == "feedback" and self.min_speculative_tokens == 0:
             raise ValueError(
                 "--controller feedback learns only from drafts: --min-speculative-tokens must be at least 1"
@@ -125,6 +134,18 @@ class Server:
     def drafted_by(self) -> DrafterKind:
         """Who drafts."""
         return drafter_kind(self.pair)
+
+    def models(self) -> Pair:
+        """The models of its pair, with KV cache and experts as its options say."""
+        pair = named_pair(self.pair)
+        return Pair(self._served(pair.draft), self._served(pair.target))
+
+    def _served(self, spec: ModelSpec) -> ModelSpec:
+        if self.kv_cache_dtype == "fp8":
+            spec = replace(spec, kv_dtype_bytes=1)
+        if self.expert_overlap is not None and spec.experts is not None:
+            spec = replace(spec, experts=replace(spec.experts, overlap=self.expert_overlap))
+        return spec
 
     @property
     def draft_range(self) -> tuple[int, int]:

@@ -15,7 +15,7 @@ from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.latency import in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import load
-from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped, sizes_of
+from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped
 from studies import shards
 
 A100 = GPUS["a100-80gb"]
@@ -33,7 +33,7 @@ def mlp(spec: ModelSpec = LLAMA, bandwidth: float = 0.74, flops: float = 0.75, w
         measured=True,
     )
     tokens = np.array(TOKENS, float)
-    prices = Prices(sizes_of(spec), card, 108, vidur.library_only(shipped()))
+    prices = Prices(spec, card, 108, vidur.library_only(shipped()))
     share = prices.layers(tokens) / spec.layers / len(vidur.LAYER) * 1e3  # ms, spread evenly
     frame = pd.DataFrame({f"time_stats.{name}.median": share for name in vidur.LAYER})
     frame["time_stats.emb.median"] = 0.002

@@ -24,7 +24,10 @@ FIGURES = ("output_throughput", "mean_ttft_ms", "mean_e2el_ms", "foundation", "t
         ("llama-3.1-8b", "llama-3.2-1b:llama-3.1-8b"),
         ("meta-llama/Llama-3.3-70B-Instruct", "llama-3.2-1b:llama-3.3-70b"),
         ("gemma-7b", "gemma-2b:gemma-7b"),
-        ("qwen3-8b", "eagle3-qwen3-8b:qwen3-8b"),  # no smaller one of its tokens is known
+        ("qwen3-8b", "qwen3-0.6b:qwen3-8b"),
+        ("Qwen/Qwen3-30B-A3B", "qwen3-0.6b:qwen3-30b-a3b"),
+        ("qwen3-30b-a3b-fp8", "qwen3-0.6b:qwen3-30b-a3b-fp8"),
+        ("mixtral-8x7b", "eagle3-mixtral-8x7b:mixtral-8x7b"),  # no smaller one of its tokens is known
         ("tinyllama-1.1b", "eagle3-tinyllama-1.1b:tinyllama-1.1b"),
     ],
 )
@@ -33,8 +36,8 @@ def test_a_target_alone_has_its_natural_drafter(target: str, pair: str) -> None:
 
 
 def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
-    with pytest.raises(ValueError, match="no preset drafts for qwen3-8b; write --pair draft:target"):
-        Server("qwen3-8b", drafter="model")
+    with pytest.raises(ValueError, match="no preset drafts for mixtral-8x7b; write --pair draft:target"):
+        Server("mixtral-8x7b", drafter="model")
 
 
 def test_everyone_competes_once_in_each_architecture() -> None:

@@ -70,7 +70,7 @@ def test_an_mtp_layer_shares_embedding_and_output_with_its_target() -> None:
 
 
 def test_a_layer_is_what_it_was_for_models() -> None:
-    for model in PRESETS.values():
+    for model in (model for model in PRESETS.values() if model.experts is None):
         attention = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
         assert model.layer_params == model.layers * (attention + 3 * model.hidden * model.intermediate)
 

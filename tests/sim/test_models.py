@@ -11,7 +11,7 @@ import pytest
 from pdvsim.cli import main
 from pdvsim.sim.config import Server
 from pdvsim.sim.doubts import Doubt, vet
-from pdvsim.sim.hardware.models import from_config, model_or_config, pair
+from pdvsim.sim.hardware.models import PRESETS, from_config, model_or_config, pair
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billions of parameters by the makers' account
     "mistral-7b-v0.3": ("Mistral", {"vocab_size": 32768, "sliding_window": None}, 7.25),
@@ -25,10 +25,26 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
         "tie_word_embeddings": True}, 0.6),
     "phi-3-mini": ("Phi3", {"vocab_size": 32064, "hidden_size": 3072, "intermediate_size": 8192,
         "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32}, 3.82),
+    "mixtral-8x7b": ("Mixtral", {"vocab_size": 32000}, 46.7),
+    "qwen1.5-moe-a2.7b": ("Qwen2Moe", {}, 14.3),
+    "qwen3-30b-a3b": ("Qwen3Moe", {"num_hidden_layers": 48, "head_dim": 128}, 30.5),
+    "gpt-oss-20b": ("GptOss", {"num_hidden_layers": 24, "num_local_experts": 32}, 20.9),
+    "gpt-oss-120b": ("GptOss", {}, 116.8),
+    "deepseek-v2-lite": ("DeepseekV2", {"hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
+        "num_attention_heads": 16, "num_key_value_heads": 16, "moe_intermediate_size": 1408, "q_lora_rank": None,
+        "num_experts_per_tok": 6, "first_k_dense_replace": 1}, 15.7),
+    "deepseek-v3": ("DeepseekV3", {}, 671.0),
+    "glm-4.5-air": ("Glm4Moe", {"head_dim": 128}, 106.0),
+    "glm-4.7-flash": ("Glm4MoeLite", {}, 30.0),
+    "llama-4-scout": ("Llama4Text", {}, 107.8),
+    "llama-4-maverick": ("Llama4Text", {"num_local_experts": 128, "interleave_moe_layer_step": 2}, 400.0),
     "llama-3.2-3b": ("Llama", {"vocab_size": 128256, "hidden_size": 3072, "intermediate_size": 8192,
         "num_hidden_layers": 28, "num_attention_heads": 24, "num_key_value_heads": 8, "head_dim": 128,
         "tie_word_embeddings": True}, 3.21),
 }  # fmt: skip
+
+
+SMALL = ("_bias", "shared_expert_gate.weight")  # in two dimensions, but a vector each
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -43,19 +59,18 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
     found = model_or_config(str(tmp_path))
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(config)
-    matrices = sum(p.numel() for p in theirs.parameters() if p.dim() > 1)
-    assert found.params == matrices
+    matrices = {n: p.numel() for n, p in theirs.named_parameters() if p.dim() > 1 and not n.endswith(SMALL)}
+    assert found.params == sum(matrices.values())
     assert found.params / 1e9 == pytest.approx(billions, rel=0.01)
-    assert found.kv_heads == config.num_key_value_heads
+    if found.latent is None:
+        assert found.kv_heads == config.num_key_value_heads
     assert pair(f"{tmp_path}:{tmp_path}").draft == found
 
 
 @pytest.mark.parametrize(
     ("family", "why"),
     [
-        ("Mixtral", "mixture of experts"),
-        ("Qwen3Moe", "mixture of experts"),
-        ("DeepseekV3", "compressed KV cache"),
+        ("Olmoe", "mixture of experts"),
         ("Gemma2", "alternate between a sliding window"),
         ("T5", "an encoder and a decoder"),
         ("GPT2", "no gate"),
@@ -99,24 +114,100 @@ SHAPE = {
 @pytest.mark.parametrize(
     ("more", "named"),
     [
-        ({"quantization_config": {"quant_method": "fp8", "activation_scheme": "dynamic"}}, "fp8"),
+        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq, 3 bits"),
+        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
         ({"quantization_config": {"quant_method": "compressed-tensors"}, "torch_dtype": "bfloat16"}, "compressed-ten"),
+        (
+            {
+                "quantization_config": {
+                    "quant_method": "compressed-tensors",
+                    "config_groups": {"group_0": {"weights": {"num_bits": 8, "type": "int"}}},
+                }
+            },
+            "compressed-ten",
+        ),
         ({"quantization_config": ["fp8"]}, "quantization_config"),
         ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
         ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
         ({"dtype": 8}, "dtype 8"),
     ],
 )
-def test_quantised_weights_are_refused(
+def test_quantised_weights_of_unknown_bytes_are_refused(
     more: dict[str, Any], named: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They would be served as 16-bit ones, which move twice as many bytes."""
+    """They would be served as 16-bit ones, which move more bytes."""
     (tmp_path / "config.json").write_text(json.dumps(SHAPE | more))
     assert main(["run", "--pair", f"llama-3.2-1b:{tmp_path}", "--num-prompts", "2"]) == 2
     line = capsys.readouterr().err
     assert "quantised weights (" in line
     assert named in line
     assert line.count("\n") == 1
+
+
+INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
+FLOAT8 = {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}}
+
+
+@pytest.mark.parametrize(
+    ("given", "layer_bytes"),
+    [
+        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 1.0),
+        ({"quant_method": "compressed-tensors", "config_groups": FLOAT8}, 1.0),
+        ({"quant_method": "compressed-tensors", "config_groups": INT4}, 0.5 + 2.5 / 128),
+        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
+        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
+    ],
+)
+def test_quantised_weights_are_known_by_their_bytes(given: dict[str, Any], layer_bytes: float) -> None:
+    """Those of the layers; embeddings and output projection keep 16 bits."""
+    plain, spec = from_config(SHAPE, "m"), from_config(SHAPE | {"quantization_config": given}, "m")
+    assert spec.params == plain.params
+    assert plain.weight_bytes - spec.weight_bytes == pytest.approx((2 - layer_bytes) * plain.layer_params, abs=1)
+    assert spec.kv_bytes_per_token == plain.kv_bytes_per_token
+
+
+def test_published_experts_of_four_bits() -> None:
+    """The checkpoint of gpt-oss-120b has 60.8 GiB and that of gpt-oss-20b 12.8 (its model card, arXiv 2508.10925)."""
+    for name, gib in (("gpt-oss-120b", 60.8), ("gpt-oss-20b", 12.8)):
+        assert PRESETS[name].weight_bytes / 2**30 == pytest.approx(gib, rel=0.01)
+    shape = {"model_type": "gpt_oss", "num_attention_heads": 64, "num_key_value_heads": 8, "head_dim": 64}
+    shape |= {"hidden_size": 2880, "intermediate_size": 2880, "num_hidden_layers": 36, "vocab_size": 201088}
+    shape |= {"num_local_experts": 128, "experts_per_token": 4, "sliding_window": 128, "tie_word_embeddings": False}
+    shape |= {"max_position_embeddings": 131072, "quantization_config": {"quant_method": "mxfp4"}}
+    assert from_config(shape, "gpt-oss-120b") == PRESETS["gpt-oss-120b"]
+
+
+MIXED = {**SHAPE, "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+
+
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [
+        ({"num_experts": None}, "num_local_experts is missing"),
+        ({"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+        ({"num_experts_per_tok": 129}, "num_experts_per_tok: a token cannot take 129 of 128 experts"),
+        ({"num_experts": "many"}, "num_experts: must be a whole number"),
+        ({"moe_intermediate_size": 0}, "moe_intermediate_size: must be 8 to"),
+        ({"decoder_sparse_step": 64}, "none of the 32 layers has experts"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
+        ({"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts": None, "kv_lora_rank": 512},
+         "qk_rope_head_dim is missing"),
+    ],
+)  # fmt: skip
+def test_experts_that_cannot_be_are_refused(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        from_config(MIXED | more, "m")
+
+
+def test_layers_without_experts_are_counted() -> None:
+    for more, dense in (
+        ({}, 0), ({"decoder_sparse_step": 2}, 16), ({"mlp_only_layers": [0, 5]}, 2),
+        ({"first_k_dense_replace": 3}, 3), ({"mlp_layer_types": ["dense", *["sparse"] * 31]}, 1),
+    ):  # fmt: skip
+        experts = from_config(MIXED | more, "m").experts
+        assert experts is not None
+        assert experts.dense_layers == dense
 
 
 def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "num_speculative_tokens": 2,
         "controller": "goodput", "min_speculative_tokens": 3, "max_speculative_tokens": 5,
         "max_prompts_per_forward": 1, "num_workers": 1,
-        "async_scheduling": True,
+        "async_scheduling": True, "expert_overlap": 0.5,
         "max_draft_batch": 1, "max_verify_batch": 1, "max_decode_queue": 1,
         "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
         "ahead_fan": 2,

@@ -43,10 +43,20 @@ def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any)
 @pytest.mark.parametrize("gpus", SHARDED)
 @pytest.mark.parametrize("name", UNMEASURED)
 def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
-    """Weights, KV cache and arithmetic of all of them together; these have eight KV heads and even vocabularies."""
+    """Weights, KV cache and arithmetic of all of them together, but for what is on every one.
+
+    That is the router, what MLA compresses with and its KV cache, and KV heads that are fewer than GPUs.
+    """
     whole, part = PRESETS[name], shard(PRESETS[name], gpus)
-    assert gpus * part.params == whole.params
-    assert gpus * part.kv_bytes_per_token == whole.kv_bytes_per_token
+    on_all = whole.hidden * whole.routes * whole.expert_layers
+    if whole.latent is not None:
+        on_all += whole.layers * whole.hidden * whole.attention_products[0][1]
+        assert part.kv_bytes_per_token == whole.kv_bytes_per_token
+    elif whole.kv_heads % gpus == 0:
+        assert gpus * part.kv_bytes_per_token == whole.kv_bytes_per_token
+    if whole.latent is not None or whole.kv_heads % gpus == 0:
+        assert gpus * (part.params - on_all) == whole.params - on_all
+    assert gpus * part.expert_bytes == whole.expert_bytes
     assert gpus * part.attention_flops_per_pair == whole.attention_flops_per_pair
     assert (part.layers, part.hidden, part.head_dim) == (whole.layers, whole.hidden, whole.head_dim)
 

@@ -21,7 +21,17 @@ from pdvsim.sim.hardware.models import model
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.study.resultfiles import read_frame
-from studies import corun_gains, drafting_apart, engines, original, published_steps, truth, utilisation, validation_plan
+from studies import (
+    corun_gains,
+    drafting_apart,
+    engines,
+    experts,
+    original,
+    published_steps,
+    truth,
+    utilisation,
+    validation_plan,
+)
 
 ROOT = Path(__file__).parents[2]
 H200 = ROOT / "calibration" / "data" / "h200"
@@ -56,6 +66,24 @@ def test_figures_of_engines() -> None:
     assert "32 of 46 figures that were not fitted are predicted within 10%" in engines.engines_text(
         engines.reproduce_engines()
     )
+
+
+def test_figures_of_mixtures_of_experts() -> None:
+    """Whether speculation pays is predicted as published, for the mixture that loses by it and for those that gain."""
+    report = experts.reproduce_experts()
+    ours = {
+        source.title.split(",")[0]: {cell.what: cell for cell in source.cells if cell.what.endswith("speed-up")}
+        for source in report.sources
+    }
+    losing = [*ours["SpecForge issue 339"].values(), *list(ours["AngelSlim issue 163"].values())[:3]]
+    assert all(cell.published < 1 and cell.ours < 1 for cell in losing)
+    assert all(abs(cell.error) < 0.1 for cell in losing)
+    gaining = [*ours["Dogacel/specdrift-gpt-oss-120b-eagle3"].values()]
+    gaining += ours["EAGLE pull request 330 (thoughtworks/GLM-4.7-Flash-Eagle3)"].values()
+    assert all(cell.published > 1 and cell.ours > 1 for cell in gaining)
+    text = experts.engines_text(report)
+    assert "21 of 65 figures that were not fitted follow within 10%" in text
+    assert experts.speed_ups(report) in (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
 
 
 def test_systems_that_draft_apart() -> None:

@@ -1,0 +1,400 @@
+"""Mixtures of experts and quantised weights: sizes, which experts a forward reads, and what that costs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Chunk, Experts, HeadSpec, ModelSpec, Pair, Request
+from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import PRESETS, model, pair, shard
+from pdvsim.sim.hardware.profile import builtin, covering
+from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.run import simulate
+from pdvsim.sim.trust import errors_of, unvalidated
+
+H200 = GPUS["h200"]
+MIXTURES = sorted(name for name, spec in PRESETS.items() if spec.experts is not None)
+
+# sizes ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "billions", "active"),
+    [
+        ("mixtral-8x7b", 46.7, 12.9),  # mistral.ai/news/mixtral-of-experts
+        ("qwen3-30b-a3b", 30.5, 3.3),  # arXiv 2505.09388; active ones with embeddings
+        ("qwen3-235b-a22b", 235.0, 22.0),
+        ("gpt-oss-120b", 116.8, 5.1),  # arXiv 2508.10925; active ones without embeddings
+        ("gpt-oss-20b", 20.9, 3.6),
+        ("deepseek-v3", 671.0, 37.0),  # arXiv 2412.19437
+    ],
+)
+def test_parameters_are_the_makers(name: str, billions: float, active: float) -> None:
+    spec = PRESETS[name]
+    assert spec.params / 1e9 == pytest.approx(billions, rel=0.01)
+    heads = 1 if name.startswith("gpt-oss") else 2
+    assert (spec.active_params + heads * spec.head_params) / 1e9 == pytest.approx(active, rel=0.02)
+    assert spec.layer_params == spec.common_params + spec.routes * spec.expert_params
+
+
+def test_latent_attention_caches_one_vector() -> None:
+    """DeepSeek-V3: 512 + 64 values in each of 61 layers, which are 70 KB per token of 16 bits (arXiv 2412.19437)."""
+    assert PRESETS["deepseek-v3"].kv_bytes_per_token == 61 * 576 * 2
+
+
+def test_windows_of_128_tokens_are_left_out_of_the_cache() -> None:
+    spec = PRESETS["gpt-oss-20b"]
+    assert spec.kv_bytes_per_token == 12 * 2 * 8 * 64 * 2
+
+
+@pytest.mark.parametrize(
+    ("target", "intermediate"),
+    [("qwen3-30b-a3b", 6144), ("qwen3-235b-a22b", 24_576), ("gpt-oss-120b", 17_280), ("deepseek-v3", 40_960)],
+)
+def test_heads_of_mixtures_have_a_plain_layer(target: str, intermediate: int) -> None:
+    """As in SpecForge's configurations."""
+    head = pair(f"eagle3-{target}:{target}").draft
+    assert isinstance(head, HeadSpec)
+    assert (head.experts, head.latent, head.intermediate, head.vocab) == (None, None, intermediate, 32_000)
+
+
+def test_an_mtp_layer_has_its_targets_experts() -> None:
+    """DeepSeek-V3's has 11.5 billion parameters of its own (its model card lists 14, embedding and output included)."""
+    head = pair("mtp-deepseek-v3:deepseek-v3").draft
+    assert head.params / 1e9 == pytest.approx(11.5, rel=0.01)
+    assert head.layer_bytes == 1.0
+
+
+# names ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_says_that_weights_have_eight_bits() -> None:
+    plain, spec = model("llama-3.1-8b"), model("llama-3.1-8b-fp8")
+    assert spec.name == "llama-3.1-8b-fp8"
+    assert plain.weight_bytes - spec.weight_bytes == plain.layer_params
+    assert spec.kv_bytes_per_token == plain.kv_bytes_per_token
+    with pytest.warns(UserWarning, match="is read as qwen3-30b-a3b"):
+        assert model("Qwen/Qwen3-30B-A3B-FP8") == model("qwen3-30b-a3b-fp8")
+
+
+def test_the_head_of_a_quantised_target_is_not() -> None:
+    plain, given = pair("eagle3-llama-3.1-8b:llama-3.1-8b"), pair("eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8")
+    assert given.draft.name == "eagle3-llama-3.1-8b-fp8"
+    assert given.draft.weight_bytes == plain.draft.weight_bytes
+    assert given.target.weight_bytes < plain.target.weight_bytes
+    mixed = pair("qwen2-1.5b:qwen2-7b-fp8")  # each by its own name
+    assert (mixed.draft.layer_bytes, mixed.target.layer_bytes) == (None, 1.0)
+    assert pair("eagle3-qwen2-7b-fp8:qwen2-7b-fp8").draft.vocab == 16_000
+
+
+@pytest.mark.parametrize("name", ["gpt-oss-20b-fp8", "deepseek-v3-fp8", "llama-3.1-8b-fp8-fp8"])
+def test_weights_are_quantised_once(name: str) -> None:
+    with pytest.raises(ValueError, match="has quantised weights as it is published"):
+        model(name)
+
+
+# which experts a forward reads ---------------------------------------------------------------------------------------
+
+
+def test_distinct_experts_of_independent_tokens_are_drawn_balls() -> None:
+    """One token takes its own, and many take all; 256/8 of 8 tokens are 57.4 and of 15 are 97.0."""
+    experts = Experts(256, 8, 1)
+    assert experts.read(1) == pytest.approx(8)
+    assert experts.read(8) == pytest.approx(57.4, abs=0.1)
+    assert experts.read(15) == pytest.approx(97.0, abs=0.1)
+    assert experts.read(1e4) == pytest.approx(256)
+
+
+@pytest.mark.parametrize(
+    ("count", "per_token", "tokens", "published"),
+    [
+        (256, 8, 8, 39.4),  # Laguna XS 2.1, github.com/Luce-Org/lucebox/pull/501
+        (256, 8, 15, 58.9),
+        (64, 4, 2, 4 * 1.743),  # GLM-4.7-Flash: neighbours share 25.7%, github.com/ml-explore/mlx-lm/pull/1485
+    ],
+)
+def test_tokens_of_one_request_share_experts_as_published(
+    count: int, per_token: int, tokens: int, published: float
+) -> None:
+    """Within 6% for the default, which is one figure for three counts."""
+    experts = Experts(count, per_token, 1)
+    assert experts.read(tokens**experts.overlap) == pytest.approx(published, rel=0.06)
+
+
+# what it costs -------------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_by_hand() -> None:
+    """Roofline of Qwen3-30B-A3B: two rows of three tokens are 2 * 3^0.8 independent ones."""
+    spec = PRESETS["qwen3-30b-a3b"]
+    experts, latency = spec.experts, Latency(spec, ForwardFit.roofline(spec, H200))
+    assert experts is not None
+    read = 128 * (1 - (1 - 8 / 128) ** (2 * 3**0.8))
+    layers = 48 * (2048 * (2 * 4096 + 2 * 512) + 2048 * 128 + read * 3 * 2048 * 768) * 2
+    moved = layers + 2048 * 151936 * 2 + 6 * spec.kv_bytes_per_token
+    shape = latency.shape(2, 3)
+    assert shape.bytes_0 == pytest.approx(moved)
+    assert shape.solo_0 == pytest.approx(moved / H200.bandwidth_bytes_per_s)
+    active = 48 * (2048 * (2 * 4096 + 2 * 512) + 2048 * 128 + 8 * 3 * 2048 * 768)
+    assert shape.flops_0 == pytest.approx(2 * 6 * (active + 2048 * 151936) + 2 * 6 * spec.attention_flops_per_pair)
+
+
+def test_later_steps_of_a_draft_have_one_token_a_row() -> None:
+    """An MTP layer with experts: the second step reads what as many rows of one token read."""
+    head = pair("mtp-deepseek-v3:deepseek-v3").draft
+    latency = Latency(head, ForwardFit.roofline(head, H200))
+    one, two = latency.shape(4, 1), latency.shape(4, 1, 2)
+    grown = 2 * 4 * head.kv_bytes_per_token - 4 * head.kv_bytes_per_token  # the first step's tokens are cached
+    assert two.bytes_0 == pytest.approx(2 * one.bytes_0 + grown)
+
+
+def test_rows_and_prompts_of_one_forward_read_experts_together() -> None:
+    spec = PRESETS["qwen3-30b-a3b"]
+    latency, experts = Latency(spec, ForwardFit.roofline(spec, H200)), PRESETS["qwen3-30b-a3b"].experts
+    assert experts is not None
+    chunk = Chunk(Request(0, 0.0, 64, 1, b""), 0, 5)
+    both = latency.carrying(3, 2, 1, [chunk], False)
+    cached = (3 * 2 + 5) * spec.kv_bytes_per_token
+    read = experts.read(3 * 2**0.8 + 5**0.8)
+    head = spec.head_params * 2
+    assert both.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + cached)
+    packed = latency.packed(3, 4, 6)  # rows of two on average
+    read = experts.read(3 * 2**0.8)
+    padded = 3 * 4 * spec.kv_bytes_per_token
+    assert packed.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + padded)
+
+
+@given(st.sampled_from(MIXTURES), st.integers(1, 128), st.integers(1, 9), st.floats(0.05, 1.0))
+def test_laws_of_distinct_experts(name: str, rows: int, tokens: int, overlap: float) -> None:
+    """At least one token's and at most all; more tokens read more; a request's own share more than others' do."""
+    spec = PRESETS[name]
+    assert spec.experts is not None
+    spec = replace(spec, experts=replace(spec.experts, overlap=overlap))
+    latency, experts = Latency(spec, ForwardFit.roofline(spec, H200)), spec.experts
+    assert experts is not None
+    read = latency._distinct(rows, tokens)
+    assert experts.per_token * (1 - 1e-9) <= read <= experts.count
+    assert read <= latency._distinct(rows * tokens, 1) * (1 + 1e-9)
+    assert read <= latency._distinct(rows, tokens + 1) * (1 + 1e-9)
+    assert read <= latency._distinct(rows + 1, tokens) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", [*MIXTURES, "llama-3.1-8b-fp8", "qwen3-30b-a3b-fp8", "mtp-deepseek-v3"])
+@pytest.mark.parametrize("card", ["h200", "a100-80gb", "l4"])
+def test_predictions_are_above_the_roofline_and_rise(name: str, card: str) -> None:
+    """Of the GPU's reachable rates, to 2%: a kernel may be faster than a copy."""
+    spec, gpu = model(name), shipped().ceilings(GPUS[card])
+    fit, bound = Latency(spec, shipped().fit(spec, GPUS[card])), Latency(spec, ForwardFit.roofline(spec, gpu))
+    for rows in (1, 4, 16, 64, 256):
+        times = [fit.shape(rows, tokens).solo_0 for tokens in (1, 2, 4, 8)]
+        assert all(a <= b * (1 + 1e-9) for a, b in pairwise(times))
+        assert times[0] >= 0.98 * bound.shape(rows, 1).solo_0
+        assert times[2] >= 0.98 * bound.shape(rows, 4).solo_0
+
+
+def test_a_dense_model_reads_no_experts() -> None:
+    spec = PRESETS["llama-3.1-8b"]
+    assert Latency(spec, ForwardFit.roofline(spec, H200))._distinct(8, 4) == 0
+    assert ForwardFit.roofline(spec, H200).expert_s == shipped().fit(spec, H200).expert_s == 0
+
+
+def test_measured_experts_are_read_besides_what_the_knots_hold() -> None:
+    """The form in which a profile has a measured mixture."""
+    spec = PRESETS["mixtral-8x7b"]
+    knots = ((1, 1e-3), (100, 2e-3))
+    fit = ForwardFit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, layer_knots=knots, expert_s=1e-4)
+    latency = Latency(spec, fit)
+    assert latency.shape(1, 1).solo_0 == pytest.approx(1e-3 + 2e-4)
+    assert latency.shape(100, 1).solo_0 == pytest.approx(2e-3 + 8e-4)
+    assert fit.scaled(2).expert_s == 2e-4
+
+
+# quantised -----------------------------------------------------------------------------------------------------------
+
+
+def seconds(spec: ModelSpec, card: str, rows: int, tokens: int = 1) -> float:
+    return Latency(spec, shipped().fit(spec, GPUS[card])).shape(rows, tokens).solo_0
+
+
+def test_eight_bits_halve_reading_and_arithmetic() -> None:
+    """Arithmetic on cards that have such units alone; fixed times stay."""
+    plain, spec = model("llama-3.1-8b"), model("llama-3.1-8b-fp8")
+    bounds = [ForwardFit.roofline(m, H200) for m in (plain, spec)]
+    assert bounds[1].weights_s == bounds[0].weights_s / 2
+    assert bounds[1].token_s == bounds[0].token_s / 2
+    assert bounds[1].head_weights_s == bounds[0].head_weights_s
+    ampere = [ForwardFit.roofline(m, GPUS["a100-80gb"]) for m in (plain, spec)]
+    assert ampere[1].token_s == ampere[0].token_s
+    assert 0.5 < seconds(spec, "h200", 1) / seconds(plain, "h200", 1) < 0.7
+    assert seconds(spec, "a100-80gb", 256, 8) > 0.9 * seconds(plain, "a100-80gb", 256, 8)
+
+
+def test_a_quantised_model_is_predicted_and_its_head_is_as_measured() -> None:
+    h200 = builtin("h200")
+    profile = covering(h200, pair("eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8"))
+    assert profile.models["eagle3-llama-3.1-8b-fp8"] == h200.models["eagle3-llama-3.1-8b"]
+    assert "; transferred: llama-3.1-8b-fp8; quantised weights by their bytes, with an error" in profile.foundation
+    assert profile.bar(model("llama-3.1-8b-fp8")) >= shipped().bar(card_known=True)
+    assert profile.bar(model("eagle3-llama-3.1-8b-fp8")) == 0
+    four = covering(h200, pair("none:gpt-oss-20b"))
+    assert "; transferred: gpt-oss-20b; experts and quantised weights by their bytes" in four.foundation
+
+
+def test_a_cache_of_eight_bits_halves_its_reading() -> None:
+    """Of a measured model: what is read for one query per row. The rest of its times stay, and the output says so."""
+    spec = PRESETS["llama-3.1-8b"]
+    narrow = replace(spec, kv_dtype_bytes=1)
+    assert 2 * narrow.kv_bytes_per_token == spec.kv_bytes_per_token
+    h200 = builtin("h200")
+    before, after = (covering(h200, Pair(m, m)) for m in (spec, narrow))
+    one, other = before.fit(spec), after.fit(narrow)
+    assert other.kv_knots[0][1] == pytest.approx(one.kv_knots[0][1] / 2)
+    assert other.kv_knots[-1][1] - other.kv_knots[0][1] == pytest.approx(one.kv_knots[-1][1] - one.kv_knots[0][1])
+    assert other.layer_knots == one.layer_knots
+    assert after.foundation == f"{before.foundation}; KV cache of 8 bits by its bytes alone"
+
+
+# options -------------------------------------------------------------------------------------------------------------
+
+FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)
+
+
+def serving(pair: str, arch: str = "colocated", gpus: int = 1, **server: Any) -> Experiment:
+    return Experiment(arch, FEW, server=Server(pair, **server), hardware=Hardware(tensor_parallel_size=gpus))
+
+
+def test_quantization_is_short_for_the_targets_name() -> None:
+    assert Server("llama-3.2-1b:llama-3.1-8b", quantization="fp8").pair == "llama-3.2-1b:llama-3.1-8b-fp8"
+    assert (
+        Server("llama-3.1-8b", drafter="eagle3", quantization="fp8").pair == "eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8"
+    )
+    assert Server("llama-3.1-8b", quantization="fp8").pair == "llama-3.2-1b:llama-3.1-8b-fp8"
+    named = Server("ngram:llama-3.1-8b-fp8")
+    assert replace(named, quantization="fp8").pair == named.pair
+    assert serving("qwen3-30b-a3b", drafter="none", quantization="fp8").pair.target == model("qwen3-30b-a3b-fp8")
+
+
+def test_a_configuration_is_quantised_by_its_path(tmp_path: Path) -> None:
+    shape = {"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
+    shape |= {"intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(shape))
+    experiment = serving(str(path), drafter="eagle3", quantization="fp8")
+    assert experiment.pair.target.layer_bytes == 1.0
+    assert experiment.pair.draft.layer_bytes is None
+    assert experiment.files == (str(path),)
+    (tmp_path / "model-fp8").mkdir()  # a folder that is only called so
+    (tmp_path / "model-fp8" / "config.json").write_text(json.dumps(shape))
+    assert serving(str(tmp_path / "model-fp8"), drafter="none").pair.target.layer_bytes is None
+
+
+def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> None:
+    plain, narrow = (serving("llama-3.1-8b", drafter="eagle3", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
+    room = [kv_capacity(e, covering_profile(e)) for e in (plain, narrow)]
+    assert room[1] // 2 == pytest.approx(room[0], abs=1)
+    assert {m.kv_dtype_bytes for m in (narrow.pair.draft, narrow.pair.target)} == {1}
+    result = simulate(narrow)
+    assert "KV cache of 8 bits by its bytes" in result.meta["foundation"]
+    why = unvalidated(narrow, summarise(result), errors_of(narrow.hardware))
+    assert why == "no real run had --kv-cache-dtype fp8"
+
+
+def test_less_overlap_costs_more() -> None:
+    """No overlap is independence; the wider the verify, the more it matters."""
+    speeds = []
+    for overlap in (0.2, 0.8, 1.0):
+        experiment = serving("qwen3-30b-a3b", drafter="eagle3", num_speculative_tokens=4, expert_overlap=overlap)
+        assert experiment.pair.target.experts is not None
+        assert experiment.pair.target.experts.overlap == overlap
+        speeds.append(summarise(simulate(experiment))["output_throughput"])
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] > 1.05 * speeds[-1]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--expert-overlap", "0.5"], "--expert-overlap has no effect here: it needs a target with experts"),
+        (["--model", "qwen3-30b-a3b", "--expert-overlap", "0"], "expert-overlap must be 0.01 to 1, got 0"),
+        (["--quantization", "nf4"], "--quantization: invalid choice 'nf4'; one of fp8"),
+        (["--kv-cache-dtype", "int8"], "--kv-cache-dtype: invalid choice 'int8'; one of auto, fp8"),
+        (["--model", "gpt-oss-20b", "--quantization", "fp8"], "gpt-oss-20b has quantised weights as it is published"),
+        (["--enable-expert-parallel"], "expert parallelism is not modelled"),
+        (["--ep-size", "8"], "expert parallelism is not modelled"),
+    ],
+)
+def test_bad_options_are_refused_in_one_line(words: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--num-prompts", "2", *words]) == 2
+    line = capsys.readouterr().err
+    assert said in line
+    assert line.count("\n") == 1
+
+
+def test_experts_that_cannot_be_divided_are_refused() -> None:
+    odd = replace(PRESETS["qwen3-30b-a3b"], experts=Experts(128, 8, 764))
+    with pytest.raises(ValueError, match="its experts' intermediate size, 764, is no multiple"):
+        shard(odd, 8)
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize(
+    ("name", "drafter", "gpus"),
+    [("qwen3-30b-a3b", "eagle3", 1), ("qwen3-0.6b:qwen3-30b-a3b-fp8", None, 1), ("deepseek-v3", "mtp", 8)],
+)
+def test_every_architecture_serves_a_mixture(arch: str, name: str, drafter: str | None, gpus: int) -> None:
+    """Every request gets its tokens, and rounds in blocks are those one by one."""
+    if arch == "pdv-ahead" and drafter is not None:
+        return
+    experiment = serving(name, arch, gpus, drafter=drafter)
+    result, queued = simulate(experiment), simulate(experiment, blocks=False)
+    assert result.requests["output_tokens"].sum() == 6 * 12
+    for column, values in result.launches.items():
+        assert (values == queued.launches[column]).all()
+
+
+# decisions -----------------------------------------------------------------------------------------------------------
+
+
+def test_advice_says_plainly_that_drafts_do_not_pay() -> None:
+    """Eight requests share few experts: drafts that are seldom accepted read many for nothing."""
+    asked = {"pair": "eagle3-qwen3-30b-a3b:qwen3-30b-a3b", "concurrency": 8, "num_prompts": 24, "budget": 12}
+    asked |= {"dataset_name": "random", "input_len": 64, "output_len": 64, "arch": ["autoregressive", "colocated"]}
+    losing = pdvsim.advise(**asked, acceptance_rate=0.2, num_speculative_tokens=4)
+    assert "\ndo not enable speculation: the best setting that drafts, colocated, is " in str(losing)
+    close = pdvsim.advise(**asked, acceptance_rate=0.2, try_draft_lengths=[2])
+    assert "\ndo not enable speculation: no setting that drafts is significantly better\n" in str(close)
+    gaining = pdvsim.advise(**asked, acceptance_rate=0.9, try_draft_lengths=[2])
+    assert "do not enable" not in str(gaining)
+    assert "--speculative-config" in str(gaining)
+
+
+def test_a_table_says_plainly_that_drafts_do_not_pay() -> None:
+    asked = {"model": "qwen3-30b-a3b-fp8", "drafter": "eagle3", "max_num_seqs": 8}
+    losing = pdvsim.draft_table(**asked, acceptance_rate=0.1)
+    assert "do not enable speculation: a server without a drafter is faster at every size" in str(losing)
+    assert "vllm serve Qwen/Qwen3-30B-A3B" in str(losing)
+    assert "--quantization fp8" in str(losing)
+    assert "--speculative-config" not in str(losing)
+
+
+def test_a_map_counts_where_drafts_do_not_pay() -> None:
+    found = pdvsim.winner_map(
+        pair="eagle3-qwen3-30b-a3b:qwen3-30b-a3b", concurrency=[4], acceptances=[0.1, 0.9], num_prompts=16, num_runs=5,
+        arch=["autoregressive", "colocated"], dataset_name="random", input_len=64, output_len=32,
+    )  # fmt: skip
+    assert "do not enable speculation in 1 of 2 cells: the best setting there has no drafts" in str(found)
