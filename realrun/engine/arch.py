@@ -146,6 +146,8 @@ def refuse(spec: ModelSpec) -> None:
         raise ValueError(f"the engine does not run {spec.name} of family {spec.family}; it runs {', '.join(FAMILIES)}")
     if experts is not None and (experts.shared or experts.dense_layers):
         raise ValueError(f"the engine does not run {spec.name}: all its layers must have experts, and none shared")
+    if experts is not None and isinstance(spec, HeadSpec):
+        raise ValueError(f"the engine does not run {spec.name}: a head with experts")
     if experts is not None and experts.count % experts.per_token:
         raise ValueError(f"{spec.name}: {experts.count} experts are no multiple of {experts.per_token} per token")
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from pdvsim.realrun.engine.arch import ModelArchitecture, headed
 from pdvsim.realrun.engine.batch import Batch, Gate, Residual
 from pdvsim.realrun.engine.cache import RING, KVCache, Sequences
+from pdvsim.realrun.engine.fp8 import plain
 from pdvsim.realrun.engine.model import Hidden, Transformer
 from pdvsim.realrun.engine.weights import Weights, random_weights
 from pdvsim.sim.core import HeadSpec
@@ -61,7 +62,7 @@ class Head(Transformer):
         state = self._passed_on(batch, sequences, slots, places) if states is None else states
         both = torch.cat((ops.unit_norm(embedded.x, eps), ops.unit_norm(state.contiguous(), eps)), dim=1)
         if w.joined is None:
-            stream, qkv = Residual(state.clone(), None), F.linear(both, layer.qkv)
+            stream, qkv = Residual(state.clone(), None), F.linear(both, plain(layer.qkv, both.dtype))
         else:
             stream = Residual(F.linear(both, w.joined), None)
             qkv = ops.normed(stream, layer.qkv, eps, bias=layer.qkv_bias)

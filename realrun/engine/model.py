@@ -48,7 +48,7 @@ def fresh(tokens: int, overlap: float, taken: float) -> float:
     if tokens == 1:
         return 1.0
     share = (1 - (1 - taken) ** ((tokens**overlap - 1) / (tokens - 1))) / taken
-    return max(0.0, (share - 1 / BACK) / (1 - 1 / BACK))
+    return float(max(0.0, (share - 1 / BACK) / (1 - 1 / BACK)))
 
 
 class Transformer:
