@@ -16,7 +16,7 @@ from pdvsim.realrun.engine.model import fresh
 from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.sim.core import Experts
 
-quick = settings(max_examples=10, deadline=None)
+quick = settings(max_examples=6, deadline=None)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -40,7 +40,8 @@ def layer(count: int, hidden: int, width: int, eight_bits: bool) -> LayerWeights
     def stored(x: torch.Tensor) -> Matrix:
         return quantised(x) if eight_bits else x
 
-    gate_up, down = stored(normal(count, 2 * width, hidden, seed=1)), stored(normal(count, hidden, width, seed=2))
+    gate_up = stored(normal(count, 2 * width, hidden, seed=1) / hidden**0.5)
+    down = stored(normal(count, hidden, width, seed=2) / width**0.5)
     return LayerWeights(nothing, None, nothing, gate_up, down, router=normal(count, hidden, seed=3))
 
 
