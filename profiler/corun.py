@@ -120,12 +120,12 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
     while (now := perf_counter() - begin) < seconds or any(waiting):
         if now > seconds + stalled_s:
             raise TimeoutError(f"not finished {stalled_s:g} s after its time limit")
-        for launch, queue, found in zip(launchers, waiting, spans, strict=True):
+        for launch, queue, done in zip(launchers, waiting, spans, strict=True):
             while queue and queue[0][0].done():
                 ticket, cached = queue.popleft()
                 assert ticket.span is not None
                 start, end = (origin.elapsed_time(event) / 1000 for event in ticket.span)
-                found.append((start, end, cached))
+                done.append((start, end, cached))
             if now < seconds and len(queue) < DEPTH:
                 start = perf_counter() - begin
                 ticket, drawn = launch()
@@ -133,7 +133,7 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
                 if launch.lane.gpu:
                     queue.append((ticket, cached))
                 else:
-                    found.append((start, perf_counter() - begin, cached))
+                    done.append((start, perf_counter() - begin, cached))
     return spans
 
 
@@ -241,10 +241,10 @@ class Duo:
         if key not in self.solos:
             samples, shape = sample(self.launcher(point, priority), QUICK if self.quick else Effort())
             settle(self.lanes[point.kind, priority])
-            for repeat, s in enumerate(samples):
-                self.add(part, "corun", point, shape, priority=priority, repeat=repeat, seconds=s.seconds,
-                         context_total=s.context_total)  # fmt: skip
-            self.solos[key] = float(np.median([s.seconds for s in samples])), shape
+            for repeat, (seconds, drawn) in enumerate(samples):
+                self.add(part, "corun", point, shape, priority=priority, repeat=repeat, seconds=seconds,
+                         context_total=drawn.context_total)  # fmt: skip
+            self.solos[key] = float(np.median([seconds for seconds, _ in samples])), shape
         return self.solos[key]
 
     def _group(
@@ -254,15 +254,15 @@ class Duo:
         solos = [self._solo(part, *member) for member in zip(members, priorities, strict=True)]
         launchers = [self.launcher(*member) for member in zip(members, priorities, strict=True)]
         seconds = min(LONGEST_S, max(SHORTEST_S, RUNS * max(solo for solo, _ in solos)))
-        found = side_by_side(launchers, seconds)
-        for member, (point, spans) in enumerate(zip(members, found, strict=True)):
+        spans_of = side_by_side(launchers, seconds)
+        for member, (point, spans) in enumerate(zip(members, spans_of, strict=True)):
             for repeat, (start, end, cached) in enumerate(spans):
                 self.add(
                     part, "corun", point, solos[member][1], group=number, member=member, members=len(members),
                     priority=priorities[member], repeat=repeat, seconds=end - start, start_s=start, end_s=end,
                     context_total=cached,
                 )  # fmt: skip
-        say(f"{self.pair} {setting}: {_summary(members, found, [solo for solo, _ in solos])}")
+        say(f"{self.pair} {setting}: {_summary(members, spans_of, [solo for solo, _ in solos])}")
 
     def add(self, part: Part, section: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
         """A row of a point measured on this pair."""
@@ -272,8 +272,8 @@ class Duo:
         )  # fmt: skip
 
 
-def _summary(members: Sequence[GridPoint], found: Sequence[Sequence[Span]], solos_s: Sequence[float]) -> str:
-    spans = [np.array([s[:2] for s in spans], dtype=np.float64).reshape(-1, 2) for spans in found]
+def _summary(members: Sequence[GridPoint], spans_of: Sequence[Sequence[Span]], solos_s: Sequence[float]) -> str:
+    spans = [np.array([s[:2] for s in spans], dtype=np.float64).reshape(-1, 2) for spans in spans_of]
     within = overlap.window(spans)
     parts = []
     for point, intervals, solo in zip(members, spans, solos_s, strict=True):

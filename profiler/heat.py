@@ -42,11 +42,6 @@ def heat_points(drafter: bool) -> list[GridPoint]:
     ]  # fmt: skip
 
 
-def light_points(drafter: bool) -> list[GridPoint]:
-    """What is launched in turn with a prompt."""
-    return [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
-
-
 def far_points(drafter: bool) -> list[GridPoint]:
     """Prompt chunks far behind their start, by themselves: attention over prompts takes much of their time."""
     if drafter:
@@ -60,7 +55,8 @@ def far_points(drafter: bool) -> list[GridPoint]:
 def groups(drafter: bool) -> list[list[GridPoint]]:
     """What is launched without a pause, one after the other; new ones go last, as samples know them by number."""
     alone = [[point] for point in heat_points(drafter)]
-    in_turn = [[grid.prefill(512), point] for point in light_points(drafter)]
+    light = [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
+    in_turn = [[grid.prefill(512), point] for point in light]
     return alone + in_turn + [[point] for point in far_points(drafter)]
 
 
@@ -87,11 +83,11 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
     if len(points) > 1:
         each = [max(1, round(HEAVY_S / _alone_s(launch))) for launch in launchers]
     sleep(REST_S)
-    found: list[list[Heated]] = [[] for _ in points]
+    launches: list[list[Heated]] = [[] for _ in points]
     waiting: deque[Ticket] = deque()
     begin = perf_counter()
     while perf_counter() - begin < RUN_S:
-        for launch, rows, count in zip(launchers, found, each, strict=True):
+        for launch, rows, count in zip(launchers, launches, each, strict=True):
             for _ in range(count):
                 since_s = perf_counter() - begin
                 ticket, drawn = launch()
@@ -100,7 +96,7 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
                 if len(waiting) > QUEUED:
                     waiting.popleft().collect()
     settle(rig.lane)
-    return found
+    return launches
 
 
 def _ready(rig: Rig, point: GridPoint) -> Launcher:

@@ -176,10 +176,10 @@ class Profiler:
     def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Any) -> None:
         samples, shape = rig.measure(point, effort)
         padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
-        for repeat, sample in enumerate(samples):
+        for repeat, (seconds, drawn) in enumerate(samples):
             part.add(
                 section="solo", model=rig.arch.spec.name, **point.as_dict(), **padded,
-                context_total=sample.context_total, longest=sample.longest, repeat=repeat, seconds=sample.seconds,
+                context_total=drawn.context_total, longest=drawn.longest, repeat=repeat, seconds=seconds,
             )  # fmt: skip
 
     def _reading(self, rig: Rig) -> dict[str, Any] | None:
@@ -191,11 +191,11 @@ class Profiler:
         point = next(p for p in self.points(rig.arch) if p.kind == "verify")
         launch = rig.launcher(point)
         launch()
-        found = provenance.reading(self.device, launch)
+        reading = provenance.reading(self.device, launch)
         free(launch.lane)
-        if found and found["throttled"]:
-            self.say(f"{rig.arch.spec.name}: the GPU is throttled: {', '.join(found['throttled'])}")
-        return found
+        if reading and reading["throttled"]:
+            self.say(f"{rig.arch.spec.name}: the GPU is throttled: {', '.join(reading['throttled'])}")
+        return reading
 
     def _release(self) -> None:
         gc.collect()
@@ -207,10 +207,10 @@ class Profiler:
 
 def medians(part: Part, points: Sequence[GridPoint]) -> str:
     """Median milliseconds of some points, for people."""
-    found: dict[tuple[Any, ...], list[float]] = {}
+    times_of: dict[tuple[Any, ...], list[float]] = {}
     for row in (row for row in part.rows if row["section"] == "solo"):
-        found.setdefault(tuple(row[name] for name in POINT), []).append(row["seconds"])
-    told = ((p, found.get(tuple(getattr(p, name) for name in POINT))) for p in points)
+        times_of.setdefault(tuple(row[name] for name in POINT), []).append(row["seconds"])
+    told = ((p, times_of.get(tuple(getattr(p, name) for name in POINT))) for p in points)
     return ", ".join(f"{p.label()} {1000 * median(times):.3f} ms" for p, times in told if times)
 
 

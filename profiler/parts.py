@@ -122,6 +122,6 @@ def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
         raise ValueError(f"{path}: not a part of samples: {said(error)}") from None
     if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
-        found = header.get("schema_version") if isinstance(header, dict) else None
-        raise ValueError(f"{path}: schema_version is {found!r}, this version reads {SCHEMA}")
+        version = header.get("schema_version") if isinstance(header, dict) else None
+        raise ValueError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA}")
     return columns, header

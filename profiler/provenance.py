@@ -110,9 +110,9 @@ def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] 
         answer = pool.submit(read_card)
         while not answer.done():
             load()
-        found = answer.result()
-    found.pop("driver", None)
-    return found or None
+        state = answer.result()
+    state.pop("driver", None)
+    return state or None
 
 
 def read_card() -> dict[str, Any]:
@@ -123,7 +123,7 @@ def read_card() -> dict[str, Any]:
     try:
         return _by_nvml(f"GPU-{uuid}")
     except Exception:  # not installed, or a driver that refuses: the other way may still work
-        return next((found for reasons in _REASONS if (found := _by_command(uuid, reasons))), {})
+        return next((state for reasons in _REASONS if (state := _by_command(uuid, reasons))), {})
 
 
 def _by_nvml(uuid: str) -> dict[str, Any]:

@@ -62,7 +62,7 @@ QUICK = Effort(warm_up=2, least=5, most=8, seconds=0.3, floor=3)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The slots one launch works on."""
+    """The slots one launch works on, and the tokens its rows have cached, together and the longest."""
 
     rows: list[int]
     chunks: list[PromptChunk]
@@ -70,13 +70,7 @@ class Drawn:
     longest: int
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One launch: seconds on the device, and the tokens its rows had cached, together and the longest."""
-
-    seconds: float
-    context_total: int
-    longest: int
+Sample = tuple[float, Drawn]  # seconds on the device, and what was launched
 
 
 def pages_that_fit(spec: ModelSpec, memory_bytes: float) -> int:
@@ -205,17 +199,17 @@ def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], LaunchShape]
     waiting: deque[tuple[Ticket, Drawn, float]] = deque()
     depth, spent_s = DEPTH, 0.0
     rests = launch.point.hot and launch.lane.gpu
-    while not effort.enough([s.seconds for s in samples[effort.warm_up :]]):
+    while not effort.enough([seconds for seconds, _ in samples[effort.warm_up :]]):
         begin = perf_counter()
         ticket, drawn = launch()
         waiting.append((ticket, drawn, perf_counter() - begin))
         while len(waiting) >= depth:
             earlier, drawn, host_s = waiting.popleft()
             seconds = host_s if earlier.span is None else earlier.gpu_s()
-            samples.append(Sample(seconds, drawn.context_total, drawn.longest))
+            samples.append((seconds, drawn))
             depth = DEPTH if seconds < LONG_S else 2  # a long launch gives the host time enough
             spent_s += seconds
-        if rests and spent_s + len(waiting) * (samples[-1].seconds if samples else 0.0) > BURST_S:
+        if rests and spent_s + len(waiting) * (samples[-1][0] if samples else 0.0) > BURST_S:
             settle(launch.lane)
             sleep(REST_S)
             spent_s = 0.0

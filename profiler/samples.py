@@ -110,8 +110,9 @@ def _check_against_card(path: Path, frame: pd.DataFrame, header: SamplesHeader) 
         spec = specs[str(key[2])]
         wide = rows[["rows", "tokens", "steps", "chunk_tokens"]].astype(np.float64)
         tokens = wide["rows"] * (wide["tokens"] + wide["steps"] - 1) + wide["chunk_tokens"]
-        streamed = wide["steps"] * spec.layer_params * spec.dtype_bytes / bandwidth
-        multiplied = 2 * spec.layer_params * tokens / flops
+        least = spec.common_bytes + (spec.experts.per_token * spec.expert_bytes if spec.experts else 0)
+        streamed = wide["steps"] * least / bandwidth
+        multiplied = (spec.layer_bytes or spec.dtype_bytes) * spec.active_params * tokens / flops
         ratio = float((rows["seconds"] / np.maximum(streamed, multiplied)).median())
         if not FASTEST <= ratio <= SLOWEST:
             what = f"{key[3]} of {key[2]} takes {ratio:.3g} times the minimum of this GPU; is it in seconds?"
@@ -127,21 +128,21 @@ def merge(parts: Iterable[Path], folder: Path) -> Samples:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    found = [(path, *read(path)) for path in sorted(parts, key=lambda p: p.name)]
-    if not found:
+    contents = [(path, *read(path)) for path in sorted(parts, key=lambda p: p.name)]
+    if not contents:
         raise ValueError(f"{folder}: no parts to merge")
-    first = found[0][2]
+    first = contents[0][2]
     headers = []
-    for path, columns, header in found:
+    for path, columns, header in contents:
         for key, value in ground(header).items():
             if value != ground(first)[key]:
-                raise refusal(path, key, f"is {value}, but {ground(first)[key]} in {found[0][0].name}")
+                raise refusal(path, key, f"is {value}, but {ground(first)[key]} in {contents[0][0].name}")
         count = len(columns["seconds"])
         points = len(set(zip(*(columns[n].tolist() for n in ("section", "what", "group", *POINT)), strict=True)))
         headers.append({**header, "samples": count, "points": points})
     arrays = []
     for name, kind, _ in _arrow_fields():
-        values = np.concatenate([columns[name] for _, columns, _ in found])
+        values = np.concatenate([columns[name] for _, columns, _ in contents])
         if name in _TEXTS:
             arrays.append(pa.array(values.tolist(), pa.string()).dictionary_encode())
         else:

@@ -1,7 +1,7 @@
-"""How much drafting ahead rests on what is assumed of its guesses: `python studies/ahead.py PICTURE.png`.
+"""How much drafting ahead depends on the assumed accuracy of its guesses: `python studies/ahead.py PICTURE.png`.
 
-A drafter with a GPU of its own against two servers of colocated batches, over the requests at once, for a chain and for
-several values of `Server.ahead_exponent`. Each at the draft length that is best for it, of 2, 3 and 4. Takes a minute.
+Compares a drafter on its own GPU with two `colocated` servers by concurrency, for a chain and for several values of
+`Server.ahead_exponent`. Each uses its best draft length of 2, 3 and 4. Takes a minute.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pdvsim.view.figure import DPI, new_figure, styled
 from pdvsim.view.style import GREY, paler
 
 PAIR, RATE, TOKENS = "tinyllama-1.1b:llama-2-7b", 0.8, 128
-AT_ONCE = (1, 2, 4, 8, 16, 32, 64)
+CONCURRENCY = (1, 2, 4, 8, 16, 32, 64)
 LENGTHS = (2, 3, 4)
 WAYS: dict[str, dict[str, Any]] = {
     "chain": {"ahead_fan": 0},
@@ -29,7 +29,7 @@ SHADES = (0.75, 0.55, 0.0, 0.35)  # darkest: what is assumed
 
 
 def speed(arch: Arch, at_once: int, hardware: Hardware, **server: Any) -> float:
-    """Output tokens a second at the best of the draft lengths."""
+    """Output tokens per second at the best draft length."""
     traffic = Traffic("random", num_prompts=max(40, 3 * at_once), input_len=TOKENS, output_len=TOKENS,
                       random_range_ratio=SPREAD, max_concurrency=at_once)  # fmt: skip
     runs = (Experiment(arch, traffic, Acceptance(RATE), Server(PAIR, k, **server), hardware) for k in LENGTHS)
@@ -38,7 +38,7 @@ def speed(arch: Arch, at_once: int, hardware: Hardware, **server: Any) -> float:
 
 def main(picture: str) -> None:
     """Print the gains and draw them."""
-    two = {n: speed("colocated", n, Hardware(replicas=2, router="least-loaded", band=False)) for n in AT_ONCE}
+    two = {n: speed("colocated", n, Hardware(replicas=2, router="least-loaded", band=False)) for n in CONCURRENCY}
     caption = (
         f"{PAIR}, two H200s, {TOKENS} in, {TOKENS} out ±{SPREAD:.0%}, acceptance {RATE}, "
         f"best k of {LENGTHS[0]} to {LENGTHS[-1]}. r: the exponent, of which 1 is assumed. One seed. Simulated."
@@ -48,13 +48,14 @@ def main(picture: str) -> None:
         axes = figure.subplots()
         for (name, way), shade in zip(WAYS.items(), (None, *SHADES), strict=True):
             apart = Hardware(place=("prefill=1", "verify=1"), band=False)
-            gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in AT_ONCE]
+            gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in CONCURRENCY]
             print(name, " ".join(f"{gain:.2f}" for gain in gains))
             colour = GREY if shade is None else paler(COLOUR, shade)
-            axes.plot(AT_ONCE, gains, color=colour, marker="o", linestyle="--" if shade is None else "-", label=name)
+            line = "--" if shade is None else "-"
+            axes.plot(CONCURRENCY, gains, color=colour, marker="o", linestyle=line, label=name)
         axes.axhline(1, color="0.3", linewidth=1.2)
         axes.set_xscale("log", base=2)
-        axes.set_xticks(AT_ONCE, list(map(str, AT_ONCE)))
+        axes.set_xticks(CONCURRENCY, list(map(str, CONCURRENCY)))
         axes.minorticks_off()
         axes.set_xlabel("Concurrent requests")
         axes.set_ylabel("Output throughput over that of two servers")

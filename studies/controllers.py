@@ -1,10 +1,10 @@
 """Draft-length controllers against the best fixed length: `python studies/controllers.py FILE`.
 
-A grid of closed loops, from several starting lengths: output tokens per second from `FROM_S` to `TO_S` of simulated
-time, over those of the best fixed length (0, no speculation, among them), means over seeds. Cells are kept in FILE.json
-and not computed again; about two hours of one core. With FILE.png it draws what a step of load and one of acceptance do
-to the length. Lengths vary by 30%: requests of equal length that are never drafted for finish together, and their
-prompts are prefilled in one forward, which a single round with drafts ends.
+With FILE.json it runs a grid of closed loops from several starting lengths. Each cell has the output tokens per second
+from `FROM_S` to `TO_S` of simulated time, relative to the best fixed length (0 included), as means over seeds. Finished
+cells are kept in the file; the whole grid takes about two hours of one core. With FILE.png it draws the draft length
+after a step of load and after a step of acceptance. Request lengths vary by 30%, because requests of equal length
+finish together if nothing is drafted.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from pdvsim.sim.workload.requests import Workload
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b", "llama-3.2-1b:llama-3.1-8b")
 RATES = (0.3, 0.5, 0.6, 0.8, 0.9)
-CONCURRENCY = {1: 45, 8: 250, 32: 700, 128: 1500}  # of how many requests in all
+CONCURRENCY = {1: 45, 8: 250, 32: 700, 128: 1500}  # concurrency: number of requests
 ARCHS: tuple[Arch, ...] = ("colocated", "pd", "pdv")
 LENGTHS, STARTS = range(9), (0, 1, 4, 8)
-TOKENS = 128  # of each prompt and each output, on average
+TOKENS = 128  # mean length of prompts and outputs
 FROM_S, TO_S = 2.0, 12.0
 BAR, SEEDS = 0.97, 3
 
@@ -62,7 +62,7 @@ def cell(name: str) -> tuple[str, dict[str, Any]]:
 
 
 def grid(out: Path) -> dict[str, Any]:
-    """Every cell, written as they come; those that are there already are kept."""
+    """Compute every missing cell, and write each when it is done."""
     from joblib import Parallel, delayed
 
     cells: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
@@ -77,7 +77,7 @@ def grid(out: Path) -> dict[str, Any]:
 
 
 def summary(cells: dict[str, Any]) -> str:
-    """How near goodput comes to the best fixed length, and where it is below the bar."""
+    """Throughput of goodput relative to the best fixed length, and the cells below the target."""
     ratios = {(cell, k): r for cell, by in cells.items() for k, r in zip(STARTS, by["goodput"], strict=True)}
     values = np.array(list(ratios.values()))
     below = sorted((r, cell, k) for (cell, k), r in ratios.items() if r < BAR)
@@ -90,14 +90,14 @@ def summary(cells: dict[str, Any]) -> str:
 
 # steps --------------------------------------------------------------------------------------------------------------
 
-STAGES: dict[str, list[tuple[int, float, float]]] = {  # requests, their rate of arrival, their acceptance rate
+STAGES: dict[str, list[tuple[int, float, float]]] = {  # requests, request rate, acceptance rate
     "Acceptance 0.8, 0.3, 0.8": [(400, 1e9, 0.8), (300, 1e9, 0.3), (400, 1e9, 0.8)],
     "Load 4, 100, 4 req/s": [(24, 4.0, 0.7), (560, 100.0, 0.7), (24, 4.0, 0.7)],
 }
 
 
 def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
-    """Requests of one stage behind those of another."""
+    """The requests of several stages, one stage after another."""
     made: list[Request] = []
     for seed, (count, per_s, rate) in enumerate(stages):
         traffic = Traffic(
@@ -110,7 +110,7 @@ def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
 
 
 def served(stages: Sequence[tuple[int, float, float]], controller: ControllerName, k: int) -> Result:
-    """The stages one behind the other, in a closed loop of 32 where all arrive at once."""
+    """Serve the stages one after another; if all requests arrive together, in a closed loop of 32."""
     closed = stages[0][1] > 1e6
     count = sum(stage[0] for stage in stages)
     traffic = Traffic("random", num_prompts=count, max_concurrency=32 if closed else None)
@@ -133,7 +133,7 @@ def best_lengths(stages: Sequence[tuple[int, float, float]]) -> list[int]:
 
 
 def lengths_over_time(result: Result) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """When rounds ended, and their draft length: what a row of the target's forward has beyond one token."""
+    """End times of rounds and their draft lengths, the new tokens per row of a verify minus one."""
     launches = result.launches
     rounds = np.isin(launches["kind"], [KINDS.index("verify"), KINDS.index("decode")])
     order = np.argsort(launches["end_s"][rounds])
@@ -142,12 +142,13 @@ def lengths_over_time(result: Result) -> tuple[np.ndarray[Any, Any], np.ndarray[
 
 
 def picture(path: Path) -> None:
-    """The draft length over time for both steps, beside each stage's best fixed length."""
+    """The draft length over time for both steps, with each stage's best fixed length."""
     from pdvsim.view.figure import DPI, new_figure, styled
     from pdvsim.view.style import BLUE, GREY, ORANGE
 
     colours: dict[ControllerName, str] = {"feedback": ORANGE, "goodput": BLUE}
-    caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: 32 at once. Below: acceptance 0.7. From k = 8."
+    loads = "Top: concurrency 32. Bottom: acceptance 0.7. Controllers start at k = 8."
+    caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. {loads}"
     with styled():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):

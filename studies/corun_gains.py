@@ -1,8 +1,9 @@
-"""What co-running launches gains, and what carrying a prompt chunk does: `python studies/corun_gains.py`.
+"""Gains of concurrent launches, and of prompt chunks inside a verify: `python studies/corun_gains.py`.
 
-From the H200's samples, as a share of the time that the launches take one after the other on a card as hot. Co-running,
-each launch is repeated as long as the other runs, so in the time of one launch the sum of their speeds is done. A
-prompt leaves room if its attention has too few programs for a sixth of the GPU, over its time.
+Computed from the H200's samples, as a share of the time that the launches take one after the other on an equally
+throttled GPU. Concurrently, each launch is repeated while the other runs, so the gain is the sum of their speeds.
+A pair is "with room" if one of its launches leaves at least a sixth of the GPU without thread blocks, averaged over its
+time: small chunks of long prompts do.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ EMPTY = 1 / 6
 WORK = ["model", "kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]
 
 
-def side_by_side(samples: pd.DataFrame, profile: Profile) -> pd.DataFrame:
-    """One row a pair of works: their kinds, and their time over that of one after the other."""
+def concurrent(samples: pd.DataFrame, profile: Profile) -> pd.DataFrame:
+    """One row per pair of launches: their kinds, and their time divided by the serial time."""
     models = {name: Latency(MODELS[name], fit) for name, fit in profile.models.items() if name in MODELS}
     found = []
     for group in groups_of(samples, profile.gpu, models, profile.power):
@@ -35,7 +36,7 @@ def side_by_side(samples: pd.DataFrame, profile: Profile) -> pd.DataFrame:
 
 
 def carried(samples: pd.DataFrame) -> pd.DataFrame:
-    """One row a verify that carries a prompt chunk: its time over that of the verify and the chunk on their own."""
+    """One row per verify with a prompt chunk: its time divided by that of the verify and the chunk alone."""
     solo = samples[(samples["section"] == "solo") & (samples["what"] == "gpu")]
     rows_of = solo[solo["kind"].isin(["verify", "decode"])].groupby(
         ["model", "rows", "tokens", "context"], observed=True
@@ -54,9 +55,9 @@ def carried(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def shares() -> pd.DataFrame:
-    """Count, least, median and most by kind of launches, of the samples that come with pdvsim."""
+    """Count, minimum, median and maximum by kind of launches, from the shipped samples."""
     samples = pd.read_parquet(Path(__file__).parents[1] / "calibration/data/h200/samples.parquet")
-    by_kind = pd.concat([side_by_side(samples, builtin("h200")), carried(samples)]).groupby("works")["share"]
+    by_kind = pd.concat([concurrent(samples, builtin("h200")), carried(samples)]).groupby("works")["share"]
     return by_kind.describe()[["count", "min", "50%", "max"]]
 
 

@@ -1,10 +1,10 @@
-"""Speed-ups of EAGLE-3 and n-gram drafts over plain decoding, beside those that SpecDecode-Bench measured with vLLM.
+"""Predicted speed-ups of EAGLE-3 and n-gram drafts, compared with those that SpecDecode-Bench measured with vLLM.
 
     python studies/drafters.py
 
-Llama-3.1-8B on an H100, drafts of 3, closed loops on ShareGPT's lengths, acceptance as recorded on each data set.
-Nothing is fitted to vLLM: what its steps cost beside the GPU's work is not in here (`studies/engines.py` fits
-that). The published speed-ups are read off figure 1 of arXiv 2601.11580 (vLLM 0.10.1, H100), to 0.03.
+Llama-3.1-8B on an H100, draft length 3, closed loops with ShareGPT's lengths, acceptance as recorded on each data set.
+Nothing is fitted to vLLM, so the host time of its steps is not included (`studies/engines.py` fits it). The published
+speed-ups are read off figure 1 of arXiv 2601.11580 (vLLM 0.10.1, H100), to 0.03.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PUBLISHED: dict[tuple[DrafterKind, str], tuple[float, ...]] = {
 
 
 def speed(kind: DrafterKind, data: str, users: int) -> float:
-    """Tokens per second of a closed loop, measured behind its first requests."""
+    """Tokens per second of a closed loop after a warm-up."""
     drawn = Acceptance() if kind == "none" else Acceptance(acceptance_model=f"{data}-{kind}")
     experiment = Experiment(
         "colocated",

@@ -1,8 +1,8 @@
 """Published systems that draft on GPUs of their own, simulated: `python studies/drafting_apart.py`.
 
-Set as far as they are stated: models, cards, batch, draft length, fan, acceptance. Targets are sharded over two or four
-cards, as there. Where plain decoding at batch 1 was published, all times of the target are scaled to it. What is not
-stated is a range, and said.
+Models, GPUs, batch, draft length, fan and acceptance are as published, where they are stated. Targets are sharded over
+two or four GPUs. Where plain decoding at batch 1 was published, all times of the target are scaled to it. A setting
+that is not stated is simulated over a range, which is printed.
 
 Not modelled: the systems' own host time and kernels; PEARL's verification of the first draft before the others are
 made; fans that differ by position.
@@ -25,30 +25,30 @@ from pdvsim.sim.run import simulate
 from pdvsim.view.table import grid
 
 APART = ("prefill=1", "decode=0", "verify=1")
-ROOM = 10**6  # tokens of KV cache: none of these runs is short of it
-TURNS = 3  # requests of a run for each that is served at once
-NEAR = 0.10  # of a published speed-up: it follows
+ROOM = 10**6  # tokens of KV cache, enough for all of these runs
+TURNS = 3  # requests per concurrent request
+NEAR = 0.10  # relative error up to which a speed-up counts as reproduced
 
 
 @dataclass(frozen=True)
 class OverlapCell:
-    """One published speed-up, and what is simulated for it; from one value to another where something is not stated."""
+    """One published speed-up and its simulated range."""
 
     what: str
-    published: float | None  # None: not published, but worth knowing beside the others
-    at_most: bool  # "up to" that, over all that they ran
+    published: float | None  # None: not published
+    at_most: bool  # the source says "up to"
     least: float
     most: float
 
     @property
     def verdict(self) -> str:
-        """How they compare."""
+        """The comparison in a few words."""
         if self.published is None:
             return ""
         if self.at_most:
-            return "reaches it" if abs(self.most / self.published - 1) <= NEAR else f"at most {self.most:.2f}x"
+            return "reached" if abs(self.most / self.published - 1) <= NEAR else f"at most {self.most:.2f}x"
         error = self.most / self.published - 1
-        return "follows" if abs(error) <= NEAR else f"{error:+.0%}"
+        return f"{error:+.0%}"
 
 
 @dataclass(frozen=True)
@@ -58,9 +58,9 @@ class OverlapSource:
     title: str
     setting: str
     assumed: str
-    against: str  # what the speed-ups are over
+    against: str  # baseline of the speed-ups
     cells: tuple[OverlapCell, ...]
-    why: str  # where it differs
+    why: str  # explanation of differences
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,15 @@ class ShardedPair:
     output_len: int
     input_len: int
     link: LinkName = "nvlink4"
-    faster: float = 1.0  # their target than ours
+    faster: float = 1.0  # speed of their target relative to ours
 
     def profile(self, experiment: Experiment) -> Profile:
-        """Of the card, with the target's times divided."""
+        """The profile of the GPU, with the target's times divided by `faster`."""
         known, target = covering_profile(experiment), experiment.pair.target
         return replace(known, models={**known.models, target.name: known.fit(target).scaled(1 / self.faster)})
 
     def tokens_per_s(self, arch: Arch, batch: int, rate: float, k: int, apart: bool = False, **server: Any) -> float:
-        """Output tokens a second in a closed loop of `batch`."""
+        """Output tokens per second in a closed loop of `batch`."""
         traffic = Traffic(
             "random", num_prompts=TURNS * batch, max_concurrency=batch, input_len=self.input_len,
             output_len=self.output_len,
@@ -97,7 +97,7 @@ class ShardedPair:
         return float(summarise(simulate(suits, profile=self.profile(suits)))["output_throughput"])
 
     def plain(self, batch: int) -> float:
-        """Without drafts."""
+        """Tokens per second without drafts."""
         return self.tokens_per_s("autoregressive", batch, 0.5, 0)
 
 
@@ -107,8 +107,8 @@ def shipped(name: str) -> str:
 
 
 def nano_pearl(lengths: Iterable[int] = (6, 10, 14), batches: Iterable[int] = (1, 8, 16, 32)) -> OverlapSource:
-    """Chains on an H200 beside a target on two."""
-    published = {  # by batch: speed-up, tokens a chain, tokens a second of plain decoding
+    """A drafter with chains on one H200, the target on two."""
+    published = {  # by batch: speed-up, tokens per chain, tokens per second of plain decoding
         1: (5.08, 12.75, 44.29),
         8: (4.49, 12.74, 341.70),
         16: (3.82, 13.48, 655.49),
@@ -131,19 +131,19 @@ def nano_pearl(lengths: Iterable[int] = (6, 10, 14), batches: Iterable[int] = (1
     return OverlapSource(
         "nano-PEARL (github.com/smart-lty/nano-PEARL, docs/bench_summary.md)",
         "Llama-3.2-1B on one H200, Llama-3.1-70B on two, HumanEval, 200 tokens",
-        f"the target {bench.faster:.2f} times as fast as ours on two cards, as their plain decoding at batch 1; "
-        f"acceptance 1 - 1/(their tokens a chain); the best of k = {', '.join(map(str, lengths))}, as their engine "
+        f"the target {bench.faster:.2f} times as fast as ours on two GPUs, as in their plain decoding at batch 1; "
+        f"acceptance 1 - 1/(their tokens per chain); the best of k = {', '.join(map(str, lengths))}, as their engine "
         "chooses it",
         "plain decoding",
         tuple(cells),
-        f"Plain decoding of larger batches is within {worst:.0%} of theirs, so what is missing is in the rounds. PEARL "
-        "keeps a batch together, as it tries the first draft of those it guessed wrong while it makes the others; here "
-        "they fall behind. That is the likely reason, and not a tested one.",
+        f"Plain decoding of larger batches is within {worst:.0%} of theirs, so the rounds make the difference. PEARL "
+        "verifies the first draft token of mispredicted rows while it drafts the others; here these rows miss a round. "
+        "That is the likely reason (not tested).",
     )
 
 
 def saguaro(rates: Iterable[float] = (0.7, 0.8, 0.9)) -> OverlapSource:
-    """Outcomes drafted on a fifth H100 beside a target on four."""
+    """A drafter with fans on one H100, the target on four."""
     bench = ShardedPair("llama-3.2-1b:llama-3.1-70b", "h100-sxm", 4, 512, 150)
     over, plain = [], []
     for rate in rates:
@@ -160,16 +160,16 @@ def saguaro(rates: Iterable[float] = (0.7, 0.8, 0.9)) -> OverlapSource:
         f"{said}, as it is not stated; exponent r = 1",
         "",
         (
-            OverlapCell(f"over drafting and verifying in turn, {said}", 2.0, True, min(over), max(over)),
+            OverlapCell(f"over sequential drafting, {said}", 2.0, True, min(over), max(over)),
             OverlapCell(f"over plain decoding, {said}", 5.0, True, min(plain), max(plain)),
         ),
-        "Their fan is larger for the likelier outcomes, which guesses more of them with as many rows. That is likely "
-        "the reason; it is not tested.",
+        "Their fan is larger for likelier outcomes, so that the same number of rows covers more of them. That is the "
+        "likely reason (not tested).",
     )
 
 
 def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] = (1, 3, 5)) -> OverlapSource:
-    """Two batches that take turns, the drafter on a fifth L40S."""
+    """Two alternating batches, the drafter on a fifth L40S."""
     bench = ShardedPair(f"{shipped('qwen3-0.6b')}:{shipped('qwen3-32b')}", "l40s", 4, 256, 256, "pcie4")
     halves = {"verify_gather": "never", "max_num_seqs": 32, "max_draft_batch": 16, "max_verify_batch": 16}
     gains: dict[int, list[float]] = {16: [], 32: []}
@@ -182,16 +182,15 @@ def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] =
     return OverlapSource(
         "MineDraft (arXiv 2603.18016; settings of github.com/electron-shaders/MineDraft, scripts and engine)",
         "Qwen3-0.6B on one card, Qwen3-32B on four, 256 tokens in and out, vLLM without CUDA graphs: two batches of 16 "
-        "that take turns, 32 requests at once, against one of 16",
+        "that alternate, 32 concurrent requests, compared with one batch of 16",
         "L40S for their L40, over PCIe 4; acceptance, which is not stated",
-        "drafting and verifying in turn",
+        "sequential drafting",
         (
-            OverlapCell(f"16 at once, {said}", 1.75, True, min(gains[16]), max(gains[16])),
-            OverlapCell("32 at once, the same", None, False, min(gains[32]), max(gains[32])),
+            OverlapCell(f"concurrency 16, {said}", 1.75, True, min(gains[16]), max(gains[16])),
+            OverlapCell("concurrency 32, the same", None, False, min(gains[32]), max(gains[32])),
         ),
-        "Without CUDA graphs a step of a 0.6B drafter takes the host longer than the card, so that there is more to "
-        "hide than here: likely, not tested. As many requests in one batch read the target's weights once, where two "
-        "batches read them twice.",
+        "Without CUDA graphs a step of a 0.6B drafter is limited by the host, so there is probably more drafting time "
+        "to hide than here (not tested). One batch of 32 reads the target's weights once, two batches read them twice.",
     )
 
 

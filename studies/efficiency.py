@@ -1,8 +1,8 @@
-"""Learn from measured samples how forward times follow from a card's ceilings and a model's sizes, and prove it.
+"""Fit how forward times follow from a GPU's peak rates and a model's sizes, and test the fit.
 
-`python studies/efficiency.py [FILE.json]` learns the efficiencies in `sim.hardware.transfer` from the H200's samples,
-and prints the errors on each model when it is left out. With a file it writes what was learned: it made
-sim/hardware/data/transfer.json.
+`python studies/efficiency.py [FILE.json]` fits the efficiencies of `sim.hardware.transfer` to the H200's samples, and
+prints the errors on each model when it is left out of the fit. With a file it also writes the efficiencies:
+sim/hardware/data/transfer.json is such a file.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ START = Coefficients(
     draft_ratio=0.98,
 )
 NAMES = tuple(f.name for f in fields(Coefficients) if f.name != "compute")
-# how strongly a logarithm is held to its start: shares of a bandwidth are near 1, the rest is left to the samples
+# strength of the prior on each logarithm: shares of a bandwidth are near 1, the others are almost free
 PRIOR = {name: 0.3 if name.endswith("_bandwidth") else 0.05 for name in NAMES}
-STEPS = 60  # of the search, which needs 10 to 30
-ROBUST = 0.05  # relative errors beyond which a point pulls less
+STEPS = 60  # at most; the search needs 10 to 30
+ROBUST = 0.05  # relative error beyond which a point has less weight
 
 
 def packed(c: Coefficients) -> Floats:
@@ -97,7 +97,7 @@ class Measured:
 
 
 def measured_models(samples: Samples) -> dict[str, Measured]:
-    """Every model that was measured alone; heads are predicted by the formula, and no part of it."""
+    """Every model that was measured alone; heads are predicted, not fitted."""
     specs, frame = samples.header.specs(), samples.frame
     solo = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
     models = {str(name): rows for name, rows in solo if not isinstance(specs[str(name)], HeadSpec)}
@@ -105,7 +105,7 @@ def measured_models(samples: Samples) -> dict[str, Measured]:
 
 
 class PredictedTimes:
-    """A model's times at its points by the formula, at the very sizes of the points."""
+    """A model's predicted times at the sizes of its measured points."""
 
     def __init__(self, model: Measured, sms: int) -> None:
         frame, self._spec = model.frame, model.spec
@@ -130,13 +130,13 @@ class PredictedTimes:
 
 
 def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:
-    """The figures with the least relative errors over all points; a few far off do not pull."""
+    """Efficiencies with the least relative errors over all points, robust to outliers."""
     from scipy.optimize import least_squares
 
     models = list(models)
     predictions = [PredictedTimes(model, sms) for model in models]
     counts = [len(model.frame) for model in models]
-    weight = np.repeat(np.sqrt(np.mean(counts) / np.array(counts)), counts)  # models count alike
+    weight = np.repeat(np.sqrt(np.mean(counts) / np.array(counts)), counts)  # every model has the same weight
     measured = np.concatenate([model.seconds for model in models])
     base = Transfer(
         coefficients=start,
@@ -161,7 +161,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 
 
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
-    """Predicted over measured, less one, in the form that the simulator uses."""
+    """Relative errors (predicted / measured - 1), predicted as in the simulator."""
     latency = Latency(model.spec, transfer.fit(model.spec, gpu))
     predicted = [price_s(latency, point) for point in model.frame.to_dict("records")]
     return np.asarray(predicted / model.seconds - 1)
@@ -170,7 +170,7 @@ def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
 def leave_one_out(
     models: Mapping[str, Measured], gpu: GpuSpec, sms: int, start: Coefficients, names: Iterable[str]
 ) -> dict[str, Floats]:
-    """Errors on each named model of figures learned from all the others."""
+    """Errors on each named model, fitted to all the others."""
     errors = {}
     for name in names:
         others = [model for other, model in models.items() if other != name]
@@ -185,7 +185,7 @@ def spread(errors: Floats) -> tuple[float, float, float]:
 
 
 def main(argv: Sequence[str]) -> None:
-    """Learn, print the errors by model left out, and write the figures where a file is named."""
+    """Fit, print the errors by model left out, and write the efficiencies if a file is named."""
     samples = load(Path(__file__).parents[1] / "calibration/data/h200")
     gpu, sms = gpu_spec(samples.header, "h200"), samples.header.device.multiprocessors
     assert sms is not None

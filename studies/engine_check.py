@@ -1,8 +1,8 @@
 # mypy: disable-error-code="no-untyped-call"
 # (transformers and parts of torch are untyped.)
-"""Whether the engine is right on this GPU: `python studies/engine_check.py [PART ...]`. Exits 1 if not.
+"""Check the engine on this GPU: `python studies/engine_check.py [PART ...]`. Exits with 1 if a check fails.
 
-Kernels against their twins on fresh random data; bf16 logits as close to float32 as transformers' own; greedy
+Kernels against their torch counterparts on random data; bf16 logits as close to float32 as transformers' own; greedy
 speculative output equal to plain decoding through CUDA graphs, ragged and padded; sampled drafts; mixed forwards.
 """
 

@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-call"
 # (torch leaves its events untyped.)
-"""How near the hardware the engine runs: `python studies/engine_floors.py [MODEL ...]`, on a CUDA card.
+"""Forward times relative to the hardware's limits: `python studies/engine_floors.py [MODEL ...]`, on a CUDA GPU.
 
 Measures the card's copy bandwidth and bf16 matrix rate, then verify, draft step and prefill of the chosen presets as a
 server replays them, on random weights, caches, tokens and contexts. The floor of a forward is the sum, over its
@@ -51,7 +51,7 @@ class ForwardTiming:
 def floor_s(
     spec: ModelSpec, ceilings: Mapping[str, float], tokens: int, head_tokens: int, pairs: float, context_tokens: float
 ) -> float:
-    """Seconds no forward can beat: `tokens` through the blocks, `head_tokens` through the head.
+    """Lower bound of a forward in seconds: `tokens` through the blocks, `head_tokens` through the head.
 
     `pairs` counts (query, key) pairs and `context_tokens` the cached tokens read, over all rows.
     """

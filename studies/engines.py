@@ -1,7 +1,7 @@
 """Published measurements of vLLM and SGLang against predictions from our profiles: `python studies/engines.py`.
 
-An engine's step is our target's forward and what the engine adds: a fixed part, and a part per draft step or per
-verified token. Both are fitted on two of its figures at most; all others are predicted. Acceptance is the source's own
+An engine's step is our target's forward plus the engine's own cost: a fixed part, and a part per draft step or per
+verified token. Both are fitted to at most two of its figures; all others are predicted. Acceptance is the source's own
 where it is given, else the recorded one of the same data set (`sim/workload/data/acceptance.json`).
 
 Targets on several GPUs are sharded, with all-reduces as published (`sim/hardware/collectives`).
@@ -26,34 +26,31 @@ from pdvsim.sim.hardware.profile import builtin, covering
 from pdvsim.sim.workload.measured import measured
 from pdvsim.view.table import cell, grid
 
-WITHIN = 0.10  # of a published figure: it follows
+WITHIN = 0.10  # relative error up to which a figure counts as predicted
 TARGET = MODELS["llama-3.1-8b"]
-CONTEXT = 512  # cached tokens a row where the source does not say
+CONTEXT = 512  # cached tokens per row where the source does not say
 
-FIXED = (
-    "Plain decoding: the fit, on speculative steps alone, puts all of their fixed cost down to every step; a plain one "
-    "lacks some of it."
-)
+FIXED = "Plain decoding: the cost per step was fitted to speculative steps alone; part does not apply to plain ones."
 
-Fit = tuple[float, float]  # what an engine adds to a step, in ms
+Fit = tuple[float, float]  # the engine's own cost per step, in ms
 
 
 @dataclass(frozen=True)
 class EngineCell:
-    """One published figure beside ours."""
+    """One published figure and our prediction."""
 
     what: str
     published: float
     ours: float
-    fitted: bool  # the engine's part was fitted on it
+    fitted: bool  # whether the engine's cost was fitted to it
 
     @property
     def error(self) -> float:
         return self.ours / self.published - 1
 
     @property
-    def follows(self) -> bool:
-        """Whether it is predicted, within the share allowed."""
+    def within(self) -> bool:
+        """Whether the prediction is within `WITHIN` of it."""
         return not self.fitted and abs(self.error) <= WITHIN
 
 
@@ -66,7 +63,7 @@ class EngineSource:
     unit: str
     fit: str  # in words
     cells: tuple[EngineCell, ...]
-    why: str = ""  # what does not follow, and the reason
+    why: str = ""  # what is not predicted, and the reason
 
     @property
     def predicted(self) -> tuple[EngineCell, ...]:
@@ -75,7 +72,7 @@ class EngineSource:
 
 @dataclass(frozen=True)
 class OutOfReach:
-    """A publication whose figures are not set beside ours, and why."""
+    """A publication whose figures are not compared, and why."""
 
     title: str
     why: str
@@ -83,7 +80,7 @@ class OutOfReach:
 
 @dataclass(frozen=True)
 class EngineReport:
-    """Everything: what was set beside, and what could not be."""
+    """All comparisons, and the publications that could not be compared."""
 
     sources: tuple[EngineSource, ...]
     out_of_reach: tuple[OutOfReach, ...] = field(default=())
@@ -97,13 +94,13 @@ def latency(card: str, spec: ModelSpec = TARGET, gpus: int = 1) -> Latency:
 
 
 def forward_ms(card: str, rows: int, k: int, context: float, spec: ModelSpec = TARGET, gpus: int = 1) -> float:
-    """Our target's forward over `rows` of k drafts each."""
+    """Our target's forward over `rows` rows with k draft tokens each."""
     shape = latency(card, spec, gpus).shape(rows, k + 1)
     return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
 
 
 def _solved(law: Callable[[Fit], tuple[float, float]], wanted: tuple[float, float]) -> Fit:
-    """The fit at which two figures come out as published."""
+    """The engine cost for which two predictions equal the published figures."""
     from scipy.optimize import fsolve
 
     def off(fit: NDArray[np.float64], /) -> list[float]:
@@ -118,7 +115,7 @@ def _solved(law: Callable[[Fit], tuple[float, float]], wanted: tuple[float, floa
 def by_draft_length(
     title: str, setting: str, card: str, plain: float, rounds: Sequence[tuple[int, float, float]], unit: str
 ) -> EngineSource:
-    """Batch 1: plain decoding and, for each draft length, tokens a round and the figure, in ms a token or tok/s."""
+    """Batch 1: plain decoding and, for each draft length, tokens per round and the figure, in ms per token or tok/s."""
     per_s = unit == "tok/s"
 
     def figure(fit: Fit, k: int, tokens: float) -> float:
@@ -130,8 +127,8 @@ def by_draft_length(
     cells = [EngineCell("plain decoding", plain, figure(fit, 0, 1.0), False)]
     cells += [EngineCell(f"k={k}", value, figure(fit, k, tokens), (k, tokens, value) in (first, last))
               for k, tokens, value in rounds]  # fmt: skip
-    said = f"{fit[0]:.2f} ms a step, {fit[1]:.2f} ms a draft step (k={first[0]} and k={last[0]})"
-    return EngineSource(title, setting, unit, said, tuple(cells), "" if cells[0].follows else FIXED)
+    said = f"{fit[0]:.2f} ms per step, {fit[1]:.2f} ms per draft step (k={first[0]} and k={last[0]})"
+    return EngineSource(title, setting, unit, said, tuple(cells), "" if cells[0].within else FIXED)
 
 
 BATCHES = (1, 16, 64, 128)
@@ -146,7 +143,7 @@ SPEED_UPS = {
 
 
 def specdecode_bench() -> EngineSource:
-    """Speed-ups over batch size: what a speculative step adds, and what a verified token costs beyond ours."""
+    """Speed-ups by batch size; fitted are the cost of a speculative step and the extra cost of a verified token."""
     card, k = "h100-sxm", 3
 
     def speed_up(fit: Fit, data: str, rows: int) -> float:
@@ -162,16 +159,16 @@ def specdecode_bench() -> EngineSource:
         for data, (_, values) in SPEED_UPS.items()
         for rows, value in zip(BATCHES, values, strict=True)
     )
-    said = f"{fit[0]:.2f} ms a speculative step, {fit[1] * 1e3:.1f} us a verified token (GSM8K, batch 1 and 64)"
+    said = f"{fit[0]:.2f} ms per speculative step, {fit[1] * 1e3:.1f} us per verified token (GSM8K, batch 1 and 64)"
     return EngineSource(
         "SpecDecode-Bench, figure 1 (arXiv 2601.11580)",
         "vLLM 0.10.1, H100, Llama-3.1-8B with EAGLE-3, k = 3; read off the image, ±0.03",
         "speed-up over plain decoding",
         said,
         cells,
-        "InstructCoder at batch 1 needs more tokens a round than were recorded (2.35 over all answers; long answers "
-        "gain less, and weigh most). For the rest there are likely reasons, none of them tested: steps of the largest "
-        "batches are not always full, and the H100's profile is transferred, not measured.",
+        "InstructCoder at batch 1 needs more tokens per round than were recorded (2.35 over all answers, in which long "
+        "ones with lower acceptance dominate). Likely other reasons, not tested: steps of the largest batches are not "
+        "always full, and the H100's profile is transferred, not measured.",
     )
 
 
@@ -180,7 +177,7 @@ LARGE_SPEED_UPS = {"gsm8k": (2.35, 2.12, 1.70, 1.26), "sharegpt": (2.17, 1.98, 1
 
 
 def specdecode_bench_sharded(data: str) -> EngineSource:
-    """The same over four GPUs: tokens a round are not recorded, and fitted at batch 1."""
+    """The same on four GPUs; tokens per round were not recorded and are fitted at batch 1."""
     card, k, gpus = "h100-sxm", 3, 4
     target, drafter = PRESETS["llama-3.1-70b"], PRESETS["llama-3.2-1b"]
     context, values = SPEED_UPS[data][0], LARGE_SPEED_UPS[data]
@@ -197,15 +194,15 @@ def specdecode_bench_sharded(data: str) -> EngineSource:
     )
     return EngineSource(
         f"SpecDecode-Bench, figure 1, four GPUs, {data}",
-        "vLLM 0.10.1, H100, Llama-3-70B over four with a draft model, k = 3; the drafter taken as Llama-3.2-1B, "
-        "sharded likewise; read off the image, ±0.03",
+        "vLLM 0.10.1, H100, Llama-3-70B on four with a draft model, k = 3; assumed drafter: Llama-3.2-1B, "
+        "also sharded; read off the image, ±0.03",
         "speed-up over plain decoding",
-        f"{tokens:.2f} tokens a round (batch 1)",
+        f"{tokens:.2f} tokens per round (batch 1)",
         cells,
     )
 
 
-GPT_FAST = {  # tokens a second by number of GPUs
+GPT_FAST = {  # tokens per second by number of GPUs
     "llama-2-70b": {2: 21.32, 4: 38.01, 8: 62.50},
     "llama-3.1-70b": {2: 16.03, 4: 37.45, 8: 58.78},
     "llama-2-7b": {2: 168.84, 4: 254.02, 8: 328.43},
@@ -222,13 +219,13 @@ def gpt_fast() -> EngineSource:
     ]
     return EngineSource(
         "gpt-fast, tensor parallelism (README of github.com/pytorch-labs/gpt-fast)",
-        "A100-80GB at 330 W, hybrid cube mesh, batch 1, 200 tokens behind 5",
+        "A100-80GB at 330 W, hybrid cube mesh, batch 1, 200 tokens after a prompt of 5",
         "tok/s",
         "nothing",
         tuple(cells),
-        "It leaves all-reduces to NCCL, which takes 17 us for eight GPUs where the kernels of vLLM and SGLang take 6: "
-        "64 of them are 0.7 ms, and small models over eight GPUs lack 0.7 to 1.1. Llama-3.1-70B over two is a quarter "
-        "slower there than Llama-2-70B, at the same sizes but for the vocabulary.",
+        "It uses NCCL for all-reduces, which takes 17 us on eight GPUs where the kernels of vLLM and SGLang take 6. "
+        "For 64 all-reduces that is 0.7 ms; predictions for small models on eight GPUs are 0.7 to 1.1 ms too fast. "
+        "Llama-3.1-70B on two GPUs is a quarter slower there than Llama-2-70B, which differs only in its vocabulary.",
     )
 
 
@@ -236,7 +233,7 @@ LLAMA_33B = ModelSpec("llama-33b", "llama", 60, 6656, 17920, 52, 52, 128, 32000)
 
 
 def custom_all_reduce() -> EngineSource:
-    """Batches of 64 from start to end, before vLLM had CUDA graphs for its host to hide behind."""
+    """Batches of 64 from start to end, in a vLLM without CUDA graphs, so that host time is exposed."""
     rows, prompt, answer, card = 64, 256, 256, "a100-80gb"
 
     def seconds(spec: ModelSpec, gpus: int, host_ms: float) -> float:
@@ -255,9 +252,9 @@ def custom_all_reduce() -> EngineSource:
         "vLLM pull request 2192 (custom all-reduce)",
         "A100-80GB, Llama, batch 64, 256 tokens in and 256 out, whole batches",
         "seconds",
-        f"{host_ms:.1f} ms a step (33B on two)",
+        f"{host_ms:.1f} ms per step (33B on two)",
         cells,
-        "One figure is fitted, of another model. A step's host time grew with its workers then; likely, not tested.",
+        "The only fitted figure is of another model. Host time per step probably grew with the workers (not tested).",
     )
 
 
@@ -265,11 +262,11 @@ def issue_20780(drafter: str, tokens: Sequence[float], values: Sequence[float]) 
     """vLLM's issue on draft lengths at batch 1."""
     return by_draft_length(
         f"vLLM issue 20780, {drafter}",
-        "Llama-3.1-8B, batch 1; the card is not stated, taken as an H100",
+        "Llama-3.1-8B, batch 1; the GPU is not stated, an H100 is assumed",
         "h100-sxm",
         7.07,
         [(k, t, v) for k, t, v in zip(range(2, 8), tokens, values, strict=True)],
-        "ms a token",
+        "ms per token",
     )
 
 
@@ -279,7 +276,7 @@ def reproduce_engines() -> EngineReport:
     eagle3 = (2.36, 2.79, 3.08, 3.32, 3.46, 3.54)
     pulls = by_draft_length(
         "vLLM pull requests 16937 and 16035, EAGLE-1",
-        "H100, Llama-3.1-8B, batch 1; tokens a round are those of issue 20780",
+        "H100, Llama-3.1-8B, batch 1; tokens per round are those of issue 20780",
         "h100-sxm",
         133.0,
         [(2, eagle1[0], 201.7), (4, eagle1[2], 198.0), (7, eagle1[5], 169.9)],
@@ -309,13 +306,13 @@ def reproduce_engines() -> EngineReport:
             ),
             OutOfReach("SGLang, EAGLE-2 and EAGLE-3 (pull request 4247)", "drafts are trees, which are not modelled"),
             OutOfReach("vLLM pull request 48892 (MTP-8)", "the model and the card are not stated"),
-            OutOfReach("vLLM issue 49548 (gemma-4-31B FP8)", "quantised weights, and a model that is not known here"),
+            OutOfReach("vLLM issue 49548 (gemma-4-31B FP8)", "quantised weights, and an unknown model"),
             OutOfReach("SGLang pull request 22520 (Llama-3.3-70B over eight GPUs)", "the card is not stated"),
             OutOfReach("vLLM blog 2024 (70B on four H100s)", "draft length, acceptance and lengths are not stated"),
             OutOfReach(
-                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on cards of their own: `studies/drafting_apart.py`"
+                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on their own GPUs: see `studies/drafting_apart.py`"
             ),
-            OutOfReach("pegainfer (RTX 5090)", "a card that is not known here, and a partition of its multiprocessors"),
+            OutOfReach("pegainfer (RTX 5090)", "an unknown GPU, and a partition of its multiprocessors"),
         ),
     )
 
@@ -326,16 +323,16 @@ def engines_text(report: EngineReport) -> str:
     for source in report.sources:
         rows = [
             [one.what, cell(one.published, 2), cell(one.ours, 2), f"{one.error * 100:+.1f}%",
-             "fitted" if one.fitted else "follows" if one.follows else "does not follow"]
+             "fitted" if one.fitted else "" if one.within else f"error above {WITHIN:.0%}"]
             for one in source.cells
         ]  # fmt: skip
         head = f"{source.title}\n{source.setting}\nFitted: {source.fit}"
         table = grid([source.unit, "published", "ours", "error", ""], rows)
         blocks.append(f"{head}\n{table}" + (f"\n{source.why}" if source.why else ""))
     predicted = [one for source in report.sources for one in source.predicted]
-    count = sum(one.follows for one in predicted)
-    blocks.append(f"{count} of {len(predicted)} figures that were not fitted follow within {WITHIN:.0%}.")
-    blocks.append("Not set beside ours\n" + "\n".join(f"  {one.title}: {one.why}" for one in report.out_of_reach))
+    count = sum(one.within for one in predicted)
+    blocks.append(f"{count} of {len(predicted)} figures that were not fitted are predicted within {WITHIN:.0%}.")
+    blocks.append("Not compared\n" + "\n".join(f"  {one.title}: {one.why}" for one in report.out_of_reach))
     return "\n\n".join(blocks)
 
 

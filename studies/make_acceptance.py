@@ -1,8 +1,8 @@
-"""Makes the built-in models of measured acceptance: `python studies/make_acceptance.py TRACES MODELS`.
+"""Make the built-in models of recorded acceptance: `python studies/make_acceptance.py TRACES MODELS`.
 
-Each line of the traces is a request: `dataset`, and by drafter the tokens that a round begun at each output position
-would gain (accepted drafts and one more). What is kept is counts: how long runs are where rounds begin, and what a
-round begun inside a run would find.
+Each line of the traces is a request: `dataset`, and by drafter the tokens that a round starting at each output position
+would yield (accepted draft tokens plus one). The models hold counts: lengths of accepted runs where a round starts, and
+what a round that starts inside a run accepts.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pdvsim.common.files import write_whole
 from pdvsim.sim.workload.measured import LONGEST
 
 DRAFTERS = ("eagle3", "ngram")
-CLASSES = 6  # of requests, by their mean gain; each holds as many tokens as the others
-LENGTHS = tuple(range(1, 8))  # draft lengths that the source's figures are given for
+CLASSES = 6  # of requests by mean tokens per round, with equal numbers of tokens
+LENGTHS = tuple(range(1, 8))  # draft lengths in the source's figures
 SCALE = 1000  # shares are written in thousandths
 
 Runs = list[list[int]]
@@ -28,7 +28,7 @@ Counts = NDArray[np.int64]
 
 
 def read(path: Path) -> dict[str, Runs]:
-    """Accepted drafts by output position, a list a request, by name of data set and drafter."""
+    """Accepted draft tokens by output position, one list per request, by data set and drafter."""
     found: dict[str, Runs] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -38,7 +38,7 @@ def read(path: Path) -> dict[str, Runs]:
 
 
 def tokens_per_round(requests: Runs, k: int) -> float:
-    """Mean tokens of the rounds of `k` drafts that the requests go through."""
+    """Mean tokens per round at draft length `k`."""
     tokens = rounds = 0
     for runs in requests:
         at = 0
@@ -50,7 +50,7 @@ def tokens_per_round(requests: Runs, k: int) -> float:
 
 
 def classes(requests: Runs) -> list[Runs]:
-    """The requests by what their rounds gain, in CLASSES of about as many tokens each."""
+    """The requests by tokens per round, in CLASSES with about the same number of tokens."""
     ranked = sorted(requests, key=lambda runs: tokens_per_round([runs], LENGTHS[-1]))
     ends = np.cumsum([len(runs) for runs in ranked])
     at = np.minimum((ends - 1) * CLASSES // ends[-1], CLASSES - 1)
@@ -58,7 +58,7 @@ def classes(requests: Runs) -> list[Runs]:
 
 
 def fit(requests: Runs) -> dict[str, Any]:
-    """One data set and drafter: how runs begin, by class and whether the last was none; what is inside them."""
+    """One data set and drafter: run lengths by class and whether the last run was empty, and what is inside runs."""
     starts = np.zeros((CLASSES, 2, LONGEST + 1), dtype=np.int64)
     inside = np.zeros((CLASSES, LONGEST, LONGEST + 1), dtype=np.int64)
     for c, members in enumerate(classes(requests)):
@@ -79,7 +79,7 @@ def fit(requests: Runs) -> dict[str, Any]:
 
 
 def _shares(counts: Counts) -> list[int]:
-    """Counts in thousandths, without the zeros at the end; those of nothing are of no run at all."""
+    """Counts as thousandths, without trailing zeros; without counts, an empty run is certain."""
     total = int(counts.sum())
     if not total:
         return [SCALE]
@@ -91,7 +91,7 @@ def _shares(counts: Counts) -> list[int]:
 
 
 def write(models: dict[str, Any], path: Path) -> None:
-    """One line a model's field: a reader of a change sees which."""
+    """Write one line per field of a model, so that a change is easy to read."""
     parts = []
     for name, model in models.items():
         fields = ",\n".join(f"   {json.dumps(k)}: {json.dumps(v, separators=(',', ':'))}" for k, v in model.items())

@@ -1,7 +1,7 @@
-"""Makes the built-in model of ShareGPT's lengths: `python studies/make_sharegpt.py LENGTHS.csv MODEL.json`.
+"""Make the built-in model of ShareGPT's lengths: `python studies/make_sharegpt.py LENGTHS.csv MODEL.json`.
 
-The CSV has the columns num_prefill_tokens and num_decode_tokens, one conversation's first turn a row. Kept is what
-vLLM's benchmark keeps. Not modelled: dependence between the two lengths beyond their rank correlation.
+The CSV has the columns num_prefill_tokens and num_decode_tokens, one row per conversation (first turn). The filter is
+that of vLLM's benchmark. Not modelled: dependence between the two lengths beyond their rank correlation.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def read(path: Path) -> tuple[Ints, Ints]:
 
 
 def figures(tokens: Ints) -> dict[str, float]:
-    """The figures that the model is held to."""
+    """Figures that the model must reproduce."""
     p50, p95, p99 = np.percentile(tokens, [50, 95, 99])
     return {"mean": round(float(tokens.mean()), 2), "p50": float(p50), "p95": float(p95), "p99": float(p99)}
 

@@ -1,11 +1,11 @@
-"""What n-gram drafts cost the host, and how often they are found where none is accepted: from recorded tokens.
+"""Host time of n-gram drafts, and how often one is found where none is accepted, from recorded tokens.
 
     python studies/ngram_lookups.py TRACES…
 
 Each line of a trace is a request of SpecDecode-Bench (`simulator/data/llama3.1-8B/combined_*.jsonl`): the prompt's and
 the answer's tokens, and what an n-gram draft at each output position gained. The search is the one that realrun serves
-with (`realrun.ngram`). Printed: by file, how often it gains what was recorded, and finds a draft where nothing was
-accepted; over all, seconds of a search as a straight line in the tokens that it goes through.
+with (`realrun.ngram`). For each file it prints how often the search yields the
+recorded tokens, and how often it finds a draft where nothing was accepted; and a linear fit of the search time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import numpy as np
 
 from pdvsim.realrun.ngram import History
 
-EVERY = 5  # positions, of which one is looked at
-LENGTH = 7  # drafts
+EVERY = 5  # every fifth position is used
+LENGTH = 7  # draft length
 REPEATS = 3  # of each search; the fastest counts
 
 
 def searched(request: dict[str, Any]) -> list[tuple[int, bool, bool, bool, float]]:
-    """At positions of an answer: tokens before it, a draft found, one accepted, gained as recorded, seconds."""
+    """By position of an answer: tokens before it, whether a draft was found, accepted and as recorded, and seconds."""
     prompt, answer = request["prompt_token_ids"], request["generated_token_ids"]
     recorded = request["acc_ngram"]["acc_len"]
     found = []
@@ -46,7 +46,7 @@ def searched(request: dict[str, Any]) -> list[tuple[int, bool, bool, bool, float
 
 
 def line(rows: Sequence[tuple[int, bool, bool, bool, float]]) -> tuple[float, float]:
-    """Seconds a search, and a token that it goes through: least squares over the mean of each hundred tokens."""
+    """Seconds per search and per token searched: least squares over the mean of each hundred tokens."""
     table = np.array([(size // 100, spent_s) for size, *_, spent_s in rows])
     places = np.unique(table[:, 0])
     means = [float(table[table[:, 0] == place, 1].mean()) for place in places]

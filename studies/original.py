@@ -1,8 +1,8 @@
 """The original question end to end, as one page: does PDV beat PD and plain batching, at which load?
 
 As published: three pairs, 14 levels of concurrency, draft length 4, each pair's published acceptance, and Poisson
-arrivals at 0.05 C per second. Otherwise than published: ShareGPT's lengths, served to the end, by an engine that
-batches on a measured card; and also closed loops of C. Every architecture has the same settings: nothing is tuned.
+arrivals at 0.05 C per second. Different from the publication: ShareGPT's lengths, served to the end, by an engine
+that batches on a measured GPU; and also closed loops of C. Every architecture has the same settings: nothing is tuned.
 
 `python studies/original.py`, or `make original`, writes results/original: the five published plots, and where each
 architecture succeeds and fails.
@@ -20,7 +20,7 @@ from pdvsim.cli.page import facts_of
 from pdvsim.common.outcomes import Row
 from pdvsim.common.progress import Progress
 from pdvsim.published.job import K, coin_for
-from pdvsim.published.poisson_fit import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
+from pdvsim.published.poisson import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
 from pdvsim.published.tables import Key, Published, load_published
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.works import busy_share
@@ -50,15 +50,15 @@ PAIRS = {
     "TinyLlama-CodeLlama34B": "tinyllama-1.1b:codellama-34b",
 }
 ARCHS: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
-AGAINST: Arch = "pd"  # what the published improvement is over
-LEAD = 0.04  # a smaller one may be the simulator's own error: 3.5% in throughput
+AGAINST: Arch = "pd"  # baseline of the published improvement
+LEAD = 0.04  # smaller leads may be the simulator's own error in throughput
 KINDS: tuple[LoadKind, ...] = ("concurrency", "request_rate")
-REQUESTS_PER_LEVEL, FEWEST = 1.5, 12  # as many as 30 s of 0.05 C a second bring
+REQUESTS_PER_LEVEL, FEWEST = 1.5, 12  # the arrivals of 30 s at 0.05 C per second
 
 
 @dataclass(frozen=True)
 class Fare:
-    """How one architecture fares against `AGAINST` over the levels of one pair and kind of load."""
+    """One architecture compared with `AGAINST`, over the levels of one pair and kind of load."""
 
     pair: str
     kind: str
@@ -68,7 +68,7 @@ class Fare:
     behind: tuple[int, ...]
     least: float  # change of throughput, over the levels
     most: float
-    least_p99: float  # of the P99 latency
+    least_p99: float  # change of the P99 latency
     most_p99: float
 
 
@@ -78,7 +78,7 @@ def levels(published: Published) -> tuple[int, ...]:
 
 
 def acceptance(published: Published, label: str) -> float:
-    """The chance of one draft behind a pair's published acceptance, where every request completed."""
+    """Acceptance probability of one draft token, from a pair's published acceptance where every request completed."""
     shown = published.input(Key("poisson_30s", label, "pd", ALL_COMPLETED, "acceptance_mean"))
     return coin_for(shown, OUTPUT_TOKENS)
 
@@ -106,9 +106,9 @@ def points(published: Published, levels: tuple[int, ...]) -> Iterator[Point]:
 def run_original(
     asked: list[Point], jobs: int | None = None, progress: Callable[[int], None] | None = None
 ) -> pd.DataFrame:
-    """One row a point, in their order; a PointFailed names one that has none."""
+    """One row per point, in order; a PointFailed names a point without one."""
     rows: dict[int, Row] = {}
-    # the longest first: nobody waits for the last one alone
+    # longest first, so that all processes finish at about the same time
     items = sorted(enumerate(asked), key=lambda item: -item[1].load)
     for outcome in finished(run_one, items, Backend(jobs=jobs)):
         if outcome.row is None:
@@ -120,13 +120,13 @@ def run_original(
 
 
 def run_one(index: int, point: Point) -> Row:
-    """A point's row, with the share of time in which its GPU was busy."""
+    """A point's row, with the share of time in which the GPU was busy."""
     result = simulate(point.experiment)
     return row_of(index, point, result) | {"gpu_busy": busy_share(result.launches)}
 
 
 def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Series[float]]:
-    """What each architecture changes over `AGAINST`, by level, as a share; by pair, kind of load and architecture."""
+    """Relative change of each architecture from `AGAINST` by level; by pair, kind of load and architecture."""
     found = {}
     for (pair, kind), group in rows.groupby(["pair", "load_kind"], sort=False):
         by_arch = {arch: mine.set_index("load")[metric] for arch, mine in group.groupby("arch")}
@@ -136,7 +136,7 @@ def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Se
 
 
 def tallies(rows: pd.DataFrame) -> list[Fare]:
-    """Success and failure: who is ahead of `AGAINST`, who behind, and where."""
+    """Where each architecture is ahead of `AGAINST`, and where it is behind."""
     speed, tail = changes(rows, "output_throughput"), changes(rows, "p99_e2el_ms")
     found = []
     for pair in PAIRS.values():
@@ -240,7 +240,7 @@ def _heatmap(rows: pd.DataFrame, caption: str) -> Figure:
 
 
 def original_text(rows: pd.DataFrame) -> str:
-    """Success and failure: in words, against `AGAINST`, and who is first at each level."""
+    """The comparison with `AGAINST` in words, and the fastest architecture at each level."""
     found = tallies(rows)
     winners = [
         {"pair": label, "load": LOADS[kind], "first in tokens per second, by C": _runs(best(rows, pair, kind))}
@@ -258,7 +258,7 @@ def original_text(rows: pd.DataFrame) -> str:
 
 
 def _verdict(found: Sequence[Fare]) -> str:
-    """What the published claim comes to."""
+    """The result for the published claim."""
     pdv = [tally for tally in found if tally.arch in ("pdv", "pdv-unified")]
     ahead = sum(len(tally.ahead) for tally in pdv)
     behind = sum(len(tally.behind) for tally in pdv)
@@ -289,7 +289,7 @@ def _listed(levels: Sequence[int]) -> str:
 
 
 def _runs(by_level: dict[int, str]) -> str:
-    """Levels with the same winner together."""
+    """Consecutive levels with the same winner, joined."""
     pieces = []
     for arch, group in groupby(by_level.items(), key=lambda item: item[1]):
         levels = [level for level, _ in group]

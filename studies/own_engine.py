@@ -1,4 +1,4 @@
-"""What a profile from an engine's log is worth: `python studies/own_engine.py FOLDER`, on an H200.
+"""Accuracy of a profile from an engine's log: `python studies/own_engine.py FOLDER`, on an H200.
 
 Eight runs of our own engine (draft lengths 0 and 4, at concurrency 1, 4, 16 and 64) give the logs, two of them the
 benchmarks. The profile fitted to these alone predicts twelve other runs, as does the profile of the card's kernels.
@@ -42,9 +42,9 @@ RESULTS = Path("results/own-engine")
 PAIR, CARD = "tinyllama-1.1b:llama-2-7b", "h200"
 USERS = (1, 4, 16, 64)
 DRAFTS = (0, 4)
-BENCHED = 16  # at once, in the runs that stand for benchmarks
+BENCHED = 16  # concurrency of the runs that serve as benchmarks
 METRICS = ("output_throughput", "mean_tpot_ms", "mean_ttft_ms")
-# draft length, requests at once, prompt and output tokens: other k, other loads, other lengths
+# draft length, concurrency, prompt and output tokens: different from those of the logs
 OTHERS = (
     (0, 8, 256, 200), (0, 32, 256, 200), (0, 48, 700, 100), (1, 24, 256, 200), (2, 8, 256, 200), (2, 48, 128, 300),
     (3, 16, 700, 100), (3, 32, 64, 400), (4, 2, 256, 200), (4, 32, 512, 128), (6, 8, 256, 200), (6, 64, 256, 200),
@@ -62,7 +62,7 @@ def run_of(k: int, users: int, prompt: int = 256, output: int = 200, *, seed: in
 
 
 def serve(folder: Path, machine: Machine) -> None:
-    """Serve on this machine, and keep logs, benchmarks and the other runs in `folder`."""
+    """Serve on this machine, and save logs, benchmarks and the other runs in `folder`."""
     fitted = [run_of(k, users) for k in DRAFTS for users in USERS]
     others = [run_of(k, users, prompt, output, seed=1) for k, users, prompt, output in OTHERS]
     results = dict(_served([*fitted, *others], machine))
@@ -85,7 +85,7 @@ def serve(folder: Path, machine: Machine) -> None:
 
 
 def prove(kept: Path, folder: Path) -> dict[str, Any]:
-    """Fit a profile to the logs and benchmarks that were kept, and predict the other runs with it."""
+    """Fit a profile to the saved logs and benchmarks, and predict the other runs with it."""
     runs = read_runs(kept / "runs.jsonl")
     logs = read_logs(tuple(str(kept / f"k{k}.log") for k in DRAFTS))
     benches = tuple(read_bench(str(path)) for path in sorted(kept.glob(f"k*-{BENCHED}.json")))
@@ -105,21 +105,21 @@ def prove(kept: Path, folder: Path) -> dict[str, Any]:
 
 
 def _summed(rows: list[dict[str, Any]], way: str) -> dict[str, dict[str, float]]:
-    """Errors of one profile, by metric and of all together."""
+    """Errors of one profile, by metric and over all metrics."""
     by_metric = {metric: [row["errors"][way][metric] for row in rows] for metric in METRICS}
     together = [error for errors in by_metric.values() for error in errors]
     return {metric: middle(errors) for metric, errors in [*by_metric.items(), ("all", together)]}
 
 
 def _served(experiments: Sequence[Experiment], machine: Machine) -> Iterator[tuple[Experiment, Result]]:
-    """Serve them all, those of a draft length on one rig."""
+    """Serve all runs, with one rig per draft length."""
     bench = Workbench(machine, partial(say, "own_engine"))
     by_length = sorted(experiments, key=_draft_length)
     for k, group in groupby(by_length, key=_draft_length):
         alike = list(group)
         bench.ready(alike)
         for experiment in alike:
-            say("own_engine", f"k={k}, {experiment.traffic.max_concurrency} at once")
+            say("own_engine", f"k={k}, concurrency {experiment.traffic.max_concurrency}")
             yield experiment, bench.served(experiment)
 
 
@@ -128,7 +128,7 @@ def _draft_length(experiment: Experiment) -> int:
 
 
 def main(kept: Path = KEPT) -> None:
-    """Serve where there are no runs, fit, and print the errors."""
+    """Serve if there are no runs, fit, and print the errors."""
     if not (kept / "runs.jsonl").exists():
         serve(check_folder(kept), Machine())
     print(json.dumps(prove(kept, check_folder(RESULTS))["errors"], indent=1))

@@ -1,11 +1,11 @@
 # mypy: disable-error-code="no-untyped-call"
 # (transformers and parts of torch are untyped.)
-"""What transformers reaches on the same card: `python studies/peers.py FILE.json`, on a CUDA card.
+"""Throughput of transformers on the same GPU: `python studies/peers.py FILE.json`, on a CUDA GPU.
 
 Output tokens per second of every architecture at concurrency 64, and in the same process of what transformers offers on
 models of the same shape: `generate` on one static batch, `generate` with an assistant model (one request at a time),
-and `generate_batch`. Weights are random. pdvsim's acceptance is pinned; an assistant's drafts are accepted as random
-weights have it, so its rounds per second are given too.
+and `generate_batch`. Weights are random. pdvsim's acceptance is pinned. With an assistant, random weights decide
+what is accepted, so its rounds per second are given too.
 
 If the file exists, by default calibration/data/h200/peers.json, it is printed next to what the simulator predicts, with
 the measured profile and with roofline latencies and no host cost; that needs no GPU.
@@ -85,7 +85,7 @@ def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype)
 
 
 def timed(name: str, tokens: int, run: Callable[[], int], repeats: int, say: Callable[[str], None]) -> Row:
-    """Tokens per second of `run`, which returns its forwards of the target; the first of `repeats` + 1 is not kept."""
+    """Tokens per second of `run`, which returns its target forwards; the first of `repeats` + 1 runs is discarded."""
     import torch
 
     seconds: list[float] = []
@@ -110,7 +110,7 @@ def timed(name: str, tokens: int, run: Callable[[], int], repeats: int, say: Cal
 def transformers_rows(
     archs: dict[str, ModelArchitecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
 ) -> list[Row]:
-    """The three ways of transformers; one that fails is a row that says why."""
+    """The three modes of transformers; a row says why one fails."""
     import torch
 
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
@@ -160,7 +160,7 @@ def transformers_rows(
         try:
             with torch.no_grad():
                 found.append(timed(name, tokens, run, repeats, say))
-        except Exception as error:  # a version that cannot is part of the answer
+        except Exception as error:  # an unsupported version is part of the result
             say(f"{name}: failed: {type(error).__name__}: {str(error)[:200]}")
             found.append({"name": name, "failed": f"{type(error).__name__}: {str(error)[:500]}"})
     return found
@@ -220,7 +220,7 @@ def measured(say: Callable[[str], None]) -> Row:
 
 
 def table(document: Row) -> str:
-    """The comparison, with the simulator's prediction and its ceiling beside each architecture."""
+    """The comparison, with the simulator's prediction and ceiling of each architecture."""
     lines = [f"{'':56} {'tok/s':>8} {'predicted':>10} {'ceiling':>8} {'reached':>8} {'host idle':>10}"]
     for row in document["rows"]:
         if "failed" in row:
@@ -246,7 +246,7 @@ def _throughput(experiment: Experiment) -> float:
 
 
 def main(path: Path = SHIPPED) -> None:
-    """Measure where there is no file, and print it."""
+    """Measure if there is no file, and print the comparison."""
     if not path.exists():
         document = measured(partial(say, "peers"))
         write_whole(path, (json.dumps(document, indent=1) + "\n").encode())

@@ -1,4 +1,4 @@
-"""Priorities between lanes against the fixed order: `python studies/priorities.py`.
+"""Lane priorities compared with the fixed order: `python studies/priorities.py`.
 
 Every setting runs the same requests as `--priority stream`, seed by seed, and the table has the paired differences: a
 figure is bold where its 95% interval excludes no difference. Takes about a minute of one core.
@@ -15,11 +15,11 @@ from pdvsim.study.stats import interval
 
 ARCHS: tuple[Arch, ...] = ("pd", "pdv", "pdv-unified")
 LOADS = {
-    "64 at once, 512 and 128 tokens": Traffic("random", num_prompts=256, input_len=512, output_len=128,
+    "concurrency 64, 512 and 128 tokens": Traffic("random", num_prompts=256, input_len=512, output_len=128,
                                               max_concurrency=64),
-    "ShareGPT, 15 a second": Traffic(num_prompts=240, request_rate=15.0),
-    "ShareGPT, 25 a second": Traffic(num_prompts=400, request_rate=25.0),
-    "bursts of long prompts (1,500 and 64), 10 a second": Traffic("random", num_prompts=200, input_len=1500,
+    "ShareGPT, 15 req/s": Traffic(num_prompts=240, request_rate=15.0),
+    "ShareGPT, 25 req/s": Traffic(num_prompts=400, request_rate=25.0),
+    "bursts of long prompts (1,500 and 64), 10 req/s": Traffic("random", num_prompts=200, input_len=1500,
                                                                   output_len=64, request_rate=10.0, burstiness=0.2),
 }  # fmt: skip
 SETTINGS = {
@@ -44,7 +44,7 @@ def figures(arch: Arch, traffic: Traffic, server: Server) -> list[dict[str, floa
 
 
 def change(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]], metric: str) -> str:
-    """What a setting changes, in percent, with its interval."""
+    """Change by a setting in percent, with its interval."""
     found = interval([mine[metric] / other[metric] - 1 for mine, other in zip(ours, theirs, strict=True)])
     text = f"{found.mean:+.1%} ± {found.half_width:.1%}"
     return f"**{text}**" if abs(found.mean) > found.half_width else text

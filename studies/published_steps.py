@@ -1,8 +1,8 @@
 """Predictions against figures that others published: `python studies/published_steps.py`.
 
-Nothing in a profile is fitted on these. They are other engines' figures: gpt-fast compiles into CUDA graphs as this
-engine does, so its levels compare; DistServe's fit is of an eager server, whose fixed time holds a host cost that no
-kernel explains, so its slopes say more than its levels.
+Nothing in a profile is fitted to these figures of other engines. gpt-fast uses CUDA graphs as this engine does, so its
+absolute times are comparable. DistServe's server ran without them, so its fixed time contains host costs; compare its
+slopes instead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin, covering
 
-# its two matrices of 5120 x 20480 a layer hold as much as three of this width
+# two matrices of 5120 x 20480 per layer have as many weights as three of this width
 OPT_13B = ModelSpec("opt-13b", "llama", 40, 5120, 20480 * 2 // 3, 40, 40, 128, 50272, tied_embeddings=True)
 GPT_FAST = "gpt-fast, batch 1, 330 W A100-80GB"
 DISTSERVE = "DistServe, OPT-13B on an A100-80GB, vLLM eager"
@@ -25,7 +25,7 @@ SPECBENCH = "SpecDecode-Bench, vLLM on an H100"
 
 @dataclass(frozen=True)
 class Reference:
-    """One figure: what it is, whose, and both values in `unit`."""
+    """One figure: its description, its source, and both values in `unit`."""
 
     source: str
     what: str
@@ -39,7 +39,7 @@ class Reference:
 
 
 def decode_ms(model: Latency, rows: int, context: int) -> float:
-    """One token a row, each behind `context` cached ones."""
+    """One token per row, each with `context` cached tokens."""
     shape = model.shape(rows, 1)
     return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
 

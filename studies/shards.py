@@ -1,8 +1,8 @@
-"""Shards against measured ones: `python studies/shards.py DIR a100-80gb`.
+"""Predicted tensor-parallel shards compared with measured ones: `python studies/shards.py DIR a100-80gb`.
 
-Vidur timed the operators of a layer also as one of two, four or eight workers runs them, on one GPU: what a shard's
-forward is made of. DIR is its data/profiling/compute. A shard here is predicted from its sizes; so is the whole model,
-and what sharding it gains is surer than either. Nothing is fitted.
+Vidur also timed the operators of a layer as one of two, four or eight workers runs them. DIR is its
+data/profiling/compute. Here the shard and the whole model are predicted from their sizes; their ratio is more accurate
+than either. Nothing is fitted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ WORKERS = (2, 4, 8)
 
 @dataclass(frozen=True)
 class ShardErrors:
-    """Of one model's shard, at every number of tokens: |log(predicted / measured)| of it, and of its share."""
+    """Errors of one model's shard by number of tokens: |log(predicted / measured)| of its time, and of its share."""
 
     name: str
     layer: NDArray[np.float64]
@@ -46,7 +46,7 @@ def compare(folder: str | Path, card: GpuSpec) -> list[ShardErrors]:
             try:
                 shard(whole.spec, workers)
                 layers.append(read_layer(path, workers, PRESETS) or whole)
-            except ValueError:  # it cannot be divided so, or was not
+            except ValueError:  # the model cannot be sharded this way, or was not measured so
                 continue
         off = layer_errors(layers, card, shipped())
         measured = {layer.spec.name: [n for n, _ in layer.at(TOKENS)] for layer in layers}

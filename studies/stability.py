@@ -1,9 +1,9 @@
-"""How often the stability label is wrong, and how often it is none: runs at known shares of what a server can do.
+"""How often the stability label is wrong or inconclusive, in runs at known shares of a server's capacity.
 
     python studies/stability.py
 
-Capacity is what a closed loop of 512 requests of the same lengths reaches, behind its warm-up. Below it "overloaded" is
-wrong, above it "stable" is.
+Capacity is the throughput of a closed loop of 512 requests of the same lengths, after a warm-up. Below capacity
+"overloaded" is wrong, above it "stable" is.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LABELS = ("stable", "inconclusive", "overloaded")
 
 
 def capacity(experiment: Experiment) -> float:
-    """Requests a second where there are always more waiting."""
+    """Requests per second while requests are always waiting."""
     traffic = replace(experiment.traffic, num_prompts=6000, max_concurrency=512, seed=999)
     run = simulate(replace(experiment, traffic=traffic))
     return float(summarise(run, Scoring(warmup_requests=1500))["request_throughput"])

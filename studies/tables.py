@@ -1,6 +1,6 @@
-"""The tables of docs/results.md that come from the committed runs: `python studies/tables.py` writes them anew.
+"""The tables of docs/results.md that come from the committed runs: `python studies/tables.py` writes them again.
 
-Each stands between `<!-- table: NAME -->` and `<!-- end -->`. A test compares what stands there with the runs.
+Each table is between `<!-- table: NAME -->` and `<!-- end -->`. A test compares it with the runs.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def tables(found: Document) -> dict[str, str]:
 
 
 def written(text: str, found: Mapping[str, str]) -> str:
-    """The page with its tables in place; a ValueError where one has none."""
+    """The page with its tables in place; a ValueError if the page has no place for one."""
     for name, table in found.items():
         place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not place.search(text):
@@ -137,7 +137,7 @@ def written(text: str, found: Mapping[str, str]) -> str:
 
 
 def main() -> None:
-    """Simulate what was served, and write the tables."""
+    """Simulate the served runs, and write the tables."""
     runs = [run for name in SHIPPED for run in read_runs(DATA / name)]
     found = tables(document(validate(runs)))
     PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")

@@ -1,10 +1,10 @@
-"""Whether the advice is right on the GPU: `python studies/truth.py plan|run|report FOLDER`.
+"""Test the advice on the GPU: `python studies/truth.py plan|run|report FOLDER`.
 
-`plan` decides a dozen scenarios as every command does (each architecture at its own best settings, simulated) and
-writes what is to be served for each: the recommendation, it with a draft length longer by one, the best of every other
-architecture, plain decoding, and continuous batching with the usual draft length 4. `run` serves them on a CUDA card,
-each on the same requests, the first of each scenario twice. `report` gives the regret: how far the recommendation's
-measured figure is below the best measured one. FOLDER holds truth.json (the plan) and truth.jsonl (the runs).
+`plan` decides twelve questions as every command does (each architecture at its own best settings, simulated) and writes
+what to serve for each: the recommendation, the same with a draft length longer by one, the best setting of every other
+architecture, plain decoding, and continuous batching with draft length 4. `run` serves them on a CUDA GPU, all on the
+same requests, and the first of each question twice. `report` prints the regret: the distance from the recommendation's
+measured figure to the best measured one. FOLDER holds truth.json (the plan) and truth.jsonl (the runs).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"
 SPACE = Space(ARCHS, controllers=("fixed",), max_num_seqs=(64, 128), max_num_batched_tokens=(256, 512, 2048))
 SEEDS = 5
 WARMUP = 0.1
-LONGER = 3  # a decision at a rate rests on runs so many times as long as those served
+LONGER = 3  # decisions at a request rate use runs longer by this factor than those served
 MOST = 6  # entries of a trial that are served
 REPEATED = 1  # entries of a trial that are served twice
 SMALL, QWEN, LLAMA3 = "tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b"
@@ -64,14 +64,14 @@ class Trial:
         return Goal(self.objective, self.levels)
 
     def experiment(self, times: int = 1) -> Experiment:
-        """As the engine serves it, with so many times the requests."""
+        """The experiment as the engine serves it, with a multiple of its requests."""
         server = Server(pair=self.pair)
         traffic = replace(self.traffic, num_prompts=times * self.traffic.num_prompts)
         base = Experiment("colocated", traffic, Acceptance(acceptance_rate=self.acceptance), server)
         return self.goal.prepared(base, WARMUP)
 
     def served(self, candidate: Experiment) -> Experiment:
-        """A candidate in a run of the length that is served."""
+        """A candidate in a run as long as the served one."""
         return suited(self.goal.prepared(replace(candidate, traffic=self.traffic), WARMUP))
 
 
@@ -81,32 +81,32 @@ def chat(rate: float, prompts: int) -> Traffic:
 
 
 def fixed(inputs: int, outputs: int, prompts: int, at_once: int | None = None, rate: float = float("inf")) -> Traffic:
-    """Prompts and outputs of one length, so many at once or at a rate."""
+    """Prompts and outputs of one length, in a closed loop or at a request rate."""
     return Traffic(
         "random", num_prompts=prompts, input_len=inputs, output_len=outputs, max_concurrency=at_once, request_rate=rate
     )
 
 
 TRIALS = (
-    Trial("short chat, 8 at once", SMALL, fixed(128, 128, 64, 8), "throughput"),
-    Trial("batch, 64 at once", SMALL, fixed(128, 128, 320, 64), "throughput"),
+    Trial("short chat, concurrency 8", SMALL, fixed(128, 128, 64, 8), "throughput"),
+    Trial("batch, concurrency 64", SMALL, fixed(128, 128, 320, 64), "throughput"),
     Trial("ShareGPT, 6 req/s", SMALL, chat(6.0, 90), "e2el"),
     Trial("ShareGPT, 20 req/s, levels", SMALL, chat(20.0, 240), "headroom", ("ttft:300", "tpot:15")),
-    Trial("batch, 64 at once", QWEN, fixed(128, 128, 320, 64), "throughput"),
+    Trial("batch, concurrency 64", QWEN, fixed(128, 128, 320, 64), "throughput"),
     Trial("ShareGPT, 10 req/s, acceptance 0.8", QWEN, chat(10.0, 70), "e2el", acceptance=0.8),
     Trial("ShareGPT, 8 req/s, levels", LLAMA3, chat(8.0, 60), "headroom", ("ttft:300", "tpot:30")),
     Trial(
         "long prompts, 4 req/s, levels", LLAMA3, fixed(1500, 128, 32, None, 4.0), "headroom", ("ttft:500", "tpot:20")
     ),
-    Trial("short chat, 32 at once", GEMMA, fixed(64, 200, 128, 32), "throughput"),
+    Trial("short chat, concurrency 32", GEMMA, fixed(64, 200, 128, 32), "throughput"),
     Trial("ShareGPT, 6 req/s, acceptance 0.75", GEMMA, chat(6.0, 50), "e2el", acceptance=0.75),
-    Trial("long prompts, 8 at once", LARGE, fixed(1500, 100, 32, 8), "e2el"),
-    Trial("short chat, 16 at once", LARGE, fixed(128, 128, 64, 16), "throughput"),
+    Trial("long prompts, concurrency 8", LARGE, fixed(1500, 100, 32, 8), "e2el"),
+    Trial("short chat, concurrency 16", LARGE, fixed(128, 128, 64, 16), "throughput"),
 )
 
 
 def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
-    """What is decided, and what is to be served."""
+    """The decision, and the entries to serve."""
     base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
     [best] = tuned(Search(goal, SPACE, WARMUP), [base], bench)
     *_, finals = replicated(list(best.values()), goal, bench, SEEDS, 0.01)
@@ -144,7 +144,7 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
 
 
 def _turn(entries: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
-    """What is served first: the recommendation, its best rival, plain decoding, drafts of 4, one draft more, pdv."""
+    """Order of serving: the recommendation, its best rival, plain decoding, draft length 4, one token more, pdv."""
     rival = next(entry for entry in entries if entry["role"] == "rival")
 
     def turn(entry: dict[str, Any]) -> int:
@@ -157,7 +157,7 @@ def _turn(entries: Sequence[dict[str, Any]]) -> Callable[[dict[str, Any]], int]:
 
 
 def plan(output: Path) -> None:
-    """Decide every trial, and write what is to be served."""
+    """Decide every trial, and write the plan."""
     bench, trials = Bench(None), []
     for trial in TRIALS:
         trials.append(planned(trial, bench))

@@ -1,13 +1,12 @@
 """How busy the GPU is under each architecture: `python studies/utilisation.py run` on a CUDA card, then `report`.
 
 `run` serves every architecture at concurrency 1, 8, 32 and 64, and `baseline` with 1 to 8 workers. `report` compares
-what the card reports of itself (NVML), what the launches say, and what the simulator predicts, and draws
-results/utilisation.png. Both take the file of the runs, by default utilisation/runs.jsonl; a second `run` continues
-where the first stopped.
+NVML's figures, those computed from the launches, and the simulator's prediction, and draws results/utilisation.png.
+Both take the file of the runs, by default utilisation/runs.jsonl; a second `run` continues where the first stopped.
 
 NVML's "SM busy" is the share of time in which any kernel ran, on however few of the SMs, and its "memory busy" that in
 which memory was read or written at all. Launches count likewise, without the gaps between the kernels of one launch.
-None says how well the GPU is used: that is tokens per second, and bytes over the bandwidth.
+None shows how well the GPU is used; tokens per second and bytes over the bandwidth do.
 """
 
 from __future__ import annotations
@@ -41,40 +40,40 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
-AT_ONCE = {1: 16, 8: 64, 32: 160, 64: 256}  # concurrency: requests, for five seconds or twenty samples of NVML
+CONCURRENCY = {1: 16, 8: 64, 32: 160, 64: 256}  # concurrency: requests, for five seconds or twenty samples of NVML
 WORKERS = tuple(range(1, 9))
-ONE_BY_ONE = 24  # requests that baseline, at batch 1, serves in that time
+ONE_BY_ONE = 24  # requests of baseline, which serves at batch 1
 PICTURE = Path("results/utilisation.png")
-TOKENS = 128  # of each prompt and each output
+TOKENS = 128  # length of prompts and outputs
 
 Row = Mapping[str, Any]
 
 
 def planned(folder: Path) -> Iterator[ServedRun]:
-    """What is to be served: every architecture at every load, and baseline with more and more workers."""
+    """The runs to serve: every architecture at every load, and baseline with 1 to 8 workers."""
     server = Server(PAIR, max_num_seqs=64)
     for arch in ARCHS:
-        for at_once, count in AT_ONCE.items():
+        for concurrency, count in CONCURRENCY.items():
             count = min(count, ONE_BY_ONE) if arch == "baseline" else count
-            yield _planned(arch, at_once, max(count, at_once), server, folder)
+            yield _planned(arch, concurrency, max(count, concurrency), server, folder)
     for workers in WORKERS:
         yield _planned("baseline", workers, 3 * workers, replace(server, num_workers=workers), folder)
 
 
-def _planned(arch: str, at_once: int, count: int, server: Server, folder: Path) -> ServedRun:
-    traffic = Traffic("random", num_prompts=count, input_len=TOKENS, output_len=TOKENS, max_concurrency=at_once)
+def _planned(arch: str, concurrency: int, count: int, server: Server, folder: Path) -> ServedRun:
+    traffic = Traffic("random", num_prompts=count, input_len=TOKENS, output_len=TOKENS, max_concurrency=concurrency)
     scoring = Scoring()
     experiment = suited(Experiment(arch, traffic, server=server, scoring=scoring))
     return ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder)
 
 
 def row_of(run: ServedRun) -> Row:
-    """What the card, the launches and the simulator say of one run."""
+    """One run according to NVML, its launches and the simulator."""
     launches, result = launches_of(run), simulate(suited(run.experiment))
     simulated = summarise(result)
     return {
         "arch": run.experiment.arch,
-        "at_once": run.experiment.traffic.max_concurrency,
+        "concurrency": run.experiment.traffic.max_concurrency,
         "workers": run.experiment.server.num_workers if run.experiment.arch == "baseline" else None,
         "sm_busy": run.meta.get("mean_gpu_percent", math.nan) / 100,
         "memory_busy": run.meta.get("mean_memory_percent", math.nan) / 100,
@@ -91,22 +90,22 @@ def row_of(run: ServedRun) -> Row:
 
 
 def _bandwidth(metrics: Row) -> float:
-    """Bytes that all lanes moved, over what the card could have copied; nan where that is not known."""
+    """Bytes moved by all lanes as a share of the copy bandwidth; nan if that is not known."""
     return float(sum(lane.get("bandwidth_share") or math.nan for lane in metrics["lanes"].values()))
 
 
 def grows(rows: Sequence[Row]) -> list[Row]:
-    """Those of baseline with as many users as workers."""
-    return [row for row in rows if row["workers"] is not None and row["workers"] == row["at_once"]]
+    """The rows of baseline with as many users as workers."""
+    return [row for row in rows if row["workers"] is not None and row["workers"] == row["concurrency"]]
 
 
 def report_text(rows: Sequence[Row]) -> str:
-    """Two tables, measured and simulated side by side."""
-    both = [row for row in rows if row["at_once"] in AT_ONCE and (row["workers"] is None or row["workers"] == 4)]
+    """Two tables with measured and simulated values."""
+    both = [row for row in rows if row["concurrency"] in CONCURRENCY and row["workers"] in (None, 4)]
     lines = [
         {
             "arch": row["arch"],
-            "at once": str(row["at_once"]),
+            "concurrency": str(row["concurrency"]),
             "SM busy %": cell(row["sm_busy"], 0, 100),
             "memory busy %": cell(row["memory_busy"], 0, 100),
             "samples": str(row["samples"]),
@@ -122,7 +121,7 @@ def report_text(rows: Sequence[Row]) -> str:
     spans = [
         {
             "workers": str(row["workers"]),
-            "seconds a request": cell(row["span_s"], 3),
+            "seconds per request": cell(row["span_s"], 3),
             "simulated": cell(row["simulated_span_s"], 3),
             "tok/s": cell(row["throughput"], 0),
             "simulated ": cell(row["simulated_throughput"], 0),
@@ -140,7 +139,7 @@ def report_text(rows: Sequence[Row]) -> str:
 
 @styled()
 def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
-    """How busy the GPU was and what it moved, measured and simulated, and what more workers do to a request's time."""
+    """GPU utilisation and bandwidth, measured and simulated, and a request's latency by number of workers."""
     caption = (
         "Lines: simulated. Filled: by launches. Hollow: NVML's SM busy and memory busy. "
         "Busy is any kernel, on however few SMs; bandwidth is bytes to be moved, over what a copy reaches."
@@ -151,15 +150,15 @@ def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
     for axes, by_launches, by_card, title in panels:
         for arch in sorted({str(row["arch"]) for row in rows}, key=arch_rank):
             of_arch = [row for row in rows if row["arch"] == arch and row not in workers]
-            of_arch.sort(key=lambda row: row["at_once"])
-            x, colour, marker = [row["at_once"] for row in of_arch], arch_colour(arch), arch_marker(arch)
+            of_arch.sort(key=lambda row: row["concurrency"])
+            x, colour, marker = [row["concurrency"] for row in of_arch], arch_colour(arch), arch_marker(arch)
             axes.plot(x, [100 * row[f"simulated_{by_launches}"] for row in of_arch], color=colour, lw=1.5, label=arch)
             axes.plot(x, [100 * row[by_launches] for row in of_arch], marker, color=colour, label="_")
             axes.plot(x, [100 * row[by_card] for row in of_arch], marker, color=colour, mfc="white", label="_")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_ylim(0, 105)
-        axes.set_xlabel("Requests at once")
+        axes.set_xlabel("Concurrency")
         axes.set_title(title, fontweight="bold", loc="left")
     busy.set_ylabel("%")
     busy.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")
@@ -169,7 +168,7 @@ def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
     spans.set_ylim(bottom=0)
     spans.set_xticks(x)
     spans.set_xlabel("Workers of baseline, each with one request")
-    spans.set_ylabel("seconds a request")
+    spans.set_ylabel("seconds per request")
     spans.set_title("Workers on one stream", fontweight="bold", loc="left")
     spans.legend(frameon=False)
     return figure

@@ -1,15 +1,16 @@
-"""The plan of the validation runs, drawn before any of them: `python studies/validation_plan.py FOLDER`.
+"""The plan of the validation runs, drawn before the first run: `python studies/validation_plan.py FOLDER`.
 
-A balanced draw from what people serve, by a fixed seed, written to FOLDER as plan.jsonl.
+A balanced random draw of common settings and loads, with a fixed seed, written to FOLDER as plan.jsonl.
 
 Four blocks, each with every architecture once, so that a cut leaves a balanced set. A group (an architecture on one
 pair, with its draft lengths and its prompt chunk) has four runs that differ in data set, load and acceptance and share
 everything that takes time to prepare. Values of a factor are dealt from a shuffled deck that holds each equally often.
-Rates are shares of what the simulator says the server reaches; so is the number of requests, for some five seconds.
+Request rates are shares of the simulated capacity. The number of requests is chosen so that a run takes some five
+seconds in simulation.
 
 A run is held out if its seed is a multiple of three.
 
-Every second server that can is asked for `--async-scheduling`.
+Every second server that supports it uses `--async-scheduling`.
 
 Drafters other than a model follow: eight servers of four runs, ShareGPT and chat at two closed loops and two rates,
 with acceptance as it was measured for them.
@@ -38,20 +39,20 @@ from pdvsim.sim.workload.requests import Workload
 
 SEED = 22
 FIRST_SEED = 5000  # of the first run
-HELD_OUT = 3  # runs whose seed is a multiple of it
-BLOCKS, RUNS, REPEATS = 4, 4, 12  # groups of an architecture, runs of a group, runs that are made twice
-SECONDS = 5.0  # that a run is to take
-ABOUT = (4.0, 7.0)  # which is near enough
-LONGEST = 9.0  # that a closed loop may take
-FEWEST, SLOWEST, MOST = 12, 6, 2000  # requests: at least, and of a server that takes few at once; at most
-TRIES = 4  # to find how many take that long
-KV_BYTES = 80e9  # that the longest requests of a full server may take
+HELD_OUT = 3  # runs whose seed is a multiple of this are held out
+BLOCKS, RUNS, REPEATS = 4, 4, 12  # groups per architecture, runs per group, runs that are repeated
+SECONDS = 5.0  # target duration of a run
+ABOUT = (4.0, 7.0)  # accepted durations
+LONGEST = 9.0  # maximum duration of a closed loop
+FEWEST, SLOWEST, MOST = 12, 6, 2000  # requests: minimum, minimum of a server with few concurrent requests, maximum
+TRIES = 4  # to find the number of requests
+KV_BYTES = 80e9  # limit for the longest requests of a full server
 ARCHS = ("autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b",
          "tinyllama-1.1b:codellama-34b")  # fmt: skip
 SCORING = Scoring(metric_percentiles=(90.0, 95.0, 99.0))
 DATASETS = {"sharegpt": 4, "azure-conv": 3, "azure-code": 2, "long": 2, "longest": 2, "chat": 3}  # cards of the deck
-LOADS: dict[str, int] = {"closed": 6, "0.5": 3, "0.8": 3, "0.95": 3, "bursty": 1, "at once": 1, "trace": 1}
+LOADS: dict[str, int] = {"closed": 6, "0.5": 3, "0.8": 3, "0.95": 3, "bursty": 1, "burst": 1, "trace": 1}
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9, "recorded", "by position")
 CONTROLLERS = {"fixed": 18, "feedback": 5, "goodput": 5}
@@ -61,7 +62,7 @@ TRAFFIC = "../traffic"  # from the folder of the plan
 BY_POSITION = (0.66, 0.43, 0.27, 0.18, 0.11, 0.07, 0.05, 0.04)  # EAGLE-3 on GSM8K, arXiv 2601.11580
 
 
-DRAFTER_SEED = 7000  # of their first run
+DRAFTER_SEED = 7000  # seed of their first run
 DRAFTER_SEATS = 64
 DRAFTERS: tuple[tuple[DrafterKind, str, str, int], ...] = (  # drafter, target, architecture, draft length
     ("eagle3", "llama-3.1-8b", "colocated", 3), ("eagle3", "llama-3.1-8b", "pdv", 3),
@@ -73,14 +74,14 @@ DRAFTER_USERS, DRAFTER_RATES = ((1, 8, 16), (24, 32, 48)), (0.5, 0.8)
 
 
 class Deck:
-    """Deals values so that each comes equally often, in a random order; it is shuffled anew when it is dealt out."""
+    """Deals values equally often, in a random order; shuffled again when it is empty."""
 
     def __init__(self, values: Sequence[Any], rng: random.Random) -> None:
         self._values, self._rng = list(values), rng
         self._left: list[Any] = []
 
     def deal(self, fits: Callable[[Any], bool] = lambda value: True) -> Any:
-        """The next that fits; those passed over stay for the next time."""
+        """The next value that fits; skipped values stay in the deck."""
         while True:
             for value in self._left:
                 if fits(value):
@@ -123,7 +124,7 @@ def planned(folder: Path, say: Callable[[str], None] = lambda text: None) -> lis
     seed, groups = FIRST_SEED, []
     for block in range(BLOCKS):
         chosen = [(pairs[(at + 2 * block) % len(pairs)], arch) for at, arch in enumerate(archs)]
-        for pair, arch in sorted(chosen, key=lambda of: pairs.index(of[0])):  # models are made once a block
+        for pair, arch in sorted(chosen, key=lambda of: pairs.index(of[0])):  # models are created once per block
             group = _group(arch, pair, seed, decks, folder, early=block % 2 == 0)
             seed += RUNS
             groups.append(group)
@@ -161,7 +162,7 @@ def planned_drafters(folder: Path, say: Callable[[str], None] = lambda text: Non
 
 
 def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: bool) -> list[ServedRun]:
-    """Runs of one server; one that drafts early if it can and `early` says so."""
+    """Runs of one server, with asynchronous scheduling if `early` is set and the server supports it."""
     drafts = arch != "autoregressive"
     controller: ControllerName = "fixed"
     if drafts:
@@ -191,7 +192,7 @@ def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: b
 
 
 def _traffic(decks: Decks, context: int) -> Traffic:
-    """Lengths that a pair's context holds; arrivals come later."""
+    """Lengths that fit into a pair's context, without arrivals."""
     short = context < 8000
     name = decks.datasets.deal(lambda name: name != "longest" or not short)
     if name == "sharegpt":
@@ -214,26 +215,26 @@ def _acceptance(decks: Decks, server: Server) -> Acceptance:
 
 
 def _loaded(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
-    """The experiment under a load, with as many requests as take some five seconds."""
+    """The experiment under a load, with enough requests for some five seconds."""
     azure = experiment.traffic.dataset_name == "azure"
-    slow = experiment.kin == "baseline"  # takes few at once: bursts would be gaps
+    slow = experiment.kin == "baseline"  # few concurrent requests: bursts would be gaps
     load = decks.loads.deal(lambda name: (name != "trace" or azure) and (name != "bursty" or not slow))
     if load == "closed":
         return _closed(experiment, decks, folder)
     if load == "trace":
         return _sized(experiment, folder, 30, FEWEST, use_trace_timestamps=True)
-    if load == "at once":
+    if load == "burst":
         places = experiment.server.max_num_seqs
         return _sized(experiment, folder, places, max(FEWEST, places // 4))
     most = capacity(_placed(experiment, folder))
     rate = float(f"{most * (0.7 if load == 'bursty' else float(load)):.3g}")
     more = {"burstiness": 0.25} if load == "bursty" else {}
-    least = max(SLOWEST if slow else FEWEST, round(rate * ABOUT[0]))  # fewer would be gone before the load is there
+    least = max(SLOWEST if slow else FEWEST, round(rate * ABOUT[0]))  # fewer would finish before the load builds up
     return _sized(experiment, folder, round(rate * SECONDS), least, request_rate=rate, **more)
 
 
 def _closed(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
-    """A closed loop; of fewer users where one and a half requests of each would take too long."""
+    """A closed loop, with fewer users if one and a half requests per user would take too long."""
     most = 8 if experiment.kin == "baseline" else experiment.server.max_num_seqs
     users = decks.concurrencies.deal(lambda users: users <= most)
     while True:
@@ -245,7 +246,7 @@ def _closed(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
 
 
 def _sized(experiment: Experiment, folder: Path, first: int, least: int, **traffic: Any) -> Experiment:
-    """The experiment with as many requests as take about the time there is, if `first` do not; at least `least`."""
+    """The experiment with as many requests as fit into the time of a run, starting from `first`; at least `least`."""
     most = 300 if traffic.get("use_trace_timestamps") else MOST
     count = max(least, first)
     for _ in range(TRIES):
@@ -262,7 +263,7 @@ def _with(experiment: Experiment, **traffic: Any) -> Experiment:
 
 
 def _placed(experiment: Experiment, folder: Path) -> Experiment:
-    """As it is served from the plan's folder."""
+    """The experiment with paths relative to the plan's folder."""
     return suited(ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder).experiment)
 
 
@@ -271,7 +272,7 @@ def _duration_s(experiment: Experiment, folder: Path) -> float:
 
 
 def _longest(experiment: Experiment, folder: Path) -> int:
-    """Tokens of the longest request that may come."""
+    """Tokens of the longest possible request."""
     traffic = _placed(_with(experiment, num_prompts=600), folder).traffic
     largest = Workload(traffic, Acceptance()).largest()
     return largest.prompt_tokens + largest.output_tokens

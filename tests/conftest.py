@@ -6,7 +6,7 @@ import gc
 import os
 import shutil
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import pytest
@@ -51,6 +51,24 @@ def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     end = b"IEND\xaeB`\x82"
     monkeypatch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: end)
     monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
+    """Run a command that has to be refused: exit code 2, nothing printed but one line, which is returned."""
+
+    def run(argv: Sequence[str]) -> str:
+        from pdvsim.cli import main
+
+        capsys.readouterr()
+        assert main([*argv]) == 2
+        said = capsys.readouterr()
+        assert said.out == ""
+        assert said.err.startswith("pdvsim: error: ")
+        assert said.err.count("\n") == 1
+        return said.err
+
+    return run
 
 
 @pytest.fixture(scope="module")

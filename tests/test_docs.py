@@ -1,6 +1,6 @@
 """The README and the pages of docs: every command and Python block runs, what is shown comes out, links lead somewhere.
 
-A block's commands run in order in one empty folder, on a reduced budget. A block of `text` right behind one is its
+A block's commands run in order in one empty folder, on a reduced budget. A block of `text` right after one is its
 output: then it runs as it stands, and every number must come out within 2%; a line of dots stands for lines left out.
 A block under `<!-- needs a GPU -->` or `<!-- needs your file -->` cannot run here: each of its commands must say so in
 one line, with exit code 2.
@@ -32,6 +32,7 @@ from pdvsim.common.options import options, parse
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+NOTES = sorted((ROOT / "docs" / "notes").glob("*.md"))
 PROGRAMS = ("pdvsim ", "realrun ")
 GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 SERVES = "<!-- serves until Ctrl-C -->"
@@ -263,7 +264,7 @@ def _with_budget(call: Any, name: str) -> Any:
     return smaller
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_resolve(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     links = [link.attrGet("href") for link in inline(text, "link_open")]
@@ -272,7 +273,7 @@ def test_links_resolve(page: Path) -> None:
             assert (page.parent / where.partition("#")[0]).exists(), f"{page.name} links to {where}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", PAGES + NOTES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_in_the_text_exist(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "python -m pdvsim." not in text, "a user is told to run a command, or a study"

@@ -42,7 +42,10 @@ class Calibration:
         return {
             "name": self.profile.name,
             "foundation": self.profile.foundation,
-            "solo": {model: solo_errors(solo) for model, solo in self.solos.items()},
+            "solo": {
+                model: {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
+                for model, solo in self.solos.items()
+            },
             "corun": corun_errors(self.corun) if self.corun else None,
             "power": power_errors(self.heated) if self.heated else None,
             "contention": asdict(self.profile.contention),
@@ -160,20 +163,15 @@ def ranges(frame: pd.DataFrame) -> dict[str, Any]:
     }
 
 
-def solo_errors(solo: Solo) -> dict[str, Any]:
-    """Held-out errors of one model, and the spread of samples at one point."""
-    return {"points": solo.points, **middle(solo.errors), "spread": middle(solo.spread)}
-
-
 def corun_errors(corun: Corun) -> dict[str, Any]:
     """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted."""
-    found: dict[str, Any] = {}
+    errors_by_kind: dict[str, Any] = {}
     for label, works, ways in (("pairs", 2, ()), ("triples", 3, ("no_triples",))):
         for held_out in ("by_shape", "by_models", *ways):
             errors = corun.errors(works, held_out)
             if len(errors):
-                found[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
-    return found
+                errors_by_kind[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
+    return errors_by_kind
 
 
 def power_errors(heated: PowerCalibration) -> dict[str, Any]:

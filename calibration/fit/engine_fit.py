@@ -44,8 +44,8 @@ class EngineSteps:
 
     def seconds(self, log: StepLog) -> Floats:
         """What the steps of a log take."""
-        found: Floats = _columns(_padded(log, self.padded_to), self.knots) @ self.coefficients
-        return found
+        times_s: Floats = _columns(_padded(log, self.padded_to), self.knots) @ self.coefficients
+        return times_s
 
 
 @dataclass(frozen=True)
@@ -119,15 +119,15 @@ def padding(log: StepLog) -> tuple[int, ...]:
     alone = log.only((log.prompt > 0) & (log.k == 0))
     if len(alone) < LEAST_GROUP:
         return ()
-    found, group = np.unique(np.searchsorted(SIZES, alone.prompt), return_inverse=True)
-    if found[-1] == len(SIZES):
+    seen, group = np.unique(np.searchsorted(SIZES, alone.prompt), return_inverse=True)
+    if seen[-1] == len(SIZES):
         return ()
-    levels = np.eye(len(found))[group]
+    levels = np.eye(len(seen))[group]
     columns = np.column_stack([levels, alone.rows > 0, alone.tokens, np.nan_to_num(alone.kv)])
-    level = np.linalg.lstsq(columns / alone.seconds[:, None], np.ones(len(alone)))[0][: len(found)]
-    usual = np.array([np.median(alone.seconds[group == at]) for at in range(len(found))])
+    level = np.linalg.lstsq(columns / alone.seconds[:, None], np.ones(len(alone)))[0][: len(seen)]
+    usual = np.array([np.median(alone.seconds[group == at]) for at in range(len(seen))])
     longer = np.diff(level) > LONGER * usual[:-1]
-    sizes = [size for at in np.flatnonzero(longer) for size in SIZES[found[at] : found[at + 1]]] + [SIZES[found[-1]]]
+    sizes = [size for at in np.flatnonzero(longer) for size in SIZES[seen[at] : seen[at + 1]]] + [SIZES[seen[-1]]]
     reading = log.only(log.prompt > 0)
     if _solved(reading, tuple(sizes))[1] >= CLEARLY * _solved(reading, ())[1]:
         return ()
@@ -151,22 +151,22 @@ def _solved(log: StepLog, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     kept: NDArray[np.bool_] = np.ones(len(log), dtype=bool)
     for _ in range(2):
         across, triangle = np.linalg.qr(shares[kept])  # the same squares, of few rows
-        found = nnls(triangle, across.sum(axis=0))[0]
-        off = np.abs(shares @ found - 1)
+        solution = nnls(triangle, across.sum(axis=0))[0]
+        off = np.abs(shares @ solution - 1)
         kept = off <= max(OUTLIER * float(np.median(off)), 0.02)
-    return EngineSteps(sizes, knots, found / size), float(off.mean())
+    return EngineSteps(sizes, knots, solution / size), float(off.mean())
 
 
 def held_out(log: StepLog) -> dict[int, dict[str, float]]:
     """Errors on the steps of each batch size that the fit has not seen, where there are others."""
     group = np.where(log.rows > 0, 2 ** np.ceil(np.log2(np.maximum(log.rows, 1))), 0).astype(int)
-    found = {}
+    errors = {}
     for size in np.unique(group[group > 0]).tolist():
         mine = group == size
         if mine.sum() >= LEAST_GROUP and (group[~mine] > 0).sum() >= LEAST_GROUP:
             unseen = log.only(mine)
-            found[size] = middle(fit_steps(log.only(~mine)).seconds(unseen) / unseen.seconds - 1)
-    return found
+            errors[size] = middle(fit_steps(log.only(~mine)).seconds(unseen) / unseen.seconds - 1)
+    return errors
 
 
 def host_of(log: StepLog, benches: tuple[BenchRun, ...]) -> float:
@@ -199,13 +199,13 @@ def calibrate_engine(
             f"the logs are all of drafts ({', '.join(map(str, drafts))} tokens): one without speculation tells draft "
             "from verify"
         )
-    found, errors = fit_steps(log), held_out(log)
-    layers, (kv_s, mixed_s, fixed_s, row_s, draft_kv_s) = found.coefficients[:-5], found.coefficients[-5:]
+    steps, errors = fit_steps(log), held_out(log)
+    layers, (kv_s, mixed_s, fixed_s, row_s, draft_kv_s) = steps.coefficients[:-5], steps.coefficients[-5:]
     seconds = np.maximum(np.cumsum(layers), LEAST_S).tolist()
     plain: dict[str, Any] = dict.fromkeys(
         ("fixed_s", "weights_s", "token_s", "head_weights_s", "head_token_s", "pair_s"), 0.0
-    ) | {"chunk_buckets": found.padded_to}
-    knots = tuple(zip(found.knots, seconds, strict=True))
+    ) | {"chunk_buckets": steps.padded_to}
+    knots = tuple(zip(steps.knots, seconds, strict=True))
     models = {pair.target.name: ForwardFit(**plain, kv_s=kv_s, mixed_s=mixed_s, layer_knots=knots)}
     if drafts[-1] > 0:
         ends = tuple((n, max(fixed_s + row_s * n, LEAST_S)) for n in (1, WIDEST_ROWS))

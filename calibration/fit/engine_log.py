@@ -69,11 +69,11 @@ def read_logs(paths: tuple[str, ...]) -> StepLog:
     caches: set[int] = set()
     parts = []
     for path in paths:
-        found, engine, cache = _steps(path)
+        steps, engine, cache = _steps(path)
         engines.add(engine)
         if cache is not None:
             caches.add(cache)
-        parts.append(found)
+        parts.append(steps)
     if len(engines) > 1:
         raise ValueError(f"logs of different engines ({' and '.join(sorted(engines))}): fit each engine separately")
     columns = np.concatenate(parts).T
@@ -106,16 +106,16 @@ def _steps(path: str) -> tuple[Floats, str, int | None]:
             f"{path}: {len(rows)} steps, and a fit needs {LEAST_STEPS}; the server writes them with "
             "--enable-logging-iteration-details"
         )
-    found = np.array(rows)
-    decode = (found[:, 2] > 0) & (found[:, 1] == 0)
+    steps = np.array(rows)
+    decode = (steps[:, 2] > 0) & (steps[:, 1] == 0)
     if decode.any():
-        found[:, 4] = np.round(np.median(found[decode, 3] / found[decode, 2])) - 1
-        if np.median(found[decode, 6]) < SHORTEST_MS / 1e3:
+        steps[:, 4] = np.round(np.median(steps[decode, 3] / steps[decode, 2])) - 1
+        if np.median(steps[decode, 6]) < SHORTEST_MS / 1e3:
             raise ValueError(
-                f"{path}: steps of {np.median(found[decode, 6]) * 1e3:.2f} ms are waiting times, not steps: "
+                f"{path}: steps of {np.median(steps[decode, 6]) * 1e3:.2f} ms are waiting times, not steps: "
                 "start the server with --no-async-scheduling for the log"
             )
-    return found, engine, cache
+    return steps, engine, cache
 
 
 def read_bench(path: str) -> BenchRun:

@@ -37,6 +37,7 @@ TILES = 0.02  # of neighbouring tiles being alike
 PRIOR = 0.003  # of the figures being near the roofline's
 ROWS_ALIKE = 0.3  # of attention being as fast whatever the number of rows
 APART = 0.03  # the same of the head, which few points show apart from the layers
+EXPERT = 1.0  # the same of an expert: points of as many tokens read nearly as many experts
 FAR = 0.03  # relative error from which on a point pulls less
 FOLDS = 5
 
@@ -68,12 +69,13 @@ class Model:
         stretch_s = roof.kv_s * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
         n, m, r = len(self.knots), len(self.tiles), len(ROWS)
         self.layers, self.kv, self.span, self.fixed, self.rows = (slice(*ends) for ends in _runs(n, m, m, m, r))
-        names = (*self.OTHERS, "fused") if roof.fused_knots else self.OTHERS
+        known = {"fused": 1.3, "expert": roof.expert_s}
+        added = [name for name, there in (("fused", roof.fused_knots), ("expert", spec.experts)) if there]
+        names = (*self.OTHERS, *added)
         self.other = {name: self.rows.stop + i for i, name in enumerate(names)}
         self.sms = gpu.sms or 1
         wave_s = PROMPT_QUERIES * roof.pair_s * self.sms / spec.heads  # were all programs to multiply at its speed
-        others = [1e-5, 1e-7, wave_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, 1.3]
-        others = others[: len(names)]
+        others = [1e-5, 1e-7, wave_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, *(known[n] for n in added)]
         self.start = np.log(
             np.concatenate(
                 [
@@ -112,6 +114,7 @@ class Model:
         apart = [self.other[name] for name in ("head", "head_token")]
         for i in range(len(self.knots), size):
             weight = APART if i in apart else ROWS_ALIKE if i in range(size)[self.rows] else PRIOR
+            weight = EXPERT if i == self.other.get("expert") else weight
             rows.append(weight * at[i])
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)
@@ -157,6 +160,7 @@ class Model:
             fused_knots=tuple(fused),
             head_weights_s=other["head"],
             head_token_s=other["head_token"],
+            expert_s=other.get("expert", 0.0),
             kv_s=figures[self.kv][0],
             pair_s=0.0,
             layer_knots=tuple(zip(knots, figures[self.layers], strict=True)),

@@ -112,11 +112,11 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
 
     start = np.array([*first / unit, *START])
     low, high = [0.0] * 4 + [1.0, 0.0, 0.0, 1e-3], [np.inf] * 4 + [1e5, 10.0, 1.0, 10.0]
-    found = least_squares(
+    best = least_squares(
         residuals, np.clip(start, 1e-6, None), bounds=(low, high), x_scale=np.clip(start, 0.1, None), loss="soft_l1",
         f_scale=0.01, diff_step=[1e-3] * len(start),
     )  # fmt: skip
-    fit = fitted(found.x)
+    fit = fitted(best.x)
     power = Power(fit, gpu.bandwidth_bytes_per_s)
     late = []
     for run in runs:
@@ -124,7 +124,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
         predicted = _predicted(run, power)
         if settled:
             late.append(predicted[settled].sum() / sum(run[i].seconds for i in settled) - 1)
-    return PowerCalibration(fit, rates @ (found.x[:4] * unit) / read_w - 1, np.array(late))
+    return PowerCalibration(fit, rates @ (best.x[:4] * unit) / read_w - 1, np.array(late))
 
 
 def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunch]:

@@ -25,7 +25,7 @@ WarmUp = tuple[Pair, Pace]
 
 def read_served(paths: Iterable[str]) -> list[WarmUp]:
     """The warm-ups in results of `realrun` or in files of runs; a ValueError if a file has none."""
-    found: list[WarmUp] = []
+    warm_ups: list[WarmUp] = []
     for path in paths:
         metas: list[tuple[str, Mapping[str, Any]]]
         if path.endswith(".jsonl"):
@@ -36,8 +36,8 @@ def read_served(paths: Iterable[str]) -> list[WarmUp]:
         here = [(pair(name), pace) for name, meta in metas if (pace := pace_in(meta)) is not None]
         if not here:
             raise ValueError(f"--served {path}: no result of realrun with pace_target")
-        found += here
-    return list(dict.fromkeys(found))  # runs that share a server share its warm-up
+        warm_ups += here
+    return list(dict.fromkeys(warm_ups))  # runs that share a server share its warm-up
 
 
 def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
@@ -50,7 +50,7 @@ def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
             factors[of.draft.name].append(pace.draft)
         if pace.host_s is not None:
             hosts.append(pace)
-    medians = {name: median(found) for name, found in factors.items() if name in profile.models}
+    medians = {name: median(paces) for name, paces in factors.items() if name in profile.models}
     models = profile.models | {name: profile.models[name].scaled(factor) for name, factor in medians.items()}
     host = profile.host
     if hosts:

@@ -70,18 +70,18 @@ def read(folder: str | Path, gpu: GpuSpec) -> list[Layer]:
     if not root.is_dir():
         raise ValueError(f"{folder}: not a folder of Vidur's profiles")
     files = [path for path in sorted(root.rglob("*mlp.csv")) if of_card(path.relative_to(root), gpu.name)]
-    found = [layer for path in files if (layer := read_layer(path)) is not None]
-    if not found:
+    layers = [layer for path in files if (layer := read_layer(path)) is not None]
+    if not layers:
         raise ValueError(f"{folder}: no *mlp.csv of a known model for {gpu.name}; known: {', '.join(MODELS)}")
-    names = [layer.spec.name for layer in found]
+    names = [layer.spec.name for layer in layers]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{folder}: {name} occurs twice; keep one of its files")
-    for layer in found:
+    for layer in layers:
         if len(layer.at(TOKENS)) < 2:
             raise ValueError(f"{folder}: {layer.spec.name}: too few values of num_tokens for a fit")
         _check_units(folder, layer, gpu)
-    return found
+    return layers
 
 
 def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MODELS) -> Layer | None:
@@ -90,8 +90,9 @@ def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MO
     shapes = frame[list(SHAPE)].drop_duplicates()
     if len(shapes) != 1:
         raise ValueError(f"{path}: holds {len(shapes)} models; it must hold one")
-    spec = _preset(known, *(int(value) for value in shapes.iloc[0]))
-    if spec is None:
+    shape = tuple(int(value) for value in shapes.iloc[0])
+    same = (m for m in known.values() if (m.heads, m.kv_heads, m.hidden, m.intermediate) == shape)
+    if (spec := next(same, None)) is None:
         return None
     by = frame.groupby("num_tokens")[[f"time_stats.{name}.median" for name in ("emb", *LAYER)]].median() * 1e-3
     tokens, times = by.index.to_numpy(float), by.to_numpy(float)
@@ -149,14 +150,6 @@ def _finite(path: Path, frame: pd.DataFrame, columns: Sequence[str], zero: bool 
             raise ValueError(f"{path}: {name}: line {row}: must be a number above 0, got {values[bad][0]:g}")
 
 
-def _preset(
-    known: Mapping[str, ModelSpec], heads: int, kv_heads: int, hidden: int, intermediate: int
-) -> ModelSpec | None:
-    shape = (heads, kv_heads, hidden, intermediate)
-    same = (m for m in known.values() if (m.heads, m.kv_heads, m.hidden, m.intermediate) == shape)
-    return next(same, None)
-
-
 def of_card(path: Path, card: str) -> bool:
     """Whether a path names this card, or none."""
     named = set(DEVICE.findall(path.as_posix().lower()))
@@ -184,12 +177,12 @@ def library_only(transfer: Transfer) -> Transfer:
 
 def layer_errors(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> dict[str, Floats]:
     """log(predicted / published) of a layer, by model, at the knots' tokens."""
-    found, ceilings = {}, transfer.ceilings(gpu)
+    errors, ceilings = {}, transfer.ceilings(gpu)
     for layer in layers:
         knots = np.array(layer.at(TOKENS))
         prices = Prices(layer.spec, ceilings, gpu.sms or transfer.sms, library_only(transfer))
-        found[layer.spec.name] = np.asarray(np.log(prices.layers(knots[:, 0]) / knots[:, 1]))
-    return found
+        errors[layer.spec.name] = np.asarray(np.log(prices.layers(knots[:, 0]) / knots[:, 1]))
+    return errors
 
 
 def fitted_ceilings(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -> GpuSpec:

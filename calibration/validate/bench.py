@@ -55,8 +55,8 @@ class BenchedLoad:
             if not self.accepted:
                 raise ValueError("the result does not say how often drafts were accepted: give --acceptance-rate")
             acceptance = Acceptance(synthetic_acceptance_rates=self.accepted[:k])
-        found = (METRIC.fullmatch(name) for name in self.measured)
-        percentiles = {float(name["percentile"]) for name in found if name and name["percentile"]}
+        names = (METRIC.fullmatch(name) for name in self.measured)
+        percentiles = {float(name["percentile"]) for name in names if name and name["percentile"]}
         return suited(
             Experiment(
                 arch,
@@ -87,7 +87,10 @@ def read_load(path: str) -> BenchedLoad:
     measured = {name: value for name, value in document.items() if METRIC.fullmatch(name) and _positive(value)}
     if "output_throughput" not in measured:
         raise ValueError(f"{path}: no result of `vllm bench serve`: it has no output_throughput")
-    rate, limit = _rate(path, document), document.get("max_concurrency")
+    rate, limit = math.inf, document.get("max_concurrency")
+    if document.get("request_rate") not in ("inf", None):
+        rate = _number(path, document, "request_rate", "requests per second, or inf")
+    burstiness = _number(path, {"burstiness": 1.0} | document, "burstiness", "a number above 0")
     if limit is not None and (type(limit) is not int or limit < 1):
         raise ValueError(f"{path}: max_concurrency is {quoted(limit)}; accepted: a whole number from 1 on")
     paced = math.isfinite(rate) or "ramp_up_strategy" in document
@@ -99,8 +102,8 @@ def read_load(path: str) -> BenchedLoad:
         lengths, sent_s, notes = _mean_lengths(path, document), None, ["no --save-detailed: mean lengths for all"]
     prompt, output = (max(1, round(float(mean))) for mean in lengths.mean(axis=0))
     traffic = Traffic(
-        "random", num_prompts=len(lengths), request_rate=rate, burstiness=_burstiness(path, document),
-        max_concurrency=limit, input_len=prompt, output_len=output,
+        "random", num_prompts=len(lengths), request_rate=rate, burstiness=burstiness, max_concurrency=limit,
+        input_len=prompt, output_len=output,
     )  # fmt: skip
     if limit is not None and not paced and "queue_times" not in document:
         sent_s = np.zeros(len(lengths))  # a request is sent as another is answered: here, as soon as that is
@@ -113,20 +116,11 @@ def read_load(path: str) -> BenchedLoad:
     return BenchedLoad(traffic, lengths, sent_s, k, accepted, measured, tuple(notes))
 
 
-def _rate(path: str, document: Mapping[str, Any]) -> float:
-    rate = document.get("request_rate", math.inf)
-    if rate in ("inf", None):
-        return math.inf
-    if not _positive(rate):
-        raise ValueError(f"{path}: request_rate is {quoted(rate)}; accepted: requests per second, or inf")
-    return float(rate)
-
-
-def _burstiness(path: str, document: Mapping[str, Any]) -> float:
-    burstiness = document.get("burstiness", 1.0)
-    if not _positive(burstiness):
-        raise ValueError(f"{path}: burstiness is {quoted(burstiness)}; accepted: a number above 0")
-    return float(burstiness)
+def _number(path: str, document: Mapping[str, Any], name: str, accepted: str) -> float:
+    """A number above 0 of a result; `accepted` says so."""
+    if not _positive(value := document[name]):
+        raise ValueError(f"{path}: {name} is {quoted(value)}; accepted: {accepted}")
+    return float(value)
 
 
 def _mean_lengths(path: str, document: Mapping[str, Any]) -> Lengths:

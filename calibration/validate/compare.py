@@ -227,14 +227,14 @@ def spread(runs: Sequence[ServedRun]) -> list[dict[str, float]]:
     groups: dict[str, list[dict[str, Any]]] = {}
     for run in runs:
         groups.setdefault(run.command, []).append(run.metrics)
-    found = []
+    ratios = []
     for repeats in groups.values():
         for i, metrics in enumerate(repeats):
             others = repeats[:i] + repeats[i + 1 :]
             if others:
                 means = {m: float(np.mean([o.get(m) or math.nan for o in others])) for m in METRICS}
-                found.append({m: metrics[m] / means[m] - 1 for m in METRICS if metrics.get(m) and means[m] > 0})
-    return found
+                ratios.append({m: metrics[m] / means[m] - 1 for m in METRICS if metrics.get(m) and means[m] > 0})
+    return ratios
 
 
 def leads(checked: Sequence[Checked]) -> dict[str, Any]:
@@ -252,7 +252,7 @@ def leads(checked: Sequence[Checked]) -> dict[str, Any]:
             key = (e.server.pair, e.traffic, e.acceptance, e.scoring)
             loops.setdefault(key, {}).setdefault(one.run.command, []).append(one)
     by_metric = {metric: _leads(metric, list(loops.values())) for metric in METRICS}
-    known = {metric: found for metric, found in by_metric.items() if found[0]}
+    known = {metric: both for metric, both in by_metric.items() if both[0]}
     limits = {metric: middle(errors)["p95"] for metric, (errors, _) in known.items()}
     for family in FAMILIES:
         tails = [f"{mark}_{family}_ms" for mark in TAILS]
@@ -310,11 +310,11 @@ def bars(checked: Sequence[Checked]) -> Bars:
     Repeated runs count as one, their mean. A group with too few experiments for a quantile is left out, and so is one
     where the largest error alone would decide it, unless it holds all runs.
     """
-    found: Bars = {}
+    by_group: Bars = {}
     for (group, metric), sizes in sorted(_sizes(checked).items()):
         if (size := _quantile(group, list(sizes.values()))) is not None:
-            found.setdefault(group, {})[metric] = math.ceil(1e3 * size) / 1e3
-    return found
+            by_group.setdefault(group, {})[metric] = math.ceil(1e3 * size) / 1e3
+    return by_group
 
 
 def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]]:
@@ -322,15 +322,15 @@ def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]
     repeats: dict[str, list[Checked]] = {}
     for one in checked:
         repeats.setdefault(one.run.command, []).append(one)
-    found: dict[tuple[str, str], dict[str, float]] = {}
+    sizes: dict[tuple[str, str], dict[str, float]] = {}
     for command, runs in repeats.items():
         for metric in METRICS:
             known = [one.run.metrics[metric] for one in runs if metric in one.errors]
             if known:
                 size = abs(math.log(runs[0].predicted[metric] / float(np.mean(known))))
                 for group in runs[0].groups:
-                    found.setdefault((group, metric), {})[command] = size
-    return found
+                    sizes.setdefault((group, metric), {})[command] = size
+    return sizes
 
 
 def _quantile(group: str, sizes: Sequence[float]) -> float | None:
@@ -341,16 +341,6 @@ def _quantile(group: str, sizes: Sequence[float]) -> float | None:
     if COVERED * (len(sizes) + 1) > len(sizes) - (group != "any"):
         return None
     return math.expm1(float(np.quantile(sizes, COVERED, method="weibull")))
-
-
-def coverage(checked: Sequence[Checked], within: Bars) -> dict[str, Any]:
-    """The share of runs that bars hold: in all, by metric, and by what `COVERED_BY` tells apart."""
-    return covered(hits_of(checked, within))
-
-
-def cross_coverage(checked: Sequence[Checked]) -> dict[str, Any]:
-    """The same with bars made of the other runs: each experiment held against all others."""
-    return covered(cross_hits(checked))
 
 
 Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
@@ -400,27 +390,27 @@ def covered(hits: Sequence[Hit]) -> dict[str, Any]:
         }
         for kind in COVERED_BY
     }
-    known = {metric: found for metric, found in by_metric.items() if found["runs"]}
-    return {**share(hits), "by_metric": known, **{f"by_{kind}": found for kind, found in by_label.items()}}
+    known = {metric: part for metric, part in by_metric.items() if part["runs"]}
+    return {**share(hits), "by_metric": known, **{f"by_{kind}": part for kind, part in by_label.items()}}
 
 
 # the document --------------------------------------------------------------------------------------------------------
 
 
-def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[str, Any]:
+def document(validation: Validation, numbers: dict[str, int] | None = None) -> dict[str, Any]:
     """All errors, and their medians and 95th percentiles overall, by metric and by group; bars, and what they hold.
 
     `numbers` are what runs are called, by their id. Runs that are held out have a part of their own.
     """
-    first, *others = found.checked
-    held = [one for one in found.checked[first] if one.run.held_out]
-    known = {name: [one for one in checked if not one.run.held_out] for name, checked in found.checked.items()}
+    first, *others = validation.checked
+    held = [one for one in validation.checked[first] if one.run.held_out]
+    known = {name: [one for one in checked if not one.run.held_out] for name, checked in validation.checked.items()}
     repeats = spread([one.run for one in known[first]])
-    within = {known: bars(checked) for known, checked in found.by_machine(held_out=False).items()}
+    within = {known: bars(checked) for known, checked in validation.by_machine(held_out=False).items()}
     return {
         "contention": first,
-        "foundation": found.foundation,
-        "complete": found.complete,
+        "foundation": validation.foundation,
+        "complete": validation.complete,
         "targets": TARGETS,
         "runs": [_entry(one, numbers) for one in known[first]],
         **_summary(known[first]),
@@ -430,13 +420,14 @@ def document(found: Validation, numbers: dict[str, int] | None = None) -> dict[s
         "paced": _paced(known[first]),
         "bars": within,
         "reached": _reached(known[first]),
-        "coverage": {known: cross_coverage(checked) for known, checked in found.by_machine(held_out=False).items()},
+        "coverage": {known: covered(cross_hits(runs)) for known, runs in validation.by_machine(held_out=False).items()},
         "held_out": {
             "runs": [_entry(one, numbers) for one in held],
             **_summary(held),
             "paced": _paced(held),
             "coverage": {
-                known: coverage(checked, within[known]) for known, checked in found.by_machine(held_out=True).items()
+                known: covered(hits_of(runs, within[known]))
+                for known, runs in validation.by_machine(held_out=True).items()
             },
         }
         if held
@@ -457,25 +448,25 @@ def _entry(one: Checked, numbers: dict[str, int] | None) -> dict[str, Any]:
 
 
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
-    found = _middles([one.errors for one in checked])
+    summary = _middles([one.errors for one in checked])
     for group in GROUPS:
         labels = list(dict.fromkeys(one.labels[group] for one in checked))
-        found[f"by_{group}"] = {
+        summary[f"by_{group}"] = {
             label: {"runs": len(those), **middle([e for one in those for e in one.errors.values()])}
             for label in labels
             if (those := [one for one in checked if one.labels[group] == label])
         }
-    return found
+    return summary
 
 
 def _reached(checked: Sequence[Checked]) -> dict[str, float]:
     """The largest of each size in which runs were beyond what was measured."""
-    found: dict[str, float] = {}
+    largest: dict[str, float] = {}
     for one in checked:
         for name, size in one.outside.items():
             if name != "share" and not name.endswith("_limit"):
-                found[name] = max(size, found.get(name, 0.0))
-    return found
+                largest[name] = max(size, largest.get(name, 0.0))
+    return largest
 
 
 def _paced(checked: Sequence[Checked]) -> dict[str, Any] | None:

@@ -103,13 +103,13 @@ def launches_of(run: ServedRun) -> pd.DataFrame:
 
     path = run.folder / LAUNCHES
     table = read_table(path).to_pandas() if path.exists() else pd.DataFrame({"run": []})
-    found = table[table["run"] == run.id]
-    if found.empty:
+    rows = table[table["run"] == run.id]
+    if rows.empty:
         raise ValueError(f"no launches were saved for {run.command!r}, repeat {run.repeat}")
-    frame = found[list(KEPT)].astype(np.int64)
+    frame = rows[list(KEPT)].astype(np.int64)
     for name, words in (("lane", LANES), ("kind", KINDS), ("role", ROLES)):
         frame[name] = pd.Categorical.from_codes(frame[name], pd.Index(words))
-    start, span, solo = (found[name].astype(np.float64) * TICK_S for name in TICKS)
+    start, span, solo = (rows[name].astype(np.float64) * TICK_S for name in TICKS)
     return frame.assign(start_s=start, end_s=start + span, solo_s=solo).reset_index(drop=True)
 
 

@@ -71,16 +71,16 @@ def read_runs(path: str | Path, planned: bool = False, own_policies: bool = Fals
     """
     number = 0
     try:
-        found = []
+        runs = []
         for line in read_text(path, MAX_DATA_BYTES).splitlines():
             number += 1
-            found.append(_read(parse_json(line), Path(path).parent, planned, own_policies))
+            runs.append(_read(parse_json(line), Path(path).parent, planned, own_policies))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         where = f", line {number}" if number else ""
         raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None
-    if not found:
+    if not runs:
         raise ValueError(f"{path}: holds no runs")
-    return found
+    return runs
 
 
 def _read(line: dict[str, Any], folder: Path, planned: bool, own_policies: bool) -> ServedRun:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from pdvsim.published.fair import Fair
-from pdvsim.published.poisson_fit import CUTOFF_S
+from pdvsim.published.poisson import CUTOFF_S
 
 
 def explain(fair: Fair) -> list[str]:

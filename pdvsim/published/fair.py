@@ -9,20 +9,19 @@ what the same traffic costs a present-day engine, not as a prediction of the pub
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
-from pdvsim.published.job import coin_for
-from pdvsim.published.poisson import Poisson, run_poisson
-from pdvsim.published.poisson_fit import ALL_COMPLETED, PoissonModel, poisson_jobs, poisson_scores
-from pdvsim.published.poisson_fit import OUTPUT_TOKENS as POISSON_TOKENS
+from pdvsim.published.job import PublishedJob, Score, coin_for
+from pdvsim.published.poisson import ALL_COMPLETED, Poisson, PoissonModel, poisson_jobs, poisson_scores, run_poisson
+from pdvsim.published.poisson import OUTPUT_TOKENS as POISSON_TOKENS
 from pdvsim.published.reproduce import TableName
-from pdvsim.published.scoring import Score, score_fairly
 from pdvsim.published.tables import THREE_WAY_PAIR, Key, Published
-from pdvsim.published.three_way_fit import OUTPUT_TOKENS as THREE_WAY_TOKENS
-from pdvsim.published.three_way_fit import PROMPT_TOKENS, ThreeWayModel, served
+from pdvsim.published.three_way import OUTPUT_TOKENS as THREE_WAY_TOKENS
+from pdvsim.published.three_way import PROMPT_TOKENS, ThreeWayModel, served
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -160,3 +159,15 @@ def _modern(table: TableName, arch: Arch, arrivals: list[float], coin: float, se
 
 def _means(scores: list[Score]) -> dict[str, float]:
     return {name: float(np.mean([score[name] for score in scores])) for name in FAIR_METRICS}
+
+
+def score_fairly(jobs: Sequence[PublishedJob]) -> Score:
+    """All tokens of all requests, served to the end; time runs from the first arrival."""
+    latency_s = [job.finish_s - job.arrival_s for job in jobs]
+    duration_s = max(job.finish_s for job in jobs) - min(job.arrival_s for job in jobs)
+    return {
+        "duration": duration_s,
+        "output_throughput": sum(job.tokens for job in jobs) / duration_s,
+        "mean_e2el_ms": 1e3 * float(np.mean(latency_s)),
+        "p95_e2el_ms": 1e3 * float(np.percentile(latency_s, 95)),
+    }

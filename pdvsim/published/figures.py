@@ -78,7 +78,14 @@ def _poisson(reproduction: Reproduction) -> Figure:
         for arch in ("pd", "pdv-unified"):
             row = [c for c in cells if c.pair == label and c.arch == arch]
             _curve(axes, row, arch)
-        _axes(axes, "Concurrency level C (0.05 C requests/s for 30 s)", "tok/s of completed requests", label)
+        ticks = (1, 2, 4, 8, 16, 32, 64, 128)
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(ticks, [str(tick) for tick in ticks])
+        axes.minorticks_off()
+        axes.set_ylim(0, 15)
+        axes.set_xlabel("Concurrency level C (0.05 C requests/s for 30 s)")
+        axes.set_ylabel("tok/s of completed requests")
+        axes.set_title(label, fontweight="bold", loc="left")
     handles, names = panels[0].get_legend_handles_labels()
     figure.legend(handles, names, loc="outside upper center", ncols=4, frameon=False)
     return figure
@@ -93,17 +100,6 @@ def _curve(axes: Axes, row: list[TableCell], name: str) -> None:
     style, size = ("o", 11) if name == "pd" else ("s", 6)  # one shows behind the other where they agree
     published = [c.published for c in row]
     axes.plot(x, published, style, color=colour, markersize=size, markeredgecolor="white", label=f"{name}, published")
-
-
-def _axes(axes: Axes, x_label: str, y_label: str, title: str) -> None:
-    ticks = (1, 2, 4, 8, 16, 32, 64, 128)
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [str(tick) for tick in ticks])
-    axes.minorticks_off()
-    axes.set_ylim(0, 15)
-    axes.set_xlabel(x_label)
-    axes.set_ylabel(y_label)
-    axes.set_title(title, fontweight="bold", loc="left")
 
 
 @styled()
@@ -151,17 +147,23 @@ def fair_figure(fair: Fair) -> Figure:
             axes.minorticks_off()
         else:
             axes.set_xlim(0, 1.1 * max(shown))
-        for border in range(len(who), len(lines), len(who)):
-            axes.axhline(border - 0.5, color="0.6", linewidth=1)
         axes.set_title(title, fontweight="bold", loc="left")
     names = [f"{arch}, {'published' if engine == 'published' else 'pdvsim'}" for _, engine, arch in lines]
     for number, load in enumerate(loads):
         requests = next(row.requests for row in fair.rows if row.concurrency == load)
         at = f"C = {load}" if poisson else f"{requests} request{'s' if requests > 1 else ''}"
         names[number * len(who)] = f"{at}:  {names[number * len(who)]}"
-    panels[0].set_yticks(range(len(lines)), names, fontsize=9)
-    panels[0].set_ylim(len(lines) - 0.5, -0.5)
+    _name_lines(panels, names, len(who))
     return figure
+
+
+def _name_lines(panels: list[Axes], names: list[str], block: int) -> None:
+    """Lines from top to bottom with their names, and a border after each block of them."""
+    for axes in panels:
+        for border in range(block, len(names), block):
+            axes.axhline(border - 0.5, color="0.6", linewidth=1)
+    panels[0].set_yticks(range(len(names)), names, fontsize=9)
+    panels[0].set_ylim(len(names) - 0.5, -0.5)
 
 
 def _comparison(reproduction: Reproduction) -> Figure:
@@ -188,14 +190,11 @@ def _comparison(reproduction: Reproduction) -> Figure:
             axes.plot(scale * cell.simulated, y, "D", color="black", markersize=4.5, zorder=4)
         axes.set_xlim(left=0)
         axes.set_title(title, fontweight="bold", loc="left")
-        for border in range(4, len(rows), 4):
-            axes.axhline(border - 0.5, color="0.6", linewidth=1)
     names = [
         f"{pair}:  {requests} requests, {arch}" if i % 4 == 0 else f"{requests} requests, {arch}"
         for i, (pair, requests, arch) in enumerate(rows)
     ]
-    panels[0].set_yticks(range(len(rows)), names, fontsize=9)
-    panels[0].set_ylim(len(rows) - 0.5, -0.5)
+    _name_lines(panels, names, 4)
     for arch in dict.fromkeys(row[2] for row in rows):
         panels[0].plot([], [], arch_marker(arch), color=arch_colour(arch), label=f"{arch}, published")
     panels[0].plot([], [], "D", color="black", label="explained")

@@ -1,17 +1,22 @@
-"""How long a forward of the published programs takes, and the one stream it runs on.
+"""What the published programs share: how long a forward takes, the one stream it runs on, and threads that wait.
 
 Not modelled: attention, and the spread of repeated forwards.
 """
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import simpy
+from simpy.events import Event
 
-from pdvsim.published.job import K
+from pdvsim.published.job import K, PublishedJob
 from pdvsim.sim.core import Pair
+
+Process = Generator[Event, Any, None]
 
 
 class Forwards(Protocol):
@@ -66,14 +71,37 @@ class Cached:
         return [self.draft_s, self.target_s]
 
 
-class Stream:
-    """One GPU stream: forwards run one at a time, in the order of their submission."""
+class PublishedProgram:
+    """A published program: its threads, one GPU stream, and the requests that wait to be admitted."""
 
-    def __init__(self, env: simpy.Environment) -> None:
+    def __init__(self, env: simpy.Environment, jobs: Sequence[PublishedJob], free_s: float = 0.0) -> None:
         self.env = env
-        self.free_s = env.now
+        self.free_s = free_s  # when the stream has nothing more to do
+        self.waiting: deque[PublishedJob] = deque()
+        self.arriving = True  # more requests may come
+        self.news = env.event()  # what a thread with nothing to do waits for
+        env.process(self.arrivals(jobs))  # before the threads: what arrives at 0 waits when they start
+        for thread in self.threads():
+            env.process(thread)
 
-    def run(self, seconds: float) -> simpy.Event:
-        """An event for the end of a forward submitted now."""
+    def threads(self) -> list[Process]:
+        raise NotImplementedError
+
+    def arrivals(self, jobs: Sequence[PublishedJob]) -> Process:
+        """Submit each job when it arrives."""
+        for job in jobs:
+            if job.arrival_s > self.env.now:
+                yield self.env.timeout(job.arrival_s - self.env.now)
+            self.waiting.append(job)
+            self.notify()
+        self.arriving = False
+
+    def notify(self) -> None:
+        """Something changed: wake the threads that have nothing to do."""
+        news, self.news = self.news, self.env.event()
+        news.succeed()
+
+    def run(self, seconds: float) -> Event:
+        """An event for the end of a forward submitted now: forwards run one at a time, in the order of submission."""
         self.free_s = max(self.env.now, self.free_s) + seconds
         return self.env.timeout(self.free_s - self.env.now)

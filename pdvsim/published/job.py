@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
+Score = dict[str, float]  # metrics of a run, by name
 
 K = 4  # draft length, in all published runs
 

@@ -17,8 +17,7 @@ from itertools import permutations
 import numpy as np
 
 from pdvsim.published.forwards import WholeSequence
-from pdvsim.published.job import legacy_arrivals
-from pdvsim.published.scoring import Score, score_three_way
+from pdvsim.published.job import Score, legacy_arrivals
 from pdvsim.published.tables import (
     THREE_WAY_PAIR,
     Constant,
@@ -29,13 +28,14 @@ from pdvsim.published.tables import (
     five_requests,
     many_requests,
 )
-from pdvsim.published.three_way import ThreeWayConfig
-from pdvsim.published.three_way_fit import (
+from pdvsim.published.three_way import (
     FIVE,
     FP32_FLOPS_PER_S,
     OUTPUT_TOKENS,
+    ThreeWayConfig,
     ThreeWayModel,
     random_orders,
+    score_three_way,
     served,
 )
 from pdvsim.sim.hardware.models import pair
@@ -83,8 +83,8 @@ class ComparisonModel:
         *before, _ = self.differences.values()
         told_ms = {metric: self.published.figures[Key(TABLE, *row[:3], metric)].value for metric in LATENCIES}
         return [
-            math.sqrt(math.prod(_mean(found, metric) / ms for metric, ms in told_ms.items()))
-            for found in (*(self._scores(row, setting, runs, seed) for setting in before), scores)
+            math.sqrt(math.prod(_mean(simulated, metric) / ms for metric, ms in told_ms.items()))
+            for simulated in (*(self._scores(row, setting, runs, seed) for setting in before), scores)
         ]
 
     def _differences(self) -> dict[str, Setting]:

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from pdvsim.published.job import Score
 from pdvsim.published.model_comparison import ComparisonModel
-from pdvsim.published.poisson_fit import PoissonModel
-from pdvsim.published.scoring import Score
+from pdvsim.published.poisson import PoissonModel
 from pdvsim.published.tables import Constant, Prediction, Published, TableRow, load_predicted
-from pdvsim.published.three_way_fit import ThreeWayModel
+from pdvsim.published.three_way import ThreeWayModel
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
 
@@ -94,12 +94,8 @@ class Reproduction:
 
     def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
-        metrics = TARGETS[self.table]
-        return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= self.least_completions]
-
-    @property
-    def least_completions(self) -> int:
-        return ENOUGH if self.table == "poisson-30s" else 1
+        metrics, least = TARGETS[self.table], ENOUGH if self.table == "poisson-30s" else 1
+        return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= least]
 
     def missed(self) -> list[TableCell]:
         """The cells that miss their target."""

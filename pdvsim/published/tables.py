@@ -137,7 +137,7 @@ def five_requests(acceptance: dict[str, float], output_tokens: int) -> Mix:
     least, middle, most = (tokens_and_rounds(acceptance[name], output_tokens) for name in ("min", "median", "max"))
     known = [tokens / (K * rounds) for tokens, rounds in (least, middle, most)]
     rest = 5 * acceptance["mean"] - sum(known)
-    found = set()
+    solutions = set()
     for tokens in range(output_tokens, output_tokens + K):
         for rounds in range(math.ceil(tokens / K), output_tokens + 1):
             low = tokens / (K * rounds)
@@ -145,10 +145,10 @@ def five_requests(acceptance: dict[str, float], output_tokens: int) -> Mix:
             if known[0] - 1e-9 <= low <= known[1] + 1e-9 and known[1] - 1e-9 <= high <= known[2] + 1e-9:
                 other = tokens_and_rounds(high, output_tokens)
                 if abs(other[0] / (K * other[1]) - high) < 1e-9:
-                    found.add(((tokens, rounds), other))
-    if len(found) != 1:
-        raise ValueError(f"acceptance {acceptance} fits {len(found)} sets of five requests, not one")
-    low_one, high_one = found.pop()
+                    solutions.add(((tokens, rounds), other))
+    if len(solutions) != 1:
+        raise ValueError(f"acceptance {acceptance} fits {len(solutions)} sets of five requests, not one")
+    low_one, high_one = solutions.pop()
     return [least, low_one, middle, high_one, most]
 
 

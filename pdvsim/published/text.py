@@ -72,8 +72,8 @@ def _differences(reproduction: Reproduction) -> str:
         for each in reproduction.differences
     ]
     errors: dict[str, list[float]] = {}
-    for found in reproduction.targeted():
-        errors.setdefault(found.pair, []).append(found.error)
+    for target in reproduction.targeted():
+        errors.setdefault(target.pair, []).append(target.error)
     worst, error = max(((pair, fmean(of)) for pair, of in errors.items()), key=lambda each: abs(each[1]))
     note = (
         "In bf16 the host sets the pace and the GPU waits, so a forward over four requests takes hardly longer than "
@@ -84,28 +84,28 @@ def _differences(reproduction: Reproduction) -> str:
     return f"{title}\n\n{rows_table(rows)}\n\n{textwrap.fill(note, 118)}"
 
 
-def _cell_row(found: TableCell, reproduction: Reproduction) -> dict[str, str]:
+def _cell_row(figure: TableCell, reproduction: Reproduction) -> dict[str, str]:
     several = len({c.pair for c in reproduction.cells}) > 1
-    mark = "calibrated" if found.used_for_calibration else ""
-    if found in reproduction.missed():
+    mark = "calibrated" if figure.used_for_calibration else ""
+    if figure in reproduction.missed():
         mark = "missed"
-    digits = 3 if found.unit == "req/s" else 2
+    digits = 3 if figure.unit == "req/s" else 2
     blind = {}
     if reproduction.table == "model-comparison":
-        value = found.predicted.value if found.predicted else None
-        error = None if value is None else value / found.published - 1
+        value = figure.predicted.value if figure.predicted else None
+        error = None if value is None else value / figure.published - 1
         blind = {"predicted blind": cell(value, digits), "its error %": cell(error, 1, 100, "+")}
     return {
-        **({"pair": found.pair} if several else {}),
-        "C": str(found.concurrency),
-        "arch": found.arch,
-        "metric": found.metric,
-        "published": cell(found.published, digits),
+        **({"pair": figure.pair} if several else {}),
+        "C": str(figure.concurrency),
+        "arch": figure.arch,
+        "metric": figure.metric,
+        "published": cell(figure.published, digits),
         **blind,
-        "explained" if blind else "simulated": cell(found.simulated, digits),
-        "error %": cell(found.error, 1, 100, "+"),
-        "spread %": cell(found.spread / found.published, 1, 100),
-        "completions": cell(found.completions, 1),
+        "explained" if blind else "simulated": cell(figure.simulated, digits),
+        "error %": cell(figure.error, 1, 100, "+"),
+        "spread %": cell(figure.spread / figure.published, 1, 100),
+        "completions": cell(figure.completions, 1),
         "": mark,
     }
 

@@ -1,27 +1,49 @@
-"""The three programs of the `three_way` and `model_comparison` tables: whole sequences computed again and again.
+"""The `three_way` table: its three programs, which compute whole sequences again and again; calibrated.
 
-"Prefill" is tokenisation and takes no time here. Not modelled: the threads' own scheduling, other than that one forward
-runs at a time.
+One forward constant, the host's time a layer, and the data sheet's fp32 rate give every forward of any length and
+batch. The rest is the workload (which requests, in which order) and what four threads gain over one. "Prefill" is
+tokenisation and takes no time here.
+
+Not modelled: prompts of unlike lengths (about 6 to 12 tokens; here 9), which move a request's time by a few percent;
+the threads' own scheduling, other than that one forward runs at a time.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import permutations
+from typing import Literal, cast
 
+import numpy as np
 import simpy
-from simpy.events import Event
 
-from pdvsim.published.forwards import Forwards, Stream
-from pdvsim.published.job import PublishedJob
+from pdvsim.published.forwards import Forwards, Process, PublishedProgram, WholeSequence
+from pdvsim.published.job import K, PublishedJob, Score, even_rounds
+from pdvsim.published.tables import (
+    THREE_WAY_PAIR,
+    Constant,
+    Key,
+    Mix,
+    Published,
+    TableRow,
+    common,
+    five_requests,
+    many_requests,
+    tokens_and_rounds,
+)
+from pdvsim.sim.hardware.models import pair
 
 ThreeWay = Literal["baseline", "pd", "pdv"]
-Process = Generator[Event, Any, None]
 
 WORKERS = 4
 BATCH = 4
+FP32_FLOPS_PER_S = 19.5e12  # A100's data sheet, without tensor cores: PyTorch's default for fp32
+PROMPT_TOKENS = 9  # published: about 6 to 12
+OUTPUT_TOKENS = 100
+SINGLE, FIVE = 1, 3  # the "concurrency" of the rows of one and of five requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +62,17 @@ def run_three_way(program: ThreeWay, jobs: list[PublishedJob], config: ThreeWayC
     env.run()
 
 
-class ThreeWayProgram:
-    """What is waiting, the stream, and the forwards."""
+class ThreeWayProgram(PublishedProgram):
+    """Workers that all run the same loop."""
 
-    threads = 1
-    arrival: Event  # of the next request
+    workers = 1
 
     def __init__(self, env: simpy.Environment, jobs: list[PublishedJob], config: ThreeWayConfig) -> None:
-        self.env = env
+        super().__init__(env, jobs, config.first_use_s)
         self.config = config
-        self.stream = Stream(env)
-        self.stream.free_s += config.first_use_s
-        self.waiting: deque[PublishedJob] = deque()
-        env.process(self.arrivals(jobs))  # before the loops: what arrives at 0 waits when they start
-        for _ in range(self.threads):
-            env.process(self.loop())
 
-    def arrivals(self, jobs: list[PublishedJob]) -> Process:
-        """Submit each job when it arrives; a loop with nothing to do waits for `arrival`."""
-        self.arrival = self.env.event()
-        for job in jobs:
-            if job.arrival_s > self.env.now:
-                yield self.env.timeout(job.arrival_s - self.env.now)
-            self.waiting.append(job)
-            self.arrival.succeed()
-            self.arrival = self.env.event()
+    def threads(self) -> list[Process]:
+        return [self.loop() for _ in range(self.workers)]
 
     def loop(self) -> Process:
         raise NotImplementedError
@@ -79,20 +87,20 @@ class ThreeWayProgram:
 class ThreeWayBaseline(ThreeWayProgram):
     """Four worker threads, each with one request to its end at batch 1; they share the stream and one lock."""
 
-    threads = WORKERS
+    workers = WORKERS
     busy = 0
 
     def loop(self) -> Process:
         forwards = self.config.forwards
         while True:
             if not self.waiting:
-                yield self.arrival
+                yield self.news
                 continue
             job = self.waiting.popleft()
             self.busy += 1
             while not job.over:
                 for seconds in forwards.draft(1, job.length) + forwards.verify(1, job.length):
-                    yield self.stream.run(seconds - (self.config.overlap_s if self.busy > 1 else 0.0))
+                    yield self.run(seconds - (self.config.overlap_s if self.busy > 1 else 0.0))
                 self.settle(job)
             self.busy -= 1
 
@@ -108,10 +116,10 @@ class ThreeWayPd(ThreeWayProgram):
                 if self.waiting:
                     decoding.append(self.waiting.popleft())
                 else:
-                    yield self.arrival
+                    yield self.news
                 continue
             job = decoding[0]
-            yield self.stream.run(sum(forwards.draft(1, job.length) + forwards.verify(1, job.length)))
+            yield self.run(sum(forwards.draft(1, job.length) + forwards.verify(1, job.length)))
             self.settle(job)
             if job.over:
                 decoding.popleft()
@@ -127,19 +135,150 @@ class ThreeWayPdv(ThreeWayProgram):
         while True:
             if decoding:
                 batch = _take(decoding)
-                yield self.stream.run(sum(forwards.draft(len(batch), max(job.length for job in batch))))
+                yield self.run(sum(forwards.draft(len(batch), max(job.length for job in batch))))
                 verifying.extend(batch)
             elif verifying:
                 batch = _take(verifying)
-                yield self.stream.run(sum(forwards.verify(len(batch), max(job.length for job in batch))))
+                yield self.run(sum(forwards.verify(len(batch), max(job.length for job in batch))))
                 for job in batch:
                     self.settle(job)
                 decoding.extend(job for job in batch if not job.over)
             elif self.waiting:
                 decoding.extend(_take(self.waiting))
             else:
-                yield self.arrival
+                yield self.news
 
 
 def _take(queue: deque[PublishedJob]) -> list[PublishedJob]:
     return [queue.popleft() for _ in range(min(BATCH, len(queue)))]
+
+
+def score_three_way(jobs: Sequence[PublishedJob]) -> Score:
+    """The metrics of the three_way table; all requests complete."""
+    latency_ms = [1e3 * (job.finish_s - job.arrival_s) for job in jobs]
+    total_s = max(job.finish_s for job in jobs)
+    marks = {f"request_latency_p{rank}": float(np.percentile(latency_ms, rank)) for rank in (50, 95, 99)}
+    return {
+        "total_time": total_s,
+        "throughput": len(jobs) / total_s,
+        "request_latency_mean": float(np.mean(latency_ms)),
+        **marks,
+        "request_latency_min": min(latency_ms),
+        "request_latency_max": max(latency_ms),
+    }
+
+
+def served(arch: str, mix: Mix, config: ThreeWayConfig, arrivals_s: Sequence[float] = ()) -> list[PublishedJob]:
+    """Requests of so many tokens and rounds as a program served them, all submitted at 0 unless times are given."""
+    times_s = arrivals_s or [0.0] * len(mix)
+    jobs = [PublishedJob(at, even_rounds(*each), PROMPT_TOKENS) for at, each in zip(times_s, mix, strict=True)]
+    run_three_way(cast(ThreeWay, arch), jobs, config)
+    return jobs
+
+
+def random_orders(mix: Mix, runs: int, seed: int) -> list[Mix]:
+    """The same requests in `runs` random orders."""
+    return [[mix[i] for i in np.random.default_rng([seed, run]).permutation(len(mix)).tolist()] for run in range(runs)]
+
+
+class ThreeWayModel:
+    """The three_way programs, calibrated."""
+
+    pair = pair("tinyllama-1.1b:llama-2-7b")
+
+    def __init__(self, published: Published) -> None:
+        self.published = published
+        self.constants: list[Constant] = []
+        self.layer_s = self._layer_s()
+        self.first_use_s = self._first_use_s()
+        self.five = self._five()
+        self.overlap_s = self._overlap_s()
+
+    def config(self, arch: str, requests: int) -> ThreeWayConfig:
+        """What a row ran under; only the first, of one request, met a process that was not warm."""
+        forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
+        return ThreeWayConfig(forwards, self.overlap_s, self.first_use_s[arch] if requests == 1 else 0.0)
+
+    def mixes(self, arch: str, concurrency: int, requests: int, runs: int, seed: int) -> list[Mix]:
+        """The requests of a row, in the order they were served or, where that is not known, in `runs` random ones."""
+        acceptance = self.published.acceptance((THREE_WAY_PAIR, arch, concurrency))
+        if requests == 1:
+            return [[tokens_and_rounds(acceptance["mean"], OUTPUT_TOKENS)]]
+        if requests == 5:
+            return [self.five[arch]]
+        mix = many_requests(acceptance, requests, OUTPUT_TOKENS)
+        return random_orders(mix, runs, seed)
+
+    def _key(self, arch: str, concurrency: int, metric: str) -> Key:
+        return Key("three_way", THREE_WAY_PAIR, arch, concurrency, metric)
+
+    def _layer_s(self) -> float:
+        """Host time a layer: what the single request took beyond its arithmetic, over the layers it launched."""
+        key = self._key("pdv", SINGLE, "request_latency_mean")
+        acceptance = self.published.input(self._key("pdv", SINGLE, "acceptance_mean"))
+        instant = ThreeWayConfig(WholeSequence(self.pair, 0.0, FP32_FLOPS_PER_S))
+        [job] = served("pdv", [tokens_and_rounds(acceptance, OUTPUT_TOKENS)], instant)
+        layers = job.rounds * (K * self.pair.draft.layers + self.pair.target.layers)
+        value = (self.published.calibrate(key) / 1e3 - job.finish_s) / layers
+        meaning = "host time to launch one transformer layer (fp32, eager)"
+        self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
+        return value
+
+    def _first_use_s(self) -> dict[str, float]:
+        """What the first programs of a process that was not warmed up paid, over the last one's time."""
+        keys = {arch: self._key(arch, SINGLE, "request_latency_mean") for arch in ("baseline", "pd", "pdv")}
+        warm_ms = self.published.calibrate(keys["pdv"])
+        costs = {arch: (self.published.calibrate(key) - warm_ms) / 1e3 for arch, key in keys.items()}
+        for arch in ("baseline", "pd"):
+            meaning = f"no warm-up: first use of the GPU, paid by {arch}'s single request"
+            self.constants.append(Constant(f"first_use_{arch}_s", costs[arch], "s", meaning, (keys[arch],)))
+        return costs
+
+    def _five(self) -> dict[str, Mix]:
+        """The five requests of the second row, in their order.
+
+        pdv's last one is alone in its batch, unpadded, so its acceptance is pd's: that names the fifth. The order of
+        the other four is the one under which pd, first come, first served, gives its least, median and mean latency.
+        """
+        mixes = {
+            arch: five_requests(self.published.acceptance((THREE_WAY_PAIR, arch, FIVE)), OUTPUT_TOKENS)
+            for arch in ("pd", "pdv")
+        }
+        last = common(mixes["pd"], mixes["pdv"])
+        marks = ("request_latency_min", "request_latency_p50", "request_latency_mean")
+        keys = {mark: self._key("pd", FIVE, mark) for mark in marks}
+        wanted = {mark: self.published.calibrate(key) for mark, key in keys.items()}
+        config = ThreeWayConfig(WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S))
+
+        def distance(order: Mix) -> float:
+            score = score_three_way(served("pd", [*order, last], config))
+            return sum(math.log(score[mark] / wanted[mark]) ** 2 for mark in marks)
+
+        rest = [request for request in mixes["pd"] if request != last]
+        orders = [list(order) for order in dict.fromkeys(permutations(rest))]
+        best = min(orders, key=distance)
+        meaning = f"which of the {len(orders)} orders of the five requests was submitted"
+        value = ", ".join(str(rounds) for _, rounds in [*best, last])
+        self.constants.append(Constant("order", value, "rounds", meaning, tuple(keys.values())))
+        alike = [request for request in mixes["pdv"] if request != last]
+        return {"baseline": [*best, last], "pd": [*best, last], "pdv": [*alike, last]}
+
+    def _overlap_s(self) -> float:
+        """What a forward of four workers saves over one worker's: five requests' totals, over their shared forwards."""
+        keys = {arch: self._key(arch, FIVE, "total_time") for arch in ("pd", "baseline")}
+        alone_s, shared_s = (self.published.calibrate(key) for key in keys.values())
+        totals = []
+        for overlap_s in (0.0, 1e-6):  # the total falls by this much times the forwards that had company
+            forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
+            jobs = served("baseline", self.five["baseline"], ThreeWayConfig(forwards, overlap_s))
+            totals.append(max(job.finish_s for job in jobs))
+        value = (alone_s - shared_s) / ((totals[0] - totals[1]) / 1e-6)
+        meaning = "part of a forward hidden by another worker's: the overlap that the interpreter lock allows"
+        self.constants.append(Constant("overlap_s", value, "s", meaning, tuple(keys.values())))
+        return value
+
+    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
+        """A row as published, once for every order of its requests."""
+        _, arch, concurrency, requests = row
+        mixes, config = self.mixes(arch, concurrency, requests, runs, seed), self.config(arch, requests)
+        return [score_three_way(served(arch, mix, config)) for mix in mixes]

@@ -44,15 +44,15 @@ def ends(experiment: Experiment, progress: Callable[[int], None] | None = None) 
     if not wanted(experiment):
         return []
     count = experiment.traffic.num_prompts
-    found = []
+    metrics = []
     for number, sign in enumerate((1, -1), 1):
 
         def further(done: int, before: int = number * count) -> None:
             if progress is not None:
                 progress(before + done)
 
-        found.append(summarise(simulate(experiment, further, end=sign)))
-    return found
+        metrics.append(summarise(simulate(experiment, further, end=sign)))
+    return metrics
 
 
 def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
@@ -87,8 +87,8 @@ def _bars(
     errors: Errors, known: Known, experiment: Experiment, metrics: Metrics, main: Sequence[str]
 ) -> dict[str, float]:
     like = groups(experiment, *traits(metrics))
-    found = {name: errors.bar(known, like, name) for name in main}
-    return {name: bar for name, bar in found.items() if bar is not None}
+    bars = {name: errors.bar(known, like, name) for name in main}
+    return {name: bar for name, bar in bars.items() if bar is not None}
 
 
 def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], ends: Sequence[Metrics]) -> Metrics:
@@ -98,7 +98,7 @@ def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], en
     if errors is not None:
         off = _bars(errors, "any machine", experiment, metrics, main)
         text += ", and the errors of comparable real runs on the H200"
-    found: Metrics = {"error_range": text}
+    ranges: Metrics = {"error_range": text}
     for name in main:
         value = float(metrics[name])
         reached = [value, *(float(end[name]) for end in ends)]
@@ -107,5 +107,5 @@ def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], en
             math.hypot(math.log(most / least), wide) if least > 0 else wide
             for most, least in ((value, min(reached)), (max(reached), value))
         )
-        found |= {f"{name}_low": value * math.exp(-down), f"{name}_high": value * math.exp(up)}
-    return found
+        ranges |= {f"{name}_low": value * math.exp(-down), f"{name}_high": value * math.exp(up)}
+    return ranges

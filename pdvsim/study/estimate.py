@@ -85,8 +85,8 @@ def forewarning(experiments: Sequence[Experiment], jobs: int | None) -> str:
     """Warning before long runs or runs that need much memory; empty otherwise."""
     if sum(map(_steps, experiments)) < SMALL_STEPS:
         return ""
-    found, side_by_side = cost(experiments), min(jobs or cores(), len(experiments))
-    wall_s, needed = found.core_s / side_by_side, found.run_bytes * side_by_side
+    estimate, side_by_side = cost(experiments), min(jobs or cores(), len(experiments))
+    wall_s, needed = estimate.core_s / side_by_side, estimate.run_bytes * side_by_side
     total = memory_bytes()
     if wall_s <= LONG_S and needed <= LARGE_SHARE * total:
         return ""

@@ -65,7 +65,7 @@ def _is_of(adapter: TypeAdapter[Any], value: Any) -> bool:
     except ValidationError:
         return False
     both = zip(value, typed, strict=True) if isinstance(typed, tuple) else [(value, typed)]
-    return all(given == "inf" or isinstance(given, str) == isinstance(found, str) for given, found in both)
+    return all(given == "inf" or isinstance(given, str) == isinstance(read, str) for given, read in both)
 
 
 class ResultHeader(BaseModel, extra="allow"):

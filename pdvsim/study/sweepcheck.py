@@ -62,23 +62,23 @@ def some(names: Collection[str]) -> str:
 
 def survey(folder: Path, identity: str, asked: int, details: Collection[str]) -> Survey:
     """Read every part and record of the sweep `identity` with `asked` points; writes nothing."""
-    found = Survey(asked)
-    for name, index in _entries(folder / "parts", asked, (".json",), found.strangers).items():
+    state = Survey(asked)
+    for name, index in _entries(folder / "parts", asked, (".json",), state.strangers).items():
         part = read_sealed(part_file(folder, index))
         if part is None or part.get("point") != index or not isinstance(part.get("row"), dict):
-            found.damaged.append(f"parts/{name}")
+            state.damaged.append(f"parts/{name}")
         elif part.get("identity") != identity:
-            found.other.append(f"parts/{name}")
+            state.other.append(f"parts/{name}")
         else:
             records = {kind: detail_file(folder, index, kind) for kind in details}
             bad = [path for kind, path in records.items() if digest(path) != part["details"].get(kind)]
-            found.damaged += [f"details/{path.name}" for path in bad]
-            found.rows |= {} if bad else {index: part["row"]}
-    _entries(folder / "details", asked, tuple(f".{kind}.parquet" for kind in details), found.strangers)
-    for index in _entries(folder / "failed", asked, (".json",), found.strangers).values():
+            state.damaged += [f"details/{path.name}" for path in bad]
+            state.rows |= {} if bad else {index: part["row"]}
+    _entries(folder / "details", asked, tuple(f".{kind}.parquet" for kind in details), state.strangers)
+    for index in _entries(folder / "failed", asked, (".json",), state.strangers).values():
         failure = read_sealed(failure_file(folder, index))
-        found.failed += failure is not None and failure.get("identity") == identity
-    return found
+        state.failed += failure is not None and failure.get("identity") == identity
+    return state
 
 
 def _entries(folder: Path, asked: int, endings: tuple[str, ...], strangers: list[str]) -> dict[str, int]:
@@ -129,18 +129,18 @@ def check_sweep(folder: Path) -> ResultCheck:
     config = read_config(folder)
     if not unbroken(config):
         return ResultCheck(False, ["damaged: sweep.json; --resume with the sweep's flags repairs it"])
-    found = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
+    state = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
     made = config.get("made", {"of": None, "files": {}})
     damaged = [name for name, is_now in made["files"].items() if digest(folder / name) != is_now]
-    rows = [found.rows[index] for index in sorted(found.rows)]
-    stale = rows and not found.damaged and made["of"] != fingerprint({"rows": rows})
-    found.damaged += damaged
-    count, failed = len(found.rows), f", {found.failed} failed" if found.failed else ""
-    lines = [f"{count} of {found.asked} points are complete{failed}", *found.notices()]
-    missing = [f"{index:05}" for index in range(found.asked) if index not in found.rows]
+    rows = [state.rows[index] for index in sorted(state.rows)]
+    stale = rows and not state.damaged and made["of"] != fingerprint({"rows": rows})
+    state.damaged += damaged
+    count, failed = len(state.rows), f", {state.failed} failed" if state.failed else ""
+    lines = [f"{count} of {state.asked} points are complete{failed}", *state.notices()]
+    missing = [f"{index:05}" for index in range(state.asked) if index not in state.rows]
     lines += [f"missing or unusable: {some(missing)}"] if missing else []
     lines += ["summary.parquet is not of these points; --resume writes it again"] if stale else []
-    return ResultCheck(count == found.asked and not damaged and not stale, lines)
+    return ResultCheck(count == state.asked and not damaged and not stale, lines)
 
 
 def check_run(path: Path) -> ResultCheck:

@@ -43,20 +43,20 @@ class Account:
 
     def summary(self) -> dict[str, Any]:
         """The statistics by name; those of arrivals only with arrival times."""
-        found: dict[str, Any] = {"requests": len(self.trace.lengths)}
+        summary: dict[str, Any] = {"requests": len(self.trace.lengths)}
         if self.window_s:
-            found |= self._arrivals()
+            summary |= self._arrivals()
         for name, tokens in zip(("prompt_tokens", "output_tokens"), self.trace.lengths.T, strict=True):
-            found[name] = _spread(tokens)
+            summary[name] = _spread(tokens)
         if self.trace.lengths.std(axis=0).all():
             prompt, output = self.trace.lengths.T
-            found["length_correlation"] = float(np.corrcoef(prompt, output).item(1))
+            summary["length_correlation"] = float(np.corrcoef(prompt, output).item(1))
         if self.trace.acceptance is not None:
-            found["acceptance"] = _spread(self.trace.acceptance)
+            summary["acceptance"] = _spread(self.trace.acceptance)
         if self.trace.sessions is not None:
             sizes = np.array(list(Counter(self.trace.sessions).values()))
-            found["sessions"] = {"count": len(sizes), "mean_requests": float(sizes.mean()), "max": int(sizes.max())}
-        return found
+            summary["sessions"] = {"count": len(sizes), "mean_requests": float(sizes.mean()), "max": int(sizes.max())}
+        return summary
 
     def _arrivals(self) -> dict[str, Any]:
         gaps, mean = self.gaps_s, self.counts.mean()

@@ -111,10 +111,10 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
     return figure
 
 
-def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, found: Mapping[str, Any]) -> Figure:
+def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, run: Mapping[str, Any]) -> Figure:
     """One run's launches: measured over the time of each alone, over time; and by rows, with the simulated ones."""
     note = (
-        f"{found['arch']}, {found['pair']}, {found['dataset']}; profile {found['foundation']}. Left: a launch as "
+        f"{run['arch']}, {run['pair']}, {run['dataset']}; profile {run['foundation']}. Left: a launch as "
         "measured over the profile's time for it alone. Right: by decoding rows, measured (dots) and simulated (rings)."
     )
     with styled():

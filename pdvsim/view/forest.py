@@ -64,7 +64,7 @@ def forest_figure(entries: Sequence[Entry], differences: Sequence[Mapping[str, A
 def _forest(
     axes: Axes,
     entries: list[Entry],
-    found: list[Mapping[str, Any]],
+    differences: list[Mapping[str, Any]],
     metric: str,
     archs: Sequence[str],
     places: Sequence[str],
@@ -72,7 +72,7 @@ def _forest(
     """One metric at one load: each architecture's value at the left of its line, the difference as a mark."""
     from matplotlib.ticker import LogLocator
 
-    ends = [end for d in found for end in _ends(d["relative"]) if math.isfinite(end)]
+    ends = [end for d in differences for end in _ends(d["relative"]) if math.isfinite(end)]
     far = max(map(abs, ends), default=0.0) > FAR
     axes.axvline(1.0 if far else 0.0, color="0.25", linewidth=1.4, zorder=1)
     for number, place in enumerate(places):
@@ -88,7 +88,7 @@ def _forest(
                 color="0.25", transform=axes.get_yaxis_transform(),
                 bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8}, zorder=4,
             )  # fmt: skip
-            mine = next((d for d in found if (d["place"], d["arch"]) == (place, arch)), None)
+            mine = next((d for d in differences if (d["place"], d["arch"]) == (place, arch)), None)
             if arch == archs[0]:
                 _mark(axes, Interval(0.0, math.nan, 0), True, y, arch, far)
             elif mine is not None and math.isfinite(mine["relative"].mean):

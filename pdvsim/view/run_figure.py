@@ -44,14 +44,14 @@ def run_line(experiment: Experiment, meta: dict[str, Any]) -> str:
 def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
     """Histograms of two latencies with their levels, requests over time, and the mean time of a request by step."""
     experiment = result.experiment
-    found = latencies_s(result.requests, dict(result.deliveries), experiment.scoring.warmup_requests)
+    latencies = latencies_s(result.requests, dict(result.deliveries), experiment.scoring.warmup_requests)
     levels = experiment.scoring.slo()
     colour = arch_colour(experiment.arch)
     with styled():
         figure = new_figure(14, 3.0, caption)
         *left, over, parts = figure.subplots(1, len(LATENCIES) + 2)
         for axes, name in zip(left, LATENCIES, strict=True):
-            _histogram(axes, found[name] * 1e3, name, colour, levels.get(name))
+            _histogram(axes, latencies[name] * 1e3, name, colour, levels.get(name))
         _over_time(over, result)
         _parts(parts, metrics.get("breakdown_ms", {}), experiment.speculates)
     return figure

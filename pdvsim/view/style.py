@@ -56,12 +56,12 @@ def name_of(column: str) -> tuple[str, str, float]:
     """Title and unit of a column, and the factor that converts its values."""
     if column in NAMES:
         return NAMES[column]
-    if found := LATENCY.fullmatch(column):
-        statistic, metric = found.groups()
+    if match := LATENCY.fullmatch(column):
+        statistic, metric = match.groups()
         return f"{statistic.capitalize()} {metric.upper()}", "ms", 1.0
-    if found := LANE.fullmatch(column):
-        words, unit, scale = LANE_NAMES[found[2]]
-        return f"{found[1].capitalize()} lane: {words}", unit, scale
+    if match := LANE.fullmatch(column):
+        words, unit, scale = LANE_NAMES[match[2]]
+        return f"{match[1].capitalize()} lane: {words}", unit, scale
     unit = "ms" if "_ms" in column else ""
     return column.replace("_ms", "").replace("_", " ").capitalize(), unit, 1.0
 
@@ -104,7 +104,7 @@ def grew(stability: object) -> bool:
 
 def tail(points: pd.DataFrame) -> str:
     """Key of the highest percentile in the rows; the median if there is none."""
-    given = [found[1] for c in points.columns if (found := re.fullmatch(r"(p[\d.]+)_ttft_ms", str(c)))]
+    given = [match[1] for c in points.columns if (match := re.fullmatch(r"(p[\d.]+)_ttft_ms", str(c)))]
     return max(given, key=lambda name: float(name[1:]), default="median")
 
 

@@ -105,9 +105,9 @@ def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.
 def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
     """The same as HTML, for a notebook: a table up to the latencies, the rest collapsed."""
     tables = []
-    found = sections(values, percentiles)
-    first = 1 + sum(title in dict(LATENCIES.values()).values() for title, _ in found)
-    for part in (found[:first], found[first:]):
+    parts = sections(values, percentiles)
+    first = 1 + sum(title in dict(LATENCIES.values()).values() for title, _ in parts)
+    for part in (parts[:first], parts[first:]):
         rows = []
         for title, section in part:
             rows.append(f'<tr><th colspan="2" style="text-align:left">{html.escape(title.strip())}</th></tr>')
@@ -118,24 +118,24 @@ def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str
 
 def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Section]:
     """The parts of a serving table: titles, labels and formatted values. Absent values have no line."""
-    found: list[Section] = [(" Serving Benchmark Result ", _origin(values) + _lines(values, TOTALS))]
+    parts: list[Section] = [(" Serving Benchmark Result ", _origin(values) + _lines(values, TOTALS))]
     for name, (short, title) in LATENCIES.items():
         marks = [("Mean", "mean"), ("Median", "median")]
         marks += [(percentile_name(p).upper(), percentile_name(p)) for p in percentiles]
-        found.append((title, _lines(values, [(f"{word} {short} (ms):", f"{key}_{name}_ms", 2) for word, key in marks])))
+        parts.append((title, _lines(values, [(f"{word} {short} (ms):", f"{key}_{name}_ms", 2) for word, key in marks])))
     speculation = _lines(values, SPECULATION)
     if speculation and "acceptance_source" in values:
         speculation.insert(0, ("Acceptance:", str(values["acceptance_source"])))
     per_position = values.get("spec_decode_per_position_acceptance_rates")
     if isinstance(per_position, Sequence):
         speculation += [(f"  Position {i} (%):", cell(rate, scale=100)) for i, rate in enumerate(per_position)]
-    found.append(("Speculative Decoding", speculation))
+    parts.append(("Speculative Decoding", speculation))
     happened = [line for line in PREEMPTION if getattr(values.get(line[1]), "mean", values.get(line[1]))]
-    found.append(("KV Cache", _lines(values, happened)))
+    parts.append(("KV Cache", _lines(values, happened)))
     batches = [(f"Mean {kind} batch (rows):", f"kinds_{kind}_mean_batch", 2) for kind in KINDS if kind != "prefill"]
-    found.append(("Batches", _lines(values, [("Mean prefill (tokens):", "kinds_prefill_mean_tokens", 2), *batches])))
-    parts = [(f"{step.capitalize()} (ms):", f"breakdown_ms_{step}", 2) for step in STEPS]
-    found.append(("Mean Time of a Request", _lines(values, parts)))
+    parts.append(("Batches", _lines(values, [("Mean prefill (tokens):", "kinds_prefill_mean_tokens", 2), *batches])))
+    steps = [(f"{step.capitalize()} (ms):", f"breakdown_ms_{step}", 2) for step in STEPS]
+    parts.append(("Mean Time of a Request", _lines(values, steps)))
     for lane in LANES:
         rows = (("busy", "utilisation"), ("bandwidth", "bandwidth_share"))
         shares = [
@@ -147,8 +147,8 @@ def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Se
             values,
             (("Launches:", f"lanes_{lane}_launches", 0), ("Mean queue depth:", f"lanes_{lane}_mean_queue_depth", 2)),
         )
-        found.append((f"Lane: {lane}", shares + rest))
-    return [(title, rows) for title, rows in found if rows]
+        parts.append((f"Lane: {lane}", shares + rest))
+    return [(title, rows) for title, rows in parts if rows]
 
 
 def comparison_table(

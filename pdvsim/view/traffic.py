@@ -20,48 +20,49 @@ BINS = 40
 
 def traffic_text(account: Account) -> str:
     """The summary as text."""
-    found = account.summary()
-    lines = [f"{account.name}: {found['requests']:,} requests"]
+    summary = account.summary()
+    lines = [f"{account.name}: {summary['requests']:,} requests"]
     if account.window_s:
-        lines += _arrival_lines(found)
+        lines += _arrival_lines(summary)
     else:
         lines.append("no arrival times: its lengths can be used, but it cannot be replayed")
     rows = [
-        {"": name.replace("_", " "), **{key: f"{value:,.0f}" for key, value in found[name].items()}}
+        {"": name.replace("_", " "), **{key: f"{value:,.0f}" for key, value in summary[name].items()}}
         for name in ("prompt_tokens", "output_tokens")
     ]
-    if "acceptance" in found:
-        rows.append({"": "acceptance", **{key: f"{value:.2f}" for key, value in found["acceptance"].items()}})
+    if "acceptance" in summary:
+        rows.append({"": "acceptance", **{key: f"{value:.2f}" for key, value in summary["acceptance"].items()}})
     lines.append(rows_table(rows))
-    if "length_correlation" in found:
-        lines.append(f"correlation of prompt and output: {found['length_correlation']:+.2f}")
-    if "sessions" in found:
-        s = found["sessions"]
+    if "length_correlation" in summary:
+        lines.append(f"correlation of prompt and output: {summary['length_correlation']:+.2f}")
+    if "sessions" in summary:
+        s = summary["sessions"]
         lines.append(f"{s['count']:,} sessions of {s['mean_requests']:.1f} requests on average, at most {s['max']:,}")
     return "\n".join(lines)
 
 
-def _arrival_lines(found: dict[str, Any]) -> list[str]:
-    window = _time(found["window_s"])
-    shape = found["burstiness"]
+def _arrival_lines(summary: dict[str, Any]) -> list[str]:
+    window = _time(summary["window_s"])
+    shape = summary["burstiness"]
     kind = "burstier than" if shape < 0.9 else "more regular than" if shape > 1.1 else "close to"
-    peak = found["peak_rate"] / found["request_rate"]
+    peak = summary["peak_rate"] / summary["request_rate"]
     lines = [
-        f"over {_time(found['duration_s'])}: {found['request_rate']:.3g} req/s on average, {found['peak_rate']:.3g} "
-        f"in the busiest {window} ({peak:.1f} times the mean), {found['quiet_windows']:.0%} of windows are empty",
-        f"variation of the gaps {found['gap_variation']:.2f}: burstiness {shape:.2g}, {kind} Poisson (1)",
+        f"over {_time(summary['duration_s'])}: {summary['request_rate']:.3g} req/s on average, "
+        f"{summary['peak_rate']:.3g} in the busiest {window} ({peak:.1f} times the mean), "
+        f"{summary['quiet_windows']:.0%} of windows are empty",
+        f"variation of the gaps {summary['gap_variation']:.2f}: burstiness {shape:.2g}, {kind} Poisson (1)",
     ]
-    if "index_of_dispersion" in found:
-        dispersion = found["index_of_dispersion"]
+    if "index_of_dispersion" in summary:
+        dispersion = summary["index_of_dispersion"]
         lines.append(f"counts in {window}: variance {dispersion:.1f} times the mean (Poisson: 1)")
     return lines
 
 
 def traffic_figure(account: Account) -> Figure:
     """Rates over time and gaps, if there are arrival times; lengths."""
-    found, timed = account.summary(), bool(account.window_s)
-    rate = f", {found['request_rate']:.3g} req/s, burstiness {found['burstiness']:.2g}" if timed else ""
-    caption = f"{account.name}: {found['requests']:,} requests{rate}. Prompt and output in tokens."
+    summary, timed = account.summary(), bool(account.window_s)
+    rate = f", {summary['request_rate']:.3g} req/s, burstiness {summary['burstiness']:.2g}" if timed else ""
+    caption = f"{account.name}: {summary['requests']:,} requests{rate}. Prompt and output in tokens."
     with styled():
         figure = new_figure(11, 6.4 if timed else 3.2, caption, "Trace")
         axes = figure.subplots(2 if timed else 1, 2, squeeze=False)

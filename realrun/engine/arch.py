@@ -1,8 +1,9 @@
 """What a model computes beyond its shape: rope, norms, biases and activation, read from its Hugging Face configuration.
 
-Covers the Llama, Mistral, Qwen2, Qwen3 (dense), Phi-3 and Gemma families as they are. Not covered, and refused:
-sliding windows, attention or MLP biases outside Qwen2's, rope over a part of a head, rope scalings other than llama3's,
-quantised checkpoints, other families.
+Covers the Llama, Mistral, Mixtral, Qwen2, Qwen3 (with experts or without), Phi-3 and Gemma families as they are. Not
+covered, and refused: sliding windows, attention or MLP biases outside Qwen2's, rope over a part of a head, rope
+scalings other than llama3's, shared experts, layers with and without experts in one model, quantised checkpoints,
+other families.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import torch
 
 from pdvsim.sim.core import HeadSpec, ModelSpec
 from pdvsim.sim.hardware.models import from_config as spec_from_config
-from pdvsim.sim.hardware.models import model, model_or_shard, read_config
+from pdvsim.sim.hardware.models import model, model_or_shard, read_config, unquantised
 
 Activation = Literal["silu", "gelu_tanh"]
 
 GATE_BLOCK = 32  # a tile of 64 outputs then holds 32 gates and the 32 values they act on
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "phi3", "gemma")
 ACTIVATIONS: dict[str, Activation] = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "gelu": "gelu_tanh"}
 
 
@@ -62,9 +64,14 @@ class ModelArchitecture:
         return self.q_width + 2 * self.kv_width
 
     @property
+    def mlp_width(self) -> int:
+        """Intermediate size of a layer's MLP, or of each of its experts."""
+        return self.spec.experts.intermediate if self.spec.experts else self.spec.intermediate
+
+    @property
     def gate_block(self) -> int:
         """Rows of gate, then as many of up, that alternate in the fused gate/up matrix."""
-        return math.gcd(self.spec.intermediate, GATE_BLOCK)
+        return math.gcd(self.mlp_width, GATE_BLOCK)
 
     def embedding_scale(self, dtype: torch.dtype) -> float:
         """The factor on embeddings, rounded to `dtype` as the reference implementation rounds it."""
@@ -132,7 +139,23 @@ def _rope_scaling(config: Mapping[str, Any]) -> Llama3Rope | None:
     )
 
 
+def refuse(spec: ModelSpec) -> None:
+    """A ValueError if the engine cannot run a model of this shape."""
+    experts = spec.experts
+    if spec.family not in FAMILIES or spec.latent is not None:
+        raise ValueError(f"the engine does not run {spec.name} of family {spec.family}; it runs {', '.join(FAMILIES)}")
+    if experts is not None and (experts.shared or experts.dense_layers):
+        raise ValueError(f"the engine does not run {spec.name}: all its layers must have experts, and none shared")
+    if experts is not None and experts.count % experts.per_token:
+        raise ValueError(f"{spec.name}: {experts.count} experts are no multiple of {experts.per_token} per token")
+
+
 def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
+    refuse(spec)
+    if spec.layer_bytes is not None or config.get("quantization_config"):
+        raise ValueError("quantised checkpoints are not loaded; --quantization fp8 quantises 16-bit weights")
+    if spec.experts is not None and not config.get("norm_topk_prob", spec.family == "mistral"):
+        raise ValueError("norm_topk_prob=False is not supported: experts' shares are made to add up to one")
     if spec.sliding_window is not None or "sliding_attention" in (config.get("layer_types") or ()):
         raise ValueError("sliding-window attention is not supported")
     rope = config.get("rope_parameters") or {}
@@ -164,9 +187,13 @@ PRESETS: dict[str, ModelArchitecture] = {
         _preset("qwen2-1.5b", theta=1e6, eps=1e-6),
         _preset("qwen2-7b", theta=1e6, eps=1e-6),
         _preset("qwen2.5-72b", theta=1e6, eps=1e-6),
+        _preset("qwen3-0.6b", theta=1e6, eps=1e-6),
         _preset("qwen3-4b", theta=1e6, eps=1e-6),
         _preset("qwen3-8b", theta=1e6, eps=1e-6),
         _preset("qwen3-32b", theta=1e6, eps=1e-6),
+        _preset("mixtral-8x7b", theta=1e6),
+        _preset("qwen3-30b-a3b", theta=1e6, eps=1e-6),
+        _preset("qwen3-235b-a22b", theta=1e6, eps=1e-6),
         _preset("gemma-2b", eps=1e-6, act="gelu_pytorch_tanh"),
         _preset("gemma-7b", eps=1e-6, act="gelu_pytorch_tanh"),
     )
@@ -183,7 +210,8 @@ def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
 def preset(name: str) -> ModelArchitecture:
     """The architecture of a preset, of its shard or of a head of one; a ValueError naming those known otherwise."""
     spec = model_or_shard(name)
-    whole = spec.name.partition("/tp")[0]
+    refuse(spec)
+    whole = unquantised(spec.name.partition("/tp")[0])
     if isinstance(spec, HeadSpec):
         return headed(PRESETS[whole.removeprefix(f"{spec.kind}-")], spec)
     return replace(PRESETS[whole], spec=spec)

@@ -199,10 +199,10 @@ def _decode(
             new_value = tl.load(tokens + t * width + (heads + kv_heads + head) * DIM + d, mask=mine, other=0.0)
             new_at = _places(pages, first + t, mine, head, kv_heads, PAGE) * DIM + d
             tl.store(kv_ptr + new_at, new_key.to(kv_ptr.dtype.element_ty), mask=mine)
-            tl.store(values_ptr + new_at, new_value, mask=mine)
+            tl.store(values_ptr + new_at, new_value.to(kv_ptr.dtype.element_ty), mask=mine)
             tl.debug_barrier()  # the loop below reads these positions back through other threads
         at = (i // GROUP) * width + (head * GROUP + i % GROUP) * DIM
-        q = _turned(tokens, at[:, None], d, c, s, real[:, None], DIM).to(kv_ptr.dtype.element_ty)
+        q = _turned(tokens, at[:, None], d, c, s, real[:, None], DIM).to(qkv_ptr.dtype.element_ty)
 
         top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
         total_weight = tl.zeros((BLOCK_Q,), tl.float32)
@@ -216,14 +216,14 @@ def _decode(
             place = _block_places(p0, p1, p2, p3, head, kv_heads, PAGE, BLOCK) * DIM
             p0, p1, p2, p3 = _pages_of(pages, start + BLOCK, PAGE, BLOCK)
             k = tl.load(kv_ptr + place[None, :] + tl.arange(0, DIM)[:, None], mask=inside[None, :], other=0.0)
-            score = tl.dot(q, k, input_precision="ieee") * scale
+            score = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
             seen = inside[None, :] & (position[None, :] <= query[:, None])
             score = tl.where(seen, score, float("-inf"))
             new_top = tl.maximum(top, tl.max(score, 1))
             safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
             weight = tl.exp2(score - safe_top[:, None])
             shrink = tl.exp2(top - safe_top)
-            v = tl.load(values_ptr + place[:, None] + d, mask=inside[:, None], other=0.0)
+            v = tl.load(values_ptr + place[:, None] + d, mask=inside[:, None], other=0.0).to(q.dtype)
             total_weight = total_weight * shrink + tl.sum(weight, 1)
             acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision="ieee")
             top = new_top
@@ -294,7 +294,7 @@ def decode_attention(
         qkv, kv, batch.pages, cos, sin, out, part, lse, counters(qkv.device), planned.table,
         rows, heads, kv_heads, kv.stride(0), dim**-0.5 * LOG2_E,
         PAGE=PAGE, ENTRY=ENTRY, TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=query_tile(tokens * group),
-        BLOCK_T=triton.next_power_of_2(tokens), BLOCK=BLOCK if dim * kv.element_size() <= 256 else BLOCK // 2,
+        BLOCK_T=triton.next_power_of_2(tokens), BLOCK=BLOCK if dim * qkv.element_size() <= 256 else BLOCK // 2,
         JOIN=few, num_warps=TUNING.warps, num_stages=TUNING.stages, **launch,
     )  # fmt: skip
     if not few:
@@ -346,12 +346,12 @@ def _prefill(
             place = _block_places(p0, p1, p2, p3, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
             p0, p1, p2, p3 = _pages_of(pages, start + BLOCK, PAGE, BLOCK)
             k = tl.load(kv_ptr + place[None, :] + d[:, None])
-            score = tl.dot(q, k, input_precision="ieee") * scale
+            score = tl.dot(q, k.to(q.dtype), input_precision="ieee") * scale
             new_top = tl.maximum(top, tl.max(score, 1))
             weight = tl.exp2(score - new_top[:, None])
             shrink = tl.exp2(top - new_top)
             total_weight = total_weight * shrink + tl.sum(weight, 1)
-            values = tl.load(values_ptr + place[:, None] + d[None, :])
+            values = tl.load(values_ptr + place[:, None] + d[None, :]).to(q.dtype)
             acc = tl.dot(weight.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             top = new_top
         for start in range(seen_by_all, end, BLOCK):
@@ -359,14 +359,14 @@ def _prefill(
             place = _block_places(p0, p1, p2, p3, head // GROUP, kv_heads, PAGE, BLOCK) * DIM
             p0, p1, p2, p3 = _pages_of(pages, start + BLOCK, PAGE, BLOCK)
             k = tl.load(kv_ptr + place[None, :] + d[:, None], mask=inside[None, :], other=0.0)
-            score = tl.dot(q, k, input_precision="ieee")
+            score = tl.dot(q, k.to(q.dtype), input_precision="ieee")
             score = tl.where((start + j)[None, :] <= query[:, None], score * scale, float("-inf"))
             new_top = tl.maximum(top, tl.max(score, 1))
             safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
             weight = tl.exp2(score - safe_top[:, None])
             shrink = tl.exp2(top - safe_top)
             total_weight = total_weight * shrink + tl.sum(weight, 1)
-            values = tl.load(values_ptr + place[:, None] + d[None, :], mask=inside[:, None], other=0.0)
+            values = tl.load(values_ptr + place[:, None] + d[None, :], mask=inside[:, None], other=0.0).to(q.dtype)
             acc = tl.dot(weight.to(values.dtype), values, acc * shrink[:, None], input_precision="ieee")
             top = new_top
         out = out_ptr + (token * heads + head)[:, None] * DIM + d[None, :]
@@ -378,7 +378,7 @@ def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, posi
     kv_heads, dim = kv.shape[2], kv.shape[4]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     out = qkv.new_empty(batch.chunk, heads * dim)
-    half = kv.element_size() == 2
+    half = qkv.element_size() == 2
     block_q, block, warps = TUNING.prefill if half else (32, 32, 4)
     if dim > 128:
         block_q, block = min(block_q, 64), min(block, 32)

@@ -20,6 +20,19 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
+class Pinned:
+    """Routing that is drawn instead of computed, so that tokens read as many distinct experts as the simulator says.
+
+    Each of a token's experts is a new one with a probability, that of rows or of prompts, and else its predecessor's.
+    """
+
+    layer: int
+    row_tokens: int
+    fresh_rows: float
+    fresh_chunk: float
+
+
+@dataclass(frozen=True, slots=True)
 class Residual:
     """The residual stream (tokens, hidden); `squares` (parts, tokens), where known, sum to each token's square."""
 

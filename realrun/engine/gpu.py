@@ -1,6 +1,7 @@
 """The kernels a GPU runs, under the names of their twins."""
 
 from pdvsim.realrun.engine.attention import decode_attention, plan, prefill_attention
+from pdvsim.realrun.engine.experts import mixture
 from pdvsim.realrun.engine.kernels import (
     append,
     argmax,
@@ -22,6 +23,7 @@ __all__ = [
     "embed",
     "gated",
     "head_norm",
+    "mixture",
     "normed",
     "plan",
     "prefill_attention",

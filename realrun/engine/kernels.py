@@ -242,8 +242,8 @@ def _rope_write(
     head = tl.where(is_value, h - heads - kv_heads, h - heads).to(tl.int64)
     row = (page * kv_heads + head) * PAGE + position % PAGE
     target = kv_ptr + tl.where(is_value, value_offset, 0) + row * DIM + d
-    tl.store(target, low, mask=inside & (h >= heads))
-    tl.store(target + DIM // 2, high, mask=inside & (h >= heads))
+    tl.store(target, low.to(kv_ptr.dtype.element_ty), mask=inside & (h >= heads))
+    tl.store(target + DIM // 2, high.to(kv_ptr.dtype.element_ty), mask=inside & (h >= heads))
 
 
 def rope_write(

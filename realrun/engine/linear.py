@@ -19,6 +19,7 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.batch import Gate, Residual
 from pdvsim.realrun.engine.buckets import SMALL_BYTES, SMALL_TOKENS
+from pdvsim.realrun.engine.fp8 import E4M3, LARGEST, Fp8, Matrix
 from pdvsim.realrun.engine.kernels import (
     ACTIVATION_CODES,
     activate,
@@ -42,9 +43,9 @@ class LinearTuning:
     warps: int = 4
     programs_per_sm: float = 1.0  # outputs are split over inputs until about this many
 
-    def takes(self, x: Tensor, weight: Tensor) -> bool:
+    def takes(self, x: Tensor, weight: Matrix) -> bool:
         """Whether the kernel rather than the library multiplies these."""
-        return x.shape[0] <= self.widest and weight.nbytes <= self.largest_bytes
+        return x.shape[0] <= self.widest and (isinstance(weight, Fp8) or weight.nbytes <= self.largest_bytes)
 
 
 TUNING = LinearTuning()
@@ -52,10 +53,11 @@ TUNING = LinearTuning()
 
 @triton.jit(do_not_specialize=["tokens"])
 def _narrow(
-    x_ptr, weight_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
+    x_ptr, weight_ptr, x_scales_ptr, scales_ptr, bias_ptr, squares_ptr, part_ptr, counter_ptr, out_ptr, sums_ptr,
     tokens, outputs, inputs, x_stride, span, splits, squares_tiles, eps,
-    NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr, RESIDUAL: tl.constexpr,
-    EVEN: tl.constexpr, SPLIT: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    QUANTISED: tl.constexpr, NORM: tl.constexpr, BIAS: tl.constexpr, ACT: tl.constexpr, GATE: tl.constexpr,
+    RESIDUAL: tl.constexpr, EVEN: tl.constexpr, SPLIT: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     BLOCK_S: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     split, tile = tl.program_id(0), tl.program_id(1)
@@ -94,6 +96,9 @@ def _narrow(
             for s in range(splits):
                 acc += tl.load(part + s * size, cache_modifier=".cg")
     if last:
+        if QUANTISED:
+            acc *= tl.load(scales_ptr + n, mask=n < outputs, other=0.0)[:, None]
+            acc *= tl.load(x_scales_ptr + m, mask=m_in, other=0.0)[None, :]
         if NORM:
             s = tl.arange(0, BLOCK_S)
             held = (s < squares_tiles)[:, None] & m_in[None, :]
@@ -122,8 +127,8 @@ def _narrow(
 
 
 def _run_narrow(
-    x: Tensor,
-    weight: Tensor,
+    given: Matrix,
+    weight: Matrix,
     out: Tensor,
     *,
     squares: Tensor | None = None,
@@ -133,11 +138,15 @@ def _run_narrow(
     sums: Tensor | None = None,
     tuning: LinearTuning,
 ) -> None:
+    x, values, x_scales, scales = given, weight, None, None
+    if isinstance(given, Fp8) and isinstance(weight, Fp8):
+        x, values, x_scales, scales = given.values, weight.values, given.scales, weight.scales
+    assert isinstance(x, Tensor)
     tokens, inputs = x.shape
     outputs = weight.shape[0]
     sms, shared = card(x.device)
     block_m = max(16, triton.next_power_of_2(tokens))
-    block_k = min(tuning.block_k, max(16, triton.next_power_of_2(inputs)))
+    block_k = min(tuning.block_k * 2 // x.element_size(), max(32, triton.next_power_of_2(inputs)))
     # as many stages as let three programs share a multiprocessor
     stages = max(3, min(6, shared // 3 // ((block_m + tuning.block_n) * block_k * x.element_size())))
     tiles = triton.cdiv(outputs, tuning.block_n)
@@ -147,22 +156,59 @@ def _run_narrow(
     splits = triton.cdiv(inputs, span)
     part, counter = x, x
     if splits > 1:
-        part = x.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
+        part = out.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
         counter = counters(x.device)
     _narrow[(splits, tiles)](
-        x, weight, bias, squares, part, counter, out, sums,
+        x, values, x_scales, scales, bias, squares, part, counter, out, sums,
         tokens, outputs, inputs, x.stride(0), span, splits, squares.shape[0] if squares is not None else 0, eps,
-        NORM=squares is not None, BIAS=bias is not None, ACT=ACTIVATION_CODES[gate.activation] if gate else 0,
-        GATE=gate.block if gate else 1, RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
+        QUANTISED=scales is not None, NORM=squares is not None, BIAS=bias is not None,
+        ACT=ACTIVATION_CODES[gate.activation] if gate else 0, GATE=gate.block if gate else 1,
+        RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
         BLOCK_M=block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k,
         BLOCK_S=triton.next_power_of_2(squares.shape[0]) if squares is not None else 1,
         num_warps=tuning.warps, num_stages=stages, **overlapping(x.device),
     )  # fmt: skip
 
 
+@triton.jit
+def _to_fp8(
+    x_ptr, values_ptr, scales_ptr, width, stride, eps,
+    NORM: tl.constexpr, MOST: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
+    m = tl.program_id(0).to(tl.int64)
+    d = tl.arange(0, BLOCK)
+    take_turn(OVERLAP)
+    x = tl.load(x_ptr + m * stride + d, mask=d < width, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.max(tl.abs(x), 0) / MOST, 1e-12)
+    tl.store(values_ptr + m * width + d, (x / scale).to(values_ptr.dtype.element_ty), mask=d < width)
+    if NORM:
+        scale *= tl.rsqrt(tl.sum(x * x, 0) / width + eps)
+    tl.store(scales_ptr + m, scale)
+
+
+def to_fp8(x: Tensor, eps: float | None = None) -> Fp8:
+    """x, or with `eps` its RMS norm, quantised token by token."""
+    tokens, width = x.shape
+    found = Fp8(x.new_empty(tokens, width, dtype=E4M3), x.new_empty(tokens, dtype=torch.float32))
+    block = triton.next_power_of_2(width)
+    _to_fp8[(tokens,)](
+        x, found.values, found.scales, width, x.stride(0), eps or 0.0, NORM=eps is not None, MOST=LARGEST, BLOCK=block,
+        num_warps=min(16, max(1, block // 512)), **overlapping(x.device),
+    )  # fmt: skip
+    return found
+
+
+def _wide_fp8(x: Fp8, weight: Fp8, dtype: torch.dtype) -> Tensor:
+    """The product of quantised matrices, by the library."""
+    return torch._scaled_mm(
+        x.values, weight.values.t(), scale_a=x.scales[:, None], scale_b=weight.scales[None], out_dtype=dtype,
+        use_fast_accum=True,
+    )  # fmt: skip
+
+
 def normed(
     stream: Residual,
-    weight: Tensor,
+    weight: Matrix,
     eps: float,
     *,
     bias: Tensor | None = None,
@@ -171,19 +217,26 @@ def normed(
 ) -> Tensor:
     """norm(stream) @ weight.T, then bias, then gated activation; see `twins.normed`."""
     x = stream.x
-    if stream.squares is not None and tuning.takes(x, weight):
+    if tuning.takes(x, weight) and (isinstance(weight, Fp8) or stream.squares is not None):
         out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gate else 1))
-        _run_narrow(x, weight, out, squares=stream.squares, eps=eps, bias=bias, gate=gate, tuning=tuning)
+        given, squares = (to_fp8(x, eps), None) if isinstance(weight, Fp8) else (x, stream.squares)
+        _run_narrow(given, weight, out, squares=squares, eps=eps, bias=bias, gate=gate, tuning=tuning)
         return out
-    y = F.linear(unit_norm(x, eps), weight, bias)
+    if isinstance(weight, Fp8):
+        y = _wide_fp8(to_fp8(x, eps), weight, x.dtype)
+        y = y if bias is None else y.add_(bias)
+    else:
+        y = F.linear(unit_norm(x, eps), weight, bias)
     return gated(y, gate) if gate else y
 
 
-def added(y: Tensor, weight: Tensor, stream: Residual, *, tuning: LinearTuning = TUNING) -> Residual:
+def added(y: Tensor, weight: Matrix, stream: Residual, *, tuning: LinearTuning = TUNING) -> Residual:
     """Add y @ weight.T to the stream in place; see `twins.added`."""
     if not tuning.takes(y, weight):
+        if isinstance(weight, Fp8):
+            return Residual(stream.x.add_(_wide_fp8(to_fp8(y), weight, y.dtype)), None)
         return Residual(stream.x.addmm_(y, weight.t()), None)
     tiles = triton.cdiv(weight.shape[0], tuning.block_n)
     sums = y.new_empty(tiles, y.shape[0], dtype=torch.float32)
-    _run_narrow(y, weight, stream.x, sums=sums, tuning=tuning)
+    _run_narrow(to_fp8(y) if isinstance(weight, Fp8) else y, weight, stream.x, sums=sums, tuning=tuning)
     return Residual(stream.x, sums)

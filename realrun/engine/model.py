@@ -15,8 +15,10 @@ from torch import Tensor
 
 from pdvsim.realrun.engine import twins
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config
-from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import Batch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
+from pdvsim.realrun.engine.fp8 import E4M3
+from pdvsim.realrun.engine.twins import BACK
 from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
 
 
@@ -38,6 +40,17 @@ class Hidden:
     positions: Tensor
 
 
+def fresh(tokens: int, overlap: float, taken: float) -> float:
+    """The share of new experts with which `tokens` in a row take as many as `tokens ** overlap` independent ones.
+
+    Each independent token takes the share `taken` of all experts; one of `BACK` has new ones in any case.
+    """
+    if tokens == 1:
+        return 1.0
+    share = (1 - (1 - taken) ** ((tokens**overlap - 1) / (tokens - 1))) / taken
+    return max(0.0, (share - 1 / BACK) / (1 - 1 / BACK))
+
+
 class Transformer:
     """A model on one device, for contexts of up to `capacity` tokens."""
 
@@ -50,6 +63,7 @@ class Transformer:
         self.ops = operations(self.device)
         self.embedding_scale = arch.embedding_scale(self.dtype)
         self.passes_on: tuple[int, ...] = ()  # layers behind which hidden states are kept for a head
+        self.overlap: float | None = None  # of experts of a request's tokens, where routing is pinned
         angles = torch.outer(torch.arange(capacity, dtype=torch.float32), arch.rope_frequencies())
         self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)
 
@@ -57,8 +71,10 @@ class Transformer:
     def random(
         cls, arch: ModelArchitecture, capacity: int, device: torch.device, dtype: torch.dtype, seed: int = 0
     ) -> Transformer:
-        """A model of this shape with random weights."""
-        return cls(arch, random_weights(arch, device, dtype, seed), capacity)
+        """A model of this shape with random weights; the routing to its experts is pinned."""
+        model = cls(arch, random_weights(arch, device, dtype, seed), capacity)
+        model.overlap = arch.spec.experts.overlap if arch.spec.experts else None
+        return model
 
     @classmethod
     def load(cls, folder: Path | str, capacity: int, device: torch.device, dtype: torch.dtype) -> Transformer:
@@ -67,8 +83,8 @@ class Transformer:
         return cls(arch, load_weights(arch, folder, device, dtype), capacity)
 
     def new_cache(self, pages: int) -> KVCache:
-        """An empty KV cache for this model."""
-        return KVCache(self.arch, pages, self.device, self.dtype)
+        """An empty KV cache for this model, of 8 bits where its values are quantised."""
+        return KVCache(self.arch, pages, self.device, E4M3 if self.arch.spec.kv_dtype_bytes == 1 else self.dtype)
 
     def forward(self, batch: Batch, cache: KVCache, sequences: Sequences) -> Hidden:
         """Feed the batch's tokens, writing their keys and values into `cache`."""
@@ -92,11 +108,25 @@ class Transformer:
                 parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], positions[rows:]))
             attended = parts[0] if len(parts) == 1 else torch.cat(parts)
             stream = ops.added(attended, w.output, stream)
-            stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+            if w.router is None:
+                stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+            else:
+                assert self.arch.spec.experts is not None
+                taken = self.arch.spec.experts.per_token
+                stream = ops.mixture(stream, w, taken, gate, eps, self._pinned(at, batch), slots, positions)
             passed += [stream.x.clone()] * self.passes_on.count(at)
         if passed:
             sequences.keep(batch, slots, positions, torch.cat(passed, dim=1))
         return Hidden(stream, slots, positions)
+
+    def _pinned(self, layer: int, batch: Batch) -> Pinned | None:
+        """How routing is pinned in a layer, so that n tokens of a row take n ** overlap times one token's experts."""
+        experts = self.arch.spec.experts
+        if self.overlap is None or experts is None:
+            return None
+        taken = experts.per_token / experts.count
+        rows, chunk = (fresh(max(width, 1), self.overlap, taken) for width in (batch.tokens_per_row, BACK))
+        return Pinned(layer, batch.row_tokens, rows, chunk)
 
     def logits(self, stream: Residual) -> Tensor:
         """Next-token logits of some tokens of the residual stream, in the model's dtype."""

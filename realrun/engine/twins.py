@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import Batch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import PAGE
+from pdvsim.realrun.engine.fp8 import Fp8, Matrix, plain, quantised
+from pdvsim.realrun.engine.weights import LayerWeights
+
+BACK = 16  # positions that pinned routing looks back; a token at a multiple of it takes new experts
 
 
 def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:
@@ -63,20 +67,77 @@ def gated(gate_up: Tensor, gate: Gate) -> Tensor:
 
 def normed(
     stream: Residual,
-    weight: Tensor,
+    weight: Matrix,
     eps: float,
     *,
     bias: Tensor | None = None,
     gate: Gate | None = None,
 ) -> Tensor:
     """norm(stream) @ weight.T, then bias, then gated activation. The norm's own weight is folded into `weight`."""
-    y = F.linear(unit_norm(stream.x, eps), weight, bias)
+    y = F.linear(_as_seen(unit_norm(stream.x, eps), weight), plain(weight, stream.x.dtype), bias)
     return y if gate is None else gated(y, gate)
 
 
-def added(y: Tensor, weight: Tensor, stream: Residual) -> Residual:
+def added(y: Tensor, weight: Matrix, stream: Residual) -> Residual:
     """Add y @ weight.T to the stream in place; returns it with what is now known of its squares."""
-    return Residual(stream.x.addmm_(y, weight.t()), None)
+    return Residual(stream.x.addmm_(_as_seen(y, weight), plain(weight, y.dtype).t()), None)
+
+
+def _as_seen(x: Tensor, weight: Matrix) -> Tensor:
+    """What is multiplied with a matrix: with a quantised one, quantised by token."""
+    return plain(quantised(x), x.dtype) if isinstance(weight, Fp8) else x
+
+
+def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Each token's `taken` experts, by logit or pinned, and the softmax of their logits: both (tokens, taken)."""
+    wide = logits.float()
+    ids = wide.topk(taken, dim=-1).indices if pinned is None else _drawn(logits, taken, pinned, slots, positions)
+    return ids.int(), wide.gather(1, ids).softmax(-1)
+
+
+def _drawn(logits: Tensor, taken: int, pinned: Pinned, slots: Tensor, positions: Tensor) -> Tensor:
+    """Experts by the hash of a token's slot and position: the j-th is one of the j-th share of all experts."""
+    tokens, of = len(logits), logits.shape[1] // taken
+    j = torch.arange(taken, device=logits.device)[None, :, None]
+    places = positions.long()[:, None, None] - torch.arange(BACK, device=logits.device)
+    row = torch.arange(tokens, device=logits.device)[:, None, None] < pinned.row_tokens
+    fresh = torch.where(row, pinned.fresh_rows, pinned.fresh_chunk)
+    stream = _mixed(slots.long()[:, None, None] * 1024 + pinned.layer) * 64 + j
+    drawn = (_mixed(stream + 2 * places * 0x9E3779B1) >> 8) / 16777216.0
+    since = torch.where((drawn < fresh) | (places % BACK == 0), places, -1).amax(-1)
+    return j[..., 0] * of + _mixed(stream[..., 0] + (2 * since + 1) * 0x9E3779B1) % of
+
+
+def _mixed(x: Tensor) -> Tensor:
+    """A 32-bit integer hash."""
+    x = x & 0xFFFFFFFF
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & 0xFFFFFFFF
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & 0xFFFFFFFF
+    return x ^ (x >> 16)
+
+
+def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """Pairs (token * taken + place) in the order of their experts, and where each expert's begin: experts + 1."""
+    flat = ids.flatten()
+    counts = torch.bincount(flat.long(), minlength=experts)
+    return flat.sort(stable=True).indices.int(), F.pad(counts.cumsum(0), (1, 0)).int()
+
+
+def mixture(
+    stream: Residual, w: LayerWeights, taken: int, gate: Gate, eps: float, pinned: Pinned | None, slots: Tensor,
+    positions: Tensor,
+) -> Residual:  # fmt: skip
+    """Route each normed token to `taken` experts, and add their weighted outputs to the stream in place."""
+    assert w.router is not None
+    x = unit_norm(stream.x, eps)
+    ids, shares = route(F.linear(x, w.router), taken, pinned, slots, positions)
+    gate_up, down = plain(w.gate_up, x.dtype), plain(w.down, x.dtype)
+    for expert in ids.unique().tolist():
+        token, place = (ids == expert).nonzero(as_tuple=True)
+        hidden = gated(F.linear(_as_seen(x[token], w.gate_up), gate_up[expert]), gate)
+        y = F.linear(_as_seen(hidden, w.down), down[expert])
+        stream.x.index_add_(0, token, (y.float() * shares[token, place, None]).to(x.dtype))
+    return Residual(stream.x, None)
 
 
 def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -84,6 +145,11 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     c, s = cos[positions.long()][:, None], sin[positions.long()][:, None]
     low, high = x.float().chunk(2, dim=-1)
     return torch.cat((low * c - high * s, high * c + low * s), dim=-1).to(x.dtype)
+
+
+def _bits(x: Tensor) -> Tensor:
+    """The same memory; of 8-bit floats, which torch does not index on the CPU, as integers."""
+    return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def rope_write(
@@ -96,21 +162,21 @@ def rope_write(
     q.copy_(rotate(q.unflatten(-1, (-1, dim)), positions, cos, sin).flatten(1))
     k = rotate(k.unflatten(-1, (-1, dim)), positions, cos, sin)
     page, inside = pages[slots.long(), positions.long() // PAGE].long(), positions.long() % PAGE
-    kv[0, page, :, inside] = k
-    kv[1, page, :, inside] = v.unflatten(-1, (-1, dim))
+    for half, new in zip(_bits(kv), (k, v.unflatten(-1, (-1, dim))), strict=True):
+        half[page, :, inside] = _bits(new.to(kv.dtype))
 
 
 def attend(q: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
     """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
     _, _, kv_heads, _, dim = kv.shape
     span = int(positions.max()) + 1
-    q = q.unflatten(-1, (kv_heads, -1, dim)).float()
-    held = kv[:, pages[slots.long(), : -(-span // PAGE)].long()].transpose(2, 3).flatten(3, 4)
-    k, v = held[:, :, :, :span].float().unbind(0)
+    dtype, q = q.dtype, q.unflatten(-1, (kv_heads, -1, dim)).float()
+    held = _bits(kv)[:, pages[slots.long(), : -(-span // PAGE)].long()].view(kv.dtype).float()
+    k, v = held.transpose(2, 3).flatten(3, 4)[:, :, :, :span].unbind(0)
     scores = torch.einsum("tkgd,tksd->tkgs", q, k) * dim**-0.5
     seen = torch.arange(span, device=q.device) <= positions[:, None]
     weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(kv.dtype)
+    return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(dtype)
 
 
 def plan(batch: Batch, positions: Tensor, kv_heads: int) -> Tensor:

@@ -21,18 +21,20 @@ import torch
 from torch import Tensor
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.realrun.engine.fp8 import Matrix, quantised
 
 
 @dataclass(slots=True)
 class LayerWeights:
-    """One transformer block; matrices are (outputs, inputs)."""
+    """One transformer block; matrices are (outputs, inputs), those of experts (experts, outputs, inputs)."""
 
-    qkv: Tensor
+    qkv: Matrix
     qkv_bias: Tensor | None
-    output: Tensor
-    gate_up: Tensor
-    down: Tensor
+    output: Matrix
+    gate_up: Matrix
+    down: Matrix
     qk_norm: Tensor | None = None  # (2, head_dim) float32: of each head of q, of k
+    router: Tensor | None = None  # (experts, hidden); None: no experts
 
 
 @dataclass(slots=True)
@@ -56,14 +58,19 @@ def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:
     return torch.stack((gate.unflatten(0, (-1, block)), up.unflatten(0, (-1, block))), 1).flatten(0, 2)
 
 
+def stored(arch: ModelArchitecture, matrix: Tensor) -> Matrix:
+    """A matrix of a layer as the model keeps it: of 8 bits where it is quantised."""
+    return quantised(matrix) if arch.spec.layer_bytes == 1 else matrix
+
+
 def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
     """Normal weights of variance 1 / fan-in, drawn on `device`: activations stay finite at any depth."""
     generator = torch.Generator(device=device).manual_seed(seed)
     spec = arch.spec
 
-    def matrix(outputs: int, inputs: int) -> Tensor:
-        empty = torch.empty(outputs, inputs, device=device, dtype=dtype)
-        return empty.normal_(0.0, inputs**-0.5, generator=generator)
+    def matrix(*shape: int) -> Tensor:
+        empty = torch.empty(*shape, device=device, dtype=dtype)
+        return empty.normal_(0.0, shape[-1] ** -0.5, generator=generator)
 
     def norm(width: int = spec.hidden) -> Tensor:
         spread = torch.randn(width, device=device, dtype=torch.float32, generator=generator)
@@ -80,17 +87,22 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
         return 1.0 + 0.1 * torch.randn(2, spec.head_dim, device=device, dtype=torch.float32, generator=generator)
 
     embedding = matrix(spec.vocab, spec.hidden)
-    layers = [
-        LayerWeights(
-            qkv=folded(matrix(arch.qkv_width, spec.qkv_inputs), norm(spec.qkv_inputs)),
+    each = (spec.experts.count,) if spec.experts else ()
+
+    def layer() -> LayerWeights:
+        found = LayerWeights(
+            qkv=stored(arch, folded(matrix(arch.qkv_width, spec.qkv_inputs), norm(spec.qkv_inputs))),
             qkv_bias=bias(),
-            output=matrix(spec.hidden, arch.q_width),
-            gate_up=folded(matrix(2 * spec.intermediate, spec.hidden), norm()),
-            down=matrix(spec.hidden, spec.intermediate),
+            output=stored(arch, matrix(spec.hidden, arch.q_width)),
+            gate_up=stored(arch, folded(matrix(*each, 2 * arch.mlp_width, spec.hidden), norm())),
+            down=stored(arch, matrix(*each, spec.hidden, arch.mlp_width)),
             qk_norm=head_norms(),
         )
-        for _ in range(spec.layers)
-    ]
+        if spec.experts:
+            found.router = folded(matrix(spec.experts.count, spec.hidden), norm())
+        return found
+
+    layers = [layer() for _ in range(spec.layers)]
     head = embedding.clone() if spec.tied_embeddings else matrix(spec.vocab, spec.hidden)
     found = Weights(embedding, layers, folded(head, norm()))
     if spec.joined_inputs:
@@ -154,32 +166,60 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
                 matrix = matrix.float() * norm(norm_name)
             return matrix.to(dtype)
 
+        def gate_up(gate: Tensor, up: Tensor, norm_name: str) -> Tensor:
+            return fused(interleaved(gate, up, arch.gate_block), norm_name=norm_name)
+
+        def experts(found: LayerWeights, i: int, norm_name: str) -> LayerWeights:
+            """The experts of a block, by the names of Mixtral's or of Qwen3's checkpoints."""
+            assert spec.experts is not None
+            mixtral = spec.family == "mistral"
+            inside = f"model.layers.{i}.{'block_sparse_moe' if mixtral else 'mlp'}"
+            names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
+            into, out = (arch.mlp_width, hidden), (hidden, arch.mlp_width)
+
+            def matrices(name: str, shape: tuple[int, int]) -> Iterator[Tensor]:
+                assert spec.experts is not None
+                return (checkpoint.get(f"{inside}.experts.{e}.{name}.weight", shape) for e in range(spec.experts.count))
+
+            both = zip(matrices(names[0], into), matrices(names[1], into), strict=True)
+            found.gate_up = stored(arch, torch.stack([gate_up(gate, up, norm_name) for gate, up in both]))
+            found.down = stored(arch, torch.stack([fused(down) for down in matrices(names[2], out)]))
+            router = checkpoint.get(f"{inside}.gate.weight", (spec.experts.count, hidden))
+            found.router = fused(router, norm_name=norm_name)
+            return found
+
         def block(i: int) -> LayerWeights:
             attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
             widths = {"q": arch.q_width, "k": arch.kv_width, "v": arch.kv_width}
             if spec.family == "phi3":  # fused in the checkpoint as well
                 qkv = [checkpoint.get(f"{attention}.qkv_proj.weight", (arch.qkv_width, hidden))]
-                gate, up = checkpoint.get(f"{mlp}.gate_up_proj.weight", (2 * wide, hidden)).split(wide)
             else:
                 qkv = [checkpoint.get(f"{attention}.{p}_proj.weight", (w, hidden)) for p, w in widths.items()]
-                gate, up = (checkpoint.get(f"{mlp}.{p}_proj.weight", (wide, hidden)) for p in ("gate", "up"))
             bias = head_norms = None
             if arch.qk_norm:
                 norms = [checkpoint.get(f"{attention}.{p}_norm.weight", (spec.head_dim,)) for p in ("q", "k")]
                 head_norms = torch.stack(norms).to(device, torch.float32)
             if arch.qkv_bias:
                 bias = fused(*(checkpoint.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
-            return LayerWeights(
-                qkv=fused(*qkv, norm_name=f"model.layers.{i}.input_layernorm.weight"),
+            nothing = torch.empty(0)
+            found = LayerWeights(
+                qkv=stored(arch, fused(*qkv, norm_name=f"model.layers.{i}.input_layernorm.weight")),
                 qkv_bias=bias,
-                output=fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width))),
-                gate_up=fused(
-                    interleaved(gate, up, arch.gate_block),
-                    norm_name=f"model.layers.{i}.post_attention_layernorm.weight",
-                ),
-                down=fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))),
+                output=stored(arch, fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width)))),
+                gate_up=nothing,
+                down=nothing,
                 qk_norm=head_norms,
             )
+            norm_name = f"model.layers.{i}.post_attention_layernorm.weight"
+            if spec.experts:
+                return experts(found, i, norm_name)
+            if spec.family == "phi3":
+                gate, up = checkpoint.get(f"{mlp}.gate_up_proj.weight", (2 * wide, hidden)).split(wide)
+            else:
+                gate, up = (checkpoint.get(f"{mlp}.{p}_proj.weight", (wide, hidden)) for p in ("gate", "up"))
+            found.gate_up = stored(arch, gate_up(gate, up, norm_name))
+            found.down = stored(arch, fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))))
+            return found
 
         table = checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden))
         head = table if spec.tied_embeddings else checkpoint.get("lm_head.weight", (spec.vocab, hidden))

@@ -23,7 +23,7 @@ def _sheet(name: str, gb_per_s: float, tflops: float, memory_mib: int, sms: int,
 
 _A100 = "data sheet, NVIDIA A100 Tensor Core GPU (2021)"
 _H100 = "data sheet, NVIDIA H100 Tensor Core GPU (2023), without sparsity"
-_A10G = "bandwidth: baseten.co, A10 vs A10G for ML model inference; arithmetic: unverified"
+_A10G = "data sheet, NVIDIA A10G for AWS (2022), as quoted by others, without sparsity"
 _H100_PCIE = "product brief, NVIDIA H100 PCIe GPU (PB-11133-001, 2022); data sheet for the arithmetic, without sparsity"
 
 GPUS: dict[str, GpuSpec] = {

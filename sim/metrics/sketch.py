@@ -64,14 +64,14 @@ class Spread:
         if not self.count:
             return [math.nan] * len(ranks)
         upto = np.cumsum(self._bins)
-        found = []
+        marks = []
         for rank in ranks:
             place = rank / 100 * (self.count - 1)
             low, high = (
                 self._value(int(np.searchsorted(upto, at + 1))) for at in (math.floor(place), math.ceil(place))
             )
-            found.append(low + (high - low) * (place - math.floor(place)))
-        return found
+            marks.append(low + (high - low) * (place - math.floor(place)))
+        return marks
 
     def standard_errors(self, ranks: list[float], independent: float) -> list[float]:
         """Standard error of each percentile, by order statistics, if so many of the numbers are independent.
@@ -116,8 +116,8 @@ class Exact(Spread):
     def percentiles(self, ranks: list[float]) -> list[float]:
         if not self.count:
             return super().percentiles(ranks)
-        found: list[float] = np.percentile(np.frombuffer(self._values), ranks, overwrite_input=True).tolist()
-        return found
+        marks: list[float] = np.percentile(np.frombuffer(self._values), ranks, overwrite_input=True).tolist()
+        return marks
 
 
 class Timeline:

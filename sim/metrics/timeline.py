@@ -222,18 +222,18 @@ def _requests(result: Result) -> Iterator[list[str]]:
 
 def _rides(result: Result) -> dict[int, list[Ride]]:
     """The launches that carried each request, in time; those that took no time are left out."""
-    found: dict[int, list[Ride]] = {}
+    rides_of: dict[int, list[Ride]] = {}
     if result.carried is None:
-        return found
+        return rides_of
     start, end = (_nanoseconds(result.launches[name]).tolist() for name in ("start_s", "end_s"))
     for launch, (rows, prompts) in enumerate(result.carried):
         if end[launch] > start[launch]:
             for ids, reads in ((rows, False), (prompts, True)):
                 for id in ids:
-                    found.setdefault(id, []).append(Ride(launch, reads, start[launch], end[launch]))
-    for rides in found.values():
+                    rides_of.setdefault(id, []).append(Ride(launch, reads, start[launch], end[launch]))
+    for rides in rides_of.values():
         rides.sort(key=lambda ride: ride.middle_ns)
-    return found
+    return rides_of
 
 
 def _arrow(id: int, pid: int, admitted_ns: int, through: list[tuple[int, int, int]]) -> list[str]:

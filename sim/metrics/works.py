@@ -50,17 +50,17 @@ class Works:
 
     def lanes(self, span_s: float, replicas: int) -> dict[str, Any]:
         """Per lane, averaged over the GPUs it runs on: launches, busy share, share of the bandwidth, queue behind."""
-        found: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
         for lane, (launches, depths, copy_s) in sorted(self._lanes.items()):
             busy_s = [busy.length_s() for (of, _), busy in sorted(self._busy.items()) if of == lane]
             available_s = span_s * max(len(busy_s), replicas)  # a replica that never ran it was idle
-            found[LANES[lane]] = {
+            figures[LANES[lane]] = {
                 "launches": int(launches),
                 "utilisation": rate(sum(busy_s), available_s),
                 "bandwidth_share": rate(float(copy_s), available_s),
                 "mean_queue_depth": float(depths / launches),
             }
-        return found
+        return figures
 
     def kinds(self) -> dict[str, Any]:
         """Per kind of launch: count, mean batch, mean time, and slowdown by sharing the GPU."""
@@ -84,10 +84,8 @@ def rate(count: float, duration_s: float) -> float:
 def _groups(codes: Array) -> list[tuple[int, Array | slice, int]]:
     """Each number that occurs, the rows where it does, and how many: without a copy where it is the only one."""
     counts = np.bincount(codes)
-    found = np.flatnonzero(counts).tolist()
-    return [
-        (code, np.flatnonzero(codes == code) if len(found) > 1 else slice(None), int(counts[code])) for code in found
-    ]
+    seen = np.flatnonzero(counts).tolist()
+    return [(code, np.flatnonzero(codes == code) if len(seen) > 1 else slice(None), int(counts[code])) for code in seen]
 
 
 def busy_share(launches: Table) -> float:

@@ -69,9 +69,9 @@ def named(arch: str | type[Any]) -> str:
     return OwnArch(arch)
 
 
-def is_policy(found: Any) -> TypeGuard[type[Any]]:
+def is_policy(candidate: Any) -> TypeGuard[type[Any]]:
     """Whether it is a class derived from `Policy`, without importing that."""
-    ancestors = found.__mro__[1:] if inspect.isclass(found) else ()
+    ancestors = candidate.__mro__[1:] if inspect.isclass(candidate) else ()
     return any((base.__module__, base.__name__) == (f"{_PACKAGE}.base", "Policy") for base in ancestors)
 
 
@@ -86,8 +86,8 @@ def policy_of(arch: str) -> type[Any]:
         return arch.policy
     if arch in ARCHITECTURES:
         module, _, name = ARCHITECTURES[arch].partition(":")
-        found: type[Any] = getattr(import_module(f"{_PACKAGE}.{module}"), name)
-        return found
+        policy: type[Any] = getattr(import_module(f"{_PACKAGE}.{module}"), name)
+        return policy
     path, colon, name = arch.rpartition(":")
     if not colon or not path.endswith(".py"):
         close = difflib.get_close_matches(arch, ARCHS, n=1, cutoff=0.5)
@@ -121,12 +121,12 @@ def _loaded(path: str, digest: str, name: str) -> type[Any]:
         line = error.lineno if isinstance(error, SyntaxError) else _own_line(error)
         where = f"{path}:{line}" if line else f"{path}:{name}"
         raise ValueError(f"arch {where}: {_said(error)}") from error
-    found: Any = getattr(module, name, None)
-    if not is_policy(found):
+    policy: Any = getattr(module, name, None)
+    if not is_policy(policy):
         own = [c.__name__ for c in vars(module).values() if is_policy(c) and c.__module__ == module_name]
         there = f"; it has {', '.join(own)}" if own else ""
         raise ValueError(f"{path} has no policy {name}, a class derived from Policy{there}")
-    return found
+    return policy
 
 
 @contextmanager

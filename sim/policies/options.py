@@ -101,19 +101,19 @@ class Server:
 
     def weights(self) -> dict[str, float]:
         """The weights of lanes that have one."""
-        found: dict[str, float] = {}
+        weights: dict[str, float] = {}
         for text in self.lane_weights:
             lane, _, value = text.partition("=")
-            if lane not in BESIDE or lane in found:
-                fault = "twice" if lane in found else f"unknown; known: {', '.join(BESIDE)}"
+            if lane not in BESIDE or lane in weights:
+                fault = "twice" if lane in weights else f"unknown; known: {', '.join(BESIDE)}"
                 raise ValueError(f"lane-weights: lane {lane!r} is {fault}")
             try:
                 weight = float(value)
             except ValueError:
                 raise ValueError(f"lane-weights: {text!r} must be lane=weight, e.g. decode=3") from None
             check(f"lane-weights {lane}", weight, LANE_WEIGHT)
-            found[lane] = weight
-        return found
+            weights[lane] = weight
+        return weights
 
     @property
     def draft_batch(self) -> int:

@@ -80,10 +80,10 @@ class PDV(PrefillDecode):
         context = sum(map(context_of, [*drafted, *self.decode.groups()])) * rows // there
         k = max(map(drafted_for, drafted))
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
-        found = self._gathering.get(key)
-        if found is None:
-            found = self._gathering[key] = self.planner.gathers(rows, context, k)
-        return found
+        answer = self._gathering.get(key)
+        if answer is None:
+            answer = self._gathering[key] = self.planner.gathers(rows, context, k)
+        return answer
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)

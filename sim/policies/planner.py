@@ -156,11 +156,11 @@ class Planner:
         A row whose drafts were all accepted has the drafter read the last of them; a head reads all accepted ones.
         """
         heads = self.models["draft"].widest > 2
-        found = 0.0
+        seconds = 0.0
         for tokens, accepted in [(n, n) for n in range(1, k + 1)] if heads else [(1, k)]:
             more = self._draft_s(rows, tokens + 1, k, context) - self._draft_s(rows, tokens, k, context)
-            found += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least so many accepted
-        return found
+            seconds += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least so many accepted
+        return seconds
 
     def overlapped_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
         """Time until the draft of one batch and the concurrent verify of another of the same size are done.
@@ -212,8 +212,8 @@ class Planner:
         target = self.models["target"]
         if not self.looks_up or not k or not self.packs:
             return self._solo(target.shape(rows, k + 1), context)
-        found = found_share(rate, self.refused)
-        return self._solo(target.packed(rows, k + 1, round(rows * (1 + found * k))), context)
+        drafted = found_share(rate, self.refused)
+        return self._solo(target.packed(rows, k + 1, round(rows * (1 + drafted * k))), context)
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""

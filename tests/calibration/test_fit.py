@@ -123,6 +123,17 @@ def test_a_head_is_fitted_with_what_it_fuses() -> None:
     assert fused[0] == pytest.approx(fused[1], rel=0.35)  # told apart from the layer by few points
 
 
+def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:
+    """The time to read an expert comes back: a token of each of eight requests reads more than eight tokens of one."""
+    spec = model("qwen3-30b-a3b")
+    made = shipped().fit(spec, H200)
+    solo = fit_solo(
+        measured(Latency(spec, made), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
+    )
+    assert middle(solo.errors)["median"] < 0.02
+    assert solo.fit.expert_s == pytest.approx(made.expert_s, rel=0.1)
+
+
 HELD = ContentionFit(
     stream_weight=1.0, crowd_weight=1.5, crowd_hold=0.9, turn_exponent=0.8, nimble_weight=2.0, yielding=0.4,
     hold=0.8, hold_compute=0.2,

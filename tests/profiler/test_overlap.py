@@ -60,10 +60,3 @@ def test_against_the_oracle(found: list[Intervals], solos: list[int]) -> None:
     assert gain == pytest.approx(float(busy / work))
     for spans, solo, expected in zip(arrays, solos, slowed, strict=True):
         assert overlap.slowdowns(spans, solo, within).tolist() == pytest.approx([float(s) for s in expected])
-
-
-def test_taking_turns_gains_nothing_and_perfect_overlap_halves() -> None:
-    together = np.array([(i, i + 1.0) for i in range(5)])
-    assert overlap.span_over_serial([together, together], [1.0, 1.0]) == pytest.approx(0.5)
-    slowed = np.array([(2.0 * i, 2.0 * i + 2) for i in range(5)])
-    assert overlap.span_over_serial([slowed, slowed], [1.0, 1.0]) == pytest.approx(1.0)

@@ -14,7 +14,7 @@ from pdvsim.published.job import K, legacy_arrivals
 from pdvsim.published.model_comparison import PAIRS, RATES_PER_S, SAME_PROMPT, TABLE, possible_orders
 from pdvsim.published.reproduce import Reproduction, reproduce
 from pdvsim.published.tables import THREE_WAY_PAIR, Key, TableRow, five_requests, load_predicted, load_published
-from pdvsim.published.three_way_fit import ThreeWayModel
+from pdvsim.published.three_way import ThreeWayModel
 
 ROWS = load_published().rows(TABLE)
 QWEN = "Qwen2-1.5B->Qwen2-7B"

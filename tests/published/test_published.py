@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.published.fair import score_fairly
 from pdvsim.published.forwards import Cached, WholeSequence
 from pdvsim.published.job import (
     K,
@@ -21,10 +22,9 @@ from pdvsim.published.job import (
     legacy_arrivals,
     mean_acceptance,
 )
-from pdvsim.published.poisson import Poisson, run_poisson
-from pdvsim.published.scoring import score_fairly, score_poisson, score_three_way
+from pdvsim.published.poisson import Poisson, run_poisson, score_poisson
 from pdvsim.published.tables import five_requests, load_published, many_requests, tokens_and_rounds
-from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way
+from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way, score_three_way
 from pdvsim.sim.hardware.models import pair
 
 

@@ -55,15 +55,6 @@ def planner(priority: Priority = "none", contention: Contention = "fluid", dear_
     return Planner(fits, Sharing(contention, priority, profile.contention), peak, HOST)
 
 
-@pytest.mark.parametrize(("rows", "k", "context"), [(1, 1, 100), (16, 4, 100), (128, 8, 4000)])
-def test_a_dear_draft_takes_so_many_times_as_long(rows: int, k: int, context: int) -> None:
-    """By `dear_draft` the drafter's forwards, and they alone, are slower, whatever the batch."""
-    dear, fair = planner(dear_draft=4.0), planner()
-    draft_s = Planner._solo(fair.models["draft"].shape(rows, 1, k), rows * context)
-    assert dear.round_s(rows, rows * context, k) - fair.round_s(rows, rows * context, k) == pytest.approx(3 * draft_s)
-    assert dear.decode_s(rows, rows * context) == fair.decode_s(rows, rows * context)
-
-
 def batch(rows: int, context: int) -> list[Request]:
     """Running requests with `context` tokens cached each, `OUTPUT` tokens delivered."""
     requests = [Request(i, 0.0, context, 1000, bytes(1000)) for i in range(rows)]
@@ -452,23 +443,6 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
         lost = (try_s + plan.behind_s(rows)) / plain_s - 1
         assert 2 <= tries[-1] <= 1 + Learner.BUDGET * 4000 / lost
     assert tries[0] > 3 * tries[1]
-
-
-@pytest.mark.parametrize("arch", ["colocated", "pd"])
-@pytest.mark.parametrize("concurrency", [1, 64])
-@pytest.mark.parametrize("rate", [0.4, 0.85])
-def test_goodput_is_as_fast_as_the_best_fixed_length(arch: Arch, concurrency: int, rate: float) -> None:
-    """On a stationary load, and within 2%: it has to learn the rate first."""
-    traffic = Traffic(
-        dataset_name="random", num_prompts=max(8, concurrency), input_len=128, output_len=300,
-        max_concurrency=concurrency,
-    )  # fmt: skip
-
-    def speed(**server: Any) -> float:
-        return tokens_per_s(simulated(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), Server(**server))))
-
-    fixed = [speed(num_speculative_tokens=k) for k in (1, 2, 3, 4, 5, 6, 8)]
-    assert speed(controller="goodput") >= 0.98 * max(fixed)
 
 
 def test_goodput_is_within_its_limits() -> None:

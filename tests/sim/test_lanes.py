@@ -35,11 +35,6 @@ def test_no_batch_exceeds_its_lanes_limit(arch: Arch, drafts: int, verifies: int
     assert largest(experiment, "decode") <= verifies
 
 
-def test_lanes_reach_their_limits_independently() -> None:
-    experiment = Experiment("pdv", BUSY, server=Server(max_draft_batch=6, max_verify_batch=12))
-    assert (largest(experiment, "draft"), largest(experiment, "verify")) == (6, 12)
-
-
 @pytest.mark.parametrize("arch", LANED)
 def test_limits_at_the_common_one_change_nothing(arch: Arch) -> None:
     plain = Experiment(arch, BUSY, server=Server(max_num_seqs=16))

@@ -53,18 +53,6 @@ def test_totals_by_hand() -> None:
     assert m["max_concurrent_requests"] == 2
 
 
-def test_latencies_by_hand() -> None:
-    m = summarise(two_requests(metric_percentiles=(25.0, 99.9)))
-    assert m["mean_ttft_ms"] == 750.0
-    assert m["std_ttft_ms"] == 250.0
-    assert m["mean_tpot_ms"] == 3000 / 5  # only the request with more than one token
-    assert m["mean_itl_ms"] == 1500.0  # gaps 2.0 and 1.0 between chunks, however many tokens each holds
-    assert m["median_itl_ms"] == 1500.0
-    assert m["p25_itl_ms"] == 1250.0
-    assert m["p99.9_ttft_ms"] == pytest.approx(500 + 0.999 * 500)
-    assert m["mean_e2el_ms"] == 2250.0
-
-
 def test_speculation_by_hand() -> None:
     m = summarise(two_requests())
     assert m["spec_decode_acceptance_rate"] == 100 * 5 / 8

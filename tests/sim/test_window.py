@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Result
@@ -50,23 +50,6 @@ def test_the_interactive_law_holds_in_the_window(loops: list[Result]) -> None:
         inside = metrics["request_throughput"] * metrics["mean_e2el_ms"] / 1e3
         assert inside == pytest.approx(LOOP, rel=0.03)
         assert metrics["max_concurrent_requests"] == LOOP
-
-
-def test_no_rate_falls_by_what_is_trimmed() -> None:
-    """Three waves of equal requests: without a trim a third of the time the loop runs dry, with any it is full."""
-    hardware = Hardware(profile="roofline")  # whose host takes next to nothing
-    run = simulate(
-        Experiment("autoregressive", Traffic(num_prompts=200, max_concurrency=64, **R128), hardware=hardware)
-    )
-    whole = summarise(run)
-    assert whole["duration"] == run.requests["finish_s"].max()
-    assert whole["total_output_tokens"] == 200 * 128
-    for warmup in (1, 20, 64, 100, 150):
-        metrics = summarise(run, Scoring(warmup_requests=warmup))
-        for name in RATES[:3]:
-            assert metrics[name] > whole[name], (warmup, name)
-        assert metrics["lanes"]["main"]["utilisation"] > 0.95
-        assert metrics["duration"] == run.requests["arrival_s"].max() - run.requests["arrival_s"][warmup]
 
 
 def test_trimming_counts_by_the_rows(loops: list[Result]) -> None:

@@ -192,30 +192,25 @@ def test_a_worker_of_another_version_is_not_trusted() -> None:
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_line(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+    refused: Callable[..., str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
     monkeypatch.setattr("ray.is_initialized", lambda: False)  # another test's cluster is none of this one's
     monkeypatch.setattr("ray.init", None)  # never asked: it would wait for minutes
-    assert main(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")]) == 2
-    err = capsys.readouterr().err
-    assert says in err
-    assert err.count("\n") == 1
+    assert says in refused(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")])
     assert not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize("cluster", ["dask", "ray"])
 def test_a_port_that_says_nothing_is_not_waited_for(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
 ) -> None:
     monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
     monkeypatch.setattr("ray.is_initialized", lambda: False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
-        assert main(["sweep", *SMALL, "--backend", cluster, "--scheduler", where, "-o", str(tmp_path / "s")]) == 2
-    err = capsys.readouterr().err
-    assert err.startswith(f"pdvsim: error: --scheduler {where}: no ")
-    assert err.count("\n") == 1
+        said = refused(["sweep", *SMALL, "--backend", cluster, "--scheduler", where, "-o", str(tmp_path / "s")])
+    assert said.startswith(f"pdvsim: error: --scheduler {where}: no ")
 
 
 def test_a_server_that_is_not_rays_is_not_waited_for(

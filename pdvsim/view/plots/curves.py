@@ -175,17 +175,12 @@ def panel(
     else:
         for number, curve in enumerate(curves):
             mine = [e for e in entries if e["series"] == curve.label]
-            aside = 2 ** aside_of(number, len(curves), dodge)
+            aside = 2 ** (min(dodge, 0.5 / len(curves)) * (number - (len(curves) - 1) / 2))  # within half a step
             draw(axes, mine, metric, curve, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
     frame(axes, framed or entries, metric, log, banded)
     axes.set_title(title, fontweight="bold", loc="left")
     axes.set_ylabel(unit)
-
-
-def aside_of(number: int, curves: int, dodge: float) -> float:
-    """Horizontal offset of the curve `number`, all within half a step."""
-    return min(dodge, 0.5 / curves) * (number - (curves - 1) / 2)
 
 
 def load_line(entries: Sequence[Entry]) -> str:
@@ -212,9 +207,9 @@ def frame(axes: Axes, entries: Sequence[Entry], metric: str, log: bool, banded: 
     from matplotlib.ticker import LogLocator, NullFormatter
 
     scale = name_of(metric)[2]
-    found = [e[metric] for e in entries if has(e, metric)]
+    intervals = [e[metric] for e in entries if has(e, metric)]
     ends = [e[f"{metric}_{end}"] for e in entries for end in BAND if banded and has(e, f"{metric}_{end}")]
-    means = [f.mean * scale for f in (*found, *ends)]
+    means = [f.mean * scale for f in (*intervals, *ends)]
     low, high = min(means, default=0), max(means, default=0)
     if log and high > 10 * low > 0:
         axes.set_yscale("log")
@@ -222,7 +217,7 @@ def frame(axes: Axes, entries: Sequence[Entry], metric: str, log: bool, banded: 
         axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
         axes.yaxis.set_minor_formatter(NullFormatter())
     else:
-        reach = max((f.mean + f.half_width for f in found if f.n > 1), default=0.0) * scale
+        reach = max((f.mean + f.half_width for f in intervals if f.n > 1), default=0.0) * scale
         axes.set_ylim(0, 1.12 * max(high, min(reach, 1.5 * high)) if high > 0 else 1)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
 

@@ -55,15 +55,15 @@ class Gain:
 def cells(results: Results, metric: str, against: str) -> list[Gain]:
     """Every architecture except `against`, at every load and setting that both have."""
     check(results, metric, against)
-    found: list[Gain] = []
+    gains: list[Gain] = []
     for setting, points in results.settings():
         labels = {(e["arch"], e["load_kind"], _key(e["load"])): e["stability"] for e in over_replications(points)}
         for d in paired_differences(points, metric, against):
             if math.isfinite(d["relative"].mean):
                 load = (d["load_kind"], _key(d["load"]))
                 unsteady = any(grew(labels.get((arch, *load))) for arch in (d["arch"], against))
-                found.append(Gain(label(setting), d["arch"], d["load_kind"], d["load"], d["relative"], unsteady))
-    return found
+                gains.append(Gain(label(setting), d["arch"], d["load_kind"], d["load"], d["relative"], unsteady))
+    return gains
 
 
 def improvement_figure(results: Results, metric: str, against: str) -> Figure | None:
@@ -71,22 +71,22 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
 
     The results have one kind of load, the x axis.
     """
-    found = cells(results, metric, against)
-    if not found:
+    gains = cells(results, metric, against)
+    if not gains:
         return None
-    settings = list(dict.fromkeys(cell.setting for cell in found))
-    archs = list(dict.fromkeys(cell.arch for cell in found))
-    loads = sorted({_key(cell.load): cell.load for cell in found}.values(), key=lambda v: (math.isnan(v), v))
+    settings = list(dict.fromkeys(cell.setting for cell in gains))
+    archs = list(dict.fromkeys(cell.arch for cell in gains))
+    loads = sorted({_key(cell.load): cell.load for cell in gains}.values(), key=lambda v: (math.isnan(v), v))
     one = len(settings) == 1
-    panels = [found] if one else [[c for c in found if c.arch == arch] for arch in archs]
+    panels = [gains] if one else [[c for c in gains if c.arch == arch] for arch in archs]
     rows = archs if one else settings
     longest = max(map(len, rows))
     width = 2.6 + 0.095 * longest + 1.05 * len(loads)
     title, _, _ = name_of(metric)
-    limit = _limit(found)
+    limit = _limit(gains)
     with styled():
         figure = new_figure(
-            max(width, 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9), _caption(results, found, metric, against),
+            max(width, 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9), _caption(results, gains, metric, against),
             f"{title}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else ""),
         )  # fmt: skip
         grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
@@ -94,14 +94,14 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
             _panel(axes, panel, rows, loads, one, lower_is_better(metric), limit)
             if not one:
                 axes.set_title(arch, fontweight="bold", loc="left", fontsize=12)
-        [kind] = {cell.load_kind for cell in found}
+        [kind] = {cell.load_kind for cell in gains}
         grid[-1].set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
         _bar(figure, list(grid), lower_is_better(metric), limit)
     return figure
 
 
 def _panel(
-    axes: Axes, found: list[Gain], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
+    axes: Axes, gains: list[Gain], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
 ) -> None:
     import seaborn as sns
     from matplotlib.colors import SymLogNorm
@@ -110,7 +110,7 @@ def _panel(
     at = {_key(load): i for i, load in enumerate(loads)}
     values = np.full((len(rows), len(loads)), np.nan)
     texts = np.full(values.shape, "", object)
-    for cell in found:
+    for cell in gains:
         row, column = rows.index(cell.arch if by_arch else cell.setting), at[_key(cell.load)]
         values[row, column] = cell.relative.mean if cell.significant else 0.0
         texts[row, column] = cell.text
@@ -130,9 +130,9 @@ def _panel(
     axes.tick_params(axis="x", rotation=0)
 
 
-def _limit(found: list[Gain]) -> float:
+def _limit(gains: list[Gain]) -> float:
     """End of the colour scale: the largest cell, up to a limit."""
-    largest = max((abs(cell.relative.mean) for cell in found if cell.significant), default=0.0)
+    largest = max((abs(cell.relative.mean) for cell in gains if cell.significant), default=0.0)
     return next((tick for tick in TICKS[2:] if tick >= largest), TICKS[-1])
 
 
@@ -148,14 +148,14 @@ def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
     bar.outline.set_visible(False)
 
 
-def _caption(results: Results, found: list[Gain], metric: str, against: str) -> str:
+def _caption(results: Results, gains: list[Gain], metric: str, against: str) -> str:
     what = "lower" if lower_is_better(metric) else "higher"
-    note = f"Paired by seed, relative to {against}; blue is better ({what}). {counted([c.relative.n for c in found])}"
-    if any(not cell.significant for cell in found):
-        single = all(cell.relative.n < 2 for cell in found)
+    note = f"Paired by seed, relative to {against}; blue is better ({what}). {counted([c.relative.n for c in gains])}"
+    if any(not cell.significant for cell in gains):
+        single = all(cell.relative.n < 2 for cell in gains)
         why = "one replication gives no significance" if single else "the 95% paired interval includes 0"
         note += f" Grey, hatched: {why}."
-    if any(cell.grew for cell in found):
+    if any(cell.grew for cell in gains):
         note += " † the queue of one of the two kept growing."
     return f"{points_line(results.points, results.configs)} {note} {rests_on(results.points)}"
 

@@ -26,8 +26,8 @@ def page(document: dict[str, Any]) -> str:
     }
     pieces = [html]
     for mark, text in parts.items():  # inserted text is not searched for further marks
-        head, found, rest = pieces.pop().partition(mark)
-        assert found, mark
+        head, separator, rest = pieces.pop().partition(mark)
+        assert separator, mark
         pieces += [head, text, rest]
     return "".join(pieces)
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.study.results import KEYS, Results, known_profile, label, records
 from pdvsim.study.stats import Interval, interval, over_replications
@@ -93,14 +95,14 @@ def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict
     first = set(saved.drop_duplicates(keys).index)
     bins = BINS if len(first) <= MANY else max(BINS * MANY // len(first), BINS // 4)
     for done, (index, row) in enumerate(saved.iterrows(), 1):
-        found = records(row)
-        assert found is not None
+        saved_rows = records(row)
+        assert saved_rows is not None
         number = int(index)  # type: ignore[call-overload]
-        latencies[number] = latencies_s(found.requests, found.deliveries, results.warmup(row))
-        if index in first and len(found.launches["lane"]):
-            busiest = int(np.bincount(found.launches["lane"]).max())
+        latencies[number] = latencies_s(saved_rows.requests, saved_rows.deliveries, results.warmup(row))
+        if index in first and len(saved_rows.launches["lane"]):
+            busiest = int(np.bincount(saved_rows.launches["lane"]).max())
             fitting = min(bins, max(busiest // LAUNCHES_PER_BIN, BINS // 5))  # finer bins show single rounds
-            over = over_time(found, results.bandwidths_bytes_per_s(row), fitting)
+            over = over_time(saved_rows, results.bandwidths_bytes_per_s(row), fitting)
             series[number] = {"seed": int(row["seed"]), **_plain(over)}
         progress(done)
     return latencies, series
@@ -144,26 +146,18 @@ def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
 
 def _end(entry: dict[str, Any], metric: str, end: str) -> float | None:
     """One end of a metric's error bar, if forward times are predicted."""
-    found = entry.get(f"{metric}_{end}")
-    return _short(found.mean) if isinstance(found, Interval) else None
+    value = entry.get(f"{metric}_{end}")
+    return _short(value.mean) if isinstance(value, Interval) else None
 
 
 def _levels(results: Results) -> dict[str, list[float]]:
     """The service levels in milliseconds, by metric."""
-    found: dict[str, list[float]] = {}
+    levels: dict[str, list[float]] = {}
     for config in results.configs:
-        for text in config["scoring"].get("goodput") or ():
-            metric, _, level = str(text).partition(":")
-            if _is_number(level) and float(level) not in found.setdefault(metric, []):
-                found[metric].append(float(level))
-    return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text))
-    except ValueError:
-        return False
+        with suppress(ValueError):  # levels that this version does not know
+            for metric, level_s, _ in Scoring(tuple(config["scoring"].get("goodput") or ())).levels():
+                levels.setdefault(metric, []).append(round(level_s * 1e3, 6))
+    return {metric: list(dict.fromkeys(every)) for metric, every in levels.items()}
 
 
 def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
@@ -171,7 +165,7 @@ def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str
 
     The same as `study.stats.paired_differences`, for all pairs of architectures.
     """
-    found: dict[tuple[str, str, str], dict[str, Any]] = {}
+    differences: dict[tuple[str, str, str], dict[str, Any]] = {}
     places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
     for metric in (m for m in metrics if frame[m].dtype != object):
         by_seed: dict[tuple[str, str, str], dict[int, float]] = {}
@@ -182,13 +176,13 @@ def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str
                 theirs = by_seed.get((against, kind, load), {})
                 if arch != against and theirs:
                     relative = interval([mine[s] / theirs[s] - 1 for s in mine if theirs.get(s)])
-                    found.setdefault((arch, kind, load), {}).setdefault(against, {})[metric] = _interval(relative)
-    return found
+                    differences.setdefault((arch, kind, load), {}).setdefault(against, {})[metric] = _interval(relative)
+    return differences
 
 
 def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencies) -> list[dict[str, Any]]:
     """Counts over edges that all architectures of a load share, evenly spaced on a logarithmic axis."""
-    found = []
+    histograms = []
     mine = [e for e in entries if e["setting"] == setting]
     for load in {tuple(e["load"]): None for e in mine}:
         here = [e for e in mine if tuple(e["load"]) == load]
@@ -201,11 +195,11 @@ def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencie
             low = float(every[every > 0].min(initial=every.max())) or 1e-3
             edges = np.geomspace(low, max(float(every.max()), low * 1.01), HIST_BINS + 1)
             counts = {arch: histogram(values, edges) for arch, values in values_ms.items()}
-            found.append(
+            histograms.append(
                 {"setting": setting, "load": list(load), "metric": metric, "edges": [_short(v) for v in edges]}
                 | {"counts": {arch: c.tolist() for arch, c in counts.items()}}
             )
-    return found
+    return histograms
 
 
 def histogram(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
@@ -219,13 +213,13 @@ def _pooled(rows: list[int], metric: str, latencies: Latencies) -> NDArray[Any]:
 
 def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:
     """Loads in order, with their position on an axis; an infinite rate is one step after the largest finite one."""
-    found = []
+    listed = []
     for kind in kinds:
         loads = sorted({load for load in points.loc[points["load_kind"] == kind, "load"] if not math.isnan(load)})
         last = max((load for load in loads if math.isfinite(load)), default=0.5)
         places = [(load_text(v), float(v) if math.isfinite(v) else 2 * last) for v in loads] or [("trace", 1.0)]
-        found += [{"kind": kind, "name": load_name(kind), "text": text, "x": x} for text, x in places]
-    return found
+        listed += [{"kind": kind, "name": load_name(kind), "text": text, "x": x} for text, x in places]
+    return listed
 
 
 def _source(results: Results, number: int) -> dict[str, Any]:
@@ -256,8 +250,8 @@ def _source(results: Results, number: int) -> dict[str, Any]:
     }
 
 
-def _interval(found: Interval) -> list[float | int | None]:
-    return [_short(found.mean), _short(found.half_width), found.n]
+def _interval(value: Interval) -> list[float | int | None]:
+    return [_short(value.mean), _short(value.half_width), value.n]
 
 
 def _short(value: float, digits: int = 5) -> float | None:

@@ -146,16 +146,16 @@ def printed(text: str) -> str:
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     """Nested values as one level of texts, without empty ones."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for name, value in values.items():
         if isinstance(value, Mapping) and value and all(isinstance(v, float) for v in value.values()):
-            found[f"{prefix}{name}"] = ", ".join(f"{key} {number_text(v)}" for key, v in value.items())
+            texts[f"{prefix}{name}"] = ", ".join(f"{key} {number_text(v)}" for key, v in value.items())
         elif isinstance(value, Mapping):
-            found |= flat(value, f"{prefix}{name}.")
+            texts |= flat(value, f"{prefix}{name}.")
         elif value is not None and value != "" and not (isinstance(value, Sequence) and not value):
             listed = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            found[f"{prefix}{name}"] = number_text(listed, 4) if isinstance(listed, float) else str(listed)
-    return found
+            texts[f"{prefix}{name}"] = number_text(listed, 4) if isinstance(listed, float) else str(listed)
+    return texts
 
 
 def provenance(facts: Mapping[str, Any]) -> str:
