@@ -166,13 +166,20 @@ def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
 
 
 def natural_draft(target: ModelSpec) -> str | None:
-    """The smallest preset that may draft for a model: of its family and tokens, and at most a third of its size."""
+    """The smallest preset that may draft for a model: of its family and tokens, and at most a third of its size.
+
+    Sizes are the weights that one token takes, so that a mixture of experts counts by how fast it is.
+    """
+
+    def size(spec: ModelSpec) -> int:
+        return spec.params - spec.layer_params + spec.active_params
+
     able = [
         draft
         for draft in PRESETS.values()
-        if draft.family == target.family and same_vocabulary(draft, target) and 3 * draft.params <= target.params
+        if draft.family == target.family and same_vocabulary(draft, target) and 3 * size(draft) <= size(target)
     ]
-    return min(able, key=lambda draft: draft.params).name if able else None
+    return min(able, key=size).name if able else None
 
 
 def drafted_by(kind: DrafterKind | None, pair: str) -> str:
