@@ -105,11 +105,11 @@ def vllm_round() -> Fit:
 def _said(case: Setting) -> str:
     drafts = "drafts take their kernels"
     if case.round_ms is not None:
-        drafts = f"{case.round_ms[0]:.2f} ms a round, {case.round_ms[1]:.2f} ms a draft step (Llama-3.1-8B)"
-    return f"{case.each_ms:.2f} ms a forward (plain, batch 1); {drafts}"
+        drafts = f"{case.round_ms[0]:.2f} ms per round, {case.round_ms[1]:.2f} ms per draft step (Llama-3.1-8B)"
+    return f"{case.each_ms:.2f} ms per forward (plain, batch 1); {drafts}"
 
 
-Figures = Sequence[tuple[int, float, float, int, int, float]]  # batch, plain, drafted, steps, verified, tokens a round
+Figures = Sequence[tuple[int, float, float, int, int, float]]  # batch, plain, drafted, steps, width, tokens per round
 
 
 def speculation(title: str, about: str, case: Setting, figures: Figures, why: str = "") -> EngineSource:
@@ -169,7 +169,7 @@ def specdrift() -> EngineSource:
         case,
         ((1, 212.0, 285.0, 3, 4, 2.41), (8, 795.0, 1044.0, 3, 4, 2.41), (64, 1620.0, 2339.0, 3, 4, 2.43)),
         "Overlapped scheduling hides most of what SGLang adds to a round, not all: without it the speed-up at batch 1 "
-        f"would be {older:.2f}. Published batches of 64 were not full: plain decoding would take 40 ms a step.",
+        f"would be {older:.2f}. Published batches of 64 were not full: plain decoding would take 40 ms per step.",
     )
 
 
@@ -180,7 +180,7 @@ def glm() -> EngineSource:
         "SGLang, GLM-4.7-Flash bf16 on one H100, EAGLE-3, trees of 6 from 3 steps, MT-bench",
         setting(CARD, GLM_FLASH, 1, 120.3, sglang_round()),
         ((1, 120.3, 167.75, 3, 6, 2.4), (32, 258.61, 440.15, 3, 6, 2.4)),
-        "A plain batch of 32 at 259 tok/s would take 124 ms a step: it was not full.",
+        "A plain batch of 32 at 259 tok/s would take 124 ms per step: it was not full.",
     )
 
 
@@ -198,7 +198,7 @@ def red_hat() -> EngineSource:
     return EngineSource(
         "Red Hat Developer, 16 April 2026 (gpt-oss-120b, vLLM 0.13)",
         "H200, EAGLE-3, draft length 2 to 3, ShareGPT, MLPerf and SWE-bench, up to 200 concurrent: +10% to +21%. The "
-        "middle is compared; tokens a round are those of MT-bench",
+        "middle is compared; tokens per round are those of MT-bench",
         "speed-up",
         _said(case),
         tuple(cells),
@@ -223,8 +223,8 @@ def a100() -> EngineSource:
     return EngineSource(
         "tt-inference-server issue 340 (Qwen3-30B-A3B on an A100)",
         "vLLM of July 2025, one request, 128 tokens out",
-        "ms a token",
-        f"{each_ms:.2f} ms a forward (128 in)",
+        "ms per token",
+        f"{each_ms:.2f} ms per forward (128 in)",
         (*cells, alone),
         "Kernels alone lack 77 us per layer: routing, sorting and grouped products of few rows take longer in vLLM "
         "than products of the same size do in our engine. This is the largest error of the prediction.",
@@ -249,10 +249,10 @@ def qwen36() -> EngineSource:
     return EngineSource(
         "SGLang documentation, Qwen3.6 (docs/src/snippets/configs/Qwen/qwen3.6-benchmarks.jsx)",
         "SGLang 0.5.16, Qwen3.6-35B-A3B on one H200, MTP with chains of 3, 8192 tokens in and 1024 out",
-        "ms a token",
-        f"{tokens:.2f} tokens a round (bf16, one request); {each_ms:.2f} ms a forward (Qwen3-30B-A3B on 2 H100s)",
+        "ms per token",
+        f"{tokens:.2f} tokens per round (bf16, one request); {each_ms:.2f} ms per forward (Qwen3-30B-A3B on 2 H100s)",
         tuple(cells),
-        "Acceptance is not stated and random prompts accept more than text: tokens a round are fitted. Prefills of "
+        "Acceptance is not stated and random prompts accept more than text: tokens per round are fitted. Prefills of "
         "8192 tokens, which hold up sixteen requests, are not in the forward times.",
     )
 

@@ -186,7 +186,7 @@ def save(profile: Profile, path: str | Path) -> None:
     """Write a profile as JSON that `pdvsim.sim.hardware.profile.load` reads."""
     document = asdict(profile)
     for fit in document["models"].values():
-        for knots in ("fused_knots", "reduce_knots", "gather_knots", "token_buckets"):  # few models have any
-            if not fit[knots]:
-                del fit[knots]
+        for name in ("fused_knots", "reduce_knots", "gather_knots", "token_buckets", "expert_s"):  # few models have any
+            if not fit[name]:
+                del fit[name]
     write_whole(Path(path), (json.dumps(document, indent=1) + "\n").encode())

@@ -218,8 +218,7 @@ class Latency:
         if rows:
             solo += fit.mixed_s
         rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
-        experts = self._distinct(rows, packed / rows if packed else tokens, [chunk.tokens for chunk in chunks])
-        priced = self._with_layers(rest, new, logits, experts)
+        priced = self._with_layers(rest, new, logits, self._distinct(rows, packed / rows if packed else tokens, read))
         return Shape(
             priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
             priced.flops_1,
@@ -352,11 +351,11 @@ class Latency:
         """Tokens that the layers compute, where an engine pads the whole forward."""
         return _up_to(self.fit.token_buckets, tokens) if self.fit.token_buckets else tokens
 
-    def _distinct(self, rows: int, tokens: float, prompts: Sequence[int] = ()) -> float:
-        """Distinct experts that a layer reads for rows of so many new tokens each, and for prompt chunks."""
+    def _distinct(self, rows: int, tokens: float, chunks: Sequence[tuple[int, int]] = ()) -> float:
+        """Distinct experts that a layer reads for rows of so many new tokens, and for prompt chunks (start, tokens)."""
         if (experts := self.spec.experts) is None:
             return 0.0
-        return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for count in prompts]))
+        return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for _, count in chunks]))
 
     def _layers(self, tokens: int, experts: float) -> float:
         """The transformer blocks' linear layers and all that does not depend on the context."""

@@ -34,7 +34,8 @@ DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
 # Intermediate sizes of EAGLE-3 heads that are not their target's, and the attention of those whose target has MLA
 HEAD_SIZES = {"qwen3-235b-a22b": 24_576, "gpt-oss-20b": 17_280, "gpt-oss-120b": 17_280, "deepseek-v3": 40_960}
 HEAD_DIM, HEAD_KV_HEADS = 128, 8
-FP8 = "-fp8"  # what follows the name of a model whose layers have such weights
+FP8 = "-fp8"  # what follows the name of a model whose layers have such weights, ...
+PUBLISHED_FP8 = ("-fp8-dynamic", FP8)  # ... and the names of such checkpoints
 
 MODELS: dict[str, ModelSpec] = {  # measured
     m.name: m
@@ -96,8 +97,15 @@ def model(name: str) -> ModelSpec:
 
 
 def unquantised(name: str) -> str:
-    """The name of a model without what says that its weights have 8 bits; a folder of that name is meant as it is."""
-    return name[: -len(FP8)] if name.lower().endswith(FP8) and not is_config(name) else name
+    """The name of a model without what says that its weights have 8 bits; a folder of that name is meant as it is.
+
+    Quantised checkpoints are often another owner's, who is left out.
+    """
+    suffix = next((end for end in PUBLISHED_FP8 if name.lower().endswith(end)), "")
+    if not suffix or is_config(name):
+        return name
+    plain = name[: -len(suffix)]
+    return plain if is_config(plain) else plain.rpartition("/")[2]
 
 
 def quantised(spec: ModelSpec) -> ModelSpec:
@@ -158,13 +166,20 @@ def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
 
 
 def natural_draft(target: ModelSpec) -> str | None:
-    """The smallest preset that may draft for a model: of its family and tokens, and at most a third of its size."""
+    """The smallest preset that may draft for a model: of its family and tokens, and at most a third of its size.
+
+    Sizes are the weights that one token takes, so that a mixture of experts counts by how fast it is.
+    """
+
+    def size(spec: ModelSpec) -> int:
+        return spec.params - spec.layer_params + spec.active_params
+
     able = [
         draft
         for draft in PRESETS.values()
-        if draft.family == target.family and same_vocabulary(draft, target) and 3 * draft.params <= target.params
+        if draft.family == target.family and same_vocabulary(draft, target) and 3 * size(draft) <= size(target)
     ]
-    return min(able, key=lambda draft: draft.params).name if able else None
+    return min(able, key=size).name if able else None
 
 
 def drafted_by(kind: DrafterKind | None, pair: str) -> str:

@@ -27,6 +27,7 @@ FIGURES = ("output_throughput", "mean_ttft_ms", "mean_e2el_ms", "foundation", "t
         ("qwen3-8b", "qwen3-0.6b:qwen3-8b"),
         ("Qwen/Qwen3-30B-A3B", "qwen3-0.6b:qwen3-30b-a3b"),
         ("qwen3-30b-a3b-fp8", "qwen3-0.6b:qwen3-30b-a3b-fp8"),
+        ("gpt-oss-120b", "eagle3-gpt-oss-120b:gpt-oss-120b"),  # the 20b takes as many weights per token, but for 30%
         ("mixtral-8x7b", "eagle3-mixtral-8x7b:mixtral-8x7b"),  # no smaller one of its tokens is known
         ("tinyllama-1.1b", "eagle3-tinyllama-1.1b:tinyllama-1.1b"),
     ],

@@ -89,7 +89,10 @@ def test_a_name_says_that_weights_have_eight_bits() -> None:
     assert plain.weight_bytes - spec.weight_bytes == plain.layer_params
     assert spec.kv_bytes_per_token == plain.kv_bytes_per_token
     with pytest.warns(UserWarning, match="is read as qwen3-30b-a3b"):
-        assert model("Qwen/Qwen3-30B-A3B-FP8") == model("qwen3-30b-a3b-fp8")
+        assert model("Qwen/Qwen3-30B-A3B-Instruct-2507-FP8") == model("qwen3-30b-a3b-fp8")
+    assert model("Qwen/Qwen3-30B-A3B-FP8") == model("qwen3-30b-a3b-fp8")
+    with pytest.warns(UserWarning, match="is read as llama-3.1-8b"):
+        assert model("RedHatAI/Meta-Llama-3.1-8B-Instruct-FP8-dynamic") == spec
 
 
 def test_the_head_of_a_quantised_target_is_not() -> None:
