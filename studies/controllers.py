@@ -114,7 +114,7 @@ def served(stages: Sequence[tuple[int, float, float]], controller: ControllerNam
     closed = stages[0][1] > 1e6
     count = sum(stage[0] for stage in stages)
     traffic = Traffic("random", num_prompts=count, max_concurrency=32 if closed else None)
-    server = Server(num_speculative_tokens=k, controller=controller)
+    server = Server(PAIRS[0], num_speculative_tokens=k, controller=controller)
     return simulate(Experiment("pdv", traffic, server=server), requests=staged(stages))
 
 

@@ -62,7 +62,17 @@ def main() -> None:
             time.sleep(2)
 
     threading.Thread(target=watch, daemon=True).start()
-    argv = ["sweep", "--arch", "colocated", "--concurrency", "8", "--jobs", str(args.jobs)]
+    argv = [
+        "sweep",
+        "--arch",
+        "colocated",
+        "--pair",
+        "tinyllama-1.1b:llama-2-7b",
+        "--concurrency",
+        "8",
+        "--jobs",
+        str(args.jobs),
+    ]
     argv += ["--num-runs", str(args.points), "--num-prompts", str(args.num_prompts)]
     begin_s = time.perf_counter()
     code = pdvsim([*argv, "-o", str(folder), "--json"])

@@ -92,7 +92,7 @@ def workloads(draw: st.DrawFn, most: int = 30) -> Workload:
 
 def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
     """The experiment with as many of `options` ("group.field") as it accepts and can act on, others left at default."""
-    experiment = Experiment(arch=arch)
+    experiment = Experiment(arch=arch, server=Server("tinyllama-1.1b:llama-2-7b"))
     for name, value in options.items():
         group, _, field = name.partition(".")
         try:
