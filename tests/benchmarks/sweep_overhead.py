@@ -62,18 +62,15 @@ def main() -> None:
             time.sleep(2)
 
     threading.Thread(target=watch, daemon=True).start()
-    argv = [
-        "sweep",
-        "--arch",
-        "colocated",
+    argv = ["sweep", "--arch", "colocated", "--concurrency", "8", "--jobs", str(args.jobs)]
+    argv += [
         "--pair",
         "tinyllama-1.1b:llama-2-7b",
-        "--concurrency",
-        "8",
-        "--jobs",
-        str(args.jobs),
+        "--num-runs",
+        str(args.points),
+        "--num-prompts",
+        str(args.num_prompts),
     ]
-    argv += ["--num-runs", str(args.points), "--num-prompts", str(args.num_prompts)]
     begin_s = time.perf_counter()
     code = pdvsim([*argv, "-o", str(folder), "--json"])
     wall_s = time.perf_counter() - begin_s

@@ -141,7 +141,7 @@ def test_a_profile_from_a_log_predicts_other_runs(tmp_path: Path) -> None:
         for metric in ("output_throughput", "mean_tpot_ms"):
             assert told[metric] == pytest.approx(real[metric], rel=0.05), (k, users, metric)
     with pytest.raises(ValueError, match="whole steps of pdvsim 0: it supports autoregressive and colocated"):
-        simulate(Experiment("pdv", hardware=Hardware(profile=str(profile))))
+        simulate(Experiment("pdv", server=Server("tinyllama-1.1b:llama-2-7b"), hardware=Hardware(profile=str(profile))))
     other = Server(pair="qwen2-1.5b:qwen2-7b")
     with pytest.raises(ValueError, match="does not cover"):
         simulate(Experiment("colocated", server=other, hardware=Hardware(profile=str(profile))))
