@@ -113,7 +113,7 @@ def experiment(k: int, users: int, profile: str | None = None) -> Experiment:
         dataset_name="random", num_prompts=max(12, 3 * users), input_len=256, output_len=120, max_concurrency=users,
         random_range_ratio=0.3,
     )  # fmt: skip
-    server = Server(num_speculative_tokens=k)
+    server = Server("tinyllama-1.1b:llama-2-7b", k)
     return Experiment("colocated", traffic, Acceptance(acceptance_rate=0.7), server, Hardware(profile=profile))
 
 
