@@ -110,7 +110,7 @@ def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
 
 
 def served(stages: Sequence[tuple[int, float, float]], controller: ControllerName, k: int) -> Result:
-    """The stages one behind the other, in a closed loop of 32 where all arrive at once."""
+    """The stages one after the other, in a closed loop of 32 whose requests all arrive at the start."""
     closed = stages[0][1] > 1e6
     count = sum(stage[0] for stage in stages)
     traffic = Traffic("random", num_prompts=count, max_concurrency=32 if closed else None)
@@ -147,7 +147,9 @@ def picture(path: Path) -> None:
     from pdvsim.view.style import BLUE, GREY, ORANGE
 
     colours: dict[ControllerName, str] = {"feedback": ORANGE, "goodput": BLUE}
-    caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: 32 at once. Below: acceptance 0.7. From k = 8."
+    caption = (
+        f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: concurrency 32. Below: acceptance 0.7. From k = 8."
+    )
     with styled():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):

@@ -26,7 +26,7 @@ from pdvsim.view.table import grid
 
 APART = ("prefill=1", "decode=0", "verify=1")
 ROOM = 10**6  # tokens of KV cache: none of these runs is short of it
-TURNS = 3  # requests of a run for each that is served at once
+TURNS = 3  # requests of a run for each concurrent one
 NEAR = 0.10  # of a published speed-up: it follows
 
 
@@ -182,12 +182,12 @@ def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] =
     return OverlapSource(
         "MineDraft (arXiv 2603.18016; settings of github.com/electron-shaders/MineDraft, scripts and engine)",
         "Qwen3-0.6B on one card, Qwen3-32B on four, 256 tokens in and out, vLLM without CUDA graphs: two batches of 16 "
-        "that take turns, 32 requests at once, against one of 16",
+        "that take turns, 32 concurrent requests, against one of 16",
         "L40S for their L40, over PCIe 4; acceptance, which is not stated",
         "drafting and verifying in turn",
         (
-            OverlapCell(f"16 at once, {said}", 1.75, True, min(gains[16]), max(gains[16])),
-            OverlapCell("32 at once, the same", None, False, min(gains[32]), max(gains[32])),
+            OverlapCell(f"concurrency 16, {said}", 1.75, True, min(gains[16]), max(gains[16])),
+            OverlapCell("concurrency 32, the same", None, False, min(gains[32]), max(gains[32])),
         ),
         "Without CUDA graphs a step of a 0.6B drafter takes the host longer than the card, so that there is more to "
         "hide than here: likely, not tested. As many requests in one batch read the target's weights once, where two "

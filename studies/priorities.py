@@ -15,8 +15,8 @@ from pdvsim.study.stats import interval
 
 ARCHS: tuple[Arch, ...] = ("pd", "pdv", "pdv-unified")
 LOADS = {
-    "64 at once, 512 and 128 tokens": Traffic("random", num_prompts=256, input_len=512, output_len=128,
-                                              max_concurrency=64),
+    "concurrency 64, 512 and 128 tokens": Traffic("random", num_prompts=256, input_len=512, output_len=128,
+                                                  max_concurrency=64),
     "ShareGPT, 15 a second": Traffic(num_prompts=240, request_rate=15.0),
     "ShareGPT, 25 a second": Traffic(num_prompts=400, request_rate=25.0),
     "bursts of long prompts (1,500 and 64), 10 a second": Traffic("random", num_prompts=200, input_len=1500,

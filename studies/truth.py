@@ -80,28 +80,35 @@ def chat(rate: float, prompts: int) -> Traffic:
     return Traffic(num_prompts=prompts, request_rate=rate)
 
 
-def fixed(inputs: int, outputs: int, prompts: int, at_once: int | None = None, rate: float = float("inf")) -> Traffic:
-    """Prompts and outputs of one length, so many at once or at a rate."""
+def fixed(
+    inputs: int, outputs: int, prompts: int, concurrency: int | None = None, rate: float = float("inf")
+) -> Traffic:
+    """Prompts and outputs of one length, at a concurrency or at a rate."""
     return Traffic(
-        "random", num_prompts=prompts, input_len=inputs, output_len=outputs, max_concurrency=at_once, request_rate=rate
+        "random",
+        num_prompts=prompts,
+        input_len=inputs,
+        output_len=outputs,
+        max_concurrency=concurrency,
+        request_rate=rate,
     )
 
 
 TRIALS = (
-    Trial("short chat, 8 at once", SMALL, fixed(128, 128, 64, 8), "throughput"),
-    Trial("batch, 64 at once", SMALL, fixed(128, 128, 320, 64), "throughput"),
+    Trial("short chat, concurrency 8", SMALL, fixed(128, 128, 64, 8), "throughput"),
+    Trial("batch, concurrency 64", SMALL, fixed(128, 128, 320, 64), "throughput"),
     Trial("ShareGPT, 6 req/s", SMALL, chat(6.0, 90), "e2el"),
     Trial("ShareGPT, 20 req/s, levels", SMALL, chat(20.0, 240), "headroom", ("ttft:300", "tpot:15")),
-    Trial("batch, 64 at once", QWEN, fixed(128, 128, 320, 64), "throughput"),
+    Trial("batch, concurrency 64", QWEN, fixed(128, 128, 320, 64), "throughput"),
     Trial("ShareGPT, 10 req/s, acceptance 0.8", QWEN, chat(10.0, 70), "e2el", acceptance=0.8),
     Trial("ShareGPT, 8 req/s, levels", LLAMA3, chat(8.0, 60), "headroom", ("ttft:300", "tpot:30")),
     Trial(
         "long prompts, 4 req/s, levels", LLAMA3, fixed(1500, 128, 32, None, 4.0), "headroom", ("ttft:500", "tpot:20")
     ),
-    Trial("short chat, 32 at once", GEMMA, fixed(64, 200, 128, 32), "throughput"),
+    Trial("short chat, concurrency 32", GEMMA, fixed(64, 200, 128, 32), "throughput"),
     Trial("ShareGPT, 6 req/s, acceptance 0.75", GEMMA, chat(6.0, 50), "e2el", acceptance=0.75),
-    Trial("long prompts, 8 at once", LARGE, fixed(1500, 100, 32, 8), "e2el"),
-    Trial("short chat, 16 at once", LARGE, fixed(128, 128, 64, 16), "throughput"),
+    Trial("long prompts, concurrency 8", LARGE, fixed(1500, 100, 32, 8), "e2el"),
+    Trial("short chat, concurrency 16", LARGE, fixed(128, 128, 64, 16), "throughput"),
 )
 
 

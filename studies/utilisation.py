@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
-AT_ONCE = {1: 16, 8: 64, 32: 160, 64: 256}  # concurrency: requests, for five seconds or twenty samples of NVML
+CONCURRENCY = {1: 16, 8: 64, 32: 160, 64: 256}  # concurrency: requests, for five seconds or twenty samples of NVML
 WORKERS = tuple(range(1, 9))
 ONE_BY_ONE = 24  # requests that baseline, at batch 1, serves in that time
 PICTURE = Path("results/utilisation.png")
@@ -54,15 +54,15 @@ def planned(folder: Path) -> Iterator[ServedRun]:
     """What is to be served: every architecture at every load, and baseline with more and more workers."""
     server = Server(PAIR, max_num_seqs=64)
     for arch in ARCHS:
-        for at_once, count in AT_ONCE.items():
+        for concurrency, count in CONCURRENCY.items():
             count = min(count, ONE_BY_ONE) if arch == "baseline" else count
-            yield _planned(arch, at_once, max(count, at_once), server, folder)
+            yield _planned(arch, concurrency, max(count, concurrency), server, folder)
     for workers in WORKERS:
         yield _planned("baseline", workers, 3 * workers, replace(server, num_workers=workers), folder)
 
 
-def _planned(arch: str, at_once: int, count: int, server: Server, folder: Path) -> ServedRun:
-    traffic = Traffic("random", num_prompts=count, input_len=TOKENS, output_len=TOKENS, max_concurrency=at_once)
+def _planned(arch: str, concurrency: int, count: int, server: Server, folder: Path) -> ServedRun:
+    traffic = Traffic("random", num_prompts=count, input_len=TOKENS, output_len=TOKENS, max_concurrency=concurrency)
     scoring = Scoring()
     experiment = suited(Experiment(arch, traffic, server=server, scoring=scoring))
     return ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder)
@@ -74,7 +74,7 @@ def row_of(run: ServedRun) -> Row:
     simulated = summarise(result)
     return {
         "arch": run.experiment.arch,
-        "at_once": run.experiment.traffic.max_concurrency,
+        "concurrency": run.experiment.traffic.max_concurrency,
         "workers": run.experiment.server.num_workers if run.experiment.arch == "baseline" else None,
         "sm_busy": run.meta.get("mean_gpu_percent", math.nan) / 100,
         "memory_busy": run.meta.get("mean_memory_percent", math.nan) / 100,
@@ -97,16 +97,18 @@ def _bandwidth(metrics: Row) -> float:
 
 def grows(rows: Sequence[Row]) -> list[Row]:
     """Those of baseline with as many users as workers."""
-    return [row for row in rows if row["workers"] is not None and row["workers"] == row["at_once"]]
+    return [row for row in rows if row["workers"] is not None and row["workers"] == row["concurrency"]]
 
 
 def report_text(rows: Sequence[Row]) -> str:
     """Two tables, measured and simulated side by side."""
-    both = [row for row in rows if row["at_once"] in AT_ONCE and (row["workers"] is None or row["workers"] == 4)]
+    both = [
+        row for row in rows if row["concurrency"] in CONCURRENCY and (row["workers"] is None or row["workers"] == 4)
+    ]
     lines = [
         {
             "arch": row["arch"],
-            "at once": str(row["at_once"]),
+            "concurrency": str(row["concurrency"]),
             "SM busy %": cell(row["sm_busy"], 0, 100),
             "memory busy %": cell(row["memory_busy"], 0, 100),
             "samples": str(row["samples"]),
@@ -151,15 +153,15 @@ def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
     for axes, by_launches, by_card, title in panels:
         for arch in sorted({str(row["arch"]) for row in rows}, key=arch_rank):
             of_arch = [row for row in rows if row["arch"] == arch and row not in workers]
-            of_arch.sort(key=lambda row: row["at_once"])
-            x, colour, marker = [row["at_once"] for row in of_arch], arch_colour(arch), arch_marker(arch)
+            of_arch.sort(key=lambda row: row["concurrency"])
+            x, colour, marker = [row["concurrency"] for row in of_arch], arch_colour(arch), arch_marker(arch)
             axes.plot(x, [100 * row[f"simulated_{by_launches}"] for row in of_arch], color=colour, lw=1.5, label=arch)
             axes.plot(x, [100 * row[by_launches] for row in of_arch], marker, color=colour, label="_")
             axes.plot(x, [100 * row[by_card] for row in of_arch], marker, color=colour, mfc="white", label="_")
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_ylim(0, 105)
-        axes.set_xlabel("Requests at once")
+        axes.set_xlabel("Concurrent requests")
         axes.set_title(title, fontweight="bold", loc="left")
     busy.set_ylabel("%")
     busy.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")

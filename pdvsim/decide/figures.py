@@ -164,12 +164,14 @@ def flips_figure(advice: Advice) -> Figure:
 
 
 def _asked_line(advice: Advice) -> str:
-    base = advice.question.base
+    base, several = advice.question.base, bool(advice.question.drafters)
     return setting_line(
         asdict(base),
         f"{load_words(base.traffic)} given",
         run_seeds(base.traffic.seed, len(advice.rows)),
-        drafts="each architecture at its best",
+        pair=base.pair.target.name if several else None,
+        drafts=f"each architecture{' and drafter' if several else ''} at its best",
+        acceptance="" if several else None,  # each drafter has its own
     )
 
 

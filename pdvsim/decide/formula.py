@@ -150,9 +150,9 @@ class Formula:
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
-            at_once = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
-            [(rows, speed)] = self.loops(k, [at_once])
-            return Predicted(k, rows, at_once / speed, servers * speed, True)  # rows that do not fit wait
+            concurrency = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
+            [(rows, speed)] = self.loops(k, [concurrency])
+            return Predicted(k, rows, concurrency / speed, servers * speed, True)  # rows that do not fit wait
         rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         rate = traffic.request_rate / servers
         left = 1 - rate * joining_s  # GPU share left by new requests
