@@ -6,7 +6,7 @@
     pdvsim.capacity(goodput=["ttft:500", "tpot:50"])
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
     pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8], against="pd")
-    pdvsim.draft_table(pair="tinyllama-1.1b:llama-2-7b", gpu="h200")
+    pdvsim.draft_table(model="llama-3.1-8b", gpu="h200")
     pdvsim.explore(request_rate=8)                    # sliders, in a notebook
 
 Keywords are the flags of the command of the same name, with underscores.

@@ -95,7 +95,7 @@ class Scoring:
 class Experiment:
     """One run: an architecture, under a load, on a GPU."""
 
-    arch: Arch = "pdv"
+    arch: Arch = "colocated"
     """Serving architecture: colocated (one batch, as in vLLM), pd (a prefill lane) or pdv (three lanes). More:
     autoregressive, baseline, pdv-unified, pdv-hybrid, adaptive, pdv-ahead, or your own policy as file.py:Class."""
     traffic: Traffic = field(default_factory=Traffic)

@@ -1,7 +1,7 @@
 """How much drafting ahead depends on the assumed accuracy of its guesses: `python studies/ahead.py PICTURE.png`.
 
-Compares a drafter on its own GPU with two `colocated` servers by concurrency, for a chain and for several values of
-`Server.ahead_exponent`. Each uses its best draft length of 2, 3 and 4. Takes a minute.
+A drafter with a GPU of its own against two servers of colocated batches, over the concurrency, for a chain and for
+several values of `Server.ahead_exponent`. Each at the draft length that is best for it, of 2, 3 and 4. Takes a minute.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ COLOUR = "#7a5195"
 SHADES = (0.75, 0.55, 0.0, 0.35)  # darkest: what is assumed
 
 
-def speed(arch: Arch, at_once: int, hardware: Hardware, **server: Any) -> float:
-    """Output tokens per second at the best draft length."""
-    traffic = Traffic("random", num_prompts=max(40, 3 * at_once), input_len=TOKENS, output_len=TOKENS,
-                      random_range_ratio=SPREAD, max_concurrency=at_once)  # fmt: skip
+def speed(arch: Arch, concurrency: int, hardware: Hardware, **server: Any) -> float:
+    """Output tokens a second at the best of the draft lengths."""
+    traffic = Traffic("random", num_prompts=max(40, 3 * concurrency), input_len=TOKENS, output_len=TOKENS,
+                      random_range_ratio=SPREAD, max_concurrency=concurrency)  # fmt: skip
     runs = (Experiment(arch, traffic, Acceptance(RATE), Server(PAIR, k, **server), hardware) for k in LENGTHS)
     return max(float(summarise(simulate(suited(run)))["output_throughput"]) for run in runs)
 
@@ -51,8 +51,9 @@ def main(picture: str) -> None:
             gains = [speed("pdv-ahead", n, apart, **way) / two[n] for n in CONCURRENCY]
             print(name, " ".join(f"{gain:.2f}" for gain in gains))
             colour = GREY if shade is None else paler(COLOUR, shade)
-            line = "--" if shade is None else "-"
-            axes.plot(CONCURRENCY, gains, color=colour, marker="o", linestyle=line, label=name)
+            axes.plot(
+                CONCURRENCY, gains, color=colour, marker="o", linestyle="--" if shade is None else "-", label=name
+            )
         axes.axhline(1, color="0.3", linewidth=1.2)
         axes.set_xscale("log", base=2)
         axes.set_xticks(CONCURRENCY, list(map(str, CONCURRENCY)))

@@ -110,11 +110,11 @@ def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
 
 
 def served(stages: Sequence[tuple[int, float, float]], controller: ControllerName, k: int) -> Result:
-    """Serve the stages one after another; if all requests arrive together, in a closed loop of 32."""
+    """The stages one after the other, in a closed loop of 32 whose requests all arrive at the start."""
     closed = stages[0][1] > 1e6
     count = sum(stage[0] for stage in stages)
     traffic = Traffic("random", num_prompts=count, max_concurrency=32 if closed else None)
-    server = Server(num_speculative_tokens=k, controller=controller)
+    server = Server(PAIRS[0], num_speculative_tokens=k, controller=controller)
     return simulate(Experiment("pdv", traffic, server=server), requests=staged(stages))
 
 
@@ -147,8 +147,9 @@ def picture(path: Path) -> None:
     from pdvsim.view.style import BLUE, GREY, ORANGE
 
     colours: dict[ControllerName, str] = {"feedback": ORANGE, "goodput": BLUE}
-    loads = "Top: concurrency 32. Bottom: acceptance 0.7. Controllers start at k = 8."
-    caption = f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. {loads}"
+    caption = (
+        f"pdv, {PAIRS[0]}, H200, {TOKENS} in, {TOKENS} out. Above: concurrency 32. Below: acceptance 0.7. From k = 8."
+    )
     with styled():
         figure = new_figure(9, 6, caption)
         for axes, (name, stages) in zip(figure.subplots(2, 1), STAGES.items(), strict=True):

@@ -25,9 +25,9 @@ from pdvsim.sim.run import simulate
 from pdvsim.view.table import grid
 
 APART = ("prefill=1", "decode=0", "verify=1")
-ROOM = 10**6  # tokens of KV cache, enough for all of these runs
-TURNS = 3  # requests per concurrent request
-NEAR = 0.10  # relative error up to which a speed-up counts as reproduced
+ROOM = 10**6  # tokens of KV cache: none of these runs is short of it
+TURNS = 3  # requests of a run for each concurrent one
+NEAR = 0.10  # of a published speed-up: it follows
 
 
 @dataclass(frozen=True)
@@ -182,7 +182,7 @@ def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] =
     return OverlapSource(
         "MineDraft (arXiv 2603.18016; settings of github.com/electron-shaders/MineDraft, scripts and engine)",
         "Qwen3-0.6B on one card, Qwen3-32B on four, 256 tokens in and out, vLLM without CUDA graphs: two batches of 16 "
-        "that alternate, 32 concurrent requests, compared with one batch of 16",
+        "that take turns, 32 concurrent requests, against one of 16",
         "L40S for their L40, over PCIe 4; acceptance, which is not stated",
         "sequential drafting",
         (

@@ -42,9 +42,9 @@ RESULTS = Path("results/own-engine")
 PAIR, CARD = "tinyllama-1.1b:llama-2-7b", "h200"
 USERS = (1, 4, 16, 64)
 DRAFTS = (0, 4)
-BENCHED = 16  # concurrency of the runs that serve as benchmarks
+BENCHED = 16  # concurrent requests in the runs that stand for benchmarks
 METRICS = ("output_throughput", "mean_tpot_ms", "mean_ttft_ms")
-# draft length, concurrency, prompt and output tokens: different from those of the logs
+# draft length, concurrency, prompt and output tokens: other k, other loads, other lengths
 OTHERS = (
     (0, 8, 256, 200), (0, 32, 256, 200), (0, 48, 700, 100), (1, 24, 256, 200), (2, 8, 256, 200), (2, 48, 128, 300),
     (3, 16, 700, 100), (3, 32, 64, 400), (4, 2, 256, 200), (4, 32, 512, 128), (6, 8, 256, 200), (6, 64, 256, 200),
@@ -119,7 +119,7 @@ def _served(experiments: Sequence[Experiment], machine: Machine) -> Iterator[tup
         alike = list(group)
         bench.ready(alike)
         for experiment in alike:
-            say("own_engine", f"k={k}, concurrency {experiment.traffic.max_concurrency}")
+            say("own_engine", f"k={k}, {experiment.traffic.max_concurrency} concurrent requests")
             yield experiment, bench.served(experiment)
 
 

@@ -16,18 +16,19 @@ from pdvsim.study.stats import interval
 ARCHS: tuple[Arch, ...] = ("pd", "pdv", "pdv-unified")
 LOADS = {
     "concurrency 64, 512 and 128 tokens": Traffic("random", num_prompts=256, input_len=512, output_len=128,
-                                              max_concurrency=64),
-    "ShareGPT, 15 req/s": Traffic(num_prompts=240, request_rate=15.0),
-    "ShareGPT, 25 req/s": Traffic(num_prompts=400, request_rate=25.0),
-    "bursts of long prompts (1,500 and 64), 10 req/s": Traffic("random", num_prompts=200, input_len=1500,
+                                                  max_concurrency=64),
+    "ShareGPT, 15 a second": Traffic(num_prompts=240, request_rate=15.0),
+    "ShareGPT, 25 a second": Traffic(num_prompts=400, request_rate=25.0),
+    "bursts of long prompts (1,500 and 64), 10 a second": Traffic("random", num_prompts=200, input_len=1500,
                                                                   output_len=64, request_rate=10.0, burstiness=0.2),
 }  # fmt: skip
+PAIR = "tinyllama-1.1b:llama-2-7b"
 SETTINGS = {
-    "stream": Server(),
-    "none": Server(priority="none"),
-    "dynamic": Server(priority="dynamic"),
-    "decode=3,verify=2": Server(priority="none", lane_weights=("decode=3", "verify=2")),
-    "prefill=3": Server(priority="none", lane_weights=("prefill=3",)),
+    "stream": Server(PAIR),
+    "none": Server(PAIR, priority="none"),
+    "dynamic": Server(PAIR, priority="dynamic"),
+    "decode=3,verify=2": Server(PAIR, priority="none", lane_weights=("decode=3", "verify=2")),
+    "prefill=3": Server(PAIR, priority="none", lane_weights=("prefill=3",)),
 }
 SEEDS = 6
 METRICS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "output_throughput")

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from pdvsim.sim.config import Experiment, Scoring, Traffic
+from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
@@ -39,7 +39,7 @@ def main() -> None:
     print("| architecture | requests | load | " + " | ".join(LABELS) + " |")
     print("|---|---|---|" + "---|" * len(LABELS))
     for arch in ("pd", "colocated"):
-        experiment = Experiment(arch, Traffic())
+        experiment = Experiment(arch, Traffic(), server=Server("tinyllama-1.1b:llama-2-7b"))
         most = capacity(experiment)
         for requests in (1000, 4000):
             for load in LOADS:

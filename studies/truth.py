@@ -80,10 +80,17 @@ def chat(rate: float, prompts: int) -> Traffic:
     return Traffic(num_prompts=prompts, request_rate=rate)
 
 
-def fixed(inputs: int, outputs: int, prompts: int, at_once: int | None = None, rate: float = float("inf")) -> Traffic:
-    """Prompts and outputs of one length, in a closed loop or at a request rate."""
+def fixed(
+    inputs: int, outputs: int, prompts: int, concurrency: int | None = None, rate: float = float("inf")
+) -> Traffic:
+    """Prompts and outputs of one length, at a concurrency or at a rate."""
     return Traffic(
-        "random", num_prompts=prompts, input_len=inputs, output_len=outputs, max_concurrency=at_once, request_rate=rate
+        "random",
+        num_prompts=prompts,
+        input_len=inputs,
+        output_len=outputs,
+        max_concurrency=concurrency,
+        request_rate=rate,
     )
 
 

@@ -95,13 +95,15 @@ def _bandwidth(metrics: Row) -> float:
 
 
 def grows(rows: Sequence[Row]) -> list[Row]:
-    """The rows of baseline with as many users as workers."""
+    """Those of baseline with as many users as workers."""
     return [row for row in rows if row["workers"] is not None and row["workers"] == row["concurrency"]]
 
 
 def report_text(rows: Sequence[Row]) -> str:
-    """Two tables with measured and simulated values."""
-    both = [row for row in rows if row["concurrency"] in CONCURRENCY and row["workers"] in (None, 4)]
+    """Two tables, measured and simulated side by side."""
+    both = [
+        row for row in rows if row["concurrency"] in CONCURRENCY and (row["workers"] is None or row["workers"] == 4)
+    ]
     lines = [
         {
             "arch": row["arch"],
@@ -158,7 +160,7 @@ def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
         axes.set_xscale("log", base=2)
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
         axes.set_ylim(0, 105)
-        axes.set_xlabel("Concurrency")
+        axes.set_xlabel("Concurrent requests")
         axes.set_title(title, fontweight="bold", loc="left")
     busy.set_ylabel("%")
     busy.legend(fontsize=8, frameon=False, ncols=2, loc="lower left")

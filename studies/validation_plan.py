@@ -39,20 +39,20 @@ from pdvsim.sim.workload.requests import Workload
 
 SEED = 22
 FIRST_SEED = 5000  # of the first run
-HELD_OUT = 3  # runs whose seed is a multiple of this are held out
-BLOCKS, RUNS, REPEATS = 4, 4, 12  # groups per architecture, runs per group, runs that are repeated
-SECONDS = 5.0  # target duration of a run
-ABOUT = (4.0, 7.0)  # accepted durations
-LONGEST = 9.0  # maximum duration of a closed loop
-FEWEST, SLOWEST, MOST = 12, 6, 2000  # requests: minimum, minimum of a server with few concurrent requests, maximum
-TRIES = 4  # to find the number of requests
-KV_BYTES = 80e9  # limit for the longest requests of a full server
+HELD_OUT = 3  # runs whose seed is a multiple of it
+BLOCKS, RUNS, REPEATS = 4, 4, 12  # groups of an architecture, runs of a group, runs that are made twice
+SECONDS = 5.0  # that a run is to take
+ABOUT = (4.0, 7.0)  # which is near enough
+LONGEST = 9.0  # that a closed loop may take
+FEWEST, SLOWEST, MOST = 12, 6, 2000  # requests: at least, and of a server with few concurrent requests; at most
+TRIES = 4  # to find how many take that long
+KV_BYTES = 80e9  # that the longest requests of a full server may take
 ARCHS = ("autoregressive", "baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b",
          "tinyllama-1.1b:codellama-34b")  # fmt: skip
 SCORING = Scoring(metric_percentiles=(90.0, 95.0, 99.0))
 DATASETS = {"sharegpt": 4, "azure-conv": 3, "azure-code": 2, "long": 2, "longest": 2, "chat": 3}  # cards of the deck
-LOADS: dict[str, int] = {"closed": 6, "0.5": 3, "0.8": 3, "0.95": 3, "bursty": 1, "burst": 1, "trace": 1}
+LOADS: dict[str, int] = {"closed": 6, "0.5": 3, "0.8": 3, "0.95": 3, "bursty": 1, "batch": 1, "trace": 1}
 CONCURRENCIES = (1, 2, 4, 8, 16, 32, 64, 128)
 ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9, "recorded", "by position")
 CONTROLLERS = {"fixed": 18, "feedback": 5, "goodput": 5}
@@ -223,7 +223,7 @@ def _loaded(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
         return _closed(experiment, decks, folder)
     if load == "trace":
         return _sized(experiment, folder, 30, FEWEST, use_trace_timestamps=True)
-    if load == "burst":
+    if load == "batch":
         places = experiment.server.max_num_seqs
         return _sized(experiment, folder, places, max(FEWEST, places // 4))
     most = capacity(_placed(experiment, folder))

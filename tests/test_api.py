@@ -105,7 +105,7 @@ def test_a_run_shows_itself() -> None:
     titles = [axes.get_title(loc="left") for axes in run.figure().axes]
     assert titles == ["TTFT (ms)", "TPOT (ms)", "Requests over time (s)", "Mean time of a request (ms)"]
     assert run.setting == (
-        "pdv, tinyllama-1.1b:llama-2-7b on h200, random 32 tokens in, 8 out, k=4, acceptance 0.6 (assumed), 8 req/s, "
+        "pdv, llama-3.2-1b:llama-3.1-8b on h200, random 32 tokens in, 8 out, k=4, acceptance 0.6 (assumed), 8 req/s, "
         "seed 0."
     )
     assert "<img" not in pdvsim.run(detailed=False, **SMALL)._repr_html_()  # there are no records to draw

@@ -38,11 +38,11 @@ SGLANG_FLAGS = {
 }  # fmt: skip
 
 TRAFFIC = Traffic("random", input_len=64, output_len=16, num_prompts=8)
-COLOCATED = Experiment("colocated", TRAFFIC, server=Server(max_num_seqs=128))
+COLOCATED = Experiment("colocated", TRAFFIC, server=Server("tinyllama-1.1b:llama-2-7b", max_num_seqs=128))
 
 
 @cache
-def table(rate: float = 0.6, pair: str = Server.pair, replicas: int = 1) -> DraftTable:
+def table(rate: float = 0.6, pair: str = COLOCATED.server.pair, replicas: int = 1) -> DraftTable:
     server, hardware = replace(COLOCATED.server, pair=pair), Hardware(replicas=replicas)
     base = replace(COLOCATED, acceptance=Acceptance(acceptance_rate=rate), server=server, hardware=hardware)
     return find_table(DraftQuestion(base, indifference=0.005))

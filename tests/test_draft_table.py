@@ -329,8 +329,8 @@ def test_the_document_and_the_file(tmp_path: Path, capsys: pytest.CaptureFixture
         [t["first"], t["last"], t["k"]] for t in document["tiers"]
     ]
     assert len(document["best"]) == 8
-    assert document["deployment"][0]["text"].startswith("vllm serve meta-llama/Llama-2-7b-chat-hf --max-num-seqs 8")
-    assert document["question"]["base"]["server"]["pair"] == PAIRS[0]
+    assert document["deployment"][0]["text"].startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 8")
+    assert document["question"]["base"]["server"]["pair"] == Server.pair
     assert {point["k"] for point in document["simulated"]} >= {"plain", 1}
 
 
@@ -372,7 +372,7 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--num-speculative-tokens", "4"], "--num-speculative-tokens"),
         (["--pair", "tinyllama-0b"], "unknown model 'tinyllama-0b'"),
         (["--gpu", "h9000"], "unknown gpu 'h9000'"),
-        (["--input-len", "4000"], "lower --input-len"),
+        (["--pair", PAIRS[0], "--input-len", "4000"], "lower --input-len"),
         (["--indifference", "1"], "indifference must be 0 to 0.99"),
         (["--contexts", "0"], "contexts must be 1 to 10000000"),
         (["--padding", "vllm"], "--padding"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.console import say
 from pdvsim.common.options import parse, plain
+from pdvsim.common.presets import PresetOption
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
@@ -73,7 +74,7 @@ class AskedTraffic(OpenTraffic):
 
 
 @dataclass(frozen=True)
-class AdviseOptions:
+class AdviseOptions(PresetOption):
     """The load, the service levels, the settings to test and the budget."""
 
     arch: tuple[Arch, ...] = USUAL_ARCHS

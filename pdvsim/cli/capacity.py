@@ -7,6 +7,7 @@ from math import inf
 
 from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.options import parse, plain
+from pdvsim.common.presets import PresetOption
 from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.capacity_search import find_capacities
@@ -31,7 +32,7 @@ class ServerHardware(Hardware):
 
 
 @dataclass(frozen=True)
-class CapacityOptions:
+class CapacityOptions(PresetOption):
     """Architectures, GPUs and replications, and the service levels to hold."""
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
@@ -64,7 +65,7 @@ class CapacityOptions:
         """The searches these options describe; a ValueError names what is wrong."""
         server, hardware = self.server.given(), plain(Hardware, self.hardware)
         traffic, scoring = self.traffic.asked(server), plain(Scoring, self.scoring)
-        arch = self.arch[0] if self.arch else "pdv"
+        arch = self.arch[0] if self.arch else Experiment.arch
         acceptance = self.acceptance.asked(server.pair, traffic)
         base = Experiment(arch, traffic, acceptance, server, hardware, self.host, scoring)
         goal = Goal("throughput", scoring.goodput, self.attainment)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pdvsim.cli.page import deliver
 from pdvsim.common.options import parse, plain
+from pdvsim.common.presets import PresetOption
 from pdvsim.common.progress import Progress
 from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
@@ -50,7 +51,7 @@ class TableHardware(Hardware):
 
 
 @dataclass(frozen=True)
-class DraftTableOptions:
+class DraftTableOptions(PresetOption):
     """Models, GPU and traffic, and the draft lengths to compare."""
 
     arch: Arch = "colocated"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pdvsim.common.console import say
 from pdvsim.common.options import parse, plain
+from pdvsim.common.presets import PresetOption
 from pdvsim.live.knobs import Setup
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -41,10 +42,10 @@ class LiveScoring(Scoring):
 
 
 @dataclass(frozen=True)
-class LiveCommand:
+class LiveCommand(PresetOption):
     """Show one to four architectures on a page while they serve the same requests; change load and settings live."""
 
-    arch: tuple[Arch, ...] = ("pdv", "colocated")
+    arch: tuple[Arch, ...] = ("colocated", "pdv")
     """One to four serving architectures; differences are relative to the first."""
     beside: Literal["real"] | None = None
     """real: show the run of `realrun --live` on this machine next to the same run simulated."""

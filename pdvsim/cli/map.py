@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, field
 
 from pdvsim.cli.page import deliver, page_file
 from pdvsim.common.options import parse, plain
+from pdvsim.common.presets import PresetOption
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
@@ -42,7 +43,7 @@ class MapTraffic(CountedTraffic):
 
 
 @dataclass(frozen=True)
-class MapOptions:
+class MapOptions(PresetOption):
     """Architectures, the two axes, and replications."""
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
@@ -131,7 +132,7 @@ class MapOptions:
             archs = FLEET_ARCHS
         elif self.gpus == 1 and (self.drafter_card or self.per_dollar or (self.card_hour_usd and not self.against)):
             raise ValueError("--drafter-card, --card-hour-usd and --per-dollar need --gpus 2 or more")
-        arch = archs[0] if archs else "pdv"
+        arch = archs[0] if archs else Experiment.arch
         server, asked = self.server.given(), self.acceptance
         if self.y == "acceptance" and asked.is_open:
             asked = AskedAcceptance(Acceptance.acceptance_rate)  # each cell sets its own

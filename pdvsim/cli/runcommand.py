@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 from pdvsim.common.options import plain
+from pdvsim.common.presets import PresetOption
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.workload.asked import AskedAcceptance
 
 
 @dataclass(frozen=True)
-class AskedExperiment(Experiment):
+class AskedExperiment(PresetOption, Experiment):
     """One run: an architecture, under a load, on a GPU."""
 
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)

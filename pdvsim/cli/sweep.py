@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.options import Option, converted, nearest, options, parse, plain
+from pdvsim.common.presets import PresetOption
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import cores
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
@@ -40,7 +41,7 @@ class SweepTraffic(Traffic):
 
 
 @dataclass(frozen=True)
-class SweepOptions:
+class SweepOptions(PresetOption):
     """Architectures, loads and replications, and the experiment they vary."""
 
     arch: tuple[Arch, ...] = USUAL_ARCHS

@@ -1,4 +1,4 @@
-"""Convert an experiment to the command line that runs it, with only non-default flags, and back."""
+"""Convert an experiment to the command line that runs it (architecture, pair, non-default flags), and back."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.policies import file_of, policy_of
 from pdvsim.sim.workload.asked import usual_acceptance
 
+EARLIER_PAIR = "tinyllama-1.1b:llama-2-7b"  # of recorded command lines without a pair: it was the default
 GONE = ("--acceptance-trace-k", "--percentile-metrics")  # removed flags that recorded runs still have
 
 
 def command_line(program: str, experiment: Experiment) -> str:
     """`program` with the flags that run this experiment."""
-    flags = list(flags_of(experiment, Experiment(), leave_out=("arch",)))
+    flags = list(flags_of(experiment, Experiment(), leave_out=("arch", "pair")))
     given, usual = experiment.acceptance, usual_acceptance(experiment.server.pair, experiment.traffic)
     if (
         given == Acceptance() != usual and experiment.has_drafter
     ):  # without the flag the recorded acceptance would be used
         flags += ["--acceptance-rate", f"{given.acceptance_rate:g}"]
-    return shlex.join([*program.split(), "--arch", experiment.arch, *flags])
+    return shlex.join([*program.split(), "--arch", experiment.arch, "--pair", experiment.server.pair, *flags])
 
 
 def experiment_of(command: str, own_policies: bool = False) -> Experiment:
@@ -38,7 +39,7 @@ def experiment_of(command: str, own_policies: bool = False) -> Experiment:
         words += [] if skipped else [word]
     given = read(Experiment, words)
     check_trusted(given.get("arch", ""), own_policies)
-    return build(Experiment, given)
+    return build(Experiment, {"pair": EARLIER_PAIR} | given)
 
 
 def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> Experiment:

@@ -23,6 +23,7 @@ from numbers import Integral, Real
 from shutil import get_terminal_size
 from typing import Annotated, Any, Literal, NoReturn, TypeVar, Union, get_args, get_origin, get_type_hints
 
+from pdvsim.common.presets import preset_settings
 from pdvsim.sim.config import INTERNAL
 from pdvsim.sim.policies import file_of, named
 from pdvsim.sim.reading import read_toml, said
@@ -33,7 +34,8 @@ Placed = Annotated[T, PLACED]  # a positional argument
 MOST_USED = (
     "arch", "pair", "pairs", "drafter", "gpu", "gpus", "tensor_parallel_size", "replicas", "request_rate",
     "concurrency", "max_concurrency", "num_prompts", "goodput", "dataset_path", "input_len", "output_len",
-    "num_speculative_tokens", "acceptance_rate", "acceptance_model", "acceptance_from", "num_runs", "output", "json",
+    "num_speculative_tokens", "acceptance_rate", "acceptance_model", "acceptance_from", "num_runs", "preset",
+    "output", "json",
 )  # fmt: skip
 MEANT = {  # names of options in other programs
     "request_rate": ("rate", "qps", "rps", "arrival_rate", "req_rate"),
@@ -168,6 +170,8 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
     known = options(command)  # type: ignore[arg-type]
     chosen = _known(given, known, "unknown option")
     values = {name: converted(known[name], value) for name, value in chosen.items() if value is not None}
+    if preset := values.get("preset"):
+        values |= preset_settings(preset, values, known)
     return _filled(command, values)
 
 

@@ -18,7 +18,9 @@ from pdvsim.sim.config import Arch
 
 WIDE_STEP = 1.25  # largest first step of a search; each later one may be the square of the one before
 COARSE = 0.1  # tolerance of the search before tuning
-NARROW_STEP = 1.06  # the same if another seed's capacity is known: seeds differ by a few percent
+NARROW_STEP = (
+    1.06  # the same if the capacity of another seed or of shorter runs is known: these differ by a few percent
+)
 FILLING = 3  # requests per run for each slot of a larger batch; with fewer the batch would never fill
 COARSE_LONG = 0.25  # run length for tuning, as a share of the full length
 
@@ -97,7 +99,7 @@ def _settled(
         needed = int(long * max((plan.needed(*of) for of in zip(held, rows, strict=True)), default=0))
         if needed <= plan.base.traffic.num_prompts:
             return plan, brackets
-        plan = plan.with_prompts(needed)
+        plan, step = plan.with_prompts(needed), NARROW_STEP
         starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
 
 

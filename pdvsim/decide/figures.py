@@ -33,7 +33,7 @@ AXES = {
     "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests in the batch",
     "acceptance": "Acceptance rate",
 }  # fmt: skip
-LEGEND_INCHES = 2.0  # one entry: a long name and its patch
+LEGEND_INCHES, LETTER_INCHES = 0.75, 0.1  # of a legend entry without its text, and of a letter
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
 
@@ -86,9 +86,9 @@ def _height(rows: int) -> float:
     return 1.3 + 0.45 * rows
 
 
-def across(figure: Figure) -> int:
+def across(figure: Figure, labels: Sequence[str]) -> int:
     """Legend entries that fit in one row."""
-    return max(1, int(figure.get_figwidth() / LEGEND_INCHES))
+    return max(1, int(figure.get_figwidth() / (LEGEND_INCHES + LETTER_INCHES * max(map(len, labels)))))
 
 
 def _bars(axes: Axes, names: Sequence[str], values: Sequence[Interval], colours: Sequence[str]) -> None:
@@ -159,17 +159,19 @@ def flips_figure(advice: Advice) -> Figure:
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
         handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=across(figure), frameon=False)
+        figure.legend(handles, labels, loc="outside upper center", ncols=across(figure, labels), frameon=False)
     return figure
 
 
 def _asked_line(advice: Advice) -> str:
-    base = advice.question.base
+    base, several = advice.question.base, bool(advice.question.drafters)
     return setting_line(
         asdict(base),
         f"{load_words(base.traffic)} given",
         run_seeds(base.traffic.seed, len(advice.rows)),
-        drafts="each architecture at its best",
+        pair=base.pair.target.name if several else None,
+        drafts=f"each architecture{' and drafter' if several else ''} at its best",
+        acceptance="" if several else None,  # each drafter has its own
     )
 
 
@@ -271,7 +273,8 @@ def map_figure(found: WinnerMap) -> Figure:
         axes.set_title(f"Best by {grid.objective}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=across(figure), frameon=False)
+        columns = across(figure, [*archs, "not significant"])
+        figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)
     return figure
 
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cache, cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner
-from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
@@ -62,7 +62,7 @@ class Formula:
         """A sample of the traffic, without arrival times."""
         traffic = self.experiment.traffic
         few = min(SAMPLE, traffic.num_prompts)
-        return make_requests(replace(traffic, num_prompts=few), self.experiment.acceptance)
+        return _sample(replace(traffic, num_prompts=few), self.experiment.acceptance)
 
     @cached_property
     def output_tokens(self) -> float:
@@ -85,7 +85,7 @@ class Formula:
         if given.synthetic_acceptance_rates:
             return 1.0 + sum(given.synthetic_acceptance_rates[:k])
         if given.acceptance_model is not None:
-            return mean_round([r.runs for r in self.requests], k)[0]
+            return _measured(tuple(r.runs for r in self.requests), k)[0]
         if given.acceptance_trace is not None:
             return 1.0 + float(np.minimum(self._runs, k).mean())
         rates = rates_of(given)
@@ -95,7 +95,7 @@ class Formula:
     def rounds(self, k: int) -> float:
         """Mean rounds of an output. The first token comes from the prefill; the last round may have a surplus."""
         if self.experiment.acceptance.acceptance_model is not None:
-            return max(1.0, mean_round([r.runs for r in self.requests], k)[1])
+            return max(1.0, _measured(tuple(r.runs for r in self.requests), k)[1])
         gains = 1.0 + np.minimum(self._runs, k)
         lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long output
         return max(1.0, (self.output_tokens - 1 + lost) / self.tokens_per_round(k))
@@ -150,9 +150,9 @@ class Formula:
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
         servers = self.experiment.hardware.replicas
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
-            at_once = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
-            [(rows, speed)] = self.loops(k, [at_once])
-            return Predicted(k, rows, at_once / speed, servers * speed, True)  # rows that do not fit wait
+            concurrency = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
+            [(rows, speed)] = self.loops(k, [concurrency])
+            return Predicted(k, rows, concurrency / speed, servers * speed, True)  # rows that do not fit wait
         rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
         rate = traffic.request_rate / servers
         left = 1 - rate * joining_s  # GPU share left by new requests
@@ -171,6 +171,17 @@ class Formula:
         """Draft lengths, most promising first: those that keep up by time per token, the others by throughput."""
         found = [self.at(k) for k in lengths]
         return sorted(found, key=lambda p: (not p.keeps_up, p.seconds_per_token if p.keeps_up else -p.tokens_per_s))
+
+
+@lru_cache(maxsize=64)
+def _sample(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
+    """Requests that all formulas of the same traffic share; none changes them."""
+    return make_requests(traffic, acceptance)
+
+
+@lru_cache(maxsize=256)
+def _measured(runs: tuple[bytes, ...], k: int) -> tuple[float, float]:
+    return mean_round(runs, k)
 
 
 def break_even_rate(experiment: Experiment, lengths: Sequence[int]) -> float | None:

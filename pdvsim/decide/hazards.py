@@ -17,6 +17,7 @@ from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.finals import judged
 from pdvsim.decide.flips import Rivalry
+from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.sim.assembly import covering_profile
@@ -27,7 +28,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50
-BREAK_EVEN_STEPS = 5
+CELLS = 32  # of the acceptance rate, in which the break-even is searched
 FEW_RUNS = 3  # replications per step of a bisection
 SEARCH_RUNS = 5  # estimated runs of a capacity search, per seed
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
@@ -43,9 +44,10 @@ class Alone:
 
 def alone(who: Rivalry, bench: Bench) -> Alone:
     """All finalists at concurrency 1."""
-    everyone = (who.recommended, *who.rivals)
-    named = {who.name(c): c for c in everyone}
-    rows = {name: bench.rows(replications(_alone(c), who.num_runs)) for name, c in named.items()}
+    named = {who.name(c): c for c in (who.recommended, *who.rivals)}
+    runs = {name: replications(_alone(c), who.num_runs) for name, c in named.items()}
+    bench.rows([run for mine in runs.values() for run in mine])  # in one batch: all cores have work
+    rows = {name: bench.rows(mine) for name, mine in runs.items()}
     e2el = judged(rows, Goal("e2el"), named, who.indifference)
     mine = rows[who.name(who.recommended)]
     plain = next((rows[name] for name, c in named.items() if c.arch == "autoregressive"), None)
@@ -72,7 +74,10 @@ class BreakEven:
 
 
 def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Bench) -> BreakEven:
-    """Bisection over the acceptance rate, on the mean of the objective over the replications."""
+    """The cell of a grid of acceptance rates in which drafting starts to pay by the mean of the objective.
+
+    The search starts where the formula predicts it, widens until it has a rate on either side, then bisects.
+    """
     sign, value = who.goal.sign, who.goal.value
     num_runs = min(FEW_RUNS, who.num_runs)
     against = interval(map(value, bench.rows(replications(who.placed(plain), num_runs)))).mean
@@ -82,20 +87,23 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
         return sign * (interval(map(value, rows)).mean - against) > 0
 
     mine = who.name(drafting), drafting.acceptance.acceptance_rate
-    if wins(0.0):
-        return BreakEven(*mine, None, 0.0)
-    if not wins(1.0):
-        return BreakEven(*mine, 1.0, None)
-    low, high = 0.0, 1.0
-    for _ in range(BREAK_EVEN_STEPS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if wins(middle) else (middle, high)
-    return BreakEven(*mine, low, high)
+    guess = break_even_rate(drafting, [k for k in who.draft_lengths if k])
+    low, high, stride = -1, CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
+    at = CELLS if guess is None else round(guess * CELLS)
+    while high - low > 1:
+        low, high = (low, at) if wins(at / CELLS) else (at, high)
+        if low >= 0 and high <= CELLS:
+            at = (low + high) // 2
+        else:
+            at = min(low + stride, CELLS) if low >= 0 else max(high - stride, 0)
+            stride *= 2
+    return BreakEven(*mine, low / CELLS if low >= 0 else None, high / CELLS if high <= CELLS else None)
 
 
 def break_even_runs(who: Rivalry) -> int:
     """Most simulations that `break_even` runs."""
-    return (3 + BREAK_EVEN_STEPS) * min(FEW_RUNS, who.num_runs)
+    widened = CELLS.bit_length()  # rates until there is one on either side; bisection then takes at most as many
+    return (1 + 2 * widened) * min(FEW_RUNS, who.num_runs)
 
 
 @dataclass(frozen=True)

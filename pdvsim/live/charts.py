@@ -34,7 +34,7 @@ FAST = ("tokens_per_s", "in_system")
 SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
 ROUND = 6  # updates per cycle: the strip in each, fast charts in every other, the others once
 SLOW_TURN, SPREADS_TURN = 1, 3  # position in the cycle
-MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 3)]  # ticks of the latency axes
+MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 2, 5)]  # ticks of the latency axes
 LANE_PX = 22  # of the strip's height
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # to distinguish lines of one colour
 

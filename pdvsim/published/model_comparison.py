@@ -1,9 +1,9 @@
 """Two of the `three_way` programs on three pairs of models, as the published `model_comparison` ran them.
 
 The programs say what differs from `three_way`: bf16 instead of fp32, and requests that arrive at 2 and 5 per second
-instead of all at once. They do not say which machine they ran on, so the host's time per layer is calibrated again, on
-one figure. Nothing else is fitted: with bf16 the GPU waits for the host, so four requests in one forward cost about as
-much as one, and four threads, which share the interpreter lock, gain nothing over one.
+instead of all at the start. They do not say which machine they ran on, so the host's time per layer is calibrated
+again, on one figure. Nothing else is fitted: with bf16 the GPU waits for the host, so four requests in one forward cost
+about as much as one, and four threads, which share the interpreter lock, gain nothing over one.
 
 Not modelled: a cost per forward that does not go with its layers, and threads that slow each other down.
 """

@@ -62,7 +62,7 @@ class Point:
 class Sweep:
     """Loads x varied flags x architectures x replications around one experiment."""
 
-    archs: tuple[Arch, ...] = ("pdv",)
+    archs: tuple[Arch, ...] = ("colocated",)
     concurrency: tuple[int, ...] = ()
     request_rate: tuple[float, ...] = ()
     num_runs: int = 1

@@ -164,7 +164,7 @@ class Ahead(PDV):
                 self.foreseen.add(row)
             (self.kept if row in self.making else ready).append(row)
         self.go_on_at_once(ready)
-        self.decode.put(anew)
+        self.decode.put([row for row in anew if row in self.kv])  # room for the others may have cost them theirs
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)

@@ -341,8 +341,10 @@ class Policy(Facts):
         delay the next request; nor while requests wait to join the rows, since these have no drafts yet.
         """
         joining = self.draft_lane != self.prefill_lane and self.backlog(self.draft_lane)
+        if not self._drafts_early or joining:
+            return
         left = [row.output_tokens - row.emitted for row in rows]
-        if not self._drafts_early or joining or all(n <= row.k + 1 for n, row in zip(left, rows, strict=True)):
+        if all(n <= row.k + 1 for n, row in zip(left, rows, strict=True)):
             return
         rows = [row for tokens, row in zip(left, rows, strict=True) if tokens > 1]
         k, lane = self.controller.draft_length(rows, 0, self.env.now), self.draft_lane

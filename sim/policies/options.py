@@ -22,8 +22,8 @@ LANE_WEIGHT = Range(0.001, 1000)
 class Server:
     """The serving architecture and its limits."""
 
-    pair: str = "tinyllama-1.1b:llama-2-7b"
-    """Models as draft:target (preset, Hugging Face id or config.json). A target alone (or --model) gets a drafter."""
+    pair: str = "llama-3.2-1b:llama-3.1-8b"
+    """Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model)."""
     num_speculative_tokens: int = 4
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None

@@ -114,6 +114,8 @@ def main() -> None:
             Contender(f"BLIS, {model}", [*replay, model], program.parent) for model in ("trained-physics", "roofline")
         ]
         load = [
+            "--pair",
+            "tinyllama-1.1b:llama-2-7b",
             "--gpu",
             "h100-sxm",
             "--request-rate",

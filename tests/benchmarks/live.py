@@ -23,6 +23,7 @@ from pdvsim.live.session import Session
 from pdvsim.sim.config import Experiment, Server, Traffic
 
 ARCHS = ("pdv", "colocated", "pd", "autoregressive")
+PAIR = "tinyllama-1.1b:llama-2-7b"
 SECONDS = 20.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -94,7 +95,7 @@ def watch(url: str, feed: Feed, found: dict[str, float]) -> None:
 
 def smooth() -> None:
     """The page, for a while."""
-    setup = Setup(ARCHS, Experiment(traffic=Traffic(request_rate=30.0), server=Server(num_speculative_tokens=2)))
+    setup = Setup(ARCHS, Experiment(traffic=Traffic(request_rate=30.0), server=Server(PAIR, 2)))
     feed = Feed(drive, setup, 10.0, 30.0)
     server = PageServer(None, 0, None)
     found: dict[str, float] = {}
@@ -114,9 +115,7 @@ def smooth() -> None:
 
 def flat() -> None:
     """Memory over an hour of simulated time."""
-    session = Session(
-        Setup(("pdv",), Experiment(traffic=Traffic(request_rate=8.0), server=Server(num_speculative_tokens=2)))
-    )
+    session = Session(Setup(("pdv",), Experiment(traffic=Traffic(request_rate=8.0), server=Server(PAIR, 2))))
     for minutes in (10, 60):
         began = time.process_time()
         session.advance(minutes * 60.0)

@@ -29,12 +29,13 @@ from pdvsim.sim.run import no_collector, simulate
 from pdvsim.sim.workload.requests import Workload
 
 LOAD = 0.95
+PAIR = "tinyllama-1.1b:llama-2-7b"
 
 
 def clock_drift(hours: float) -> dict[str, float]:
     """Identical requests through one worker: seconds that a service and the whole recursion are off, at most."""
     output, runs = 200, bytes([2, 1, 0] * 67)[:200]
-    experiment = Experiment("baseline", Traffic(num_prompts=1), server=Server(num_workers=1))
+    experiment = Experiment("baseline", Traffic(num_prompts=1), server=Server(PAIR, num_workers=1))
 
     def request(id: int, at_s: float) -> Request:
         return Request(id, at_s, 100, output, runs)
@@ -65,7 +66,7 @@ def capacity(experiment: Experiment) -> float:
 
 def steady_day(hours: float) -> dict[str, float]:
     """Continuous batching at 95% of its capacity, streamed: what the laws say of it."""
-    experiment = Experiment("colocated", server=Server(max_num_seqs=4), scoring=Scoring(detailed=False))
+    experiment = Experiment("colocated", server=Server(PAIR, max_num_seqs=4), scoring=Scoring(detailed=False))
     rate = LOAD * capacity(experiment)
     traffic = Traffic(num_prompts=int(rate * hours * 3600), request_rate=rate, seed=0)
     experiment = replace(experiment, traffic=traffic)

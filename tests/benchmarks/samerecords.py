@@ -55,7 +55,7 @@ def main() -> None:
     for name, load in LOADS.items():
         for arch in ARCHS:
             try:
-                told = digest(pdvsim.run(arch=arch, **load).result)
+                told = digest(pdvsim.run(arch=arch, pair="tinyllama-1.1b:llama-2-7b", **load).result)
             except ValueError as refusal:
                 told = f"refused: {refusal}"
             print(f"{name:>20} {arch:<15} {told}", flush=True)

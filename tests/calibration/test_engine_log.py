@@ -113,7 +113,7 @@ def experiment(k: int, users: int, profile: str | None = None) -> Experiment:
         dataset_name="random", num_prompts=max(12, 3 * users), input_len=256, output_len=120, max_concurrency=users,
         random_range_ratio=0.3,
     )  # fmt: skip
-    server = Server(num_speculative_tokens=k)
+    server = Server("tinyllama-1.1b:llama-2-7b", k)
     return Experiment("colocated", traffic, Acceptance(acceptance_rate=0.7), server, Hardware(profile=profile))
 
 
@@ -141,7 +141,7 @@ def test_a_profile_from_a_log_predicts_other_runs(tmp_path: Path) -> None:
         for metric in ("output_throughput", "mean_tpot_ms"):
             assert told[metric] == pytest.approx(real[metric], rel=0.05), (k, users, metric)
     with pytest.raises(ValueError, match="whole steps of pdvsim 0: it supports autoregressive and colocated"):
-        simulate(Experiment("pdv", hardware=Hardware(profile=str(profile))))
+        simulate(Experiment("pdv", server=Server("tinyllama-1.1b:llama-2-7b"), hardware=Hardware(profile=str(profile))))
     other = Server(pair="qwen2-1.5b:qwen2-7b")
     with pytest.raises(ValueError, match="does not cover"):
         simulate(Experiment("colocated", server=other, hardware=Hardware(profile=str(profile))))

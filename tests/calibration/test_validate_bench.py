@@ -25,7 +25,7 @@ USUAL, SLOW = Host(), Host(completion_s=2e-3)  # the profile's host, and one tha
 def served(k: int, host: Host = USUAL, **traffic: Any) -> Result:
     load = Traffic("random", num_prompts=40, input_len=200, output_len=60, random_range_ratio=0.5, **traffic)
     accepted = Acceptance(synthetic_acceptance_rates=(0.8, 0.6)) if k else Acceptance()
-    return simulate(Experiment("colocated", load, accepted, Server(num_speculative_tokens=k), host=host))
+    return simulate(Experiment("colocated", load, accepted, Server(PAIR, k), host=host))
 
 
 def bench_of(result: Result, path: Path, detailed: bool = True, **more: Any) -> str:

@@ -188,7 +188,7 @@ def test_save_result_is_named_as_vllm_names_it(tmp_path: Path) -> None:
     where = ["--save-result", "--result-dir", str(tmp_path / "new"), "--max-concurrency", "4", "--label", "mine"]
     assert main(["run", *SMALL, *where]) == 0
     [path] = (tmp_path / "new").iterdir()
-    assert path.match("mine-infqps-concurrency4-pdv-*.json")
+    assert path.match("mine-infqps-concurrency4-colocated-*.json")
 
 
 def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

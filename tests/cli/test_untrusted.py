@@ -32,7 +32,7 @@ RUN = {
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
-    assert main(["run", *SMALL, "-o", f"{folder}/run.json", "--save-detailed"]) == 0
+    assert main(["run", "--arch", "pdv", *SMALL, "-o", f"{folder}/run.json", "--save-detailed"]) == 0
     assert main(["sweep", "--arch", "pdv", "--request-rate", "8", *SMALL, "--jobs", "1", "-o", f"{folder}/sweep"]) == 0
     return folder
 

@@ -69,7 +69,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
     reader.start()
     assert main([*RUN, "-o", str(pipe)]) == 0
     reader.join(timeout=30)
-    assert json.loads(heard[0])["arch"] == "pdv"
+    assert json.loads(heard[0])["arch"] == "colocated"
     assert pipe.is_fifo()
 
 
@@ -81,7 +81,7 @@ def test_standard_output_is_written_to(tmp_path: Path) -> None:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.DEVNULL)
     text = (tmp_path / "out").read_text()
     document, end = json.JSONDecoder().raw_decode(text)
-    assert document["arch"] == "pdv"
+    assert document["arch"] == "colocated"
     assert text[end:].strip().startswith("============ Serving")
     write_whole(Path(os.devnull), b"x")
     assert Path(os.devnull).is_char_device()

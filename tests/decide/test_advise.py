@@ -167,7 +167,7 @@ def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_pa
     """On a card that only reads weights, a verify costs a target step, and the speed-up is theorem 3.8's."""
     draft, target = (ForwardFit(0.0, weights_s, 0.0, 0.0, 0.0, 0.0, 0.0) for weights_s in (1e-3, 1e-2))
     path = tmp_path / "card.json"
-    save(replace(roofline(GPUS["h200"]), models={"tinyllama-1.1b": draft, "llama-2-7b": target}), path)
+    save(replace(roofline(GPUS["h200"]), models={"llama-3.2-1b": draft, "llama-3.1-8b": target}), path)
     experiment = replace(DRAFTING, hardware=Hardware(profile=str(path)), server=Server(num_speculative_tokens=k))
     rows = Bench(1).rows(replications(replace(experiment, traffic=replace(DRAFTING.traffic, num_prompts=100)), 2))
     found = balance(experiment, rows)

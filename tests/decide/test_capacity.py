@@ -99,7 +99,7 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """A server of one request at a time, each of which takes 10 ms: only its prompt, at 0.1 ms a token."""
     path = tmp_path_factory.mktemp("profiles") / "queue.json"
     free, slow = (ForwardFit(0.0, 0.0, token_s, 0.0, 0.0, 0.0, 0.0) for token_s in (1e-15, SERVICE_S / 100))
-    models = {"tinyllama-1.1b": free, "llama-2-7b": slow}
+    models = {"llama-3.2-1b": free, "llama-3.1-8b": slow}
     save(replace(roofline(GPUS["h200"]), name="queue", models=models, uncertainty={}), path)  # it is what it is
     return Experiment(
         arch="autoregressive",

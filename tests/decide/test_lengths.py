@@ -54,11 +54,12 @@ def test_the_output_says_how_lengths_vary() -> None:
 def test_what_fits_a_context_with_equal_lengths_is_not_refused(prompt: int) -> None:
     """TinyLlama's ends at 2048: the longest request takes as much of it as there is, and no more."""
     traffic = OpenTraffic("random", num_prompts=400, input_len=prompt, output_len=100)
-    asked = traffic.asked(Server())
+    server = Server("tinyllama-1.1b:llama-2-7b")
+    asked = traffic.asked(server)
     assert asked.random_range_ratio == (0.02 if prompt == 1900 else 0.0)
-    assert checked(Experiment("pdv", asked)).largest().prompt_tokens >= prompt
+    assert checked(Experiment("pdv", asked, server=server)).largest().prompt_tokens >= prompt
     assert traffic.asked(Server("llama-3.2-1b:llama-3.1-8b")).random_range_ratio == SPREAD
-    assert traffic.asked(Server(), "gemma-2b:gemma-7b").random_range_ratio == SPREAD
+    assert traffic.asked(server, "gemma-2b:gemma-7b").random_range_ratio == SPREAD
     assert TunedServer("llama-3.1-8b", drafter="eagle3").given().pair == "eagle3-llama-3.1-8b:llama-3.1-8b"
     assert traffic.asked(TunedServer("llama-3.1-8b", drafter="eagle3").given()).random_range_ratio == SPREAD
 

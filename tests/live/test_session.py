@@ -22,7 +22,7 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.testing import check_alike
 
-BASE = Experiment(traffic=Traffic(request_rate=20.0, seed=3), server=Server(num_speculative_tokens=3))
+BASE = Experiment("pdv", traffic=Traffic(request_rate=20.0, seed=3), server=Server("tinyllama-1.1b:llama-2-7b", 3))
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -92,7 +92,7 @@ def workloads(draw: st.DrawFn, most: int = 30) -> Workload:
 
 def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
     """The experiment with as many of `options` ("group.field") as it accepts and can act on, others left at default."""
-    experiment = Experiment(arch=arch)
+    experiment = Experiment(arch=arch, server=Server("tinyllama-1.1b:llama-2-7b"))
     for name, value in options.items():
         group, _, field = name.partition(".")
         try:
@@ -596,8 +596,9 @@ SCARCE: list[dict[str, Any]] = [
 ]
 
 
+@pytest.mark.parametrize("pair", ["tinyllama-1.1b:llama-2-7b", "llama-3.2-1b:llama-3.1-8b"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
+def test_a_cache_that_holds_little_more_than_one_request(arch: Arch, pair: str) -> None:
     """All are served all the same, each token once, by either way; blocks never exceed the cache, and all return.
 
     Whoever is preempted reads again what left the cache, and nothing else is read twice.
@@ -608,7 +609,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
         prompts, outputs = rng.choice([1, 30, 64, 200], 14), rng.integers(1, 90, 14)
         need = int((prompts + outputs).max()) + 8
         room = need - need % -16 + int(rng.choice([0, 16, 100]))
-        options = options | {"server.kv_cache": "paged", "hardware.kv_capacity_tokens": room}
+        options = options | {"server.pair": pair, "server.kv_cache": "paged", "hardware.kv_capacity_tokens": room}
         times = arrivals(str(rng.choice(["burst", "poisson"])), 14, 200.0, rng)
         scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
         result = scenario.run(blocks=False)

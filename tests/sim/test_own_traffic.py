@@ -297,9 +297,10 @@ def test_requests_beyond_the_context_are_left_out_and_counted(
 ) -> None:
     """TinyLlama's context ends at 2048, whether or not it drafts: all architectures get the same requests."""
     path = csv_file(tmp_path, HEADER[:3], [(0, 2000, 48), (1, 2000, 49), (2, 10, 5), (3, 9000, 1)])
+    flags = ["--pair", "tinyllama-1.1b:llama-2-7b", "--dataset-path", path, "--use-trace-timestamps", "--json"]
     for arch in ("autoregressive", "pdv"):
         for more in ([], ["--num-prompts", "4"]):
-            assert main(["run", "--arch", arch, "--dataset-path", path, "--use-trace-timestamps", "--json", *more]) == 0
+            assert main(["run", "--arch", arch, *flags, *more]) == 0
             captured = capsys.readouterr()
             assert json.loads(captured.out)["completed"] == 2
             assert f"{path}: 2 of 4 requests have more than 2048 tokens and are excluded" in captured.err

@@ -22,6 +22,7 @@ FIT = PowerFit(
     rest_w=200.0, weight_j=1e-10, cache_j=1e-10, flop_j=1e-12, limit_w=700.0, slope=0.5, calm=0.6, settle_s=0.04
 )
 POWER = Power(FIT, 4e12)
+PAIR = "tinyllama-1.1b:llama-2-7b"
 
 
 def test_a_draw_by_hand() -> None:
@@ -69,7 +70,7 @@ def at_limit(arch: str, limit_w: float | None, monkeypatch: pytest.MonkeyPatch, 
     power = None if limit_w is None else replace(FIT, limit_w=limit_w)
     monkeypatch.setattr("pdvsim.sim.assembly.builtin", lambda name: replace(shipped, power=power))
     traffic = Traffic("random", num_prompts=60, max_concurrency=users, input_len=300, output_len=60)
-    return suited(Experiment(arch, traffic, server=Server(num_speculative_tokens=3), hardware=Hardware(gpu="h200")))  # type: ignore[arg-type]
+    return suited(Experiment(arch, traffic, server=Server(PAIR, 3), hardware=Hardware(gpu="h200")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -33,6 +33,7 @@ from pdvsim.sim.workload.acceptance import Streams, expected_tokens
 
 Floats = NDArray[np.float64]
 
+PAIR = "tinyllama-1.1b:llama-2-7b"
 FREE_HOST = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
 TOKEN_S = 1e-6
 ONE_STREAM: tuple[Arch, ...] = ("autoregressive", "baseline", "colocated")
@@ -43,8 +44,8 @@ def fit(weights_s: float = 0.0, token_s: float = 0.0) -> ForwardFit:
 
 
 def card(folder: Path, name: str, draft: ForwardFit, target: ForwardFit) -> Hardware:
-    """A card on which the default pair costs just that."""
-    models = {"tinyllama-1.1b": draft, "llama-2-7b": target}
+    """A card on which `PAIR` costs just that."""
+    models = dict(zip(PAIR.split(":"), (draft, target), strict=True))
     path = folder / f"{name}.json"
     save(replace(roofline(GPUS["h200"]), name=name, models=models), path)
     return Hardware(profile=str(path), kv_capacity_tokens=10**9)
@@ -54,7 +55,7 @@ def card(folder: Path, name: str, draft: ForwardFit, target: ForwardFit) -> Hard
 def endless_context() -> Iterator[None]:
     """Service times are chosen by the length of a prompt, which may be a million tokens."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("tinyllama-1.1b", "llama-2-7b"):
+        for name in PAIR.split(":"):
             patch.setitem(MODELS, name, replace(MODELS[name], max_position_embeddings=None))
         yield
 
@@ -66,7 +67,7 @@ def by_token(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
 
 
 def single_server(arch: Arch, hardware: Hardware, host: Host = FREE_HOST, budget: int = 10**7) -> Experiment:
-    server = Server(num_workers=1, max_num_seqs=1, max_num_batched_tokens=budget)
+    server = Server(PAIR, num_workers=1, max_num_seqs=1, max_num_batched_tokens=budget)
     return suited(Experiment(arch=arch, server=server, hardware=hardware, host=host))
 
 
@@ -101,7 +102,7 @@ def test_a_single_server_is_lindleys(arch: Arch, requests: list[tuple[float, int
     budget = 1000
     gaps, lengths = (np.array(column) for column in zip(*requests, strict=True))
     arrival_s = np.cumsum(gaps)
-    pair, profile = named_pair("tinyllama-1.1b:llama-2-7b"), COOL
+    pair, profile = named_pair(PAIR), COOL
     read = [pair.target] if arch == "autoregressive" else [pair.draft, pair.target]
     service_s = np.zeros(len(lengths))
     for i, length in enumerate(lengths.tolist()):
@@ -272,7 +273,7 @@ def test_speculation_speeds_up_as_leviathan_says(alpha: float, k: int, cost: flo
     hardware = card(tmp_path, "leviathan", fit(weights_s=cost * STEP_S), fit(weights_s=STEP_S))
 
     def decode_s(arch: Arch, runs: bytes) -> tuple[float, Result]:
-        server = Server(num_workers=1, num_speculative_tokens=k)
+        server = Server(PAIR, num_workers=1, num_speculative_tokens=k)
         experiment = Experiment(arch=arch, server=server, hardware=hardware, host=FREE_HOST)
         result = simulate(suited(experiment), requests=[Request(0, 0.0, 10, OUTPUT, runs)])
         return float(result.requests["finish_s"][0] - result.requests["first_token_s"][0]), result

@@ -191,7 +191,7 @@ def test_every_request_ends_with_its_tokens(arch: str, drafters: int | None) -> 
 
 
 def test_one_gpu_is_no_group() -> None:
-    one = Experiment("pdv", FEW)
+    one = Experiment("pdv", FEW, server=Server("tinyllama-1.1b:llama-2-7b"))
     named = replace(one, hardware=Hardware(tensor_parallel_size=1))
     assert one == named
     assert one.pair == Pair(model("tinyllama-1.1b"), model("llama-2-7b"))

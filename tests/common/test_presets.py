@@ -1,0 +1,96 @@
+"""Presets: settings for options that are not given, the same on the command line, in a file and in Python."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pdvsim
+from pdvsim.cli import main
+from pdvsim.cli.advise import AdviseCommand
+from pdvsim.cli.capacity import CapacityCommand
+from pdvsim.cli.draft_table import DraftTableCommand
+from pdvsim.cli.live import LiveCommand
+from pdvsim.cli.map import MapCommand
+from pdvsim.cli.realrun import RealCommand
+from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.sweep import SweepCommand
+from pdvsim.common.options import options, parse
+from pdvsim.common.presets import PRESETS
+from pdvsim.published.fair import MODERN_PAIRS
+from pdvsim.published.job import K
+from pdvsim.published.three_way import OUTPUT_TOKENS, PROMPT_TOKENS
+from pdvsim.sim.config import Experiment, Server
+from pdvsim.sim.policies import ARCHS
+
+ORIGINAL = PRESETS["pd-verify"]
+ASKED = ["--preset", "pd-verify"]
+EXPERIMENTS: dict[type, Any] = {  # the experiment of each command, and flags it needs
+    RunCommand: ([], lambda args: args.experiment),
+    RealCommand: ([], lambda args: args.experiment),
+    SweepCommand: ([], lambda args: args.options.sweep().base),
+    AdviseCommand: (["--request-rate", "2"], lambda args: args.options.question().base),
+    CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.options.plan().base),
+    MapCommand: ([], lambda args: args.options.grid().base),
+    DraftTableCommand: ([], lambda args: args.options.question().base),
+    LiveCommand: ([], lambda args: args.setup().base),
+}
+
+
+def values(experiment: Experiment) -> dict[str, Any]:
+    """The settings of an experiment that the preset has."""
+    groups = (experiment.traffic, experiment.server)
+    return {name: getattr(group, name) for name in ORIGINAL for group in groups if hasattr(group, name)}
+
+
+def test_today_is_the_default() -> None:
+    assert Experiment().arch == "colocated"
+    assert Server().pair == "llama-3.2-1b:llama-3.1-8b"
+    ran = pdvsim.run(num_prompts=4).result.experiment
+    typed = parse(RunCommand, ["--num-prompts", "4"]).experiment
+    assert ran == typed == replace(Experiment(), traffic=replace(Experiment().traffic, num_prompts=4))
+
+
+def test_the_preset_is_the_published_comparison() -> None:
+    assert (ORIGINAL["pair"], ORIGINAL["num_speculative_tokens"]) == (MODERN_PAIRS["three-way"], K)
+    assert (ORIGINAL["input_len"], ORIGINAL["output_len"]) == (PROMPT_TOKENS, OUTPUT_TOKENS)
+
+
+@pytest.mark.parametrize("command", EXPERIMENTS)
+def test_a_command_takes_the_settings_that_it_has(command: type) -> None:
+    flags, experiment = EXPERIMENTS[command]
+    has = options(command)
+    taken = values(experiment(parse(command, [*flags, *ASKED])))
+    assert {name: taken[name] for name in ORIGINAL if name in has} == {n: v for n, v in ORIGINAL.items() if n in has}
+    assert {"pair", "dataset_name", "input_len", "output_len"} <= set(has)
+    assert values(experiment(parse(command, flags)))["pair"] == Server.pair
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_every_architecture_runs_with_it(arch: str) -> None:
+    run = pdvsim.run(preset="pd-verify", arch=arch, num_prompts=6, max_concurrency=2)
+    assert run.metrics["total_output_tokens"] == 600
+
+
+def test_what_is_given_overrides_it(tmp_path: Path) -> None:
+    def experiment(*flags: str) -> Experiment:
+        return parse(RunCommand, [*ASKED, *flags]).experiment
+
+    assert experiment("--model", "gemma-7b").server.pair == "gemma-2b:gemma-7b"
+    assert values(experiment("--num-speculative-tokens", "2")) == ORIGINAL | {"num_speculative_tokens": 2}
+    assert experiment("--dataset-name", "sharegpt").traffic.fixed_lengths == ()
+    requests = tmp_path / "requests.csv"
+    requests.write_text("arrival_s,prompt_tokens,output_tokens\n0,30,5\n1,40,6\n")
+    own = experiment("--dataset-path", str(requests)).traffic
+    assert (own.dataset_name, own.fixed_lengths) == ("custom", ())
+    file = tmp_path / "flags.toml"
+    file.write_text('preset = "pd-verify"\noutput_len = 50\n')
+    assert values(parse(RunCommand, ["--config", str(file)]).experiment) == ORIGINAL | {"output_len": 50}
+
+
+def test_an_unknown_preset_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "--preset", "pdverify"]) == 2
+    assert capsys.readouterr().err == "pdvsim: error: --preset: invalid choice 'pdverify'; one of pd-verify\n"
