@@ -1,7 +1,7 @@
 """Outputs shown in README and docs, made again: `python tests/docfiles.py [PAGE ...]`, after a change of a profile.
 
-Each block with an output runs as it stands. Lines whose numbers have moved are replaced by what is printed now; a block
-whose lines say something else is named and left to a person.
+Each block with an output runs as it stands. Lines whose numbers or models have changed are replaced by what is printed
+now; a block whose lines say something else is named and left to a person.
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 import test_docs as docs
+
+from pdvsim.sim.hardware.models import PRESETS
+
+MODEL = re.compile("|".join(map(re.escape, sorted(PRESETS, key=len, reverse=True))))
 
 
 def printed_by(block: docs.Block) -> list[str]:
@@ -57,11 +61,12 @@ def renewed(shown: list[str], printed: list[str]) -> list[str] | None:
 
 
 def _words(line: str) -> str:
-    return re.sub(r"\s+|--+|==+", " ", docs.NUMBER.sub("#", line)).strip()
+    return re.sub(r"\s+|--+|==+", " ", docs.NUMBER.sub("#", MODEL.sub("@", line))).strip()
 
 
 def _distance(shown: list[str], printed: list[str]) -> float:
-    both = [[float(n.replace(",", "")) for n in docs.NUMBER.findall("\n".join(lines))] for lines in (shown, printed)]
+    texts = [MODEL.sub("@", "\n".join(lines)) for lines in (shown, printed)]
+    both = [[float(n.replace(",", "")) for n in docs.NUMBER.findall(text)] for text in texts]
     return sum(abs(a - b) / max(a, b, 1e-9) for a, b in zip(*both, strict=True))
 
 
