@@ -17,7 +17,7 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
-from pdvsim.sim.hardware.models import gpu
+from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
 from pdvsim.sim.machine.batch import RunningBatch
@@ -25,6 +25,7 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Device, Node
+from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
@@ -204,6 +205,18 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
     return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
 
 
+def reuse_of(experiment: Experiment) -> Reuse | None:
+    """What a server may use of cached prefixes; None: prefixes are not cached."""
+    server, seats = experiment.server, experiment.seats
+    if not (server.enable_prefix_caching and experiment.paged):
+        return None
+    return Reuse(
+        lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
+        answers=seats.prefill == (seats.verify,),
+        drafter=experiment.speculates and not experiment.pair.draft.on_host,
+    )
+
+
 def drawn_verdict(work: Work) -> Sequence[int] | None:
     """How many of each row's drafts the target accepts, as drawn before the run."""
     if work.role == "draft":
@@ -311,7 +324,7 @@ class Site:
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged),
+            kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged, reuse_of(experiment)),
             deliveries=self.log.deliveries,
             readers=len(seats.prefill),
             on_finish=lambda request: self.on_finish(request),

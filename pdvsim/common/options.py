@@ -58,7 +58,14 @@ MEANT = {  # names of options in other programs
     "pair": ("models", "draft_model", "speculative_model"),
     "jobs": ("workers", "processes", "threads"),
 }  # fmt: skip
-SAME = {"model": "pair"}  # other spellings
+SAME = {  # other spellings
+    "model": "pair",
+    "random_prefix_len": "prefix_len",
+    "prefix_repetition_prefix_len": "prefix_len",
+    "prefix_repetition_suffix_len": "input_len",
+    "prefix_repetition_num_prefixes": "num_prefixes",
+    "prefix_repetition_output_len": "output_len",
+}
 NOT_HERE = {  # messages for options that do not exist
     "quantization": "models are simulated in the precision of their configuration, or bf16 if it names none",
     "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",

@@ -48,7 +48,10 @@ class Server:
     """Launch the next draft before the result of the last verify is read, so that host and GPU work concurrently."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
-    may need are allocated at admission."""
+    may need are allocated at admission, and prefixes are not cached."""
+    enable_prefix_caching: bool = True
+    """Keep the KV cache of prompts and answers, and skip the prefill of prompts that begin with the same tokens. Acts
+    on traffic with shared prefixes or conversations (docs/prefix-caching.md)."""
     num_workers: int = 4
     """baseline: number of concurrent requests, each run to completion at batch 1."""
     max_decode_queue: int = 32
