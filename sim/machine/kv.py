@@ -27,7 +27,9 @@ class KvCache:
         self.cached_tokens = 0  # in blocks that nobody uses
         self.peak_shared_tokens = 0  # in blocks that several requests use
         self._unread: set[int] = set()  # cached blocks that the drafter has not read
-        self._matched: tuple[Request | None, int, int] = None, -1, 0  # the last search: whose, when, blocks found
+        self._searched: tuple[Request | None, int] = None, -1  # for whom, and when
+        self._names: list[int] = []  # hashes of what that request has to read
+        self._found = 0  # of these, those that are cached
         self.capacity_tokens = capacity_tokens
         self.lookahead = lookahead  # drafts beyond the last output token that may be written
         self.paged = paged
@@ -51,15 +53,14 @@ class KvCache:
         """
         if self.reuse is None or not request.chain:
             return 0
-        return BLOCK * max(0, min(self._match(request), (request.to_read - 1) // BLOCK) - self.reuse.lost_blocks)
-
-    def _match(self, request: Request) -> int:
-        """Blocks of what a request has to read that are cached."""
-        whose, version, blocks = self._matched
-        if whose is not request or version != self.prefixes.version:
-            blocks = self.prefixes.match(block_hashes(request.chain, 0, request.to_read // BLOCK))
-            self._matched = request, self.prefixes.version, blocks
-        return blocks
+        self.evict()
+        if self._searched != (request, self.prefixes.version):
+            self._names = block_hashes(request.chain, 0, request.to_read // BLOCK)
+            self._found = self.prefixes.match(self._names)
+            self._searched = request, self.prefixes.version
+        if not self._found:
+            return 0
+        return BLOCK * max(0, min(self._found, (request.to_read - 1) // BLOCK) - self.reuse.lost_blocks)
 
     def admit(self, request: Request, tokens: int) -> bool:
         """Let a request in that has its first `tokens` tokens after its first forward, if they fit."""
@@ -75,13 +76,18 @@ class KvCache:
 
     def _admit_sharing(self, request: Request, tokens: int, reuse: Reuse) -> bool:
         cached, held_tokens = self.cached(request), self.blocks(tokens)
-        names = block_hashes(request.chain, 0, min(self._match(request), held_tokens // BLOCK))
+        names = self._names[: min(self._found, held_tokens // BLOCK)]
         more = held_tokens - BLOCK * self.prefixes.in_use(names)
         if self.used_tokens + more > self.capacity_tokens:
             return False
-        self.cached_tokens -= BLOCK * self.prefixes.hold(names)
+        if names:
+            self.cached_tokens -= BLOCK * self.prefixes.hold(names)
         self.take(more)
+        if new := self._names[len(names) : tokens // BLOCK]:
+            self.prefixes.name(new)
+            names += new
         self._inside[request] = names
+        self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
         request.held_tokens, request.pinned, request.prefilled = held_tokens, True, cached
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = cached
@@ -90,23 +96,22 @@ class KvCache:
         if reuse.drafter and self._unread:
             unread = (at for at, name in enumerate(names[: cached // BLOCK]) if name in self._unread)
             request.lacks = cached - BLOCK * next(unread, cached // BLOCK)
-        self.name(request, tokens)
         return True
 
     def name(self, request: Request, tokens: int) -> None:
         """The first `tokens` tokens of a request are computed, or are going to be: cache their full blocks."""
         if self.reuse is None or not request.chain:
             return
+        self.evict()
         names = self._inside[request]
         more = block_hashes(request.chain, len(names), tokens // BLOCK)
-        if more:
-            there = self.prefixes.match(more)  # computed by another request meanwhile: its own blocks are free again
+        if there := self.prefixes.match(more):  # computed by another meanwhile: its own blocks are free again
             idle = self.prefixes.hold(more[:there])
             self.used_tokens -= BLOCK * (there - idle)
             self.cached_tokens -= BLOCK * idle
+        if more:
             self.prefixes.name(more[there:])
             names += more
-        self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Allocate room for the first `tokens` tokens of a request, if available."""
@@ -141,8 +146,10 @@ class KvCache:
 
     def release(self, request: Request) -> None:
         """Give back all that a request holds. Its full blocks stay cached until room is needed."""
-        if self.reuse is not None and request.chain:
-            self._keep(request, self.reuse)
+        if self.reuse is not None:
+            self.evict()
+            if request.chain:
+                self._keep(request, self.reuse)
         del self._inside[request]
         self.used_tokens -= request.held_tokens
         request.held_tokens, request.pinned = 0, False
@@ -153,8 +160,10 @@ class KvCache:
             self.name(request, tokens)
         if reuse.drafter:
             read = max(0, tokens - request.owed) // BLOCK
-            self._unread.difference_update(names[:read])
-            self._unread.update(names[read:])
+            if self._unread:
+                self._unread.difference_update(names[:read])
+            if read < len(names):
+                self._unread.update(names[read:])
         idle = self.prefixes.release(names)
         self.used_tokens += BLOCK * (len(names) - idle)
         self.cached_tokens += BLOCK * idle
@@ -162,6 +171,7 @@ class KvCache:
     def check_integrity(self) -> None:
         """What is used is what requests hold, in whole blocks, shared ones once; it fits, with what is cached."""
         self._sync()
+        self.evict()
         held = [request.held_tokens for request in self._inside]
         named = sum(map(len, self._inside.values()))
         again = BLOCK * (named - len(self.prefixes) + self.prefixes.idle)  # references to blocks after the first
@@ -193,16 +203,17 @@ class KvCache:
         self.used_tokens = used
         if used > self.peak_tokens:
             self.peak_tokens = used
-        over = used + self.cached_tokens - self.capacity_tokens
-        if over > 0 and self.cached_tokens:
-            self._evict(-(-over // BLOCK))
         return True
 
-    def _evict(self, blocks: int) -> None:
-        evicted = self.prefixes.evict(blocks)
-        self.cached_tokens -= BLOCK * blocks
-        if self._unread:
-            self._unread.difference_update(evicted)
+    def evict(self) -> None:
+        """Forget the cached blocks that others have been given; it changes nothing to do so before the next look."""
+        over = self.used_tokens + self.cached_tokens - self.capacity_tokens
+        if over > 0:
+            blocks = -(-over // BLOCK)
+            evicted = self.prefixes.evict(blocks)
+            self.cached_tokens -= BLOCK * blocks
+            if self._unread:
+                self._unread.difference_update(evicted)
 
 
 def capacity_tokens(gpu: GpuSpec, models: list[ModelSpec], utilization: float) -> int:

@@ -44,53 +44,74 @@ class Reuse:
     drafter: bool = False  # a drafter on the GPU has a KV cache of its own
 
 
+class _Run:
+    """Blocks of a prompt that were given up together, from `first` on; the last is evicted first."""
+
+    __slots__ = ("first", "names")
+
+    def __init__(self, names: list[int]) -> None:
+        self.names, self.first = names, 0
+
+
 class PrefixBlocks:
-    """Named blocks: a count of references to each, and those without any, least recently used first."""
+    """Named blocks: a count of references to each, and those without any, least recently used first.
+
+    Whoever uses a block uses those before it. So of a prompt's cached blocks the first ones have several references,
+    the next ones have one, and the last ones none. These are kept in runs, and the first of a prompt begins one.
+    """
 
     def __init__(self) -> None:
-        self._references: dict[int, int] = {}  # by hash
-        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._known: set[int] = set()  # hashes
+        self._more: dict[int, int] = {}  # references after the first
+        self._runs: OrderedDict[_Run, None] = OrderedDict()  # in order of use
+        self._beginning: dict[int, _Run] = {}  # the same by their first block
         self._pages: dict[int, int] = {}  # block numbers, where there are real ones
-        self.shared = 0  # blocks with two references or more
+        self.idle = 0  # blocks without a reference
         self.evictions = 0
         self.version = 0  # changes whenever a prefix may match more or less than before
 
     def __len__(self) -> int:
-        return len(self._references)
-
-    def __contains__(self, name: int) -> bool:
-        return name in self._references
+        return len(self._known)
 
     @property
-    def idle(self) -> int:
-        """Blocks without a reference."""
-        return len(self._idle)
+    def shared(self) -> int:
+        """Blocks with two references or more."""
+        return len(self._more)
 
     def match(self, hashes: Sequence[int]) -> int:
         """How many of a prompt's first blocks are cached."""
-        known = self._references
+        known = self._known
+        if not hashes or hashes[0] not in known:
+            return 0
         return bisect_left(hashes, True, key=lambda name: name not in known)
 
     def in_use(self, hashes: Sequence[int]) -> int:
         """How many of a prompt's first blocks somebody uses; all are cached."""
-        references = self._references
-        return bisect_left(hashes, True, key=lambda name: not references[name])
+        begins = self._beginning
+        return next((at for at, name in enumerate(hashes) if name in begins), len(hashes))
 
-    def hold(self, hashes: Iterable[int]) -> int:
-        """Add a reference to each of these cached blocks; returns how many had none."""
-        references, idle, before = self._references, self._idle, len(self._idle)
-        for name in hashes:
-            count = references[name]
-            references[name] = count + 1
-            if not count:
-                del idle[name]
-            elif count == 1:
-                self.shared += 1
-        return before - len(idle)
+    def hold(self, hashes: Sequence[int]) -> int:
+        """Add a reference to each of a prompt's cached blocks; returns how many had none."""
+        used, more = self.in_use(hashes), self._more
+        for name in hashes[:used]:
+            more[name] = more.get(name, 0) + 1
+        at = used
+        while at < len(hashes):
+            run = self._beginning.pop(hashes[at])
+            most = min(len(run.names) - run.first, len(hashes) - at)
+            shift = run.first - at
+            stop = bisect_left(range(at, at + most), True, key=lambda i: run.names[i + shift] != hashes[i]) + at
+            run.first, at = stop + shift, stop
+            if run.first == len(run.names):
+                del self._runs[run]
+            else:
+                self._beginning[run.names[run.first]] = run
+        self.idle -= len(hashes) - used
+        return len(hashes) - used
 
     def name(self, hashes: Sequence[int], pages: Sequence[int] = ()) -> None:
-        """Name new blocks, with a reference each; `pages` are their numbers."""
-        self._references.update(dict.fromkeys(hashes, 1))
+        """Name a prompt's next blocks, with a reference each; `pages` are their numbers."""
+        self._known.update(hashes)
         self._pages.update(zip(hashes, pages, strict=False))
         self.version += 1
 
@@ -99,24 +120,37 @@ class PrefixBlocks:
         return [self._pages[name] for name in hashes]
 
     def release(self, hashes: Sequence[int]) -> int:
-        """Take a reference from each block of one prompt; returns how many have none left and may be evicted."""
-        references, idle, before = self._references, self._idle, len(self._idle)
-        for name in reversed(hashes):
-            count = references[name] - 1
-            references[name] = count
-            if not count:
-                idle[name] = None
-            elif count == 1:
-                self.shared -= 1
-        return len(idle) - before
+        """Take a reference from each of a prompt's blocks; returns how many have none left and may be evicted."""
+        more, shared = self._more, 0
+        if more:
+            shared = bisect_left(hashes, True, key=lambda name: name not in more)
+            for name in hashes[:shared]:
+                if more[name] == 1:
+                    del more[name]
+                else:
+                    more[name] -= 1
+        if len(hashes) > shared:
+            run = _Run(list(hashes[shared:]))
+            self._runs[run] = None
+            self._beginning[run.names[0]] = run
+            self.idle += len(run.names)
+        return len(hashes) - shared
 
     def evict(self, count: int) -> list[int]:
         """Forget the blocks that were not used for the longest time; returns their hashes."""
-        self.version += 1
+        evicted: list[int] = []
+        while len(evicted) < count:
+            run = next(iter(self._runs))
+            begin = max(run.first, len(run.names) - count + len(evicted))
+            evicted += reversed(run.names[begin:])
+            if begin == run.first:
+                del self._runs[run], self._beginning[run.names[begin]]
+            else:
+                del run.names[begin:]
+        self._known.difference_update(evicted)
+        self.idle -= count
         self.evictions += count
-        evicted = [self._idle.popitem(last=False)[0] for _ in range(count)]
-        for name in evicted:
-            del self._references[name]
+        self.version += 1
         return evicted
 
     def reclaim(self, hashes: Iterable[int]) -> list[int]:
@@ -124,8 +158,11 @@ class PrefixBlocks:
         return [self._pages.pop(name) for name in hashes]
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """References are those of the prompts that are `held`; blocks without any are idle; prefixes are whole."""
+        """References are those of the prompts that are `held`, and blocks without any are idle."""
         counts = Counter(name for hashes in held for name in hashes)
-        assert counts == Counter({name: count for name, count in self._references.items() if count})
-        assert set(self._idle) == {name for name, count in self._references.items() if not count}
-        assert self.shared == sum(count > 1 for count in counts.values())
+        idle = [name for run in self._runs for name in run.names[run.first :]]
+        assert self._known == {*counts, *idle}
+        assert len(self._known) == len(counts) + len(idle)
+        assert self.idle == len(idle)
+        assert self._more == {name: count - 1 for name, count in counts.items() if count > 1}
+        assert self._beginning == {run.names[run.first]: run for run in self._runs}
