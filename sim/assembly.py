@@ -35,6 +35,8 @@ from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 
+UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
+
 
 def profile_of(experiment: Experiment) -> Profile:
     """The profile an experiment runs on; of several cards, that of the target's."""
@@ -337,6 +339,7 @@ class Site:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
+        self._check_sharing(requests)
         room = kv_capacities(self.experiment, self.profile)[self.experiment.seats.prefill[0]]
         longest = max(requests, key=lambda request: request.prompt_tokens)
         if longest.prompt_tokens > room:
@@ -345,13 +348,27 @@ class Site:
                 f"room for {room}: lower --input-len, or give that lane a larger card"
             )
 
+    def _check_sharing(self, requests: Sequence[Request]) -> None:
+        """Refuse shared prefixes where a lane is on several GPUs: each would hold others."""
+        seats = self.experiment.seats
+        several = len(seats.prefill) > 1 or len(seats.draft) > 1
+        if several and self.servers[0].kv.reuse is not None and any(request.chain for request in requests):
+            raise ValueError(
+                "--place: a lane on several GPUs cannot share prefixes, as each GPU would hold others: give "
+                "--no-enable-prefix-caching"
+            )
+
     def route(self, request: Request) -> Policy:
         """The server that takes a request."""
         servers, router = self.servers, self.experiment.hardware.router
         if len(servers) == 1:
             at = 0
-        elif router == "least-loaded":
-            at = min(range(len(servers)), key=lambda i: servers[i].in_flight + len(servers[i].waiting))
+        elif router in ("least-loaded", "prefix-aware"):
+            loads = [server.in_flight + len(server.waiting) for server in servers]
+            cached = [0] * len(servers)
+            if router == "prefix-aware" and max(loads) - min(loads) <= max(UNEVEN, min(loads) // 2):
+                cached = [server.kv.cached(request) for server in servers]
+            at = min(range(len(servers)), key=lambda i: (-cached[i], loads[i]))
         elif router == "random":
             at = int(self._rng.integers(len(servers)))
         else:
@@ -381,8 +398,23 @@ class Site:
             "flops_per_s": gpu.flops_per_s,
             "kv_capacity_tokens": self.capacity_tokens,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
+            **self._cached(),
             "reaches": self.profile.reaches(self.pair),
             **({"links": self._links()} if self.fabrics else {}),
+        }
+
+    def _cached(self) -> dict[str, int]:
+        """KV cache that requests shared at most, what is cached at the end, and evictions; nothing without a chain."""
+        caches = [server.kv for server in self.servers]
+        for kv in caches:
+            kv.evict()
+        evictions = sum(kv.prefixes.evictions for kv in caches)
+        if not evictions and not any(len(kv.prefixes) for kv in caches):
+            return {}
+        return {
+            "kv_peak_shared_tokens": max(kv.peak_shared_tokens for kv in caches),
+            "kv_cached_tokens": sum(kv.cached_tokens for kv in caches),
+            "prefix_cache_evictions": evictions,
         }
 
     def _links(self) -> dict[str, dict[str, float]]:

@@ -57,6 +57,8 @@ REQUEST_DTYPES: dict[str, str] = {
     "verify_s": "f8",
 }
 
+LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
+
 LAUNCH_DTYPES: dict[str, str] = {
     "replica": "i2",
     "gpu": "i2",

@@ -297,10 +297,11 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
 
 def _usual(argv: Sequence[str], known: Collection[str]) -> list[str]:
     """The words of a command line with canonical option names."""
-    usual = {f"--{other}": f"--{name}" for other, name in SAME.items()}
+    usual = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in SAME.items()}
     words = []
     for word in argv:
         flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
         if flag in usual and flag not in known and usual[flag] in known:
             if any(given.partition("=")[0] == usual[flag] for given in argv):
                 raise ValueError(f"{flag} and {usual[flag]} are the same: give one of them")

@@ -50,14 +50,14 @@ class Traffic:
     use_trace_timestamps: bool = False
     """Replay a trace's arrival times, scaled to --request-rate if given."""
     input_len: int | None = None
-    """Prompt tokens, without --prefix-len; default: 1024 for random, 256 for prefix_repetition, else the data set's."""
+    """Prompt tokens; default: 1024 for random, else the data set's own."""
     output_len: int | None = None
-    """Output tokens; default: 128 for random and prefix_repetition, else the data set's own."""
+    """Output tokens; default: 128 for random, else the data set's own."""
     random_range_ratio: float = 0.0
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]."""
     prefix_len: int | None = None
-    """Tokens of a prefix before every prompt, which requests share, such as a system prompt. Default: 256 for
-    prefix_repetition, else 0. vLLM's --random-prefix-len."""
+    """Tokens of a prefix that requests share, such as a system prompt, before the --input-len tokens of their own.
+    Default: 256 for prefix_repetition (which has 256 of its own and 128 output tokens), else 0."""
     num_prefixes: int | None = None
     """Number of such prefixes; each request has one at random. Default: 10 for prefix_repetition, else 1."""
     num_turns: int = 1
@@ -91,9 +91,12 @@ class Traffic:
     @property
     def shares(self) -> bool:
         """Whether requests may have a prefix in common."""
-        if self.prefixes[0] or self.num_turns > 1:
-            return True
-        return self.dataset_name in TRACES and self.trace().shares
+        return bool(self.prefixes[0]) or self.converses or (self.dataset_name in TRACES and self.trace().shares)
+
+    @property
+    def converses(self) -> bool:
+        """Whether requests are turns of conversations."""
+        return self.num_turns > 1 or (self.dataset_name in TRACES and self.trace().turns is not None)
 
     def __post_init__(self) -> None:
         if self.dataset_name == "sharegpt" and self.dataset_path is not None:

@@ -50,7 +50,7 @@ class Replay(NamedTuple):
     laps: NDArray[np.int64]
 
 
-class Drawn(NamedTuple):
+class DrawnRequests(NamedTuple):
     """Some requests: lengths, and as far as there are any, rows of the file, conversations and their turns."""
 
     lengths: Lengths
@@ -151,7 +151,7 @@ class Workload:
             return session_chain(self._talk.origins[row], request.session)
         return ((ENDLESS, own_text(request.id) if request.session < 0 else turn_text(request.session, 0)),)
 
-    def _runs(self, streams: Streams, drawn: Drawn) -> list[bytes]:
+    def _runs(self, streams: Streams, drawn: DrawnRequests) -> list[bytes]:
         outputs = drawn.lengths[:, 1]
         _check_tokens(int(outputs.sum()))
         return streams.draw(outputs, None if self._rates is None else self._rates[drawn.rows])
@@ -206,7 +206,7 @@ class Workload:
         for drawn in self._drawn():
             yield drawn.lengths
 
-    def _drawn(self) -> Iterator[Drawn]:
+    def _drawn(self) -> Iterator[DrawnRequests]:
         """Lengths, rows of the file and conversations, chunk by chunk."""
         rng, spreads, traffic = deepcopy(self._lengths), deepcopy(self._spreads), self.traffic
         prefix_len, longest = traffic.prefixes[0], traffic.longest_request or math.inf
@@ -229,7 +229,7 @@ class Workload:
             elif self._talk is not None and self._sessions is not None:
                 sessions, turns = self._sessions[part], self._talk.turn[rows]
             tokens[:, 0] += prefix_len
-            yield Drawn(tokens, rows, sessions, turns)
+            yield DrawnRequests(tokens, rows, sessions, turns)
 
     def _parts(self) -> Iterator[slice]:
         for first in range(0, len(self), self.chunk):

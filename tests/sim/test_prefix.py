@@ -235,9 +235,7 @@ class PlainLru:
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 3), st.integers(1, 60)), max_size=60),
     st.integers(8, 20),
 )
-def test_one_request_at_a_time_equals_a_plain_list_of_tokens(
-    asked: list[tuple[int, int, int, int]], room: int
-) -> None:
+def test_one_request_at_a_time_equals_a_plain_list_of_tokens(asked: list[tuple[int, int, int, int]], room: int) -> None:
     """Prompts of a text and another behind it, with real tokens on the other side: the hits are the same."""
     kv, plain = KvCache(room * BLOCK, 0, True, Reuse()), PlainLru(room)
     for first, length, second, more in asked:
