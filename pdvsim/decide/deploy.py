@@ -146,6 +146,7 @@ def vllm(served: Served) -> Block:
         *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
         *_context("--max-model-len", pair, longest),
         *_sharded(served),
+        *(() if server.enable_prefix_caching else ("--no-enable-prefix-caching",)),
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, longest)]
     if longest:
@@ -199,6 +200,7 @@ def sglang(served: Served) -> list[Block]:
         *("--mem-fraction-static", served.experiment.hardware.gpu_memory_utilization),
         *_context("--context-length", pair, k),
         *_sharded(served),
+        *(() if server.enable_prefix_caching else ("--disable-radix-cache",)),
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, k)]
     if k:

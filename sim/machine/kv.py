@@ -77,11 +77,12 @@ class KvCache:
     def _admit_sharing(self, request: Request, tokens: int, reuse: Reuse) -> bool:
         cached, held_tokens = self.cached(request), self.blocks(tokens)
         names = self._names[: min(self._found, held_tokens // BLOCK)]
-        more = held_tokens - BLOCK * self.prefixes.in_use(names)
+        used = self.prefixes.in_use(names)
+        more = held_tokens - BLOCK * used
         if self.used_tokens + more > self.capacity_tokens:
             return False
         if names:
-            self.cached_tokens -= BLOCK * self.prefixes.hold(names)
+            self.cached_tokens -= BLOCK * self.prefixes.hold(names, used)
         self.take(more)
         if new := self._names[len(names) : tokens // BLOCK]:
             self.prefixes.name(new)
@@ -106,9 +107,9 @@ class KvCache:
         names = self._inside[request]
         more = block_hashes(request.chain, len(names), tokens // BLOCK)
         if there := self.prefixes.match(more):  # computed by another meanwhile: its own blocks are free again
-            idle = self.prefixes.hold(more[:there])
-            self.used_tokens -= BLOCK * (there - idle)
-            self.cached_tokens -= BLOCK * idle
+            used = self.prefixes.in_use(more[:there])
+            self.used_tokens -= BLOCK * used
+            self.cached_tokens -= BLOCK * self.prefixes.hold(more[:there], used)
         if more:
             self.prefixes.name(more[there:])
             names += more

@@ -88,11 +88,14 @@ class PrefixBlocks:
     def in_use(self, hashes: Sequence[int]) -> int:
         """How many of a prompt's first blocks somebody uses; all are cached."""
         begins = self._beginning
-        return next((at for at, name in enumerate(hashes) if name in begins), len(hashes))
+        for at, name in enumerate(hashes):
+            if name in begins:
+                return at
+        return len(hashes)
 
-    def hold(self, hashes: Sequence[int]) -> int:
-        """Add a reference to each of a prompt's cached blocks; returns how many had none."""
-        used, more = self.in_use(hashes), self._more
+    def hold(self, hashes: Sequence[int], used: int) -> int:
+        """Add a reference to each of a prompt's cached blocks, the first `used` in use; returns how many are not."""
+        more = self._more
         for name in hashes[:used]:
             more[name] = more.get(name, 0) + 1
         at = used

@@ -136,7 +136,7 @@ def test_real_pages_are_found_by_hash_and_come_back_when_evicted() -> None:
 
     def admit(number: int, hashes: list[int]) -> None:
         there = blocks.match(hashes)
-        blocks.hold(hashes[:there])
+        blocks.hold(hashes[:there], blocks.in_use(hashes[:there]))
         lacking = len(hashes) - there
         free.extend(blocks.reclaim(blocks.evict(max(0, lacking - len(free)))))
         new = [free.pop(0) for _ in range(lacking)]
