@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -222,6 +222,7 @@ def read_mooncake(path: str) -> Trace:
     arrivals_s: list[float] = []
     lengths: list[tuple[int, int]] = []
     hashes: list[tuple[int, ...]] = []
+    known: dict[tuple[int, int], int] = {}
     for line, row in json_lines(path, accepted):
         if type(row) is not dict:
             raise bad(path, f"line {line}", f"holds {quoted(row)}", accepted)
@@ -235,18 +236,21 @@ def read_mooncake(path: str) -> Trace:
             if type(count) is not int or not 1 <= count <= MAX_TOKENS:
                 raise bad(path, f"line {line}", f"{name} is {quoted(count)}", TOKENS_ACCEPTED)
         if "hash_ids" in row:
-            hashes.append(_hashes(path, line, row["hash_ids"], prompt))
+            ids = _hash_ids(path, line, row["hash_ids"])[: -(-prompt // HASHED_TOKENS)]
+            hashes.append(
+                tuple(accumulate(ids, lambda last, own: known.setdefault((last, own), len(known)), initial=-1))
+            )
         arrivals_s.append(time / 1000)
         lengths.append((prompt, output))
     trace = _trace(path, arrivals_s, lengths, accepted)
-    return trace._replace(hashes=tuple(hashes)) if len(hashes) == len(lengths) else trace
+    # numbered by all hashes so far, so that equal numbers have equal prefixes whatever the file holds
+    return trace._replace(hashes=tuple(own[1:] for own in hashes)) if len(hashes) == len(lengths) else trace
 
 
-def _hashes(path: str, line: int, values: Any, prompt: int) -> tuple[int, ...]:
-    """The hashes of a prompt's blocks; those beyond its end are dropped."""
-    if type(values) is not list or not values or any(type(one) is not int or not 0 <= one < 1 << 32 for one in values):
-        raise bad(path, f"line {line}", f"hash_ids is {quoted(values)}", "a list of whole numbers below 2^32")
-    return tuple(values[: -(-prompt // HASHED_TOKENS)])
+def _hash_ids(path: str, line: int, ids: Any) -> list[int]:
+    if type(ids) is not list or not ids or any(type(one) is not int or not 0 <= one < 1 << 32 for one in ids):
+        raise bad(path, f"line {line}", f"hash_ids is {quoted(ids)}", "a list of whole numbers below 2^32")
+    return ids
 
 
 def _turn(path: str, index: int, turns: list[Any], speakers: tuple[str, ...], after: int) -> int:

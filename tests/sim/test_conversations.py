@@ -199,6 +199,14 @@ def test_mooncake_s_hashes_are_prefixes(mooncake: str) -> None:
     assert off.metrics["mean_ttft_ms"] > run.metrics["mean_ttft_ms"]
 
 
+def test_a_hash_after_other_hashes_is_another_text(tmp_path: Path) -> None:
+    """Files may hold what no prefix hash would: the same number after different ones."""
+    ids = ([1, 2, 3], [9, 2, 3], [9, 2, 4], [2, 2, 2], [1, 2, 3])
+    rows = [{"timestamp": 9000 * n, "input_length": 1500, "output_length": 5, "hash_ids": i} for n, i in enumerate(ids)]
+    run = pdvsim.run(arch="pd", dataset_path=write(tmp_path / "odd.jsonl", rows), use_trace_timestamps=True)
+    assert run.requests.num_cached_tokens.tolist() == [0, 0, 1024, 0, 1488]
+
+
 @pytest.mark.parametrize("hashes", ["x", [], [-1], [1.5], [2**32], [True]])
 def test_hashes_must_be_numbers(tmp_path: Path, hashes: Any) -> None:
     rows = [{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": hashes}]
