@@ -381,8 +381,10 @@ def read_conversations(
     )  # fmt: skip
 
 
-def sample_sharegpt(count: int, rng: np.random.Generator) -> Lengths:
+def sample_sharegpt(count: int, rng: np.random.Generator, most: int = SHAREGPT_TOKENS) -> Lengths:
     """Lengths sampled from the built-in model of ShareGPT V3: its quantiles, joined by a Gaussian copula.
+
+    Requests of more than `most` tokens are cut.
 
     The model has quantiles at evenly spaced normal scores. So no normal distribution function is needed, and the tails
     have the finest resolution.
@@ -394,6 +396,8 @@ def sample_sharegpt(count: int, rng: np.random.Generator) -> Lengths:
     prompt = np.rint(np.interp(normal[:, 0], scores, model["prompt"]))
     correlated = rho * normal[:, 0] + math.sqrt(1 - rho * rho) * normal[:, 1]
     output = np.rint(np.interp(correlated, scores, model["output"]))
+    if most < SHAREGPT_TOKENS:
+        prompt = np.minimum(prompt, most // 2)
     # vLLM drops longer requests; only about one in 10,000 is, so cutting them changes nothing.
-    output = np.minimum(output, 2048 - prompt)
+    output = np.minimum(output, most - prompt)
     return np.column_stack((prompt, output)).astype(np.int64)

@@ -345,7 +345,10 @@ def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> 
 
 def _made_up(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
     """The lengths of some requests, from a model."""
-    return _uniform(traffic, count, rng) if traffic.dataset_name in LENGTHS else datasets.sample_sharegpt(count, rng)
+    if traffic.dataset_name in LENGTHS:
+        return _uniform(traffic, count, rng)
+    room = (traffic.longest_request or MAX_TOKENS) - traffic.prefixes[0]
+    return datasets.sample_sharegpt(count, rng, max(2, min(room, datasets.SHAREGPT_TOKENS)))
 
 
 def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:

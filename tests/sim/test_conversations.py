@@ -85,6 +85,13 @@ def test_a_conversation_ends_before_it_is_too_long() -> None:
     assert np.bincount(requests["session"]).tolist() == [5, 5, 2]
 
 
+def test_requests_of_the_model_of_sharegpt_leave_room_for_a_prefix() -> None:
+    traffic = Experiment("pd", Traffic(num_prompts=3000, prefix_len=1200, num_turns=2)).traffic
+    lengths = np.concatenate(list(Workload(traffic, Acceptance()).lengths()))
+    assert 1900 < lengths.sum(axis=1).max() <= 2048
+    assert lengths.min() >= 1
+
+
 def test_a_system_prompt_is_shared_by_all_conversations() -> None:
     traffic = Traffic(
         "random", num_prompts=9, input_len=20, output_len=12, num_turns=3, prefix_len=160, max_concurrency=1
