@@ -30,11 +30,6 @@ def common_text(number: int) -> int:
     return 2 * number
 
 
-def turn_text(session: int, turn: int) -> int:
-    """The number of what a conversation's turn was the first to send."""
-    return own_text(session * TURNS + turn)
-
-
 class Growth:
     """Lengths of conversations, turn after turn: every prompt begins with all that was said before.
 
@@ -115,7 +110,7 @@ def recorded(sessions: Sequence[str], turns: NDArray[np.int64], lengths: NDArray
 
 def session_chain(origins: Origins, session: int) -> Chain:
     """The chain of a turn."""
-    return tuple((end, turn_text(session, turn)) for end, turn in origins)
+    return tuple((end, own_text(session * TURNS + turn)) for end, turn in origins)
 
 
 def hashed_chain(hashes: Sequence[int], past: int, prompt_tokens: int, number: int) -> Chain:

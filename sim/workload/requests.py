@@ -27,15 +27,7 @@ from pdvsim.sim.core import ENDLESS, Chain, Request
 from pdvsim.sim.limits import MAX_OUTPUT_TOKENS, MAX_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams
-from pdvsim.sim.workload.conversations import (
-    Growth,
-    after_prefix,
-    hashed_chain,
-    own_text,
-    recorded,
-    session_chain,
-    turn_text,
-)
+from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, recorded, session_chain
 from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import LENGTHS, TRACES, Acceptance, Traffic
 
@@ -147,9 +139,9 @@ class Workload:
         if self._hashes is not None:
             lap = request.id // len(self._hashes) if self._replay is None else int(self._replay.laps[request.id])
             return hashed_chain(self._hashes[row], lap * self._span, request.prompt_tokens, request.id)
-        if self._talk is not None:
-            return session_chain(self._talk.origins[row], request.session)
-        return ((ENDLESS, own_text(request.id) if request.session < 0 else turn_text(request.session, 0)),)
+        if request.session < 0:
+            return ((ENDLESS, own_text(request.id)),)
+        return session_chain(((ENDLESS, 0),) if self._talk is None else self._talk.origins[row], request.session)
 
     def _runs(self, streams: Streams, drawn: DrawnRequests) -> list[bytes]:
         outputs = drawn.lengths[:, 1]
