@@ -98,10 +98,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return "the host costs are not the measured ones"
     if server.priority not in ("none", "stream") or server.lane_weights:
         return "no real run had this --priority"
-    if metrics.get("prefix_cache_hits"):
+    if metrics.get("prefix_cache_hits") or experiment.traffic.converses:
         return "no real run shared prefixes"
-    if experiment.traffic.converses:
-        return "no real run had conversations"
     if server.async_scheduling:
         return "too few real runs used --async-scheduling"
     if hardware.profile == "roofline":

@@ -93,7 +93,7 @@ class KvCache:
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = cached
         else:
-            request.recomputed_tokens -= cached
+            request.recomputed_tokens = max(0, request.recomputed_tokens - cached)
         if reuse.drafter and self._unread:
             unread = (at for at, name in enumerate(names[: cached // BLOCK]) if name in self._unread)
             request.lacks = cached - BLOCK * next(unread, cached // BLOCK)

@@ -62,7 +62,7 @@ class PrefixBlocks:
 
     def __init__(self) -> None:
         self._known: set[int] = set()  # hashes
-        self._more: dict[int, int] = {}  # references after the first
+        self._more: Counter[int] = Counter()  # references after the first
         self._runs: OrderedDict[_Run, None] = OrderedDict()  # in order of use
         self._beginning: dict[int, _Run] = {}  # the same by their first block
         self._pages: dict[int, int] = {}  # block numbers, where there are real ones
@@ -87,17 +87,19 @@ class PrefixBlocks:
 
     def in_use(self, hashes: Sequence[int]) -> int:
         """How many of a prompt's first blocks somebody uses; all are cached."""
-        begins = self._beginning
-        for at, name in enumerate(hashes):
-            if name in begins:
-                return at
-        return len(hashes)
+        begins, at = self._beginning, self._shared(hashes)
+        while at < len(hashes) and hashes[at] not in begins:
+            at += 1
+        return at
+
+    def _shared(self, hashes: Sequence[int]) -> int:
+        """How many of a prompt's first blocks have two references or more."""
+        more = self._more
+        return bisect_left(hashes, True, key=lambda name: name not in more) if more else 0
 
     def hold(self, hashes: Sequence[int], used: int) -> int:
         """Add a reference to each of a prompt's cached blocks, the first `used` in use; returns how many are not."""
-        more = self._more
-        for name in hashes[:used]:
-            more[name] = more.get(name, 0) + 1
+        self._more.update(hashes[:used])
         at = used
         while at < len(hashes):
             run = self._beginning.pop(hashes[at])
@@ -124,14 +126,12 @@ class PrefixBlocks:
 
     def release(self, hashes: Sequence[int]) -> int:
         """Take a reference from each of a prompt's blocks; returns how many have none left and may be evicted."""
-        more, shared = self._more, 0
-        if more:
-            shared = bisect_left(hashes, True, key=lambda name: name not in more)
-            for name in hashes[:shared]:
-                if more[name] == 1:
-                    del more[name]
-                else:
-                    more[name] -= 1
+        more, shared = self._more, self._shared(hashes)
+        for name in hashes[:shared]:
+            if more[name] == 1:
+                del more[name]
+            else:
+                more[name] -= 1
         if len(hashes) > shared:
             run = _Run(list(hashes[shared:]))
             self._runs[run] = None
