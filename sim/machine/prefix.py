@@ -127,11 +127,10 @@ class PrefixBlocks:
     def release(self, hashes: Sequence[int]) -> int:
         """Take a reference from each of a prompt's blocks; returns how many have none left and may be evicted."""
         more, shared = self._more, self._shared(hashes)
-        for name in hashes[:shared]:
-            if more[name] == 1:
-                del more[name]
-            else:
-                more[name] -= 1
+        twice = bisect_left(range(shared), True, key=lambda at: more[hashes[at]] == 1)  # the first that two use
+        dict.update(more, {name: more[name] - 1 for name in hashes[:twice]})
+        for name in hashes[twice:shared]:
+            del more[name]
         if len(hashes) > shared:
             run = _Run(list(hashes[shared:]))
             self._runs[run] = None
