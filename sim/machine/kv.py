@@ -88,7 +88,8 @@ class KvCache:
             self.prefixes.name(new)
             names += new
         self._inside[request] = names
-        self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
+        if used:
+            self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
         request.held_tokens, request.pinned, request.prefilled = held_tokens, True, cached
         if request.num_cached_tokens < 0:
             request.num_cached_tokens = cached

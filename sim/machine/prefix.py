@@ -117,7 +117,8 @@ class PrefixBlocks:
     def name(self, hashes: Sequence[int], pages: Sequence[int] = ()) -> None:
         """Name a prompt's next blocks, with a reference each; `pages` are their numbers."""
         self._known.update(hashes)
-        self._pages.update(zip(hashes, pages, strict=False))
+        if pages:
+            self._pages.update(zip(hashes, pages, strict=True))
         self.version += 1
 
     def pages(self, hashes: Iterable[int]) -> list[int]:
@@ -130,7 +131,7 @@ class PrefixBlocks:
         twice = bisect_left(range(shared), True, key=lambda at: more[hashes[at]] == 1)  # the first that two use
         dict.update(more, {name: more[name] - 1 for name in hashes[:twice]})
         for name in hashes[twice:shared]:
-            del more[name]
+            more.pop(name)
         if len(hashes) > shared:
             run = _Run(list(hashes[shared:]))
             self._runs[run] = None
