@@ -17,6 +17,7 @@ from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ENDLESS, KINDS, Request
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.metrics.timeline import trace
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Log, Result
 from pdvsim.sim.run import simulate
@@ -206,3 +207,21 @@ def test_metrics_of_a_streamed_run_are_the_same() -> None:
         values.append({name: run.metrics[name] for name in names} | {"mean": run.metrics["mean_ttft_ms"]})
     assert len(values[0]) >= 6
     assert values[1] == pytest.approx(values[0])
+
+
+def test_a_timeline_names_the_cached_tokens_of_each_request() -> None:
+    result = simulate(Experiment("pd", REPEATED), traced=True)
+    events = json.loads(b"".join(trace(result)))["traceEvents"]
+    named = {
+        event["args"]["id"]: event["args"]["num_cached_tokens"] for event in events if event.get("cat") == "request"
+    }
+    assert list(named.values()) == result.requests["num_cached_tokens"].tolist()
+    assert set(named.values()) == {0, 96}
+
+
+@pytest.mark.parametrize("arch", ARCHS)
+def test_long_prefixes_pay_in_every_architecture(arch: Arch) -> None:
+    long = Traffic("random", num_prompts=40, prefix_len=1600, input_len=16, output_len=40, max_concurrency=8)
+    on, off = (summarise(simulate(Experiment(arch, long, server=server))) for server in (Server(), OFF))
+    assert on["output_throughput"] > 1.2 * off["output_throughput"]
+    assert on["mean_ttft_ms"] < 0.7 * off["mean_ttft_ms"]
