@@ -17,7 +17,7 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
-from pdvsim.sim.hardware.models import gpu
+from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
 from pdvsim.sim.machine.batch import RunningBatch
@@ -25,6 +25,7 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.node import Device, Node
+from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
@@ -33,6 +34,8 @@ from pdvsim.sim.policies.feedback import Feedback
 from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
+
+UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 
 def profile_of(experiment: Experiment) -> Profile:
@@ -204,6 +207,18 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
     return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
 
 
+def reuse_of(experiment: Experiment) -> Reuse | None:
+    """What a server may use of cached prefixes; None: prefixes are not cached."""
+    server, seats = experiment.server, experiment.seats
+    if not (server.enable_prefix_caching and experiment.paged):
+        return None
+    return Reuse(
+        lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
+        answers=seats.prefill == (seats.verify,),
+        drafter=experiment.speculates and not experiment.pair.draft.on_host,
+    )
+
+
 def drawn_verdict(work: Work) -> Sequence[int] | None:
     """How many of each row's drafts the target accepts, as drawn before the run."""
     if work.role == "draft":
@@ -311,7 +326,7 @@ class Site:
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged),
+            kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged, reuse_of(experiment)),
             deliveries=self.log.deliveries,
             readers=len(seats.prefill),
             on_finish=lambda request: self.on_finish(request),
@@ -324,6 +339,7 @@ class Site:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
+        self._check_sharing(requests)
         room = kv_capacities(self.experiment, self.profile)[self.experiment.seats.prefill[0]]
         longest = max(requests, key=lambda request: request.prompt_tokens)
         if longest.prompt_tokens > room:
@@ -332,13 +348,27 @@ class Site:
                 f"room for {room}: lower --input-len, or give that lane a larger card"
             )
 
+    def _check_sharing(self, requests: Sequence[Request]) -> None:
+        """Refuse shared prefixes where a lane is on several GPUs: each would hold others."""
+        seats = self.experiment.seats
+        several = len(seats.prefill) > 1 or len(seats.draft) > 1
+        if several and self.servers[0].kv.reuse is not None and any(request.chain for request in requests):
+            raise ValueError(
+                "--place: a lane on several GPUs cannot share prefixes, as each GPU would hold others: give "
+                "--no-enable-prefix-caching"
+            )
+
     def route(self, request: Request) -> Policy:
         """The server that takes a request."""
         servers, router = self.servers, self.experiment.hardware.router
         if len(servers) == 1:
             at = 0
-        elif router == "least-loaded":
-            at = min(range(len(servers)), key=lambda i: servers[i].in_flight + len(servers[i].waiting))
+        elif router in ("least-loaded", "prefix-aware"):
+            loads = [server.in_flight + len(server.waiting) for server in servers]
+            cached = [0] * len(servers)
+            if router == "prefix-aware" and max(loads) - min(loads) <= max(UNEVEN, min(loads) // 2):
+                cached = [server.kv.cached(request) for server in servers]
+            at = min(range(len(servers)), key=lambda i: (-cached[i], loads[i]))
         elif router == "random":
             at = int(self._rng.integers(len(servers)))
         else:
@@ -368,8 +398,23 @@ class Site:
             "flops_per_s": gpu.flops_per_s,
             "kv_capacity_tokens": self.capacity_tokens,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
+            **self._cached(),
             "reaches": self.profile.reaches(self.pair),
             **({"links": self._links()} if self.fabrics else {}),
+        }
+
+    def _cached(self) -> dict[str, int]:
+        """KV cache that requests shared at most, what is cached at the end, and evictions; nothing without a chain."""
+        caches = [server.kv for server in self.servers]
+        for kv in caches:
+            kv.evict()
+        evictions = sum(kv.prefixes.evictions for kv in caches)
+        if not evictions and not any(len(kv.prefixes) for kv in caches):
+            return {}
+        return {
+            "kv_peak_shared_tokens": max(kv.peak_shared_tokens for kv in caches),
+            "kv_cached_tokens": sum(kv.cached_tokens for kv in caches),
+            "prefix_cache_evictions": evictions,
         }
 
     def _links(self) -> dict[str, dict[str, float]]:

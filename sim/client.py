@@ -1,7 +1,12 @@
-"""The client of a run: it sends the requests as they arrive, or when another is answered."""
+"""The client of a run: it sends the requests as they arrive, or when another is answered.
+
+The turns of a conversation are sent one after the other: each once the one before is answered, after its think time,
+and not before its own time if it has one. `max_concurrency` is the number of conversations that may be open.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Generator
 from typing import Any, Protocol
 
@@ -48,8 +53,12 @@ class Client:
         self.reader = reader
         self.limit = experiment.traffic.max_concurrency
         self.left = len(requests)
+        self.sent = 0
         self.total = len(requests)
         self.inside: dict[int, Request] = {}  # sent, not finished
+        self.open = 0  # conversations, and requests that belong to none
+        self._later: dict[int, deque[Request]] = {}  # of open conversations, the turns to come
+        self._numbers = isinstance(requests, Workload)  # requests are numbered as they are sent
         self.held: Request | None = None  # due, but the limit is reached; those behind it are not drawn yet
         self._free = Event(env)  # nobody is held any more, and the next is due
         self._coming = iter(requests)
@@ -72,17 +81,25 @@ class Client:
             ) from None
 
     def arrivals(self) -> Generator[Event, Any, None]:
-        request = next(self._coming, None)
+        request = self._next()
         while request is not None:
             if request.arrival_s > self.env.now:
                 # one that arrives as a step ends is in time for the next
                 yield self.env.at(request.arrival_s, Event(self.env), first=True)
-            if self.limit is not None and len(self.inside) >= self.limit:
+            if self.limit is not None and self.open >= self.limit:
                 self.held = request
-                request = (yield self._free) or next(self._coming, None)
+                request = (yield self._free) or self._next()
             else:
                 self.send(request)
-                request = next(self._coming, None)
+                request = self._next()
+
+    def _next(self) -> Request | None:
+        """The next request that waits for no answer; the turns before it are kept for later."""
+        request = next(self._coming, None)
+        while request is not None and request.session in self._later:
+            self._later[request.session].append(request)
+            request = next(self._coming, None)
+        return request
 
     def resume(self) -> None:
         """Send what was added to the requests after the last of them was sent."""
@@ -91,6 +108,14 @@ class Client:
 
     def send(self, request: Request) -> None:
         """As in vLLM, latency counts from the sending, not from when the request was due."""
+        if request.session < 0:
+            self.open += 1
+        elif request.session not in self._later:
+            self.open += 1
+            self._later[request.session] = deque()
+        if self._numbers:
+            request.id = self.sent
+        self.sent += 1
         self.inside[request.id] = request
         request.arrival_s = self.env.now
         if self.reader is not None:
@@ -102,9 +127,11 @@ class Client:
             self.reader.finished(request)
         del self.inside[request.id]
         self.left -= 1
-        if self.held is not None:
+        if request.session < 0 or not self._continues(request.session):
+            self.open -= 1
+        if self.held is not None and self.limit is not None and self.open < self.limit:
             self.send(self.held)
-            self.held = next(self._coming, None)
+            self.held = self._next()
             if self.held is None or self.held.arrival_s > self.env.now:
                 free, self._free = self._free, Event(self.env)
                 due_s = self.env.now if self.held is None else self.held.arrival_s
@@ -114,3 +141,18 @@ class Client:
             self.progress(self.total - self.left)
         if not self.left:
             self.all_done.succeed()
+
+    def _continues(self, session: int) -> bool:
+        """Send the next turn of a conversation when it is due; False if there is none."""
+        later = self._later[session]
+        if not later:
+            del self._later[session]
+            return False
+        turn = later.popleft()
+        due_s = max(turn.arrival_s, self.env.now + turn.think_s)
+        if due_s > self.env.now:
+            due = self.env.at(due_s, Event(self.env), first=True)
+            due.callbacks.append(lambda _: self.send(turn))
+        else:
+            self.send(turn)
+        return True

@@ -183,7 +183,8 @@ class Experiment:
         return min((limit for limit in limits if limit is not None), default=None)
 
     def __post_init__(self) -> None:
-        if self.traffic.dataset_path is not None and self.traffic.model_context != (context := self.context):
+        sized = self.traffic.dataset_path is not None or self.traffic.num_turns > 1 or self.traffic.prefixes[0] > 0
+        if sized and self.traffic.model_context != (context := self.context):
             object.__setattr__(self, "traffic", replace(self.traffic, model_context=context))
         kind = self.kin
         if self.scoring.warmup_requests >= self.traffic.num_prompts:

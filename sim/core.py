@@ -16,6 +16,11 @@ ModelFamily = Literal[
 HeadKind = Literal["eagle3", "mtp"]
 DrafterKind = Literal["model", "eagle3", "mtp", "ngram", "none"]
 
+# what a prompt consists of, as (end in tokens, number of the text): the last text goes on through the answer. A number
+# stands for a text and for all that comes before it; requests with the same number share their tokens up to its end
+Chain = tuple[tuple[int, int], ...]
+ENDLESS = 1 << 40  # end of a chain's last text
+
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
 
 
@@ -293,6 +298,9 @@ class RequestAccount:
     preemptions: int = 0
     resumptions: int = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
     recomputed_tokens: int = 0  # that left the KV cache with a preemption
+    num_cached_tokens: int = -1  # of the prompt, found cached at its first admission; -1: not looked for
+    session: int = -1  # conversation that it is a turn of; -1: none
+    turn: int = 0  # of that conversation, from 0
     admitted_s: float = -1.0
     first_token_s: float = -1.0
     finish_s: float = -1.0
@@ -316,6 +324,8 @@ class Request(RequestAccount):
     prompt_tokens: int
     output_tokens: int
     runs: bytes
+    chain: Chain = ()  # by which its blocks are known; empty: it shares nothing
+    think_s: float = 0.0  # after the answer to the turn before
     prefilled: int = 0  # of the tokens to read, those already in the KV cache
     context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
     emitted: int = 0  # output tokens delivered
@@ -325,6 +335,7 @@ class Request(RequestAccount):
     # accepted drafts again, with the target's hidden states
     owed: int = 0
     held_tokens: int = 0  # of the KV cache
+    lacks: int = 0  # of its cached tokens, the last that the drafter's cache does not have
     pinned: bool = False  # a work of it is under way: it keeps what it holds
     reader: int = 0  # of the workers that read prompts, the one that reads its
     drafter: int = -1  # of several GPUs that draft, the one that drafts for it
@@ -340,7 +351,7 @@ class Request(RequestAccount):
         """Its tokens leave the KV cache; those delivered stay delivered."""
         self.preemptions += 1
         self.recomputed_tokens += self.context or self.prefilled
-        self.prefilled = self.context = self.owed = self.k = 0
+        self.prefilled = self.context = self.owed = self.k = self.lacks = 0
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"

@@ -48,11 +48,16 @@ REQUEST_DTYPES: dict[str, str] = {
     "preemptions": "i8",
     "resumptions": "i8",  # readings to the end after a preemption, each of which gave the next token
     "recomputed_tokens": "i8",  # that left the KV cache with a preemption
+    "num_cached_tokens": "i8",  # of the prompt, found in the prefix cache at its first admission; -1: not looked for
+    "session": "i8",  # conversation that it is a turn of; -1: none
+    "turn": "i8",  # of that conversation, from 0
     "prefill_s": "f8",  # the target reading the prompt, and after a preemption all tokens so far
     "draft_s": "f8",
     "wait_s": "f8",  # drafted, in the queue for verification
     "verify_s": "f8",
 }
+
+LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
 
 LAUNCH_DTYPES: dict[str, str] = {
     "replica": "i2",

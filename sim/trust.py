@@ -100,6 +100,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return "no real run had this --priority"
     if server.kv_cache_dtype != "auto":
         return f"no real run had --kv-cache-dtype {server.kv_cache_dtype}"
+    if metrics.get("prefix_cache_hits") or experiment.traffic.converses:
+        return "no real run shared prefixes"
     if server.async_scheduling:
         return "too few real runs used --async-scheduling"
     if hardware.profile == "roofline":

@@ -48,6 +48,8 @@ def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> 
     if settings["server"].get("kv_cache", "") is None:  # older results: the architecture chose the mode
         mode = "paged" if policy_of(settings["arch"]).in_steps() else "reserved"
         settings = {**settings, "server": {**settings["server"], "kv_cache": mode}}
+    if "enable_prefix_caching" not in settings["server"]:  # an older result
+        settings = {**settings, "server": {**settings["server"], "enable_prefix_caching": False}}
     if settings["hardware"].get("verify_gpu"):  # an older result
         settings = {**settings, "hardware": {**settings["hardware"], "place": ["prefill=1", "verify=1"]}}
     groups = {name: kind for name, kind in get_type_hints(Experiment).items() if is_dataclass(kind)}

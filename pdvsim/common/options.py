@@ -60,7 +60,14 @@ MEANT = {  # names of options in other programs
     "pair": ("models", "draft_model", "speculative_model"),
     "jobs": ("workers", "processes", "threads"),
 }  # fmt: skip
-SAME = {"model": "pair"}  # other spellings
+SAME = {  # other spellings
+    "model": "pair",
+    "random_prefix_len": "prefix_len",
+    "prefix_repetition_prefix_len": "prefix_len",
+    "prefix_repetition_suffix_len": "input_len",
+    "prefix_repetition_num_prefixes": "num_prefixes",
+    "prefix_repetition_output_len": "output_len",
+}
 NOT_HERE = {  # messages for options that do not exist
     **dict.fromkeys(
         ("enable_expert_parallel", "expert_parallel_size", "ep", "ep_size", "moe_ep_size"),
@@ -297,10 +304,11 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
 
 def _usual(argv: Sequence[str], known: Collection[str]) -> list[str]:
     """The words of a command line with canonical option names."""
-    usual = {f"--{other}": f"--{name}" for other, name in SAME.items()}
+    usual = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in SAME.items()}
     words = []
     for word in argv:
         flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if flag.startswith("--") else flag
         if flag in usual and flag not in known and usual[flag] in known:
             if any(given.partition("=")[0] == usual[flag] for given in argv):
                 raise ValueError(f"{flag} and {usual[flag]} are the same: give one of them")

@@ -158,6 +158,7 @@ def vllm(served: Served) -> Block:
         *_context("--max-model-len", pair, longest),
         *_sharded(served),
         *_quantised(pair, server.kv_cache_dtype, "fp8"),
+        *(() if server.enable_prefix_caching else ("--no-enable-prefix-caching",)),
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, longest)]
     if longest:
@@ -214,6 +215,7 @@ def sglang(served: Served) -> list[Block]:
         *_context("--context-length", pair, k),
         *_sharded(served),
         *_quantised(pair, server.kv_cache_dtype, "fp8_e4m3"),
+        *(() if server.enable_prefix_caching else ("--disable-radix-cache",)),
     ]
     notes = [*served.notes, *_replicas(served), *_whole_drafter(served, k)]
     if k:

@@ -48,7 +48,7 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
     contexts = [model.max_position_embeddings for model in models if model.max_position_embeddings is not None]
     if not contexts:
         return SPREAD
-    longest = Workload(equal, Acceptance()).largest()
+    longest = Workload(replace(equal, num_turns=1), Acceptance()).largest()  # a conversation ends before the context
     room = min(contexts) - longest.prompt_tokens - longest.output_tokens - len(equal.fixed_lengths)  # rounded up
     return max(0.0, min(SPREAD, math.floor(100 * room / sum(equal.fixed_lengths)) / 100))
 

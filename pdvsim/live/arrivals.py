@@ -80,4 +80,5 @@ class Arrivals:
 
 def copied(request: Request) -> Request:
     """A fresh copy of a request, for another server."""
-    return Request(request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs)
+    lengths = request.prompt_tokens, request.output_tokens
+    return Request(request.id, request.arrival_s, *lengths, request.runs, request.chain)

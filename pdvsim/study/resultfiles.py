@@ -19,7 +19,7 @@ from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.reading import printable, quoted, read_json, read_table, said
-from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
+from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -183,6 +183,9 @@ def _columns(path: Path, table: str) -> Columns:
     frame = read_frame(path)
     columns: Columns = {}
     for name, dtype in DTYPES[table].items():
+        if name not in frame and table == "requests" and name in LATER_COLUMNS:
+            columns[name] = np.full(len(frame), LATER_COLUMNS[name], dtype)
+            continue
         if name not in frame:
             raise ValueError(f"{path}: column {name} is missing")
         values = frame[name]

@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.sim.core import Chain
+from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, block_hashes
+from pdvsim.sim.workload.conversations import hashed_chain, recorded, session_chain
 from pdvsim.sim.workload.datasets import Trace
 
 WINDOWS = 60  # most windows of a trace
@@ -56,6 +59,8 @@ class Account:
         if self.trace.sessions is not None:
             sizes = np.array(list(Counter(self.trace.sessions).values()))
             summary["sessions"] = {"count": len(sizes), "mean_requests": float(sizes.mean()), "max": int(sizes.max())}
+        if self.trace.shares:
+            summary["repeated_prompt_tokens"] = repeated_share(self.trace)
         return summary
 
     def _arrivals(self) -> dict[str, Any]:
@@ -82,6 +87,28 @@ def account(name: str, trace: Trace) -> Account:
     at = ((trace.arrival_s - trace.arrival_s.min()) / window_s).astype(np.int64)
     whole = max(1, int(duration_s / window_s))  # without the last window, which is incomplete
     return Account(name, trace, window_s, np.bincount(at, minlength=whole)[:whole])
+
+
+def repeated_share(trace: Trace) -> float:
+    """Share of the prompt tokens, in whole blocks, that an endless prefix cache would have at their arrival."""
+    chains: list[Chain] = []
+    if trace.hashes is not None:
+        rows = zip(trace.hashes, trace.lengths[:, 0].tolist(), strict=True)
+        chains = [hashed_chain(hashes, 0, prompt, number) for number, (hashes, prompt) in enumerate(rows)]
+    elif trace.turns is not None and trace.sessions is not None:
+        talk = recorded(trace.sessions, trace.turns, trace.lengths)
+        chains = [session_chain(talk.origins[row], session) for row, session in enumerate(talk.conversation.tolist())]
+    seen, repeated, lengths = PrefixBlocks(), 0, trace.lengths.tolist()
+    order = (
+        np.argsort(trace.arrival_s, kind="stable") if trace.turns is None else np.argsort(trace.turns, kind="stable")
+    )
+    for row in order.tolist():
+        prompt, output = lengths[row]
+        names = block_hashes(chains[row], 0, (prompt + output - 1) // BLOCK)
+        there = seen.match(names)
+        repeated += min(there, (prompt - 1) // BLOCK)
+        seen.name(names[there:])
+    return repeated * BLOCK / int(trace.lengths[:, 0].sum())
 
 
 def _spread(values: NDArray[Any]) -> dict[str, float]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.workload.asked import drafter_name, has_rates
+from pdvsim.sim.workload.options import LENGTHS, PREFIXES
 from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:
@@ -66,11 +67,14 @@ def lengths_text(traffic: Mapping[str, Any]) -> str:
     """Data set and lengths."""
     name = str(traffic.get("dataset_name", "?"))
     read, written = traffic.get("input_len"), traffic.get("output_len")
-    if name == "random":
-        read, written = read or 1024, written or 128
+    usual = LENGTHS.get(name, (None, None))
+    read, written = read or usual[0], written or usual[1]
     spread = f" ±{traffic['random_range_ratio']:.0%}" if traffic.get("random_range_ratio") else ""
     lengths = [f"{n} tokens {way}" for n, way in ((read, "in"), (written, "out")) if n]
-    return " ".join([name, ", ".join(lengths).replace(" tokens out", " out") + spread if lengths else ""]).strip()
+    text = " ".join([name, ", ".join(lengths).replace(" tokens out", " out") + spread if lengths else ""]).strip()
+    if prefix := traffic.get("prefix_len") or (PREFIXES[0] if name == "prefix_repetition" else 0):
+        text += f" after a prefix of {prefix}"
+    return f"{text}, {traffic['num_turns']} turns" if traffic.get("num_turns", 1) > 1 else text
 
 
 def drafts_of(server: Mapping[str, Any]) -> str:

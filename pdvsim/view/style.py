@@ -42,6 +42,10 @@ NAMES = {
     "spec_decode_acceptance_rate": ("Drafted tokens accepted", "%", 1.0),
     "spec_decode_judged_acceptance_rate": ("Judged tokens accepted", "%", 1.0),
     "spec_decode_acceptance_length": ("Tokens per round", "tokens", 1.0),
+    "prefix_cache_hit_rate": ("Prompt tokens cached", "%", 1.0),
+    "mean_num_cached_tokens": ("Cached tokens per request", "tokens", 1.0),
+    "mean_ttft_hit_ms": ("Mean TTFT of hits", "ms", 1.0),
+    "mean_ttft_miss_ms": ("Mean TTFT of misses", "ms", 1.0),
 }
 LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 LANE = re.compile(rf"lanes_({'|'.join(LANES)})_(utilisation|bandwidth_share|mean_queue_depth)")

@@ -62,6 +62,19 @@ SPECULATION = (
     ("Accepted tokens:", "spec_decode_accepted_tokens", 0),
 )
 
+PREFIXES = (
+    ("Queried prompt tokens:", "prefix_cache_queries", 0),
+    ("Cached prompt tokens:", "prefix_cache_hits", 0),
+    ("Hit rate (%):", "prefix_cache_hit_rate", 2),
+    ("Mean cached tokens of a request:", "mean_num_cached_tokens", 2),
+    ("Mean TTFT of hits (ms):", "mean_ttft_hit_ms", 2),
+    ("Mean TTFT of misses (ms):", "mean_ttft_miss_ms", 2),
+    ("Evicted blocks:", "prefix_cache_evictions", 0),
+    ("Peak KV tokens:", "kv_peak_tokens", 0),
+    ("Peak shared KV tokens:", "kv_peak_shared_tokens", 0),
+    ("Conversations:", "conversations", 0),
+    ("GPU-seconds per conversation:", "gpu_s_per_conversation", 2),
+)
 PREEMPTION = (("Preemptions:", "preemptions", 0), ("Recomputed tokens:", "recomputed_tokens", 0))
 
 
@@ -132,6 +145,8 @@ def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Se
     parts.append(("Speculative Decoding", speculation))
     happened = [line for line in PREEMPTION if getattr(values.get(line[1]), "mean", values.get(line[1]))]
     parts.append(("KV Cache", _lines(values, happened)))
+    looked = "prefix_cache_queries" in values or "conversations" in values
+    parts.append(("Prefix Cache", _lines(values, PREFIXES) if looked else []))
     batches = [(f"Mean {kind} batch (rows):", f"kinds_{kind}_mean_batch", 2) for kind in KINDS if kind != "prefill"]
     parts.append(("Batches", _lines(values, [("Mean prefill (tokens):", "kinds_prefill_mean_tokens", 2), *batches])))
     steps = [(f"{step.capitalize()} (ms):", f"breakdown_ms_{step}", 2) for step in STEPS]
@@ -170,6 +185,8 @@ def comparison_table(
     for name in metrics:
         columns += [(f"{word} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for word, mark in marks.items()]
     columns.append(("tok/round", "spec_decode_acceptance_length"))
+    if any(not _missing(entry.get("prefix_cache_hit_rate")) for entry in entries):
+        columns.append(("hit %", "prefix_cache_hit_rate"))
     leads = {_seat(d, varied): cell(d["relative"], scale=100, sign="+") for d in differences}
     latency = bool(leads) and differences[0]["metric"].endswith("_ms")
     rows = []

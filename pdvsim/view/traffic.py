@@ -38,6 +38,8 @@ def traffic_text(account: Account) -> str:
     if "sessions" in summary:
         s = summary["sessions"]
         lines.append(f"{s['count']:,} sessions of {s['mean_requests']:.1f} requests on average, at most {s['max']:,}")
+    if "repeated_prompt_tokens" in summary:
+        lines.append(f"{summary['repeated_prompt_tokens']:.0%} of the prompt tokens repeat a prefix that was sent before")
     return "\n".join(lines)
 
 

@@ -13,7 +13,7 @@ from pdvsim.sim.limits import Internal, check_ranges
 
 Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
-Router = Literal["round-robin", "least-loaded", "random"]
+Router = Literal["round-robin", "least-loaded", "random", "prefix-aware"]
 HostKind = Literal["measured", "polling", "python-threads"]
 
 HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
@@ -70,7 +70,8 @@ class Hardware:
     replicas: int = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"
-    """How the router picks a replica."""
+    """How the router picks a replica. prefix-aware: the one that has most of the prompt cached, and of these the least
+    loaded; the least loaded of all while loads are uneven."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

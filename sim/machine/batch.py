@@ -232,6 +232,8 @@ class RunningBatch(list[Request]):
         if self.round < self.end or not self:
             return []
         leaving = self.ends.pop(self.round)
+        if len(leaving) > 1 and leaving[0].chain:  # whose blocks are older, and whose next turn comes first
+            leaving = [row for row in self.raw() if row in leaving]
         for row in leaving:
             self._write(row, self.paths.pop(row))
             super().remove(row)

@@ -2,8 +2,10 @@
 
 `reserved`: a request is admitted when all that it may ever need fits, and holds it to its end. `paged`, as vLLM does
 it: blocks are taken as tokens come, so more requests fit; where no block is free, a request gives up all of its own.
+With `reuse`, full blocks of requests that have a chain stay cached and are shared (`prefix`). Unused cached blocks
+count as free. A block is cached when the forward that fills it is scheduled, and an answer's when its request leaves.
 
-Not modelled: prefix sharing, and swapping to the host.
+Not modelled: swapping to the host, and second copies of blocks that two requests have computed.
 """
 
 from __future__ import annotations
@@ -11,15 +13,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
+from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
 from pdvsim.sim.records import Unwritten
-
-BLOCK = 16  # tokens, vLLM's default; a power of two
 
 
 class KvCache:
     """Tokens in use per request, out of a capacity. A request in a running launch is pinned and keeps its tokens."""
 
-    def __init__(self, capacity_tokens: int, lookahead: int, paged: bool = False) -> None:
+    def __init__(self, capacity_tokens: int, lookahead: int, paged: bool = False, reuse: Reuse | None = None) -> None:
+        assert reuse is None or paged
+        self.reuse = reuse
+        self.prefixes = PrefixBlocks()
+        self.cached_tokens = 0  # in blocks that nobody uses
+        self.peak_shared_tokens = 0  # in blocks that several requests use
+        self._unread: set[int] = set()  # cached blocks that the drafter has not read
+        self._searched: tuple[Request | None, int] = None, -1  # for whom, and when
+        self._names: list[int] = []  # hashes of what that request has to read
+        self._found = 0  # of these, those that are cached
         self.capacity_tokens = capacity_tokens
         self.lookahead = lookahead  # drafts beyond the last output token that may be written
         self.paged = paged
@@ -27,7 +37,7 @@ class KvCache:
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
         self.batches: list[Unwritten] = []
-        self._inside: dict[Request, None] = {}  # in order of admission
+        self._inside: dict[Request, list[int]] = {}  # in order of admission, with the hashes of their named blocks
 
     def __contains__(self, request: Request) -> bool:
         return request in self._inside
@@ -36,15 +46,74 @@ class KvCache:
         """The most it can ever hold."""
         return self.blocks(request.prompt_tokens + request.output_tokens + self.lookahead)
 
+    def cached(self, request: Request) -> int:
+        """Tokens at the start of what a request has to read that no forward has to compute.
+
+        As in vLLM, the last token is always computed, and with it its block.
+        """
+        if self.reuse is None or not request.chain:
+            return 0
+        self.evict()
+        if self._searched != (request, self.prefixes.version):
+            self._names = block_hashes(request.chain, 0, request.to_read // BLOCK)
+            self._found = self.prefixes.match(self._names)
+            self._searched = request, self.prefixes.version
+        if not self._found:
+            return 0
+        return BLOCK * max(0, min(self._found, (request.to_read - 1) // BLOCK) - self.reuse.lost_blocks)
+
     def admit(self, request: Request, tokens: int) -> bool:
-        """Let a request in whose first forward reads `tokens`, if it fits."""
+        """Let a request in that has its first `tokens` tokens after its first forward, if they fit."""
+        if self.reuse is not None and request.chain:
+            return self._admit_sharing(request, tokens, self.reuse)
         tokens = self.blocks(tokens) if self.paged else self.need(request)
         if not self.take(tokens):
             return False
-        self._inside[request] = None
+        self._inside[request] = []
         request.held_tokens = tokens
         request.pinned = True
         return True
+
+    def _admit_sharing(self, request: Request, tokens: int, reuse: Reuse) -> bool:
+        cached, held_tokens = self.cached(request), self.blocks(tokens)
+        names = self._names[: min(self._found, held_tokens // BLOCK)]
+        used = self.prefixes.in_use(names)
+        more = held_tokens - BLOCK * used
+        if self.used_tokens + more > self.capacity_tokens:
+            return False
+        if names:
+            self.cached_tokens -= BLOCK * self.prefixes.hold(names, used)
+        self.take(more)
+        if new := self._names[len(names) : tokens // BLOCK]:
+            self.prefixes.name(new)
+            names += new
+        self._inside[request] = names
+        if used:
+            self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
+        request.held_tokens, request.pinned, request.prefilled = held_tokens, True, cached
+        if request.num_cached_tokens < 0:
+            request.num_cached_tokens = cached
+        else:
+            request.recomputed_tokens = max(0, request.recomputed_tokens - cached)
+        if reuse.drafter and self._unread:
+            unread = (at for at, name in enumerate(names[: cached // BLOCK]) if name in self._unread)
+            request.lacks = cached - BLOCK * next(unread, cached // BLOCK)
+        return True
+
+    def name(self, request: Request, tokens: int) -> None:
+        """The first `tokens` tokens of a request are computed, or are going to be: cache their full blocks."""
+        if self.reuse is None or not request.chain:
+            return
+        self.evict()
+        names = self._inside[request]
+        more = block_hashes(request.chain, len(names), tokens // BLOCK)
+        if there := self.prefixes.match(more):  # computed by another meanwhile: its own blocks are free again
+            used = self.prefixes.in_use(more[:there])
+            self.used_tokens -= BLOCK * used
+            self.cached_tokens -= BLOCK * self.prefixes.hold(more[:there], used)
+        if more:
+            self.prefixes.name(more[there:])
+            names += more
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Allocate room for the first `tokens` tokens of a request, if available."""
@@ -78,17 +147,42 @@ class KvCache:
         return next(request for request in reversed(self._inside) if not request.pinned)
 
     def release(self, request: Request) -> None:
-        """Give back all that a request holds."""
+        """Give back all that a request holds. Its full blocks stay cached until room is needed."""
+        if self.reuse is not None:
+            self.evict()
+            if request.chain:
+                self._keep(request, self.reuse)
         del self._inside[request]
         self.used_tokens -= request.held_tokens
         request.held_tokens, request.pinned = 0, False
 
+    def _keep(self, request: Request, reuse: Reuse) -> None:
+        tokens, names = request.context or request.prefilled, self._inside[request]
+        if reuse.answers:
+            self.name(request, tokens)
+        if reuse.drafter:
+            read = max(0, tokens - request.owed) // BLOCK
+            if self._unread:
+                self._unread.difference_update(names[:read])
+            if read < len(names):
+                self._unread.update(names[read:])
+        idle = self.prefixes.release(names)
+        self.used_tokens += BLOCK * (len(names) - idle)
+        self.cached_tokens += BLOCK * idle
+
     def check_integrity(self) -> None:
-        """What is used is what requests hold, in whole blocks, and fits."""
+        """What is used is what requests hold, in whole blocks, shared ones once; it fits, with what is cached."""
         self._sync()
+        self.evict()
         held = [request.held_tokens for request in self._inside]
-        assert self.used_tokens == sum(held) <= self.peak_tokens <= self.capacity_tokens
+        named = sum(map(len, self._inside.values()))
+        again = BLOCK * (named - len(self.prefixes) + self.prefixes.idle)  # references to blocks after the first
+        assert self.used_tokens == sum(held) - again <= self.peak_tokens <= self.capacity_tokens
+        assert self.used_tokens + self.cached_tokens <= self.capacity_tokens
+        assert self.cached_tokens == BLOCK * self.prefixes.idle
         assert not any(tokens % self._block for tokens in held)
+        assert all(BLOCK * len(names) <= request.held_tokens for request, names in self._inside.items())
+        self.prefixes.check_integrity(self._inside.values())
 
     def _sync(self) -> None:
         for batch in self.batches:
@@ -112,6 +206,16 @@ class KvCache:
         if used > self.peak_tokens:
             self.peak_tokens = used
         return True
+
+    def evict(self) -> None:
+        """Forget the cached blocks that others have been given; it changes nothing to do so before the next look."""
+        over = self.used_tokens + self.cached_tokens - self.capacity_tokens
+        if over > 0:
+            blocks = -(-over // BLOCK)
+            evicted = self.prefixes.evict(blocks)
+            self.cached_tokens -= BLOCK * blocks
+            if self._unread:
+                self._unread.difference_update(evicted)
 
 
 def capacity_tokens(gpu: GpuSpec, models: list[ModelSpec], utilization: float) -> int:

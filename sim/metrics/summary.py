@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 DRAFTED = ("drafts", "drafted", "accepted", "refused")  # what the speculation metrics are counted from
 STEPS = ("queue", "prefill", "draft", "wait", "verify", "other")
 PREEMPTION = ("preemptions", "recomputed_tokens")
+CACHED = ("prefix_cache_queries", "prefix_cache_hits", "cached_requests", "missed_requests", "conversations")
 
 
 def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
@@ -136,9 +137,10 @@ class Sums:
         self.census, self.crowd = Census(), Crowd()
         self._works, self._chunks, self._seconds = Works(reaches, bandwidths), Chunks(), Seconds()
         self._spreads = {name: spread() for name in ("ttft", "tpot", "itl", "e2el")}
-        self._counts = dict.fromkeys(("count", "good", "failed", *DRAFTED, *PREEMPTION), 0)
+        self._counts = dict.fromkeys(("count", "good", "failed", *DRAFTED, *PREEMPTION, *CACHED), 0)
         self._amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
         self._steps_s = dict.fromkeys(STEPS[:-1], 0.0)
+        self._first_s = {"hit": 0.0, "miss": 0.0}  # to the first token
 
     def launches(self, launches: Columns, settled_s: float) -> None:
         """Launches in any order."""
@@ -174,10 +176,46 @@ class Sums:
         self._counts["count"] += int(counted.sum())
         for name in (*DRAFTED, *PREEMPTION):
             self._counts[name] += int(req[name].sum())
+        self._look_up(req, times_s["ttft"])
         self._steps_s["queue"] += float((req["admitted_s"] - req["arrival_s"]).sum())
         for step in STEPS[1:-1]:
             self._steps_s[step] += float(req[f"{step}_s"].sum())
         self._chunks.correct_last(req, rows_of(got, counted))
+
+    def _look_up(self, req: Columns, ttft_s: Array) -> None:
+        """Count prompt tokens that were looked for in the prefix cache, and found."""
+        cached = req["num_cached_tokens"]
+        hit, miss = cached > 0, cached == 0
+        amounts = (
+            req["prompt_tokens"][hit | miss].sum(), cached[hit].sum(), hit.sum(), miss.sum(),
+            ((req["session"] >= 0) & (req["turn"] == 0)).sum(),
+        )  # fmt: skip
+        for name, amount in zip(CACHED, amounts, strict=True):
+            self._counts[name] += int(amount)
+        self._first_s["hit"] += float(ttft_s[hit].sum())
+        self._first_s["miss"] += float(ttft_s[miss].sum())
+
+    def _prefixes(self) -> dict[str, Any]:
+        """vLLM's prefix_cache counters and what follows from them; nothing where no prefix was looked for.
+
+        A conversation costs the time of all GPUs over the number of conversations that were begun.
+        """
+        queries, hits, cached, missed, conversations = (self._counts[name] for name in CACHED)
+        metrics: dict[str, Any] = {}
+        if queries:
+            metrics = {
+                "prefix_cache_queries": queries,
+                "prefix_cache_hits": hits,
+                "prefix_cache_hit_rate": 100 * hits / queries,
+                "mean_num_cached_tokens": hits / (cached + missed),
+                "mean_ttft_hit_ms": rate(self._first_s["hit"] * 1e3, cached),
+                "mean_ttft_miss_ms": rate(self._first_s["miss"] * 1e3, missed),
+            }
+        if conversations:
+            gpus = self._experiment.hardware.replicas * self._experiment.gpus
+            metrics["conversations"] = conversations
+            metrics["gpu_s_per_conversation"] = gpus * self.window.duration_s / conversations
+        return metrics
 
     def metrics(self) -> dict[str, Any]:
         """vLLM's flat keys, then lanes, kinds of launch and where the requests' time went; when all is added."""
@@ -193,7 +231,7 @@ class Sums:
             marks, errors = spread.percentiles(ranks), spread.standard_errors(ranks, self._independent(name))
             metrics |= {f"{key}_{name}_ms": mark * 1e3 for key, mark in zip(keys, marks, strict=True)}
             metrics |= {f"{key}_{name}_ms_se": error * 1e3 for key, error in zip(keys, errors, strict=True)}
-        metrics |= self._speculation()
+        metrics |= self._speculation() | self._prefixes()
         metrics["stability"] = judged(self._experiment.traffic, self.census)
         # `other` is what lies between: hand-offs, host time, preemption
         means = {step: seconds / self._counts["count"] * 1e3 for step, seconds in self._steps_s.items()}

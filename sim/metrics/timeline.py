@@ -185,7 +185,7 @@ def _requests(result: Result) -> Iterator[list[str]]:
     pids = (launches["replica"].astype(np.int64) * GPUS_PER_REPLICA + launches["gpu"] + 1).tolist()
     lanes = (launches["lane"] + 1).tolist()
     times = [_nanoseconds(requests[f"{name}_s"]) for name in ("arrival", "admitted", "first_token", "finish")]
-    counted = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", "preemptions")
+    counted = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", "preemptions", "num_cached_tokens")
     for at, (id, replica) in enumerate(zip(requests["id"].tolist(), requests["replica"].tolist(), strict=True)):
         arrival, admitted, first, finish = (int(column[at]) for column in times)
         if finish < arrival:

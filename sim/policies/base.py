@@ -134,6 +134,7 @@ class Policy(Facts):
             if tokens <= 0 or len(chunks) == most:
                 break
             if request in self.kv and self._make_room(request, request.prefilled + tokens):
+                self.kv.name(request, request.prefilled + tokens)
                 chunks.append(Chunk(request, request.prefilled, tokens))
                 budget -= tokens
         if self.admitting and self.in_flight == inside:  # as in vLLM, nobody is let in where another gave way
@@ -156,15 +157,16 @@ class Policy(Facts):
         """What the next waiting request reads first; None if it is not let in yet."""
         if self.waiting and self.admits():
             request = self.waiting[0]
-            tokens = min(budget, request.to_read)
-            if self.kv.admit(request, tokens):
+            cached = self.kv.cached(request)
+            tokens = min(budget, request.to_read - cached)
+            if self.kv.admit(request, cached + tokens):
                 self.waiting.popleft()
                 if request.admitted_s < 0:
                     request.admitted_s = self.env.now
                 self.in_flight += 1
                 self.prefilling.append(request)
                 request.reader = self.reader
-                return Chunk(request, 0, tokens)
+                return Chunk(request, cached, tokens)
         self._untried = False
         return None
 
@@ -240,10 +242,14 @@ class Policy(Facts):
         follows = self.speculates and self.drafter_follows()
         reads = []
         for chunk in chunks:
-            if follows and not chunk.request.owed:
+            request = chunk.request
+            if request.lacks:  # it reads cached tokens that only the target has, with what follows them
+                chunk = Chunk(request, chunk.start - request.lacks, chunk.tokens + request.lacks)
+                request.lacks = 0
+            if follows and not request.owed:
                 reads.append(chunk)
             else:
-                chunk.request.owed += chunk.tokens
+                request.owed += chunk.tokens
         return tuple(reads)
 
     # room in the KV cache --------------------------------------------------------------------------------------

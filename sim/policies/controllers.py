@@ -117,6 +117,11 @@ class Controller:
         """Requests that have all their tokens."""
 
 
+def _computed(request: Request) -> int:
+    """Prompt tokens that were not cached."""
+    return request.prompt_tokens - max(0, request.num_cached_tokens)
+
+
 class ServedLengths:
     """Mean lengths of the requests served, older ones fading.
 
@@ -131,14 +136,14 @@ class ServedLengths:
         """Until a request is served, those under way stand in for it, as if they ended now."""
         if not self._requests:
             self.outputs = max([row.emitted for row in rows])
-            self.prompts = sum([row.prompt_tokens for row in rows]) / len(rows)
+            self.prompts = sum(map(_computed, rows)) / len(rows)
 
     def observe(self, rows: Sequence[Request]) -> None:
         """These have all their tokens."""
         for row in rows:
             self._requests = 0.99 * self._requests + 1
             self._outputs = 0.99 * self._outputs + row.output_tokens
-            self._prompts = 0.99 * self._prompts + row.prompt_tokens
+            self._prompts = 0.99 * self._prompts + _computed(row)
             self.outputs, self.prompts = self._outputs / self._requests, self._prompts / self._requests
 
     def in_a_round(self, rows: int, k: int, rate: float) -> tuple[float, float]:

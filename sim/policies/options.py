@@ -49,7 +49,10 @@ class Server:
     """Launch the next draft before the result of the last verify is read, so that host and GPU work concurrently."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
-    may need are allocated at admission."""
+    may need are allocated at admission, and prefixes are not cached."""
+    enable_prefix_caching: bool = True
+    """Keep the KV cache of prompts and answers, and skip the prefill of prompts that begin with the same tokens. Acts
+    on traffic with shared prefixes or conversations (docs/prefix-caching.md)."""
     quantization: Literal["fp8"] | None = None
     """fp8: 8-bit weights in the target's layers, as in a target named NAME-fp8. Name a draft model's in --pair."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

@@ -1,8 +1,8 @@
 """Prompt and output lengths, and arrival times, from published files and from the built-in model of ShareGPT.
 
 A reader returns the rows of a file or raises a ValueError of one line that names the file, the line or field, and what
-is accepted. Not modelled: the text itself, prefixes shared between requests (Mooncake's block hashes are ignored),
-later turns of a conversation, and requests that failed when the trace was recorded.
+is accepted. Not modelled: the text itself, which blocks of a Mooncake prompt hold earlier answers, and requests that
+failed when the trace was recorded.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
 from pdvsim.sim.reading import check_file, printable, quoted, said
+from pdvsim.sim.workload.conversations import HASHED_TOKENS, Growth
 
 Lengths = NDArray[np.int64]  # one row per request: prompt tokens, output tokens
 
@@ -45,7 +46,26 @@ class Trace(NamedTuple):
     acceptance: NDArray[np.float32] | None = None  # rate of each request, if in the file
     sessions: tuple[str, ...] | None = None  # the session of each
     timed: bool = True  # whether the file has arrival times
+    turns: NDArray[np.int64] | None = None  # of the sessions, if they are conversations, from 0
+    hashes: tuple[tuple[int, ...], ...] | None = None  # of each prompt's blocks of HASHED_TOKENS
     notes: tuple[str, ...] = ()  # how columns were read
+
+    @property
+    def shares(self) -> bool:
+        """Whether requests may have a prefix in common."""
+        return self.turns is not None or self.hashes is not None
+
+    def only(self, rows: NDArray[Any]) -> Trace:
+        """Some of the requests."""
+        chosen = np.arange(len(self.lengths))[rows].tolist()
+        return self._replace(
+            arrival_s=self.arrival_s[rows],
+            lengths=self.lengths[rows],
+            acceptance=None if self.acceptance is None else self.acceptance[rows],
+            sessions=None if self.sessions is None else tuple(self.sessions[at] for at in chosen),
+            turns=None if self.turns is None else self.turns[rows],
+            hashes=None if self.hashes is None else tuple(self.hashes[at] for at in chosen),
+        )
 
 
 def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
@@ -201,6 +221,8 @@ def read_mooncake(path: str) -> Trace:
     accepted = '{"timestamp": milliseconds, "input_length": tokens, "output_length": tokens} on each line'
     arrivals_s: list[float] = []
     lengths: list[tuple[int, int]] = []
+    hashes: list[tuple[int, ...]] = []
+    known: dict[tuple[int, int], int] = {}
     for line, row in json_lines(path, accepted):
         if type(row) is not dict:
             raise bad(path, f"line {line}", f"holds {quoted(row)}", accepted)
@@ -213,9 +235,22 @@ def read_mooncake(path: str) -> Trace:
         for name, count in (("input_length", prompt), ("output_length", output)):
             if type(count) is not int or not 1 <= count <= MAX_TOKENS:
                 raise bad(path, f"line {line}", f"{name} is {quoted(count)}", TOKENS_ACCEPTED)
+        if "hash_ids" in row:
+            ids = _hash_ids(path, line, row["hash_ids"])[: -(-prompt // HASHED_TOKENS)]
+            hashes.append(
+                tuple(accumulate(ids, lambda last, own: known.setdefault((last, own), len(known)), initial=-1))
+            )
         arrivals_s.append(time / 1000)
         lengths.append((prompt, output))
-    return _trace(path, arrivals_s, lengths, accepted)
+    trace = _trace(path, arrivals_s, lengths, accepted)
+    # numbered by all hashes so far, so that equal numbers have equal prefixes whatever the file holds
+    return trace._replace(hashes=tuple(own[1:] for own in hashes)) if len(hashes) == len(lengths) else trace
+
+
+def _hash_ids(path: str, line: int, ids: Any) -> list[int]:
+    if type(ids) is not list or not ids or any(type(one) is not int or not 0 <= one < 1 << 32 for one in ids):
+        raise bad(path, f"line {line}", f"hash_ids is {quoted(ids)}", "a list of whole numbers below 2^32")
+    return ids
 
 
 def _turn(path: str, index: int, turns: list[Any], speakers: tuple[str, ...], after: int) -> int:
@@ -229,8 +264,8 @@ def _turn(path: str, index: int, turns: list[Any], speakers: tuple[str, ...], af
     return -1
 
 
-def _conversations(path: str) -> list[tuple[str, str]]:
-    """First human turn and the first reply to it, of every conversation that has both."""
+def _conversations(path: str, most: int = 1) -> list[list[tuple[str, str]]]:
+    """The first human turns and the first reply to each, up to `most`, of every conversation that has both."""
     with opened(path) as file:
         try:
             entries = json.load(file)
@@ -242,16 +277,22 @@ def _conversations(path: str) -> list[tuple[str, str]]:
             raise bad(path, "", "holds a number too long or lists too deep", SHAREGPT_ACCEPTED) from None
     if type(entries) is not list:
         raise bad(path, "", f"holds {quoted(entries)}", SHAREGPT_ACCEPTED)
-    pairs = []
+    found = []
     for index, entry in enumerate(entries):
         turns = entry.get("conversations", []) if type(entry) is dict else None
         if type(turns) is not list:
             raise bad(path, f"entry {index}", "has no list of turns", SHAREGPT_ACCEPTED)
-        human = _turn(path, index, turns, ("human", "user"), -1)
-        reply = _turn(path, index, turns, ("gpt", "chatgpt", "bard", "bing"), human) if human >= 0 else -1
-        if reply >= 0:
+        pairs: list[tuple[str, str]] = []
+        reply = -1
+        while len(pairs) < most:
+            human = _turn(path, index, turns, ("human", "user"), reply)
+            reply = _turn(path, index, turns, ("gpt", "chatgpt", "bard", "bing"), human) if human >= 0 else -1
+            if reply < 0:
+                break
             pairs.append((turns[human]["value"], turns[reply]["value"]))
-    return pairs
+        if pairs:
+            found.append(pairs)
+    return found
 
 
 def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
@@ -292,7 +333,7 @@ def read_sharegpt(
     None has more than `longest` tokens. Only as many as needed are tokenized, in blocks: all of ShareGPT V3 would take
     minutes.
     """
-    pairs = _conversations(path)
+    pairs = [first for first, *_ in _conversations(path)]
     count = token_counter(tokenizer)
     order = rng.permutation(len(pairs)).tolist()
     kept: list[tuple[int, int]] = []
@@ -309,8 +350,41 @@ def read_sharegpt(
     return np.array(kept[:wanted], dtype=np.int64)
 
 
-def sample_sharegpt(count: int, rng: np.random.Generator) -> Lengths:
+def read_conversations(
+    path: str, tokenizer: str | None, wanted: int, rng: np.random.Generator, longest: int, turns: int
+) -> Trace:
+    """Conversations in random order, with `wanted` turns in all: the first `turns` of each, as far as they fit.
+
+    vLLM's filter applies to the first turn. Later prompts include all that was said before.
+    """
+    talks = _conversations(path, turns)
+    count = token_counter(tokenizer)
+    lengths: list[tuple[int, int]] = []
+    places: list[tuple[int, int]] = []
+    for number, at in enumerate(rng.permutation(len(talks)).tolist()):
+        counts = count([text for pair in talks[at] for text in pair])
+        new = np.maximum(1, np.array(counts, dtype=np.int64).reshape(-1, 2))
+        if new[0].min() < 4 or new[0, 0] > 1024 or new[0].sum() > min(longest, SHAREGPT_TOKENS):
+            continue
+        grown, talk = Growth(turns, longest).add(new)
+        first = grown[talk[:, 0] == 0]  # it starts again where it has become too long
+        lengths += map(tuple, first.tolist())
+        places += [(number, turn) for turn in range(len(first))]
+        if len(lengths) >= wanted:
+            break
+    if not lengths:
+        raise bad(path, "", "holds no conversation that passes vLLM's filter", SHAREGPT_FILTER)
+    sessions, order = zip(*places, strict=True)
+    table = np.array(lengths, dtype=np.int64)
+    return Trace(
+        np.zeros(len(table)), table, sessions=tuple(map(str, sessions)), turns=np.array(order), timed=False
+    )  # fmt: skip
+
+
+def sample_sharegpt(count: int, rng: np.random.Generator, most: int = SHAREGPT_TOKENS) -> Lengths:
     """Lengths sampled from the built-in model of ShareGPT V3: its quantiles, joined by a Gaussian copula.
+
+    Requests of more than `most` tokens are cut.
 
     The model has quantiles at evenly spaced normal scores. So no normal distribution function is needed, and the tails
     have the finest resolution.
@@ -322,6 +396,8 @@ def sample_sharegpt(count: int, rng: np.random.Generator) -> Lengths:
     prompt = np.rint(np.interp(normal[:, 0], scores, model["prompt"]))
     correlated = rho * normal[:, 0] + math.sqrt(1 - rho * rho) * normal[:, 1]
     output = np.rint(np.interp(correlated, scores, model["output"]))
+    if most < SHAREGPT_TOKENS:
+        prompt = np.minimum(prompt, most // 2)
     # vLLM drops longer requests; only about one in 10,000 is, so cutting them changes nothing.
-    output = np.minimum(output, 2048 - prompt)
+    output = np.minimum(output, most - prompt)
     return np.column_stack((prompt, output)).astype(np.int64)

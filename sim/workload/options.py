@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
     from pdvsim.sim.workload.datasets import Trace
 
-Dataset = Literal["random", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
+Dataset = Literal["random", "prefix_repetition", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 
 RECORDED = ("cnn", "gsm8k", "instructcoder", "sharegpt")  # data sets whose acceptance was recorded, ...
 ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter in ("eagle3", "ngram"))  # ... with both
 TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
+LENGTHS: dict[str, tuple[int, int]] = {"random": (1024, 128), "prefix_repetition": (256, 128)}  # without a data set
+PREFIXES = (256, 10)  # tokens and number of prefix_repetition's, as in vLLM
 OPEN = -1  # number of requests not given
 
 
@@ -53,6 +55,16 @@ class Traffic:
     """Output tokens; default: 128 for random, else the data set's own."""
     random_range_ratio: float = 0.0
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]."""
+    prefix_len: int | None = None
+    """Tokens of a prefix that requests share, such as a system prompt, before the --input-len tokens of their own.
+    Default: 256 for prefix_repetition (which has 256 of its own and 128 output tokens), else 0."""
+    num_prefixes: int | None = None
+    """Number of such prefixes; each request has one at random. Default: 10 for prefix_repetition, else 1."""
+    num_turns: int = 1
+    """Turns of a conversation; of a ShareGPT file at most as many as it has. Each sends the earlier turns and answers
+    again, once the last is answered. Rates are of requests; --max-concurrency is in conversations."""
+    think_time_s: float = 0.0
+    """Mean time from an answer to the next turn of the conversation (exponential)."""
     seed: int = 0
     """Seed of arrivals, lengths and acceptance. Every architecture gets the same requests from one seed."""
 
@@ -66,18 +78,35 @@ class Traffic:
     @property
     def fixed_lengths(self) -> tuple[int, ...]:
         """Given prompt and output tokens, not from a data set."""
-        lengths = (self.input_len, self.output_len)
-        if self.dataset_name == "random":
-            lengths = (self.input_len or 1024, self.output_len or 128)
+        usual = LENGTHS.get(self.dataset_name, (None, None))
+        lengths = (self.input_len or usual[0], self.output_len or usual[1])
         return tuple(length for length in lengths if length is not None)
+
+    @property
+    def prefixes(self) -> tuple[int, int]:
+        """Tokens of a prefix that requests share, and the number of such prefixes."""
+        usual = PREFIXES if self.dataset_name == "prefix_repetition" else (0, 1)
+        return usual[0] if self.prefix_len is None else self.prefix_len, self.num_prefixes or usual[1]
+
+    @property
+    def shares(self) -> bool:
+        """Whether requests may have a prefix in common."""
+        return bool(self.prefixes[0]) or self.converses or (self.dataset_name in TRACES and self.trace().shares)
+
+    @property
+    def converses(self) -> bool:
+        """Whether requests are turns of conversations."""
+        return self.num_turns > 1 or (self.dataset_name in TRACES and self.trace().turns is not None)
 
     def __post_init__(self) -> None:
         if self.dataset_name == "sharegpt" and self.dataset_path is not None:
             object.__setattr__(self, "dataset_name", self._kind(self.dataset_path))
         if self.dataset_name in TRACES and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
-        if self.dataset_name == "random" and self.dataset_path is not None:
-            raise ValueError("dataset random takes no --dataset-path")
+        if self.dataset_name in LENGTHS and self.dataset_path is not None:
+            raise ValueError(f"dataset {self.dataset_name} takes no --dataset-path")
+        if self.num_turns > 1 and self.use_trace_timestamps:
+            raise ValueError("--num-turns makes conversations, which have no arrival times to replay")
         if self.use_trace_timestamps and self.dataset_name not in TRACES:
             raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
         if self.num_prompts == OPEN:
@@ -105,7 +134,9 @@ class Traffic:
         """Which requests are short enough."""
         from pdvsim.sim.workload.own import fitting
 
-        return fitting(self.trace(), self.longest_request, self.input_len, self.output_len)
+        longest = self.longest_request
+        room = None if longest is None else longest - self.prefixes[0]
+        return fitting(self.trace(), room, self.input_len, self.output_len)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 A file may also hold responses of OpenAI's API, one per line, or be a result of `vllm bench serve --save-detailed`.
 
-Columns are found by common names, and the choice is reported. Sessions are only counted: no prefix is cached between
-requests of a session.
+Columns are found by common names, and the choice is reported. The requests of a session are a conversation if the file
+also numbers its turns, with prompts that include what was said before; otherwise sessions are only counted.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.bench import MARK, bench_rows
 from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
 
-ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "prompt"]
+ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "turn", "prompt"]
 Value = Any  # a cell: text in CSV, text or a number in JSON
 
 CUSTOM_OUTPUT = 256  # output tokens if the file has none: vLLM's --custom-output-len
@@ -51,6 +51,7 @@ NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores;
     ),
     "acceptance": ("acceptance", "acceptance_rate", "accept_rate", "draft_acceptance_rate", "alpha"),
     "session": ("session", "session_id", "conversation_id", "conversation", "chat_id", "thread_id", "user_id", "user"),
+    "turn": ("turn", "turn_id", "turn_index", "turn_number"),
     "prompt": ("prompt", "question", "text"),
 }  # fmt: skip
 PUBLISHED = {  # columns that identify a published trace
@@ -158,6 +159,7 @@ class _Table:
         self.lengths: list[tuple[int, int]] = []
         self.acceptance: list[float] = []
         self.sessions: list[str] = []
+        self.turns: list[int] = []
         self.prompts: list[str] = []
         self.lines: list[int] = []
         self.empty = 0
@@ -184,16 +186,18 @@ class _Table:
             self.acceptance.append(rate)
         if "session" in columns:
             self.sessions.append(str(row.get(columns["session"])))
+        if "turn" in columns and "session" in columns:
+            self.turns.append(self._tokens(line, row, "turn", "a whole number from 0"))
         if "arrival_s" in columns:
             self.times.append(row.get(columns["arrival_s"]))
         self.lengths.append((prompt, output))
         self.lines.append(line)
 
-    def _tokens(self, line: int, row: dict[str, Value], role: ColumnRole) -> int:
+    def _tokens(self, line: int, row: dict[str, Value], role: ColumnRole, accepted: str = TOKENS_ACCEPTED) -> int:
         value = row.get(self.columns[role])
         number = 0 if value is None and "usage" in row else _number(value)  # a response without usage failed
         if not (0 <= number <= MAX_TOKENS and number == int(number)):
-            raise bad(self.path, f"line {line}", f"{self.columns[role]} is {quoted(value)}", TOKENS_ACCEPTED)
+            raise bad(self.path, f"line {line}", f"{self.columns[role]} is {quoted(value)}", accepted)
         return int(number)
 
     def trace(self, tokenizer: str | None) -> Trace:
@@ -209,6 +213,7 @@ class _Table:
             lengths,
             acceptance=np.array(self.acceptance, dtype=np.float32) if self.acceptance else None,
             sessions=tuple(self.sessions) or None,
+            turns=np.array(self.turns, dtype=np.int64) if self.turns else None,
             timed=bool(self.times),
             notes=self._notes(unit, tokenizer),
         )

@@ -3,8 +3,12 @@
 Arrivals, lengths, acceptance and acceptance rates have separate random generators from the seed. Another request rate
 does not change lengths and acceptance, and more requests do not change the first ones.
 
+The turns of a conversation follow each other in the iterator; a later turn has no arrival time of its own, or that of
+a replayed trace, and is sent when the one before is answered. Conversations start at the request rate over their mean
+number of turns.
+
 Not modelled here: users who wait for an answer before the next request (`max_concurrency` limits admission instead),
-ramps of the rate, and correlation between arrivals and lengths, except by replaying a trace.
+except in conversations; ramps of the rate; and correlation between arrivals and lengths, except by replaying a trace.
 """
 
 from __future__ import annotations
@@ -12,18 +16,44 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import Request
-from pdvsim.sim.limits import MAX_OUTPUT_TOKENS
+from pdvsim.sim.core import ENDLESS, Chain, Request
+from pdvsim.sim.limits import MAX_OUTPUT_TOKENS, MAX_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams
+from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, recorded, session_chain
 from pdvsim.sim.workload.datasets import Lengths, Trace
-from pdvsim.sim.workload.options import TRACES, Acceptance, Traffic
+from pdvsim.sim.workload.options import LENGTHS, TRACES, Acceptance, Traffic
 
 CHUNK = 4096  # requests sampled together
+
+
+class Replay(NamedTuple):
+    """Requests of a trace by time: seconds from the first, rows, and how often the trace had been sent before."""
+
+    arrival_s: NDArray[np.float64]
+    rows: NDArray[np.int64]
+    laps: NDArray[np.int64]
+
+
+class DrawnRequests(NamedTuple):
+    """Some requests: lengths, and as far as there are any, rows of the file, conversations and their turns."""
+
+    lengths: Lengths
+    rows: NDArray[np.int64] | None
+    sessions: NDArray[np.int64] | None
+    turns: NDArray[np.int64] | None
+
+    @property
+    def starts(self) -> NDArray[np.int64]:
+        """Places of the requests that wait for no answer."""
+        return np.arange(len(self.lengths)) if self.turns is None else np.flatnonzero(self.turns == 0)
 
 
 def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
@@ -39,28 +69,84 @@ class Workload:
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK) -> None:
         self.traffic, self.chunk = traffic, chunk
-        seeds = np.random.SeedSequence(traffic.seed).spawn(5)
-        self._arrivals, self._lengths, coins, rates, self._spreads = (np.random.default_rng(s) for s in seeds)
+        seeds = np.random.SeedSequence(traffic.seed).spawn(7)
+        rngs = [np.random.default_rng(s) for s in seeds]
+        self._arrivals, self._lengths, coins, rates, self._spreads, self._prefixes, self._thinking = rngs
         self._streams = Streams(acceptance, coins, rates)
-        trace = _trace(traffic)
+        trace = _trace(traffic, self._lengths)
         given = acceptance != Acceptance()  # an option overrides the column
         self._rates = None if trace is None or given else trace.acceptance
-        replays = traffic.use_trace_timestamps
-        self._replayed = _replayed(traffic, trace, self._lengths) if trace is not None and replays else None
-        self._table, self._order = (None, None) if self._replayed is not None else _table(traffic, trace, self._lengths)
+        self._hashes = None if trace is None else trace.hashes
+        self._span = 1 + max(map(max, self._hashes)) if self._hashes else 0
+        self._talk = None
+        if trace is not None and trace.turns is not None and trace.sessions is not None:
+            self._talk = recorded(trace.sessions, trace.turns, trace.lengths)
+        _check_shared(traffic, trace)
+        self._table = None if trace is None else trace.lengths
+        self._replay = self._order = self._sessions = None
+        if trace is not None and traffic.use_trace_timestamps:
+            self._replay = _replayed(traffic, trace, self._lengths)
+            if self._talk is not None:
+                self._sessions = self._talk.conversation[self._replay.rows] + len(self._talk.rows) * self._replay.laps
+        elif self._talk is not None:
+            order = self._lengths.permutation(len(self._talk.rows)).tolist()
+            self._order, self._sessions = self._talk.ordered(order, traffic.num_prompts, self._lengths)
+        else:
+            self._table, self._order = _table(traffic, trace, self._lengths)
+        self.shares = traffic.prefixes[0] > 0 or traffic.num_turns > 1 or (trace is not None and trace.shares)
 
     def __len__(self) -> int:
-        return self.traffic.num_prompts if self._replayed is None else len(self._replayed[0])
+        return self.traffic.num_prompts if self._replay is None else len(self._replay.rows)
 
     def __iter__(self) -> Iterator[Request]:
+        if self.shares:
+            yield from self._sharing()
+            return
         streams, id = deepcopy(self._streams), 0
-        for arrival_s, (tokens, own) in zip(self.arrivals(), self._drawn(), strict=True):
-            _check_tokens(int(tokens[:, 1].sum()))
-            runs = streams.draw(tokens[:, 1], own)
+        for arrival_s, drawn in zip(self.arrivals(), self._drawn(), strict=True):
+            tokens, runs = drawn.lengths, self._runs(streams, drawn)
             rows = zip(arrival_s.tolist(), tokens[:, 0].tolist(), tokens[:, 1].tolist(), runs, strict=True)
             for row in rows:
                 yield Request(id, *row)
                 id += 1
+
+    def _sharing(self) -> Iterator[Request]:
+        """Requests that may have prefixes in common: each knows its texts, and the turn of its conversation."""
+        streams, prefixes, thinking = deepcopy(self._streams), deepcopy(self._prefixes), deepcopy(self._thinking)
+        arrivals = chain.from_iterable(part.tolist() for part in self.arrivals())
+        (prefix_len, several), think_s, prefix, id = self.traffic.prefixes, self.traffic.think_time_s, 0, 0
+        replays = self._replay is not None
+        for drawn in self._drawn():
+            count, runs = len(drawn.lengths), self._runs(streams, drawn)
+            sessions = [-1] * count if drawn.sessions is None else drawn.sessions.tolist()
+            turns = [0] * count if drawn.turns is None else drawn.turns.tolist()
+            file_rows = [-1] * count if drawn.rows is None else drawn.rows.tolist()
+            for (prompt, output), own, session, turn, row in zip(
+                drawn.lengths.tolist(), runs, sessions, turns, file_rows, strict=True
+            ):
+                later = turn > 0 and not replays
+                if several > 1 and not later:
+                    prefix = int(prefixes.integers(several))
+                request = Request(id, 0.0 if later else next(arrivals), prompt, output, own, session=session, turn=turn)
+                request.chain = after_prefix(self._chain(request, row), prefix, prefix_len)
+                if later and think_s:
+                    request.think_s = float(thinking.exponential(think_s))
+                yield request
+                id += 1
+
+    def _chain(self, request: Request, row: int) -> Chain:
+        """The texts of a request, without the prefix."""
+        if self._hashes is not None:
+            lap = request.id // len(self._hashes) if self._replay is None else int(self._replay.laps[request.id])
+            return hashed_chain(self._hashes[row], lap * self._span, request.prompt_tokens, request.id)
+        if request.session < 0:
+            return ((ENDLESS, own_text(request.id)),)
+        return session_chain(((ENDLESS, 0),) if self._talk is None else self._talk.origins[row], request.session)
+
+    def _runs(self, streams: Streams, drawn: DrawnRequests) -> list[bytes]:
+        outputs = drawn.lengths[:, 1]
+        _check_tokens(int(outputs.sum()))
+        return streams.draw(outputs, None if self._rates is None else self._rates[drawn.rows])
 
     def all(self) -> list[Request]:
         """All requests."""
@@ -80,36 +166,62 @@ class Workload:
             if int(total[at]) > most:
                 most, found = int(total[at]), (first + at, int(tokens[at, 0]), int(tokens[at, 1]))
             first += len(tokens)
-        return Request(found[0], 0.0, found[1], found[2], b"")
+        return Request(found[0], 0.0, found[1], found[2], b"", ((ENDLESS, 0),) if self.shares else ())
 
     def arrivals(self) -> Iterator[NDArray[np.float64]]:
-        """Arrival times, chunk by chunk."""
-        if self._replayed is not None:
-            yield from (self._replayed[0][part] for part in self._parts())
+        """Arrival times, chunk by chunk; of conversations that are not replayed, those of their first turns."""
+        if self._replay is not None:
+            yield from (self._replay.arrival_s[part] for part in self._parts())
             return
-        rng, reached = deepcopy(self._arrivals), 0.0
-        for part in self._parts():
-            arrival_s, reached = _arrivals(self.traffic, part.stop - part.start, rng, reached)
+        rng, reached, rate = deepcopy(self._arrivals), 0.0, self.traffic.request_rate / self._mean_turns
+        for count in self._starts():
+            arrival_s, reached = _arrivals(rate, self.traffic.burstiness, count, rng, reached)
             yield arrival_s
+
+    def _starts(self) -> Iterator[int]:
+        """Requests of each chunk that do not wait for an answer."""
+        if self._talk is None and self.traffic.num_turns == 1:
+            return (part.stop - part.start for part in self._parts())
+        return (len(drawn.starts) for drawn in self._drawn())
+
+    @cached_property
+    def _mean_turns(self) -> float:
+        """Turns of a conversation, without the last one, which may be cut short."""
+        if self._talk is None and self.traffic.num_turns == 1:
+            return 1.0
+        parts = zip(self._parts(), self._drawn(), strict=True)
+        starts = np.concatenate([part.start + drawn.starts for part, drawn in parts])
+        return float(starts[-1]) / (len(starts) - 1) if len(starts) > 1 else 1.0
 
     def lengths(self) -> Iterator[Lengths]:
         """Prompt and output tokens, chunk by chunk."""
-        for tokens, _ in self._drawn():
-            yield tokens
+        for drawn in self._drawn():
+            yield drawn.lengths
 
-    def _drawn(self) -> Iterator[tuple[Lengths, NDArray[np.float32] | None]]:
-        """Lengths and, if the file has them, acceptance rates, chunk by chunk."""
-        rng, spreads = deepcopy(self._lengths), deepcopy(self._spreads)
+    def _drawn(self) -> Iterator[DrawnRequests]:
+        """Lengths, rows of the file and conversations, chunk by chunk."""
+        rng, spreads, traffic = deepcopy(self._lengths), deepcopy(self._spreads), self.traffic
+        prefix_len, longest = traffic.prefixes[0], traffic.longest_request or math.inf
+        grows = self._talk is None and traffic.num_turns > 1
+        growth = Growth(traffic.num_turns, longest - prefix_len) if grows else None
         for part in self._parts():
-            picked = None
-            if self._replayed is not None:
-                tokens, picked = self._replayed[1][part].copy(), self._replayed[2][part]
-            elif self._table is not None and self._order is not None:
-                picked = _picked(self._order, part, rng)
-                tokens = self._table[picked]
-            else:
-                tokens = _made_up(self.traffic, part.stop - part.start, rng)
-            yield _overridden(self.traffic, tokens, spreads), None if self._rates is None else self._rates[picked]
+            rows = sessions = turns = None
+            if self._replay is not None:
+                rows = self._replay.rows[part]
+            elif self._talk is not None and self._order is not None:
+                rows = self._order[part]
+            elif self._order is not None:
+                rows = _picked(self._order, part, rng)
+            count = part.stop - part.start
+            tokens = _made_up(traffic, count, rng) if rows is None or self._table is None else self._table[rows]
+            tokens = _overridden(traffic, tokens, spreads)
+            if growth is not None:
+                tokens, talk = growth.add(tokens)
+                sessions, turns = talk.T
+            elif self._talk is not None and self._sessions is not None:
+                sessions, turns = self._sessions[part], self._talk.turn[rows]
+            tokens[:, 0] += prefix_len
+            yield DrawnRequests(tokens, rows, sessions, turns)
 
     def _parts(self) -> Iterator[slice]:
         for first in range(0, len(self), self.chunk):
@@ -117,7 +229,7 @@ class Workload:
 
 
 def _arrivals(
-    traffic: Traffic, count: int, rng: np.random.Generator, reached: float
+    rate: float, burstiness: float, count: int, rng: np.random.Generator, reached: float
 ) -> tuple[NDArray[np.float64], float]:
     """The next arrival times, and the sum of gaps, which was `reached` before.
 
@@ -125,17 +237,22 @@ def _arrivals(
     rate inf. As there, the first request arrives one gap after the start. vLLM then scales all times so that the last
     is num_prompts/rate. That is omitted, as early arrivals would depend on the number of requests.
     """
-    if math.isinf(traffic.request_rate):
-        return np.zeros(count), 0.0
-    gaps = rng.standard_gamma(traffic.burstiness, size=count)
+    if math.isinf(rate) or not count:
+        return np.zeros(count), reached
+    gaps = rng.standard_gamma(burstiness, size=count)
     gaps[0] += reached
     sums = np.cumsum(gaps)
-    arrival_s: NDArray[np.float64] = sums / (traffic.request_rate * traffic.burstiness)
+    arrival_s: NDArray[np.float64] = sums / (rate * burstiness)
     return arrival_s, float(sums[-1])
 
 
-def _trace(traffic: Traffic) -> Trace | None:
-    """The requests of the file that are short enough, for data sets of requests."""
+def _trace(traffic: Traffic, rng: np.random.Generator) -> Trace | None:
+    """The requests of the file that are short enough, for data sets of requests and ShareGPT's conversations."""
+    if traffic.dataset_name == "sharegpt" and traffic.dataset_path is not None and traffic.num_turns > 1:
+        room = (traffic.longest_request or MAX_TOKENS) - traffic.prefixes[0]
+        return datasets.read_conversations(
+            traffic.dataset_path, traffic.tokenizer, traffic.num_prompts, rng, room, traffic.num_turns
+        )
     if traffic.dataset_name not in TRACES:
         return None
     trace, fits = traffic.trace(), traffic.fitting()
@@ -146,21 +263,32 @@ def _trace(traffic: Traffic) -> Trace | None:
             f"{traffic.dataset_path}: all {len(fits)} requests have more than {traffic.longest_request} tokens: "
             "choose models with a longer context or raise --max-model-len"
         )
-    rates = None if trace.acceptance is None else trace.acceptance[fits]
-    return trace._replace(arrival_s=trace.arrival_s[fits], lengths=trace.lengths[fits], acceptance=rates)
+    return trace.only(fits)
 
 
 def trace_rate(traffic: Traffic) -> float | None:
     """Mean request rate of the traffic's file; None without at least two arrival times."""
-    trace = _trace(traffic)
+    trace = _trace(traffic, np.random.default_rng(0))
     if trace is None or not trace.timed or not (span_s := float(np.ptp(trace.arrival_s))):
         return None
     return (len(trace.arrival_s) - 1) / span_s
 
 
-def _replayed(
-    traffic: Traffic, trace: Trace, rng: np.random.Generator
-) -> tuple[NDArray[np.float64], Lengths, NDArray[np.int64]]:
+def _check_shared(traffic: Traffic, trace: Trace | None) -> None:
+    """Reject prefixes, turns and lengths that would replace those of a file."""
+    if trace is None or not trace.shares:
+        return
+    flags = {
+        "--num-turns": traffic.num_turns > 1 and traffic.dataset_name in TRACES,
+        "--num-prefixes": traffic.prefixes[1] > 1,
+        "--prefix-len": traffic.prefixes[0] > 0 and trace.hashes is not None,
+        "--input-len and --output-len": bool(traffic.fixed_lengths) and trace.turns is not None,
+    }
+    if wrong := [flag for flag, given in flags.items() if given]:
+        raise ValueError(f"{traffic.dataset_path} has shared prefixes of its own: leave out {wrong[0]}")
+
+
+def _replayed(traffic: Traffic, trace: Trace, rng: np.random.Generator) -> Replay:
     """The trace's requests by time, the first at 0, and their rows.
 
     Without a request rate they are the first `num_prompts` requests that are short enough. With a rate they start at a
@@ -175,7 +303,7 @@ def _replayed(
             raise ValueError(f"num-prompts is {count}, but {traffic.dataset_path} holds {rows} requests")
         order = order[:count]
         arrival_s = trace.arrival_s[order]
-        return arrival_s - arrival_s[0], trace.lengths[order], order
+        return Replay(arrival_s - arrival_s[0], order, np.zeros(len(order), dtype=np.int64))
     laps, at = np.divmod(rng.integers(rows) + np.arange(count + 1), rows)
     span_s = float(np.ptp(trace.arrival_s))
     times_s = trace.arrival_s[order[at]] + laps * (span_s * rows / max(1, rows - 1) or 1.0)
@@ -185,8 +313,7 @@ def _replayed(
             f"{traffic.dataset_path}: {count + 1} consecutive requests arrive at the same time and have no rate: "
             "raise --num-prompts, or leave out --use-trace-timestamps"
         )
-    order = order[at[:-1]]
-    return times_s[:-1] * (count / traffic.request_rate / times_s[-1]), trace.lengths[order], order
+    return Replay(times_s[:-1] * (count / traffic.request_rate / times_s[-1]), order[at[:-1]], laps[:-1])
 
 
 def _table(
@@ -210,7 +337,10 @@ def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> 
 
 def _made_up(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
     """The lengths of some requests, from a model."""
-    return _uniform(traffic, count, rng) if traffic.dataset_name == "random" else datasets.sample_sharegpt(count, rng)
+    if traffic.dataset_name in LENGTHS:
+        return _uniform(traffic, count, rng)
+    room = (traffic.longest_request or MAX_TOKENS) - traffic.prefixes[0]
+    return datasets.sample_sharegpt(count, rng, max(2, min(room, datasets.SHAREGPT_TOKENS)))
 
 
 def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
@@ -225,7 +355,7 @@ def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
 
 def _overridden(traffic: Traffic, tokens: Lengths, rng: np.random.Generator) -> Lengths:
     """Lengths with --input-len and --output-len instead of the data set's."""
-    if traffic.dataset_name != "random" and traffic.fixed_lengths:
+    if traffic.dataset_name not in LENGTHS and traffic.fixed_lengths:
         given = [at for at, length in enumerate((traffic.input_len, traffic.output_len)) if length is not None]
         tokens[:, given] = _uniform(traffic, len(tokens), rng)
     return tokens

@@ -41,6 +41,8 @@ R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--nu
         "--arch colocated --verify-gather never",
         "--router random",
         "--burstiness 2",
+        "--num-prefixes 2",
+        "--think-time-s 2",
         "--tokenizer x",
         "--min-speculative-tokens 2",
         "--max-speculative-tokens 6",
@@ -81,7 +83,7 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "ahead_fan": 2,
         "priority": "none", "contention": "serial", "gpu_memory_utilization": 0.5,
         "link": "pcie4", "draft_tensor_parallel_size": 1,
-        "router": "random",
+        "router": "random", "num_prefixes": 3, "think_time_s": 1.0,
     }  # fmt: skip
     group, _, name = need.option.partition(".")
     return replace(experiment, **{group: replace(getattr(experiment, group), **{name: values[name]})})

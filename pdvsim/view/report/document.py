@@ -44,6 +44,7 @@ MARKS = {"mean": "mean", "median": "p50", "p95": "p95", "p99": "p99"}
 RANKS = {"p95": 95.0, "p99": 99.0}
 RATES = ("output_throughput", "request_throughput", "total_token_throughput", "request_goodput")
 ACCEPTANCE = ("spec_decode_acceptance_rate", "spec_decode_judged_acceptance_rate")
+CACHE = ("prefix_cache_hit_rate", "mean_num_cached_tokens", "mean_ttft_hit_ms", "mean_ttft_miss_ms")
 LAUNCHES_PER_BIN = 3
 MANY = 100  # with more entries time series are coarser, to limit the page's size
 
@@ -124,7 +125,7 @@ def _with_percentiles(points: pd.DataFrame, latencies: Latencies) -> pd.DataFram
 def _metrics(points: pd.DataFrame) -> list[str]:
     """The metrics that the page compares."""
     times = [f"{mark}_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el") for mark in MARKS]
-    return [m for m in (*RATES, *ACCEPTANCE, *times) if m in points and points[m].notna().any()]
+    return [m for m in (*RATES, *ACCEPTANCE, *CACHE, *times) if m in points and points[m].notna().any()]
 
 
 def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:

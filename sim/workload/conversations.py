@@ -1,0 +1,132 @@
+"""Conversations and shared prefixes: what each request has in common with others, without any tokens.
+
+A prompt is a chain of texts (`core.Chain`). Requests with the same prefix have its text in common. The turns of a
+conversation have all in common that was said before: each sends the earlier prompts and answers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.core import ENDLESS, Chain
+
+TURNS = 1 << 16  # more than a conversation has
+HASHED_TOKENS = 512  # that one of Mooncake's hashes stands for
+
+Origins = tuple[tuple[int, int], ...]  # texts of a turn, as (end, turn that they were first sent in)
+
+
+def own_text(number: int) -> int:
+    """The number of a text that belongs to one request or turn."""
+    return 2 * number + 1
+
+
+def common_text(number: int) -> int:
+    """The number of a text that any request may have."""
+    return 2 * number
+
+
+class Growth:
+    """Lengths of conversations, turn after turn: every prompt begins with all that was said before.
+
+    A conversation ends after `turns` turns, or before a turn that would exceed `longest` tokens.
+    """
+
+    def __init__(self, turns: int, longest: float) -> None:
+        self.turns, self.longest = turns, longest
+        self.session, self.turn, self.said = -1, turns, 0
+
+    def add(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Of the next turns, given the tokens that are new in each: prompts and outputs; conversation and turn."""
+        rows = []
+        for prompt, output in tokens.tolist():
+            if self.turn == self.turns or self.said + prompt + output > self.longest:
+                self.session, self.turn, self.said = self.session + 1, 0, 0
+            rows.append((self.said + prompt, output, self.session, self.turn))
+            self.said += prompt + output
+            self.turn += 1
+        table = np.array(rows, dtype=np.int64)
+        return table[:, :2], table[:, 2:]
+
+
+def origins_of(lengths: Sequence[tuple[int, int]]) -> list[Origins]:
+    """The texts of each turn of a recorded conversation, from its prompts and outputs.
+
+    A prompt that has room for the last prompt and answer repeats both. One that is shorter, but not shorter than the
+    last prompt, repeats that without the answer; one that is shorter still is taken as a new start.
+    """
+    found: list[Origins] = []
+    texts: Origins = ((ENDLESS, 0),)
+    said, answered = 0, 0  # tokens of the last prompt, and with its answer
+    for turn, (prompt, output) in enumerate(lengths):
+        if turn and prompt < answered:
+            shared = said if prompt >= said else 0
+            whole = tuple(text for text in texts if text[0] <= shared)
+            cut = tuple((shared, first) for end, first in texts[len(whole) : len(whole) + 1] if shared)
+            texts = (*whole, *cut, (ENDLESS, turn))
+        found.append(texts)
+        said, answered = prompt, prompt + output
+    return found
+
+
+class Recorded(NamedTuple):
+    """The conversations of a file: the rows of each in the order of its turns, and the same by row."""
+
+    rows: list[list[int]]
+    conversation: NDArray[np.int64]
+    turn: NDArray[np.int64]
+    origins: list[Origins]
+
+    def ordered(self, order: Sequence[int], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+        """Rows and conversation numbers of `count` requests: conversations in `order`, and then any, as new ones."""
+        found: list[tuple[int, int]] = []
+        session = 0
+        while len(found) < count:
+            at = order[session] if session < len(order) else int(rng.integers(len(self.rows)))
+            found += [(row, session) for row in self.rows[at]]
+            session += 1
+        return np.array(found[:count], dtype=np.int64).T
+
+
+def recorded(sessions: Sequence[str], turns: NDArray[np.int64], lengths: NDArray[np.int64]) -> Recorded:
+    """The conversations of a file, from the session and turn of each row."""
+    numbers = {session: number for number, session in enumerate(dict.fromkeys(sessions))}
+    conversation = np.array([numbers[session] for session in sessions], dtype=np.int64)
+    rows: list[list[int]] = [[] for _ in numbers]
+    for row in np.lexsort((turns, conversation)).tolist():
+        rows[conversation[row]].append(row)
+    turn = np.zeros(len(conversation), dtype=np.int64)
+    origins: list[Origins] = [()] * len(conversation)
+    for mine in rows:
+        turn[mine] = np.arange(len(mine))
+        for row, texts in zip(mine, origins_of([tuple(lengths[row].tolist()) for row in mine]), strict=True):
+            origins[row] = texts
+    return Recorded(rows, conversation, turn, origins)
+
+
+def session_chain(origins: Origins, session: int) -> Chain:
+    """The chain of a turn."""
+    return tuple((end, own_text(session * TURNS + turn)) for end, turn in origins)
+
+
+def hashed_chain(hashes: Sequence[int], past: int, prompt_tokens: int, number: int) -> Chain:
+    """The chain of a request with Mooncake's hashes; the answer is its own.
+
+    A trace that is sent again is taken to have other texts: `past` is added to its hashes.
+    """
+    ends = range(HASHED_TOKENS, HASHED_TOKENS * (len(hashes) + 1), HASHED_TOKENS)
+    named = zip(ends, hashes, strict=True)
+    texts = [(min(end, prompt_tokens), common_text(name + past)) for end, name in named]
+    return (*texts, (ENDLESS, own_text(number)))
+
+
+def after_prefix(chain: Chain, prefix: int, tokens: int) -> Chain:
+    """The chain with a prefix of so many tokens before it."""
+    if not tokens:
+        return chain
+    moved = tuple((end if end == ENDLESS else end + tokens, text) for end, text in chain)
+    return ((tokens, common_text(prefix)), *moved)

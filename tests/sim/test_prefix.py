@@ -1,0 +1,295 @@
+"""Blocks by the hash of their prefix: an LRU worked by hand, theory of caches, conservation, and nothing that leaks."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from itertools import permutations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+
+from pdvsim.sim.core import ENDLESS, Chain, Request
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
+
+
+def ask(tokens: int, *texts: tuple[int, int] | int, output: int = 1, id: int = 0) -> Request:
+    """A request whose prompt is these texts, as (end, number); of the last one the number alone."""
+    chain = tuple((ENDLESS, text) if isinstance(text, int) else text for text in texts)
+    return Request(id, 0.0, tokens, output, bytes(output), chain)
+
+
+def served(kv: KvCache, request: Request, answer: int = 0) -> int:
+    """Read a prompt, decode so many tokens, leave; returns the tokens that were cached."""
+    cached = kv.cached(request)
+    assert kv.admit(request, request.prompt_tokens)
+    assert request.prefilled == cached
+    request.context = request.prompt_tokens + answer
+    assert kv.grow(request, request.context)
+    kv.check_integrity()
+    kv.release(request)
+    kv.check_integrity()
+    return cached
+
+
+def test_a_block_belongs_to_the_text_of_its_last_token() -> None:
+    chain: Chain = ((40, 1), (64, 2), (ENDLESS, 3))
+    first, second, *rest = block_hashes(chain, 0, 5)
+    assert [first, second] == block_hashes(((ENDLESS, 1),), 0, 2)
+    assert rest[:2] == block_hashes(((ENDLESS, 2),), 2, 4)  # tokens 32 to 39 are the first text's, the block is not
+    assert rest[2:] == block_hashes(((ENDLESS, 3),), 4, 5) == block_hashes(chain, 4, 5)
+    assert len({first, second, *rest}) == 5
+
+
+def test_the_least_recently_used_block_goes_first_and_of_a_prompt_the_last() -> None:
+    """Six blocks. A has three full ones, B two, C one; each prompt has one token more, in a block of its own."""
+    kv = KvCache(6 * BLOCK, 0, True, Reuse())
+    a, b, c, d = ask(49, 1), ask(33, 2), ask(17, 3), ask(49, 4)
+    assert served(kv, a) == 0
+    assert (kv.used_tokens, kv.cached_tokens, kv.prefixes.evictions) == (0, 3 * BLOCK, 0)
+    assert served(kv, b) == 0  # three blocks for it: all six are taken, none is evicted
+    assert (kv.cached_tokens, kv.prefixes.evictions) == (5 * BLOCK, 0)
+    assert served(kv, c) == 0  # two blocks, one is free: the last of A's goes
+    assert (kv.cached_tokens, kv.prefixes.evictions) == (5 * BLOCK, 1)
+    assert kv.cached(a) == 2 * BLOCK
+    assert served(kv, b) == 2 * BLOCK  # used again, and so behind C
+    assert served(kv, d) == 0  # four blocks, one is free: two of A, and C
+    assert kv.prefixes.evictions == 4
+    assert [kv.cached(request) for request in (a, b, c, d)] == [0, 2 * BLOCK, 0, 3 * BLOCK]
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 33, 47, 48, 49])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_prompt_that_is_sent_again_is_computed_from_its_last_block_on(tokens: int, lost: int) -> None:
+    """vLLM's rule, and one block less for a head: (L - 1) // 16 - 1 (vLLM issue 54360)."""
+    kv = KvCache(1000, 0, True, Reuse(lost_blocks=lost))
+    served(kv, ask(tokens, 1))
+    assert served(kv, ask(tokens, 1)) == max(0, (tokens - 1) // 16 - lost) * 16
+
+
+def test_a_shared_block_is_counted_once() -> None:
+    kv = KvCache(160, 0, True, Reuse())
+    first, second = ask(60, (40, 1), 10), ask(60, (40, 1), 11)
+    assert kv.admit(first, 60)
+    assert kv.used_tokens == 64
+    assert kv.cached(second) == 32
+    assert kv.admit(second, 60)
+    assert (kv.used_tokens, kv.prefixes.shared, kv.peak_shared_tokens) == (96, 2, 32)
+    assert not kv.admit(ask(70, 12), 70)  # five blocks, of which four are free
+    kv.release(first)
+    assert (kv.used_tokens, kv.cached_tokens, kv.prefixes.shared) == (64, 16, 0)
+    kv.check_integrity()
+    kv.release(second)
+    assert (kv.used_tokens, kv.cached_tokens) == (0, 64)
+
+
+def test_what_two_requests_compute_at_the_same_time_is_kept_once() -> None:
+    kv = KvCache(1000, 0, True, Reuse())
+    first, second = ask(100, 1), ask(100, 1)
+    assert kv.admit(first, 32)  # a chunk each: the second finds what the first is computing
+    assert kv.cached(second) == 32
+    assert kv.admit(second, 64)
+    assert kv.grow(first, 64)
+    assert kv.used_tokens == 96
+    kv.name(first, 64)
+    assert kv.used_tokens == 64
+    kv.check_integrity()
+
+
+def test_an_answer_is_cached_unless_it_is_on_another_gpu() -> None:
+    for answers, found in ((True, 96), (False, 48)):
+        kv = KvCache(1000, 0, True, Reuse(answers=answers))
+        served(kv, ask(50, 1), answer=50)
+        assert kv.cached(ask(150, 1)) == found
+
+
+def test_the_drafter_lacks_what_only_the_target_has_read() -> None:
+    kv = KvCache(1000, 0, True, Reuse(drafter=True))
+    first = ask(100, 1)
+    assert kv.admit(first, 100)
+    first.context, first.owed = 100, 40  # the drafter has read 60 tokens, three blocks
+    kv.release(first)
+    second = ask(150, 1)
+    assert kv.admit(second, 150)
+    assert (second.prefilled, second.lacks) == (96, 48)
+    second.context, second.owed, second.lacks = 150, 0, 0
+    kv.release(second)
+    third = ask(150, 1)
+    assert kv.admit(third, 150)
+    assert (third.prefilled, third.lacks) == (144, 0)
+
+
+def test_requests_without_a_chain_are_never_cached() -> None:
+    kv = KvCache(1000, 0, True, Reuse())
+    assert served(kv, Request(0, 0.0, 100, 1, b"")) == served(kv, Request(1, 0.0, 100, 1, b"")) == 0
+    assert (kv.cached_tokens, len(kv.prefixes)) == (0, 0)
+
+
+def test_real_pages_are_found_by_hash_and_come_back_when_evicted() -> None:
+    """As a page table uses it: new pages for what is missing, known ones for the rest, evicted ones used again."""
+    blocks, free = PrefixBlocks(), list(range(10, 16))
+    tables: dict[int, list[int]] = {}
+
+    def admit(number: int, hashes: list[int]) -> None:
+        there = blocks.match(hashes)
+        blocks.hold(hashes[:there], blocks.in_use(hashes[:there]))
+        lacking = len(hashes) - there
+        free.extend(blocks.reclaim(blocks.evict(max(0, lacking - len(free)))))
+        new = [free.pop(0) for _ in range(lacking)]
+        blocks.name(hashes[there:], new)
+        tables[number] = hashes
+        assert blocks.pages(hashes)[there:] == new
+
+    admit(0, [1, 2, 3])
+    assert blocks.pages([1, 2, 3]) == [10, 11, 12]
+    admit(1, [1, 2, 7])
+    assert blocks.pages([1, 2, 7]) == [10, 11, 13]
+    blocks.check_integrity(tables.values())
+    assert blocks.release(tables.pop(0)) == 1  # of the first only block 3 is not used by the second
+    assert blocks.release(tables.pop(1)) == 3
+    admit(2, [1, 2, 8, 9, 5])  # two free pages, and the one of block 3, which was idle the longest
+    assert blocks.pages([8, 9, 5]) == [14, 15, 12]
+    assert blocks.match([1, 2, 3]) == 2
+    assert (blocks.idle, blocks.evictions) == (1, 1)
+    blocks.check_integrity(tables.values())
+
+
+# theory ---------------------------------------------------------------------------------------------------------------
+
+
+def hit_rate(kv: KvCache, texts: NDArray[np.int64], warmup: int) -> float:
+    """Of requests for one block each, one after the other."""
+    hits = [served_quickly(kv, text) for text in texts.tolist()]
+    return float(np.mean(hits[warmup:]))
+
+
+def served_quickly(kv: KvCache, text: int) -> bool:
+    request = ask(BLOCK + 1, text)
+    hit = kv.cached(request) > 0
+    kv.admit(request, BLOCK + 1)
+    request.context = BLOCK + 1
+    kv.release(request)
+    return hit
+
+
+def lru_hit_rate(chances: list[float], room: int) -> float:
+    """Exact, for independent references: by the chance of every order of the last distinct ones (King, 1971)."""
+    rate = 0.0
+    for order in permutations(range(len(chances)), room):
+        chance, left = 1.0, 1.0
+        for at in order:
+            chance *= chances[at] / left
+            left -= chances[at]
+        rate += chance * sum(chances[at] for at in order)
+    return rate
+
+
+@pytest.mark.parametrize("room", [1, 2, 3])
+def test_independent_references_hit_as_often_as_theory_says(room: int) -> None:
+    chances = [0.4, 0.3, 0.15, 0.1, 0.05]
+    texts = np.random.default_rng(room).choice(len(chances), size=30_000, p=chances)
+    kv = KvCache((room + 1) * BLOCK, 0, True, Reuse())  # and one for what does not fill a block
+    expected = lru_hit_rate(chances, room)
+    assert hit_rate(kv, texts, 100) == pytest.approx(expected, abs=4 * (expected * (1 - expected) / 30_000) ** 0.5)
+
+
+def test_many_texts_hit_as_often_as_che_says() -> None:
+    """Che's approximation: a text stays for the time in which as many distinct ones come as there is room for."""
+    chances = 1 / np.arange(1, 1001) ** 0.8
+    chances /= chances.sum()
+    room = 200
+    stay = brentq(lambda t: float((1 - np.exp(-chances * t)).sum()) - room, 1, 1e6)
+    expected = float((chances * (1 - np.exp(-chances * stay))).sum())
+    texts = np.random.default_rng(5).choice(1000, size=60_000, p=chances)
+    kv = KvCache((room + 1) * BLOCK, 0, True, Reuse())
+    assert hit_rate(kv, texts, 5_000) == pytest.approx(expected, abs=0.01)
+
+
+# laws -----------------------------------------------------------------------------------------------------------------
+
+
+class PlainLru:
+    """Blocks of requests that come one at a time, kept in one list in order of use."""
+
+    def __init__(self, room: int) -> None:
+        self.room = room
+        self.order: OrderedDict[tuple[int, ...], None] = OrderedDict()
+
+    def serve(self, tokens: list[int]) -> int:
+        names = [tuple(tokens[: BLOCK * (at + 1)]) for at in range(len(tokens) // BLOCK)]
+        there = next((at for at, name in enumerate(names) if name not in self.order), len(names))
+        for name in names[:there]:
+            del self.order[name]
+        while len(self.order) + -(-len(tokens) // BLOCK) > self.room:
+            self.order.popitem(last=False)
+        self.order.update(dict.fromkeys(reversed(names)))
+        return BLOCK * min(there, (len(tokens) - 1) // BLOCK)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0, 3), st.integers(1, 60)), max_size=60),
+    st.integers(8, 20),
+)
+def test_one_request_at_a_time_equals_a_plain_list_of_tokens(asked: list[tuple[int, int, int, int]], room: int) -> None:
+    """Prompts of a text and another behind it, with real tokens on the other side: the hits are the same."""
+    kv, plain = KvCache(room * BLOCK, 0, True, Reuse()), PlainLru(room)
+    for first, length, second, more in asked:
+        pair = 100 + 10 * first + second + 1000 * length  # a text implies the one before it
+        tokens = [first] * length + [pair] * more
+        assert served(kv, ask(length + more, (length, first), pair)) == plain.serve(tokens)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_blocks_are_conserved_under_random_traffic(data: st.DataObject) -> None:
+    """Used, cached and free add up after every step, shared blocks are counted once, and at the end all are free."""
+    kv = KvCache(data.draw(st.integers(10, 40)) * BLOCK, 4, True, Reuse(drafter=True))
+    inside: list[Request] = []
+    for number in range(data.draw(st.integers(1, 60))):
+        step = data.draw(st.sampled_from(["admit", "read", "decode", "leave"]))
+        if step == "admit":
+            prefix, text = data.draw(st.integers(0, 80)), data.draw(st.integers(1, 4))
+            tokens, own = prefix + data.draw(st.integers(1, 60)), data.draw(st.sampled_from([10 + text, 100 + number]))
+            request = ask(tokens, (prefix, text), own + 1000 * prefix, output=50, id=number)
+            start = kv.cached(request)
+            if kv.admit(request, start + data.draw(st.integers(1, tokens - start))):
+                inside.append(request)
+        elif inside:
+            request = inside[data.draw(st.integers(0, len(inside) - 1))]
+            if step == "read" and not request.context:
+                request.prefilled = min(request.prompt_tokens, request.held_tokens)
+                if kv.grow(request, request.prompt_tokens):
+                    kv.name(request, request.prompt_tokens)
+                    request.prefilled = request.context = request.prompt_tokens
+            elif step == "decode" and request.context and kv.grow(request, request.context + 5):
+                request.context += 5
+                request.owed = data.draw(st.integers(0, 20))
+            elif step == "leave":
+                kv.release(request)
+                inside.remove(request)
+        kv.check_integrity()
+    for request in inside:
+        kv.release(request)
+    kv.check_integrity()
+    assert kv.used_tokens == 0
+
+
+def test_nothing_leaks_over_many_requests() -> None:
+    """50,000 requests of 100,000 texts through 64 blocks: what is known stays within the cache."""
+    kv = KvCache(64 * BLOCK, 0, True, Reuse(drafter=True))
+    rng = np.random.default_rng(1)
+    for number, (prefix, tokens) in enumerate(rng.integers(1, 200, (50_000, 2)).tolist()):
+        request = ask(prefix + tokens, (prefix, prefix % 7), 1000 + number)
+        request.owed = number % 40
+        assert kv.admit(request, prefix + tokens)
+        request.context = prefix + tokens
+        kv.release(request)
+    kv.check_integrity()
+    assert len(kv.prefixes) <= 64
+    assert len(kv._unread) <= 64
+    assert kv.used_tokens == 0
