@@ -39,7 +39,8 @@ def traffic_text(account: Account) -> str:
         s = summary["sessions"]
         lines.append(f"{s['count']:,} sessions of {s['mean_requests']:.1f} requests on average, at most {s['max']:,}")
     if "repeated_prompt_tokens" in summary:
-        lines.append(f"{summary['repeated_prompt_tokens']:.0%} of the prompt tokens repeat a prefix that was sent before")
+        share = summary["repeated_prompt_tokens"]
+        lines.append(f"{share:.0%} of the prompt tokens repeat a prefix that was sent before")
     return "\n".join(lines)
 
 

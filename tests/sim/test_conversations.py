@@ -22,6 +22,8 @@ from pdvsim.sim.workload.own import read_requests
 from pdvsim.sim.workload.requests import Workload, make_requests
 from pdvsim.study.traffic import repeated_share
 
+SHORT = "tinyllama-1.1b:llama-2-7b"  # contexts of 2,048 tokens
+
 TALK = Traffic("random", num_prompts=9, input_len=20, output_len=12, num_turns=3, max_concurrency=1)
 
 
@@ -79,14 +81,14 @@ def test_the_rate_is_of_requests(turns: int) -> None:
 def test_a_conversation_ends_before_it_is_too_long() -> None:
     """TinyLlama's context has 2,048 tokens: five turns of 300 and 100 fit, and then another begins."""
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=100, num_turns=50)
-    requests = simulate(Experiment("pd", traffic)).requests
+    requests = simulate(Experiment("pd", traffic, server=Server(SHORT))).requests
     longest = requests["prompt_tokens"] + requests["output_tokens"]
     assert longest.max() == 2000
     assert np.bincount(requests["session"]).tolist() == [5, 5, 2]
 
 
 def test_requests_of_the_model_of_sharegpt_leave_room_for_a_prefix() -> None:
-    traffic = Experiment("pd", Traffic(num_prompts=3000, prefix_len=1200, num_turns=2)).traffic
+    traffic = Experiment("pd", Traffic(num_prompts=3000, prefix_len=1200, num_turns=2), server=Server(SHORT)).traffic
     lengths = np.concatenate(list(Workload(traffic, Acceptance()).lengths()))
     assert 1900 < lengths.sum(axis=1).max() <= 2048
     assert lengths.min() >= 1

@@ -26,6 +26,7 @@ from pdvsim.testing import check_alike
 
 REPEATED = Traffic("prefix_repetition", num_prompts=60, prefix_len=100, num_prefixes=3, output_len=20, request_rate=30)
 TALK = Traffic("random", num_prompts=60, input_len=50, output_len=20, num_turns=4, max_concurrency=6)
+PAIR = "tinyllama-1.1b:llama-2-7b"
 OFF = Server(enable_prefix_caching=False)
 
 
@@ -150,7 +151,7 @@ def test_a_prefix_aware_router_keeps_a_prefix_on_one_server() -> None:
     rates = {}
     for router in ("round-robin", "least-loaded", "prefix-aware"):
         hardware = Hardware(replicas=4, router=router, kv_capacity_tokens=20_000)  # type: ignore[arg-type]
-        metrics = summarise(simulate(Experiment("colocated", traffic, hardware=hardware)))
+        metrics = summarise(simulate(Experiment("colocated", traffic, server=Server(PAIR), hardware=hardware)))
         rates[router] = metrics["prefix_cache_hit_rate"]
     assert rates["prefix-aware"] == pytest.approx(100 * (240 - 24) / 240 * 512 / 768)  # a miss for each prefix
     assert max(rates["round-robin"], rates["least-loaded"]) < 0.8 * rates["prefix-aware"]
