@@ -117,7 +117,9 @@ def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any,
         ensure_running()  # it unblocks SIGINT at its end, so before the block below
     pool = Parallel(n_jobs=jobs, return_as=return_as, batch_size=1)
     with ctrl_c_deferred():
-        results: Generator[Any, None, None] = pool(delayed(_in_child)(os.getpid(), *call) for call in calls)
+        results: Generator[Any, None, None] = pool(
+            delayed(_in_folder)(os.getcwd(), os.getpid(), *call) for call in calls
+        )
     return results
 
 
@@ -136,6 +138,12 @@ def _forget_calls_given_up() -> None:
                 self.work_ids_queue = SimpleQueue[int]()  # empty: no more calls are added
 
     process_executor._ExecutorManagerThread = Manager
+
+
+def _in_folder(folder: str, *call: Any) -> Any:
+    """A call where its caller stands: a worker may have been started elsewhere, and files are named from here."""
+    os.chdir(folder)
+    return _in_child(*call)
 
 
 def _in_child(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
