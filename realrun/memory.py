@@ -361,13 +361,15 @@ def available_bytes(device: torch.device, utilization: float) -> float:
 
 def weight_bytes(spec: ModelSpec, item: int) -> float:
     """Resident weights; the engine keeps a tied head as a copy."""
-    return float(spec.params + (spec.head_params if spec.tied_embeddings else 0)) * item
+    layers = spec.layer_params * (spec.layer_bytes or item)
+    return layers + float(spec.params - spec.layer_params + (spec.head_params if spec.tied_embeddings else 0)) * item
 
 
 def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
     """Room for the largest forward: its widest activations twice over, and its logits."""
     judged = needs.rows * max(max(needs.draft_lengths) + 1, needs.branches)
-    widest = 2 * arch.spec.intermediate + arch.qkv_width + 2 * arch.spec.hidden
+    taken = arch.spec.experts.per_token if arch.spec.experts else 1
+    widest = taken * (2 * arch.mlp_width + arch.spec.hidden) + arch.qkv_width + arch.spec.hidden
     return 2.0 * item * ((needs.prompt_tokens[1] + judged) * widest + (judged + 4) * arch.spec.vocab)
 
 
@@ -380,7 +382,9 @@ def pages_that_fit(
     """
     specs = [arch.spec for arch in models.values()]
     weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in there)
-    page = sum(spec.kv_bytes_per_token // spec.dtype_bytes for spec in specs) * item * float(PAGE)
+    page = PAGE * sum(
+        spec.kv_bytes_per_token * (1.0 if spec.kv_dtype_bytes else item / spec.dtype_bytes) for spec in specs
+    )
     work = sum(forward_bytes(models[role], needs, item) for _, role in places(needs.arch) if role in models)
     if needs.rereads and "draft" in models:
         kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]

@@ -33,8 +33,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import Latency, Lookup
-from pdvsim.sim.hardware.models import HEADS, drafter, is_config
-from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.models import HEADS, drafter, is_config, quantised, unquantised
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile, covering
 from pdvsim.sim.machine.books import Books, TracedBooks
@@ -78,22 +77,29 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
     """The models a run needs, by role; a pair shares the smaller one's vocabulary, a head reads its target's states."""
     paths: dict[Role, str | None] = {"draft": machine.draft_path, "target": machine.target_path}
     roles: list[Role] = ["draft", "target"] if experiment.speculates else ["target"]
-    named = None if machine.tiny or machine.target_path else named_pair(experiment.server.pair)
+    server = experiment.server
+    named = None if machine.tiny or machine.target_path else server.models()
     found: dict[Role, ModelArchitecture] = {}
-    kind = experiment.server.drafted_by
+    kind = server.drafted_by
     for role in roles:
         path = paths[role]
         if path is not None:
             found[role] = from_config(Path(path))
+            if role == "target" and server.quantization:
+                found[role] = replace(found[role], spec=quantised(found[role].spec))
         elif role == "target" or kind == "model":
-            found[role] = TINY[role] if named is None else _named(getattr(named, role).name)
+            found[role] = TINY[role] if named is None else _named(getattr(named, role))
+        if role in found and server.kv_cache_dtype == "fp8":
+            found[role] = replace(found[role], spec=replace(found[role].spec, kv_dtype_bytes=1))
     if experiment.speculates and isinstance(spec := drafter(kind, found["target"].spec), HeadSpec):
         found["draft"] = headed(found["target"], spec)
     return found
 
 
-def _named(name: str) -> ModelArchitecture:
-    return from_config(Path(name), name) if is_config(name) else preset(name)
+def _named(spec: ModelSpec) -> ModelArchitecture:
+    """The architecture of a preset or of a config.json, in the precision and with the experts of `spec`."""
+    whole = unquantised(spec.name)
+    return replace(from_config(Path(whole), whole) if is_config(whole) else preset(spec.name), spec=spec)
 
 
 def dtype_of(machine: Machine) -> torch.dtype:
@@ -119,7 +125,7 @@ def make_models(
         if role in models:
             continue
         if path is not None:
-            models[role] = Transformer.load(path, capacity, device, dtype)
+            models[role] = Transformer.load(path, capacity, device, dtype, arch)
         elif isinstance(arch.spec, HeadSpec):
             models[role] = Head.on(models["target"], arch.spec, seed + 1)
         else:

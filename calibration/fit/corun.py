@@ -128,9 +128,10 @@ def _member(
         cache = steps * context * spec.kv_bytes_per_token
     else:
         cache = chunks * known * spec.kv_bytes_per_token
-        moved = (spec.layer_params + spec.head_params) * spec.dtype_bytes + cache + prompt * spec.kv_bytes_per_token
+        weights = spec.common_bytes + spec.routes * spec.expert_bytes + spec.head_params * spec.dtype_bytes
+        moved = weights + cache + prompt * spec.kv_bytes_per_token
         seen = prompt * (known + (prompt / chunks + 1) / 2)
-        flops = 2.0 * spec.layer_params * prompt + spec.attention_flops_per_pair * seen
+        flops = 2.0 * spec.active_params * prompt + spec.attention_flops_per_pair * seen
     peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
     prompts = [(known, prompt // chunks)] * chunks if chunks else []
     member = Member(

@@ -43,8 +43,12 @@ class HeatedLaunch:
 
 
 def runs_of(frame: pd.DataFrame, models: dict[str, Latency]) -> list[list[HeatedLaunch]]:
-    """The heat section's groups, each in the order of its launches."""
-    heat = frame[(frame["section"] == "heat") & frame["sm_mhz"].notna()]
+    """The heat section's groups, each in the order of its launches.
+
+    Mixtures and 8-bit weights, whose bytes and flops take less energy, are left out.
+    """
+    usual = [name for name, of in models.items() if of.spec.experts is None and of.spec.layer_bytes is None]
+    heat = frame[(frame["section"] == "heat") & frame["sm_mhz"].notna() & frame["model"].isin(usual)]
     runs = []
     for (model, _), group in heat.groupby(["model", "group"], sort=True, observed=True):
         launches = [

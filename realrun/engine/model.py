@@ -77,9 +77,12 @@ class Transformer:
         return model
 
     @classmethod
-    def load(cls, folder: Path | str, capacity: int, device: torch.device, dtype: torch.dtype) -> Transformer:
-        """The model of a local Hugging Face checkpoint folder."""
-        arch = from_config(folder)
+    def load(
+        cls, folder: Path | str, capacity: int, device: torch.device, dtype: torch.dtype,
+        arch: ModelArchitecture | None = None,
+    ) -> Transformer:  # fmt: skip
+        """The model of a local Hugging Face checkpoint folder, as its configuration or `arch` says."""
+        arch = arch or from_config(folder)
         return cls(arch, load_weights(arch, folder, device, dtype), capacity)
 
     def new_cache(self, pages: int) -> KVCache:
