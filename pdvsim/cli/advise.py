@@ -219,5 +219,7 @@ def main(argv: list[str]) -> int:
     with Progress(question.budget, "simulations", args.json, after_s=0, bound="at most") as progress:
         bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
         advice = advise(question, bench)
-    pictures = {FLIPS if advice.flips_drawn else CONFIDENCE: advice_figure(advice)} if advice.recommended else {}
+    pictures = {}
+    if advice.recommended and (files or page):
+        pictures[FLIPS if advice.flips_drawn else CONFIDENCE] = advice_figure(advice)
     return deliver(advice, args, pictures, files, page)

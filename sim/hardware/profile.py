@@ -199,6 +199,7 @@ def roofline(spec: GpuSpec) -> Profile:
     )
 
 
+@lru_cache(maxsize=16)
 def transferred(spec: GpuSpec) -> Profile:
     """What the H200's kernels would do under this card's ceilings; its host and its sharing are the H200's as well."""
     transfer, h200 = shipped(), builtin("h200")
