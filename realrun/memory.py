@@ -350,11 +350,13 @@ class Needs:
         return [b for b in buckets_for(self.chunk_buckets, self._most_tokens) if b >= self.prompt_tokens[0]]
 
     def _prompts(self, role: Role) -> Iterator[LaunchShape]:
+        if role == "draft":  # which may also read cached tokens that only the target has
+            yield from (ForwardShape(0, 0, chunk) for chunk in self.chunk_buckets if chunk >= self.prompt_tokens[0])
+            return
         for chunk in self._chunks():
-            if role == "draft" or self._unfinished(chunk):
+            if self._unfinished(chunk):
                 yield ForwardShape(0, 0, chunk, False)
-            if role == "target":
-                yield ForwardShape(0, 0, chunk, True)
+            yield ForwardShape(0, 0, chunk, True)
 
     def _unfinished(self, chunk: int) -> bool:
         """Whether a forward of so many prompt tokens may end no prompt: only one that is cut fills all its room."""
