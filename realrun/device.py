@@ -38,7 +38,7 @@ from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
 from pdvsim.realrun.host import open_lanes
-from pdvsim.realrun.memory import LaneRole, Needs, Slots, packed, places
+from pdvsim.realrun.memory import LaneRole, Needs, PagedKv, packed, places
 from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
@@ -181,6 +181,10 @@ class Lookups:
             if first is not None:
                 self._held[chunk.request.id].extend([first])
 
+    def continue_with(self, request: Request, turn: Request, tokens: int) -> None:
+        """A conversation's next turn begins with the tokens of the last."""
+        self._held[turn.id].begin_like(self._held[request.id], tokens)
+
     def forget(self, request: Request) -> None:
         """A request has all its tokens."""
         del self._held[request.id]
@@ -195,7 +199,7 @@ class CudaGPU(Device):
         env: WallClock,
         host: SimulatedHost,
         lanes: dict[LaneRole, GraphLane],
-        slots: Slots,
+        kv: PagedKv,
         prompts: dict[int, Tensor],
         books: Books,
         pins: Pins,
@@ -205,7 +209,7 @@ class CudaGPU(Device):
     ) -> None:
         self.lookups, self.verify_lengths = lookups, verify_lengths
         self.env, self.host = env, host
-        self.lanes, self.slots, self.prompts = lanes, slots, prompts
+        self.lanes, self.kv, self.slots, self.prompts = lanes, kv, kv.slots, prompts
         self.books, self.pins, self.telemetry = books, pins, telemetry
         self._under_way: dict[str, deque[Flight]] = {lane: deque() for lane, _ in lanes}
         self._queues = list(self._under_way.values())
@@ -257,6 +261,15 @@ class CudaGPU(Device):
             self._unwatched[work.lane].append(flight)
         return done
 
+    def continue_with(self, request: Request, turn: Request, tokens: int) -> None:
+        """A conversation's next turn begins with the tokens of the last, its answer included."""
+        [slot] = self.slots.of([request])
+        lane = next(iter(self.lanes.values()))  # the one that puts prompts in their slots
+        with lane.on_stream():
+            self.prompts[turn.id][:tokens].copy_(lane.engine.sequences.tokens[slot, :tokens])
+        if self.lookups is not None:
+            self.lookups.continue_with(request, turn, tokens)
+
     # launching ---------------------------------------------------------------------------------------------------
 
     def _submit(self, work: Work) -> list[Ticket]:
@@ -269,9 +282,14 @@ class CudaGPU(Device):
         tokens = [row.context + more for row in work.rows]
         if work.kind == "ahead" or work.early:  # the verdict may come before it, with all that is being verified
             tokens = [row.context + row.k + 1 + more for row in work.rows]
-        lane.new_pages += self.slots.grown(
-            [*slots, *(chunk.slot for chunk in chunks)], [*tokens, *(chunk.start + chunk.tokens for chunk in chunks)]
-        )
+        lane.new_pages += self.kv.grown(slots, tokens)
+        for chunk, stretch in zip(chunks, work.chunks, strict=False):  # in order: one may share what another reads here
+            place, cached = self.kv.shared(stretch.request)
+            if cached:
+                with lane.on_stream():
+                    lane.engine.sequences.turn(place, cached)
+            lane.new_pages += self.kv.grown([chunk.slot], [chunk.start + chunk.tokens])
+            self.kv.number(stretch.request)
         if work.role == "draft":
             return self._draft(work, lane, slots, chunks)
         if slots:
@@ -295,7 +313,7 @@ class CudaGPU(Device):
         return [self.lanes[name, "draft"].prefill(self._unread.pop(name))]
 
     def _draft(self, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
-        tickets = [lane.prefill(chunks)] if chunks else []
+        tickets = self._read_prompts(lane, chunks)
         if work.kind == "ahead":
             return [lane.draft(slots, work.steps)]
         if work.early:
@@ -312,6 +330,13 @@ class CudaGPU(Device):
             tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
             tickets.append(lane.draft(slots, work.steps, width=1 + owed))
         return tickets
+
+    def _read_prompts(self, lane: GraphLane, chunks: list[PromptChunk]) -> list[Ticket]:
+        """Prompts that the drafter reads: in one forward, unless cached tokens that it lacks make them too many."""
+        most = lane.engine.chunk_buckets[-1]
+        if sum(chunk.tokens for chunk in chunks) > most:
+            return [lane.prefill(group) for group in packed(chunks, most)]
+        return [lane.prefill(chunks)] if chunks else []
 
     def _chunk(self, chunk: Chunk, lane: GraphLane, role: Role) -> PromptChunk:
         request = chunk.request

@@ -55,8 +55,6 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     simulated = ("contention", "band", "padding", "machine")
     if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
         raise ValueError("--contention, --band, --padding and --machine are options of a simulated GPU")
-    if server.enable_prefix_caching and experiment.paged and experiment.traffic.shares:
-        raise ValueError("realrun does not share prefixes yet: give --no-enable-prefix-caching")
     if experiment.host != Host():
         raise ValueError("host costs are real here: --host, --launch-s and the like are for pdvsim run")
     if server.priority == "preemptive":

@@ -2,7 +2,8 @@
 
 A request holds a slot from its first forward to its end, and pages as its tokens come; preempted, it gives back its
 pages and keeps the slot, where its tokens are. A run that fits at the start fits to its end: the policy's KV cache
-counts the same pages and never gives out more than there are.
+counts the same pages and never gives out more than there are. It also decides which prefixes are cached; here the pages
+of cached blocks are mapped into the page tables of all requests that have them in common.
 """
 
 from __future__ import annotations
@@ -21,10 +22,12 @@ from pdvsim.realrun.engine.cache import HEADROOM, PAGE, RING, SCRATCH_PAGES, Seq
 from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import PromptChunk, Ticket
 from pdvsim.realrun.engine.head import states_width
+from pdvsim.sim.assembly import reuse_of
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import ModelSpec, Request, Role
 from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.ahead import FANS, Lookahead
 
@@ -56,6 +59,8 @@ class Slots:
         self._held: dict[int, int] = {}
         self._free_pages = deque(range(SCRATCH_PAGES, sequences.pool))
         self._pages: list[list[int]] = [[] for _ in range(self.count)]
+        self.named = [0] * self.count  # of a slot's pages, the first ones that are named blocks
+        self._cached: set[int] = set()  # pages of named blocks
         self.early: Ticket | None = None  # a draft that may still write to what is given up from now on
         self._given_up: deque[tuple[Ticket, list[int], list[int]]] = deque()  # slots and pages, until it is over
 
@@ -86,12 +91,32 @@ class Slots:
                 pages.append(page)
         return new
 
+    def share(self, slot: int, pages: list[int]) -> int:
+        """Give a slot the pages of its next named blocks, and take back its own; returns their place in the table."""
+        first = self.named[slot]
+        self.named[slot] = last = first + len(pages)
+        self._give_up([], self._pages[slot][first:last])
+        self._pages[slot][first:last] = pages
+        return slot * self._width + first
+
+    def name(self, slot: int, blocks: int) -> list[int]:
+        """The first blocks of a slot have names; returns the pages of those that had none."""
+        pages = self._pages[slot][self.named[slot] : blocks]
+        self.named[slot] = blocks
+        self._cached.update(pages)
+        return pages
+
+    def forget(self, pages: list[int]) -> None:
+        """Take back the pages of blocks that are cached no longer."""
+        self._cached.difference_update(pages)
+        self._give_up([], pages)
+
     def release_pages(self, request: Request) -> None:
-        """Take back a request's pages; it keeps its slot."""
+        """Take back a request's pages but for named blocks; it keeps its slot."""
         slot = self._held.get(request.id)
         if slot is not None:
-            self._give_up([], self._pages[slot])
-            self._pages[slot] = []
+            self._give_up([], self._pages[slot][self.named[slot] :])
+            self._pages[slot], self.named[slot] = [], 0
 
     def release(self, request: Request) -> None:
         """Take back a request's slot, which must have no pages left."""
@@ -116,25 +141,62 @@ class Slots:
             self._free_pages.extend(pages)
 
     def check_integrity(self) -> None:
-        """Every slot and every page is free or held once."""
+        """Every slot is free or held once, and every page is free, cached, or held once."""
         resting = [(slots, pages) for _, slots, pages in self._given_up]
         slots = [*self._free, *self._held.values(), *(slot for given, _ in resting for slot in given)]
         assert sorted(slots) == list(range(self.count))
-        held = [*self._pages, *(given for _, given in resting)]
-        pages = sorted([*self._free_pages, *(page for some in held for page in some)])
+        own = (pages[named:] for pages, named in zip(self._pages, self.named, strict=True))
+        held = [*own, *(given for _, given in resting)]
+        pages = sorted([*self._free_pages, *self._cached, *(page for some in held for page in some)])
         assert pages == list(range(SCRATCH_PAGES, SCRATCH_PAGES + len(pages)))
+        shared = (pages[:named] for pages, named in zip(self._pages, self.named, strict=True))
+        assert self._cached.issuperset(page for some in shared for page in some)
 
 
 class PagedKv(KvCache):
-    """The policy's KV cache over real pages: what a request gives up is free again."""
+    """The policy's KV cache over real pages: what a request gives up is free again, or stays cached."""
 
-    def __init__(self, capacity_tokens: int, lookahead: int, paged: bool, slots: Slots) -> None:
-        super().__init__(capacity_tokens, lookahead, paged)
-        self._slots = slots
+    def __init__(
+        self, capacity_tokens: int, lookahead: int, paged: bool, slots: Slots, reuse: Reuse | None = None
+    ) -> None:
+        super().__init__(capacity_tokens, lookahead, paged, reuse)
+        self.slots = slots
+
+    def grown(self, slots: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, int]]:
+        """`Slots.grown`, with the pages of cached blocks that others have been given."""
+        self.evict()
+        return self.slots.grown(slots, tokens)
+
+    def shared(self, request: Request) -> tuple[int, list[int]]:
+        """Give a request's slot the cached blocks that it names: their place in the page table, and their pages."""
+        return self._share(request, self._inside[request])
+
+    def number(self, request: Request) -> None:
+        """The other blocks that a request names are at pages of its own."""
+        self._number(request, self._inside[request])
 
     def release(self, request: Request) -> None:
+        names = self._inside[request]
         super().release(request)
-        self._slots.release_pages(request)
+        if names:  # with those of the answer by now
+            self._share(request, names)
+            self._number(request, names)
+        self.slots.release_pages(request)
+
+    def forget(self, blocks: int) -> list[int]:
+        evicted = super().forget(blocks)
+        self.slots.forget(self.prefixes.reclaim(evicted))
+        return evicted
+
+    def _share(self, request: Request, names: list[int]) -> tuple[int, list[int]]:
+        [slot] = self.slots.of([request])
+        pages = self.prefixes.pages(names[self.slots.named[slot] :])
+        return self.slots.share(slot, pages), pages
+
+    def _number(self, request: Request, names: list[int]) -> None:
+        [slot] = self.slots.of([request])
+        if new := names[self.slots.named[slot] :]:
+            self.prefixes.number(new, self.slots.name(slot, len(names)))
 
 
 def most_branches(server: Server) -> int:
@@ -187,11 +249,16 @@ class Needs:
         longest = max(request.prompt_tokens + request.output_tokens for request in requests)
         capacity = -(-(longest + HEADROOM) // SLOT_ROUNDING) * SLOT_ROUNDING
         wanted = slots * capacity // PAGE
+        reuses = reuse_of(experiment) is not None and any(request.chain for request in requests)
+        if reuses:  # all that may be cached
+            wanted = max(wanted, sum(-(-(r.prompt_tokens + r.output_tokens) // PAGE) for r in requests))
         held = experiment.hardware.kv_capacity_tokens or wanted * PAGE
         resumes = experiment.paged and min(held, (pages or wanted) * PAGE) < slots * longest
         prompts = [request.prompt_tokens for request in requests]
         if resumes:
             prompts += [1, longest]
+        if reuses:
+            prompts.append(1)  # left to read after a hit
         most = least = server.max_num_batched_tokens
         if policy.in_steps():
             least = max(1, most - rows * (max(lengths) + 1))
@@ -283,11 +350,13 @@ class Needs:
         return [b for b in buckets_for(self.chunk_buckets, self._most_tokens) if b >= self.prompt_tokens[0]]
 
     def _prompts(self, role: Role) -> Iterator[LaunchShape]:
+        if role == "draft":  # which may also read cached tokens that only the target has
+            yield from (ForwardShape(0, 0, chunk) for chunk in self.chunk_buckets if chunk >= self.prompt_tokens[0])
+            return
         for chunk in self._chunks():
-            if role == "draft" or self._unfinished(chunk):
+            if self._unfinished(chunk):
                 yield ForwardShape(0, 0, chunk, False)
-            if role == "target":
-                yield ForwardShape(0, 0, chunk, True)
+            yield ForwardShape(0, 0, chunk, True)
 
     def _unfinished(self, chunk: int) -> bool:
         """Whether a forward of so many prompt tokens may end no prompt: only one that is cut fills all its room."""
@@ -389,7 +458,8 @@ def pages_that_fit(
     if needs.rereads and "draft" in models:
         kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
         work += kept * states_width(models["draft"]) * item
-    fits = min(needs.pages, int((room - weights - work) // page) - 3 * needs.slots - SCRATCH_PAGES)
+    addressed = (2**31 - 1) // PAGE // max(spec.kv_heads * spec.head_dim for spec in specs)
+    fits = min(needs.pages, min(addressed, int((room - weights - work) // page)) - 3 * needs.slots - SCRATCH_PAGES)
     if fits * PAGE >= needs.capacity:
         return fits
     raise ValueError(

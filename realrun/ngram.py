@@ -27,6 +27,10 @@ class History:
         """More tokens were delivered."""
         self._bytes += array("i", tokens).tobytes()
 
+    def begin_like(self, other: History, tokens: int) -> None:
+        """The first tokens are those of another request."""
+        self._bytes[: tokens * _BYTES] = other._bytes[: tokens * _BYTES]
+
     def drafts(self, k: int) -> list[int]:
         """The tokens that followed, up to k; none where the last LEAST tokens are new together."""
         held = self._bytes

@@ -27,7 +27,17 @@ from pdvsim.realrun.host import RealHost, idle_shares
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
-from pdvsim.sim.assembly import check_context, check_kv, drawn_verdict, host_times, make_controller, profile_of
+from pdvsim.realrun.texts import next_turns, prompts, repeated
+from pdvsim.sim.assembly import (
+    cached_facts,
+    check_context,
+    check_kv,
+    drawn_verdict,
+    host_times,
+    make_controller,
+    profile_of,
+    reuse_of,
+)
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
@@ -162,7 +172,9 @@ class RealSite:
         predicted = covering(profile, Pair(models.get("draft", models["target"]), models["target"]))
         latency: dict[Role, Latency] = {role: predicted.latency(model) for role, model in models.items()}
         lookups = None
-        texts = prompts(requests, rig, experiment.traffic.seed)
+        vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
+        texts = prompts(requests, vocab, seed, rig.sequences.device)
+        self._next_turns = next_turns(requests)
         if rig.needs.looks_up:
             latency["draft"] = Lookup(drafter("ngram", models["target"]))
             refused = found_refused(experiment.acceptance)
@@ -172,8 +184,11 @@ class RealSite:
         sharing = Sharing("fluid", settings.priority, profile.contention)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
         books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
+        held = rig.needs.pages * PAGE
+        capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
+        kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots, reuse_of(experiment))
         self.device = CudaGPU(
-            env, host, rig.lanes, self.slots, texts, books, (lambda work: None) if own else drawn_verdict,
+            env, host, rig.lanes, kv, texts, books, (lambda work: None) if own else drawn_verdict,
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
@@ -182,15 +197,13 @@ class RealSite:
             latency, sharing, peak, host_times(experiment, profile), policy.hands_over(), None,
             found_refused(experiment.acceptance), not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
         )  # fmt: skip
-        held = rig.needs.pages * PAGE
-        capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         self.context = Context(
             env=env,
             device=self.device,
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots),
+            kv=kv,
             deliveries=self.log.deliveries,
             on_finish=self._finished,
         )
@@ -210,20 +223,12 @@ class RealSite:
             [slot] = self.slots.of([request])
             tokens = self.rig.sequences.get(slot)
             self.outputs[request.id] = tokens[request.prompt_tokens :][: request.output_tokens]
+        if (turn := self._next_turns.get(request.id)) is not None:
+            self.device.continue_with(request, turn, repeated(request, turn))
         self.slots.release(request)
         if self.device.lookups is not None:
             self.device.lookups.forget(request)
         self.on_finish(request)
-
-
-def prompts(requests: Sequence[Request], rig: ServingRig, seed: int) -> dict[int, torch.Tensor]:
-    """Random prompts, on the device before the clock starts."""
-    vocab = rig.models["target"].arch.spec.vocab
-    lengths = [request.prompt_tokens for request in requests]
-    drawn = np.random.default_rng([seed, 11]).integers(0, vocab, sum(lengths), dtype=np.int32)
-    flat = torch.from_numpy(drawn).to(rig.sequences.device)
-    ends = np.cumsum(lengths).tolist()
-    return {r.id: flat[end - r.prompt_tokens : end] for r, end in zip(requests, ends, strict=True)}
 
 
 def check_prompts(experiment: Experiment, requests: Sequence[Request]) -> None:
@@ -393,6 +398,7 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         "dtype": str(site.rig.models["target"].dtype).removeprefix("torch."),
         "kv_capacity_tokens": site.context.kv.capacity_tokens,
         "kv_peak_tokens": site.context.kv.peak_tokens,
+        **cached_facts([site.context.kv]),
         "kv_wanted_tokens": Needs.of(site.experiment, asked).pages * PAGE,
         "graphs": site.rig.graphs,
         "graphs_captured_late": late,

@@ -215,8 +215,22 @@ def reuse_of(experiment: Experiment) -> Reuse | None:
     return Reuse(
         lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
         answers=seats.prefill == (seats.verify,),
-        drafter=experiment.speculates and not experiment.pair.draft.on_host,
+        drafter=experiment.speculates and server.drafted_by != "ngram",
     )
+
+
+def cached_facts(caches: Sequence[KvCache]) -> dict[str, int]:
+    """KV cache that requests shared at most, what is cached at the end, and evictions; nothing without a chain."""
+    for kv in caches:
+        kv.evict()
+    evictions = sum(kv.prefixes.evictions for kv in caches)
+    if not evictions and not any(len(kv.prefixes) for kv in caches):
+        return {}
+    return {
+        "kv_peak_shared_tokens": max(kv.peak_shared_tokens for kv in caches),
+        "kv_cached_tokens": sum(kv.cached_tokens for kv in caches),
+        "prefix_cache_evictions": evictions,
+    }
 
 
 def drawn_verdict(work: Work) -> Sequence[int] | None:
@@ -398,23 +412,9 @@ class Site:
             "flops_per_s": gpu.flops_per_s,
             "kv_capacity_tokens": self.capacity_tokens,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
-            **self._cached(),
+            **cached_facts([server.kv for server in self.servers]),
             "reaches": self.profile.reaches(self.pair),
             **({"links": self._links()} if self.fabrics else {}),
-        }
-
-    def _cached(self) -> dict[str, int]:
-        """KV cache that requests shared at most, what is cached at the end, and evictions; nothing without a chain."""
-        caches = [server.kv for server in self.servers]
-        for kv in caches:
-            kv.evict()
-        evictions = sum(kv.prefixes.evictions for kv in caches)
-        if not evictions and not any(len(kv.prefixes) for kv in caches):
-            return {}
-        return {
-            "kv_peak_shared_tokens": max(kv.peak_shared_tokens for kv in caches),
-            "kv_cached_tokens": sum(kv.cached_tokens for kv in caches),
-            "prefix_cache_evictions": evictions,
         }
 
     def _links(self) -> dict[str, dict[str, float]]:

@@ -178,7 +178,10 @@ class Experiment:
     @property
     def context(self) -> int | None:
         """The shortest context of its models, whether or not its architecture drafts: all get the same requests."""
-        models = named_pair(self.server.pair)
+        try:
+            models = named_pair(self.server.pair)
+        except ValueError:  # a real run's own checkpoints
+            return self.traffic.model_context
         limits = (model.max_position_embeddings for model in (models.draft, models.target))
         return min((limit for limit in limits if limit is not None), default=None)
 

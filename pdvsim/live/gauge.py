@@ -48,6 +48,8 @@ class Slot:
     tokens: int = 0
     accepted: int = 0
     refused: int = 0
+    looked_up: int = 0  # prompt tokens of finished requests, in the prefix cache
+    cached: int = 0  # of these, those found
     in_system: float = 0.0  # at its end
     unanswered: int = 0  # requests without a token, at its end
     kv_share: float = 0.0
@@ -124,6 +126,9 @@ class Gauge(Reader):
         slot, count, times_s = self.slots[-1], len(requests["id"]), times_of(requests)
         slot.spreads["e2el"].add(times_s["e2el"])
         slot.spreads["tpot"].add(times_s["tpot"][requests["output_tokens"] > 1])
+        looked_up = requests["num_cached_tokens"] >= 0
+        slot.looked_up += int(requests["prompt_tokens"][looked_up].sum())
+        slot.cached += int(requests["num_cached_tokens"][looked_up].sum())
         slot.finished += count
         self.total_finished += count
         if self.levels:
@@ -165,6 +170,7 @@ class Gauge(Reader):
         span_s = max(self.now_s - slots[0].start_s, 1e-9)
         finished, in_time = sum(s.finished for s in slots), sum(s.in_time for s in slots)
         accepted, refused = sum(s.accepted for s in slots), sum(s.refused for s in slots)
+        looked_up = sum(s.looked_up for s in slots)
         launches, spreads = _joined(slots), _spreads()
         for slot in slots:
             for name, spread in slot.spreads.items():
@@ -183,6 +189,7 @@ class Gauge(Reader):
             "queues": self.queues,
             "controller": self.controller,
             "acceptance": accepted / (accepted + refused) if accepted + refused else math.nan,
+            "hit_rate": sum(s.cached for s in slots) / looked_up if looked_up else math.nan,
             "attainment": in_time / finished if self.levels and finished else math.nan,
             "goodput_per_s": in_time / span_s if self.levels else math.nan,
             "draft_length": _draft_length(launches),

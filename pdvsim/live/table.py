@@ -55,6 +55,8 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
                 shares = [f["lanes"][lane][key] if lane in f["lanes"] else None for f in figures]
                 table.append((f"{lane}: {words} (%)", [None if s is None else 100 * s for s in shares]))
     table.append(("KV cache in use (%)", [100 * f["kv_share"] for f in figures]))
+    if any(not math.isnan(f["hit_rate"]) for f in figures):
+        table.append(("prefix cache hits (%)", [100 * f["hit_rate"] for f in figures]))
     for name in dict.fromkeys(key for f in figures for key in f.get("card", {})):
         table.append((f"card: {name}", [f.get("card", {}).get(name) for f in figures]))
     return table

@@ -33,7 +33,9 @@ if TYPE_CHECKING:
 EVERY_S = 0.2
 OVERDUE_S = 1.0
 MOST_BYTES = 1 << 22  # most unread bytes of a page
-REQUEST = ("id", "arrival_s", "first_token_s", "finish_s", "output_tokens")
+REQUEST = (
+    "id", "arrival_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "num_cached_tokens",
+)  # fmt: skip
 CARD = {
     "gpu_percent": "SM busy (%)",
     "memory_percent": "memory busy (%)",

@@ -127,6 +127,13 @@ class Sequences:
         if settled:
             self.length[slot : slot + 1].fill_(len(tokens))
 
+    def turn(self, place: int, pages: Sequence[int]) -> None:
+        """Write pages into the table, from a place of the flat table on."""
+        host = torch.tensor(pages, dtype=torch.int32)
+        if self.device.type == "cuda":
+            host = host.pin_memory()
+        self.pages.view(-1)[place : place + len(pages)].copy_(host, non_blocking=True)
+
     def get(self, slot: int) -> list[int]:
         """The settled tokens of a slot. Waits for the device."""
         return [int(t) for t in self.tokens[slot, : int(self.length[slot])].tolist()]

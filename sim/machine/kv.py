@@ -211,11 +211,15 @@ class KvCache:
         """Forget the cached blocks that others have been given; it changes nothing to do so before the next look."""
         over = self.used_tokens + self.cached_tokens - self.capacity_tokens
         if over > 0:
-            blocks = -(-over // BLOCK)
-            evicted = self.prefixes.evict(blocks)
-            self.cached_tokens -= BLOCK * blocks
-            if self._unread:
-                self._unread.difference_update(evicted)
+            self.forget(-(-over // BLOCK))
+
+    def forget(self, blocks: int) -> list[int]:
+        """Forget so many cached blocks; returns their hashes."""
+        evicted = self.prefixes.evict(blocks)
+        self.cached_tokens -= BLOCK * blocks
+        if self._unread:
+            self._unread.difference_update(evicted)
+        return evicted
 
 
 def capacity_tokens(gpu: GpuSpec, models: list[ModelSpec], utilization: float) -> int:

@@ -14,6 +14,7 @@ from bisect import bisect_left
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 from pdvsim.sim.core import Chain
 
@@ -65,7 +66,7 @@ class PrefixBlocks:
         self._more: Counter[int] = Counter()  # references after the first
         self._runs: OrderedDict[_Run, None] = OrderedDict()  # in order of use
         self._beginning: dict[int, _Run] = {}  # the same by their first block
-        self._pages: dict[int, int] = {}  # block numbers, where there are real ones
+        self._pages: dict[int, int] = {}  # of blocks, where there are real ones
         self.idle = 0  # blocks without a reference
         self.evictions = 0
         self.version = 0  # changes whenever a prefix may match more or less than before
@@ -114,16 +115,18 @@ class PrefixBlocks:
         self.idle -= len(hashes) - used
         return len(hashes) - used
 
-    def name(self, hashes: Sequence[int], pages: Sequence[int] = ()) -> None:
-        """Name a prompt's next blocks, with a reference each; `pages` are their numbers."""
+    def name(self, hashes: Sequence[int]) -> None:
+        """Name a prompt's next blocks, with a reference each."""
         self._known.update(hashes)
-        if pages:
-            self._pages.update(zip(hashes, pages, strict=True))
         self.version += 1
 
+    def number(self, hashes: Sequence[int], pages: Sequence[int]) -> None:
+        """Named blocks are at these pages."""
+        self._pages.update(zip(hashes, pages, strict=True))
+
     def pages(self, hashes: Iterable[int]) -> list[int]:
-        """The numbers of cached blocks."""
-        return [self._pages[name] for name in hashes]
+        """The pages of a prompt's blocks, up to the first that has none yet."""
+        return [self._pages[name] for name in takewhile(self._pages.__contains__, hashes)]
 
     def release(self, hashes: Sequence[int]) -> int:
         """Take a reference from each of a prompt's blocks; returns how many have none left and may be evicted."""
@@ -157,7 +160,7 @@ class PrefixBlocks:
         return evicted
 
     def reclaim(self, hashes: Iterable[int]) -> list[int]:
-        """The numbers of evicted blocks, for others to use."""
+        """The pages of evicted blocks, for others to use."""
         return [self._pages.pop(name) for name in hashes]
 
     def check_integrity(self, held: Iterable[Sequence[int]]) -> None:

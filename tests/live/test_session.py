@@ -16,6 +16,7 @@ from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
 from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
 from pdvsim.live.pace import MOST_UNREAD, Feed
 from pdvsim.live.session import Session, replay
+from pdvsim.live.table import lines
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
@@ -130,6 +131,20 @@ def test_figures_of_a_window_are_of_what_happened_in_it() -> None:
     assert 7.8 < figures["strip"]["end_s"].min() <= figures["strip"]["end_s"].max() <= 8.0
     empty = Session(session.setup).figures(10.0)[0]
     assert all(math.isnan(mark) for marks in empty["marks_ms"].values() for mark in marks)
+
+
+def test_hits_in_the_prefix_cache_show() -> None:
+    """Two thirds of each prompt is the same prefix, which is computed once; without one there is no rate."""
+    shared = Traffic("random", request_rate=20.0, prefix_len=160, input_len=80, output_len=16, seed=3)
+    session = Session(Setup(("colocated",), replace(BASE, traffic=shared)))
+    session.advance(4.0)
+    [figures] = session.figures(10.0)
+    count = figures["total_finished"]
+    assert figures["hit_rate"] == pytest.approx((count - 1) * 160 / (count * 240))
+    assert "prefix cache hits (%)" in dict(lines([figures]))
+    plain = Session(Setup(("colocated",), BASE))
+    plain.advance(4.0)
+    assert "prefix cache hits (%)" not in dict(lines(plain.figures(10.0)))
 
 
 def test_a_burst_and_a_drop_show() -> None:

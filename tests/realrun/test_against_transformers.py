@@ -15,7 +15,13 @@ from pdvsim.realrun.engine.batch import Batch
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import load_weights
+from pdvsim.realrun.machine import Machine
+from pdvsim.realrun.site import serve
+from pdvsim.realrun.texts import next_turns, prompts
+from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS as SPECS
+from pdvsim.sim.relevance import suited
+from pdvsim.sim.workload.requests import make_requests
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,
@@ -139,6 +145,28 @@ def test_logits_match(case: str, sharded: bool, tmp_path: Path) -> None:
         sequences.length[0] = upto - width + 1
         decoded = feed(model, fresh, sequences, 1, width, 0, 0)
         torch.testing.assert_close(decoded, expected[upto - width : upto], rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("arch", ["autoregressive", "colocated"])
+def test_conversations_over_cached_prefixes_read_as_in_transformers(arch: Arch, tmp_path: Path) -> None:
+    """Every served token is the one that transformers finds most likely after the whole text, without any cache."""
+    reference = scrambled(config_of("Llama", num_attention_heads=4))
+    reference.save_pretrained(tmp_path)
+    folder = str(tmp_path)
+    machine = Machine(device="cpu", draft_path=folder if arch != "autoregressive" else None, target_path=folder)
+    talks = Traffic("random", num_prompts=12, num_turns=3, prefix_len=35, input_len=12, output_len=10, seed=1)
+    chosen = suited(Experiment(arch, talks, server=Server(max_num_seqs=4), hardware=Hardware(kv_capacity_tokens=240)))
+    requests, outputs = make_requests(chosen.traffic, chosen.acceptance), dict[int, list[int]]()
+    result = serve(chosen, machine, requests=requests, outputs=outputs)
+    assert result.requests["num_cached_tokens"].sum() > 200
+    assert result.meta["prefix_cache_evictions"] > 0
+    texts, following = prompts(requests, 67, talks.seed, CPU), next_turns(requests)
+    for request in requests:
+        said = torch.cat((texts[request.id], torch.tensor(outputs[request.id], dtype=torch.int32)))
+        likely = reference(said[None].long()).logits[0].argmax(-1)
+        assert likely[request.prompt_tokens - 1 : -1].tolist() == outputs[request.id]
+        if (turn := following.get(request.id)) is not None:
+            texts[turn.id][: len(said)] = said
 
 
 def test_old_style_rope_keys_read_the_same() -> None:

@@ -228,6 +228,16 @@ def test_every_served_draft_is_that_of_a_plain_recomputation(arch: Arch, kind: H
     assert real.experiment.server.pair == f"{kind}-tiny:tiny"
 
 
+@pytest.mark.parametrize("arch", SERVED)
+def test_a_head_reads_the_last_block_of_a_hit_again(arch: Arch, checked: list[int]) -> None:
+    """What it keeps of a position is made of the next token, which the next turn may have another of."""
+    chosen = served(arch, "eagle3")
+    talks = replace(chosen.traffic, num_prompts=9, num_turns=3)
+    result = serve(replace(chosen, traffic=talks), MACHINE)
+    assert sum(checked) == result.requests["drafts"].sum() > 20
+    assert result.requests["num_cached_tokens"].sum() > 200
+
+
 def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> None:
     chosen = served("colocated", "eagle3")
     traffic = replace(chosen.traffic, request_rate=math.inf, output_len=40)

@@ -30,7 +30,8 @@ from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs, Slots
-from pdvsim.realrun.site import TINY, RealSite, prepare, prompts, serve, warm_up
+from pdvsim.realrun.site import TINY, RealSite, prepare, serve, warm_up
+from pdvsim.realrun.texts import prompts
 from pdvsim.sim import policies
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
@@ -88,7 +89,8 @@ def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> 
 
 def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[int, list[int]]:
     """Each request's tokens, one request and one token at a time."""
-    texts = {i: tuple(text.tolist()) for i, text in prompts(requests, rig, seed).items()}
+    vocab = rig.models["target"].arch.spec.vocab
+    texts = {i: tuple(text.tolist()) for i, text in prompts(requests, vocab, seed, CPU).items()}
     return {r.id: continued(texts[r.id], r.output_tokens) for r in requests}
 
 

@@ -140,7 +140,9 @@ def test_real_pages_are_found_by_hash_and_come_back_when_evicted() -> None:
         lacking = len(hashes) - there
         free.extend(blocks.reclaim(blocks.evict(max(0, lacking - len(free)))))
         new = [free.pop(0) for _ in range(lacking)]
-        blocks.name(hashes[there:], new)
+        blocks.name(hashes[there:])
+        assert blocks.pages(hashes[there:]) == []
+        blocks.number(hashes[there:], new)
         tables[number] = hashes
         assert blocks.pages(hashes)[there:] == new
 

@@ -1,0 +1,48 @@
+"""The tokens of prompts: random, and equal where requests have a text in common."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pdvsim.sim.core import Request
+
+
+def prompts(requests: Sequence[Request], vocab: int, seed: int, device: torch.device) -> dict[int, torch.Tensor]:
+    """Random prompts, on the device before the clock starts. Those of a conversation lack the answers."""
+    lengths = [request.prompt_tokens for request in requests]
+    drawn = np.random.default_rng([seed, 11]).integers(0, vocab, sum(lengths), dtype=np.int32)
+    ends = np.cumsum(lengths).tolist()
+    for request, last in zip(requests, ends, strict=True):
+        start, first = 0, last - request.prompt_tokens
+        for end, text in request.chain:
+            end = min(end, request.prompt_tokens)
+            if end > start:
+                tokens = np.random.default_rng([seed, 12, text]).integers(0, vocab, end - start, dtype=np.int32)
+                drawn[first + start : first + end], start = tokens, end
+    flat = torch.from_numpy(drawn).to(device)
+    return {r.id: flat[end - r.prompt_tokens : end] for r, end in zip(requests, ends, strict=True)}
+
+
+def next_turns(requests: Sequence[Request]) -> dict[int, Request]:
+    """The next turn of each request's conversation, where there is one."""
+    last: dict[int, int] = {}
+    found: dict[int, Request] = {}
+    for request in requests:
+        if request.session in last:
+            found[last[request.session]] = request
+        if request.session >= 0:
+            last[request.session] = request.id
+    return found
+
+
+def repeated(request: Request, turn: Request) -> int:
+    """How many tokens of a request and its answer the next turn's prompt begins with."""
+    same = 0
+    for (end, text), (other_end, other) in zip(request.chain, turn.chain, strict=False):
+        if text != other:
+            break
+        same = min(end, other_end)
+    return min(same, request.prompt_tokens + request.output_tokens, turn.prompt_tokens)
