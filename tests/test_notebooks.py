@@ -58,3 +58,16 @@ def test_its_links_resolve(path: Path) -> None:
         if cell["cell_type"] == "markdown":
             for where in re.findall(r"\]\(([^)#]+)", "".join(cell["source"])):
                 assert where.startswith("http") or (path.parent / where).exists(), where
+
+
+@ALL
+def test_it_begins_with_what_it_finds(path: Path) -> None:
+    """Every number of the first cell's conclusion is one that the last cells computed."""
+    cells = nbformat.read(path, as_version=4).cells
+    said = re.search(r"\*\*In short:\*\* (.*)", cells[0].source)
+    assert said
+    at = next(i for i, cell in enumerate(cells) if cell.source.startswith("## In short"))
+    computed = "".join(output.text for output in cells[at + 1].outputs)
+    number = re.compile(r"\d+(?:\.\d+)?")
+    known = set(number.findall(computed)) | {"95"}  # the percentile
+    assert set(number.findall(re.sub(r"Qwen3-30B-A3B|H200", "", said[1]))) <= known
