@@ -222,7 +222,7 @@ class DraftTable(Answer):
             best=list(self.best),
             most_lost=self.lost,
             error=self.error,
-            one_draft_length={"k": self.single, "behind": self.single_lost},
+            one_draft_length={"k": self.single, "loss": self.single_lost},
             rows_measured=self.measured,
             **self._at_context(),
             by_context=[other._at_context() for other in self.by_context],
