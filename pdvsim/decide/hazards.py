@@ -76,18 +76,20 @@ class BreakEven:
 def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Bench) -> BreakEven:
     """The cell of a grid of acceptance rates in which drafting starts to pay by the mean of the objective.
 
-    The search starts where the formula predicts it, widens until it has a rate on either side, then bisects.
+    The search starts where the formula predicts it, widens until it has a rate on either side, then bisects. At every
+    rate the drafts have the best length from 1 on: where the formula prefers none, drafting may still pay.
     """
+    drafts = replace(who, draft_lengths=tuple(k for k in who.draft_lengths if k))
     sign, value = who.goal.sign, who.goal.value
     num_runs = min(FEW_RUNS, who.num_runs)
     against = interval(map(value, bench.rows(replications(who.placed(plain), num_runs)))).mean
 
     def wins(rate: float) -> bool:
-        rows = bench.rows(replications(who.placed(at_acceptance(drafting, rate)), num_runs))
+        rows = bench.rows(replications(drafts.placed(at_acceptance(drafting, rate)), num_runs))
         return sign * (interval(map(value, rows)).mean - against) > 0
 
     mine = who.name(drafting), drafting.acceptance.acceptance_rate
-    guess = break_even_rate(drafting, [k for k in who.draft_lengths if k])
+    guess = break_even_rate(drafting, drafts.draft_lengths)
     low, high, stride = -1, CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
     at = CELLS if guess is None else round(guess * CELLS)
     while high - low > 1:
