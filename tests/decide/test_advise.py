@@ -28,6 +28,7 @@ from pdvsim.decide.contest import contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.flips import Rivalry, find_flips
+from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.hazards import balance, break_even
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
@@ -37,6 +38,7 @@ from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.sweep import SweepInterrupted
@@ -128,6 +130,19 @@ def test_the_break_even_acceptance_has_a_winner_on_either_side() -> None:
     assert found.wins_at - found.loses_at == pytest.approx(1 / 32)
     assert mean_e2el(at_acceptance(DRAFTING, found.loses_at)) >= mean_e2el(PLAIN)
     assert mean_e2el(at_acceptance(DRAFTING, found.wins_at)) < mean_e2el(PLAIN)
+
+
+def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
+    """The formula prefers plain decoding of so many requests; the runs, whose batches drain, do not."""
+    goal, job = Goal("throughput"), Traffic(num_prompts=200)
+    drafting = Experiment("colocated", job, server=Server(num_speculative_tokens=1, max_num_seqs=256))
+    plain = replace(drafting, arch="autoregressive")
+    assert Formula(drafting).ranked((0, 1, 2))[0].k == 0
+    fast, slow = (row["output_throughput"] for row in Bench(1).rows([drafting, suited(plain)]))
+    assert fast > slow
+    even = break_even(drafting, plain, Rivalry(drafting, (plain,), goal, 1, 0.0, 1, (0, 1, 2)), Bench(1))
+    assert even.wins_at is not None
+    assert even.wins_at <= drafting.acceptance.acceptance_rate
 
 
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
