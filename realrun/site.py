@@ -44,6 +44,7 @@ from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import Latency, Lookup
 from pdvsim.sim.hardware.models import HEADS, drafter, is_config, quantised, unquantised
+from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile, covering
 from pdvsim.sim.machine.books import Books, TracedBooks
@@ -88,7 +89,7 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
     paths: dict[Role, str | None] = {"draft": machine.draft_path, "target": machine.target_path}
     roles: list[Role] = ["draft", "target"] if experiment.speculates else ["target"]
     server = experiment.server
-    named = None if machine.tiny or machine.target_path else server.models()
+    named = None if machine.tiny or machine.target_path else named_pair(server.pair)
     found: dict[Role, ModelArchitecture] = {}
     kind = server.drafted_by
     for role in roles:
@@ -98,18 +99,20 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
             if role == "target" and server.quantization:
                 found[role] = replace(found[role], spec=quantised(found[role].spec))
         elif role == "target" or kind == "model":
-            found[role] = TINY[role] if named is None else _named(getattr(named, role))
-        if role in found and server.kv_cache_dtype == "fp8":
-            found[role] = replace(found[role], spec=replace(found[role].spec, kv_dtype_bytes=1))
+            found[role] = TINY[role] if named is None else _named(getattr(named, role).name)
+        if role in found:
+            found[role] = replace(found[role], spec=server.served(found[role].spec))
     if experiment.speculates and isinstance(spec := drafter(kind, found["target"].spec), HeadSpec):
         found["draft"] = headed(found["target"], spec)
     return found
 
 
-def _named(spec: ModelSpec) -> ModelArchitecture:
-    """The architecture of a preset or of a config.json, in the precision and with the experts of `spec`."""
-    whole = unquantised(spec.name)
-    return replace(from_config(Path(whole), whole) if is_config(whole) else preset(spec.name), spec=spec)
+def _named(name: str) -> ModelArchitecture:
+    """The architecture of a preset or of a config.json."""
+    if not is_config(whole := unquantised(name)):
+        return preset(name)
+    arch = from_config(Path(whole), whole)
+    return arch if name == whole else replace(arch, spec=quantised(arch.spec))
 
 
 def dtype_of(machine: Machine) -> torch.dtype:

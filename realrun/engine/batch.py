@@ -9,6 +9,7 @@ from torch import Tensor
 from pdvsim.realrun.engine.arch import Activation
 
 MAX_ROW_TOKENS = 16  # new tokens per row the decode attention kernel packs
+BACK = 16  # positions that pinned routing looks back; a token at a multiple of it takes new experts
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor, float32, int32
 
-from pdvsim.realrun.engine.batch import Gate, Pinned, Residual
+from pdvsim.realrun.engine.batch import BACK, Gate, Pinned, Residual
 from pdvsim.realrun.engine.fp8 import Fp8, Matrix
 from pdvsim.realrun.engine.kernels import ACTIVATION_CODES, activate, overlapping, take_turn, unit_norm
 from pdvsim.realrun.engine.linear import normed, to_fp8
-from pdvsim.realrun.engine.twins import BACK
 from pdvsim.realrun.engine.weights import LayerWeights
 
 PAIRS = 1024  # (token, expert) pairs that are counted in one step

@@ -15,10 +15,9 @@ from torch import Tensor
 
 from pdvsim.realrun.engine import twins
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config
-from pdvsim.realrun.engine.batch import Batch, Gate, Pinned, Residual
+from pdvsim.realrun.engine.batch import BACK, Batch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
 from pdvsim.realrun.engine.fp8 import E4M3
-from pdvsim.realrun.engine.twins import BACK
 from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
 
 

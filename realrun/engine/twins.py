@@ -11,12 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import Batch, Gate, Pinned, Residual
+from pdvsim.realrun.engine.batch import BACK, Batch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.fp8 import Fp8, Matrix, plain, quantised
 from pdvsim.realrun.engine.weights import LayerWeights
-
-BACK = 16  # positions that pinned routing looks back; a token at a multiple of it takes new experts
 
 
 def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:

@@ -141,9 +141,10 @@ class Server:
     def models(self) -> Pair:
         """The models of its pair, with KV cache and experts as its options say."""
         pair = named_pair(self.pair)
-        return Pair(self._served(pair.draft), self._served(pair.target))
+        return Pair(self.served(pair.draft), self.served(pair.target))
 
-    def _served(self, spec: ModelSpec) -> ModelSpec:
+    def served(self, spec: ModelSpec) -> ModelSpec:
+        """A model with KV cache and experts as the options say."""
         if self.kv_cache_dtype == "fp8":
             spec = replace(spec, kv_dtype_bytes=1)
         if self.expert_overlap is not None and spec.experts is not None:
