@@ -64,7 +64,9 @@ def sized(model: Transformer, capacity: int, vocab: int) -> Transformer:
     if isinstance(model, Head):  # its tokens are its target's
         return Head(model.arch, old, capacity)
     arch = replace(model.arch, spec=replace(model.arch.spec, vocab=vocab))
-    return Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
+    same = Transformer(arch, Weights(old.embedding[:vocab], old.layers, old.head[:vocab]), capacity)
+    same.overlap = model.overlap
+    return same
 
 
 @dataclass

@@ -31,9 +31,9 @@ def _mixed(x):
     return x ^ (x >> 16)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["scratch", "row_tokens"])
 def _route(
-    logits_ptr, slots_ptr, positions_ptr, ids_ptr, shares_ptr, row_tokens, fresh_rows, fresh_chunk, layer,
+    logits_ptr, slots_ptr, positions_ptr, ids_ptr, shares_ptr, scratch, row_tokens, fresh_rows, fresh_chunk, layer,
     EXPERTS: tl.constexpr, TAKEN: tl.constexpr, SHARE: tl.constexpr, PINNED: tl.constexpr, BLOCK: tl.constexpr,
     BLOCK_TAKEN: tl.constexpr,
     BACK: tl.constexpr, OVERLAP: tl.constexpr,
@@ -46,12 +46,12 @@ def _route(
     left = logits
     at = tl.arange(0, BLOCK_TAKEN)
     weights = tl.zeros((BLOCK_TAKEN,), tl.float32)
+    slot = tl.load(slots_ptr + m)
     for j in tl.static_range(TAKEN):
         if PINNED:
-            slot = tl.load(slots_ptr + m).to(tl.uint32)
             places = tl.load(positions_ptr + m) - tl.arange(0, BACK)
             fresh = tl.where(m < row_tokens, fresh_rows, fresh_chunk)
-            stream = _mixed(slot * 1024 + layer) * 64 + j
+            stream = _mixed(slot.to(tl.uint32) * 1024 + layer) * 64 + j
             drawn = (_mixed(stream + 2 * places.to(tl.uint32) * 0x9E3779B1) >> 8).to(tl.float32) * (1.0 / 16777216.0)
             since = tl.max(tl.where((drawn < fresh) | (places % BACK == 0), places, -1), 0).to(tl.uint32)
             best = (j * SHARE + (_mixed(stream + (2 * since + 1) * 0x9E3779B1) % SHARE)).to(tl.int32)
@@ -60,19 +60,21 @@ def _route(
             left = tl.where(e == best, float("-inf"), left)
         taken = tl.sum(tl.where(e == best, tl.exp(logits - top), 0.0), 0)
         weights = tl.where(at == j, taken, weights)
-        tl.store(ids_ptr + m * TAKEN + j, best)
+        tl.store(ids_ptr + m * TAKEN + j, tl.where(slot == scratch, EXPERTS, best))  # padding takes none
     weights /= tl.sum(weights, 0)
     tl.store(shares_ptr + m * TAKEN + at, weights, mask=at < TAKEN)
 
 
-def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+def route(
+    logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor, scratch: int
+) -> tuple[Tensor, Tensor]:
     """Each token's experts and their shares; see `twins.route`."""
     tokens, experts = logits.shape
     ids = logits.new_empty(tokens, taken, dtype=int32)
     shares = logits.new_empty(tokens, taken, dtype=float32)
     told = pinned or Pinned(0, 0, 1.0, 1.0)
     _route[(tokens,)](
-        logits, slots, positions, ids, shares, told.row_tokens, told.fresh_rows, told.fresh_chunk, told.layer,
+        logits, slots, positions, ids, shares, scratch, told.row_tokens, told.fresh_rows, told.fresh_chunk, told.layer,
         EXPERTS=experts, TAKEN=taken, SHARE=experts // taken, PINNED=pinned is not None,
         BLOCK=triton.next_power_of_2(experts), BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK,
         num_warps=1, **overlapping(logits.device),
@@ -90,14 +92,14 @@ def _group(ids_ptr, order_ptr, bounds_ptr, pairs, experts, BLOCK: tl.constexpr, 
         ids = tl.load(ids_ptr + i, mask=i < pairs, other=2147483647)
         before += tl.sum((ids < expert).to(tl.int32), 0)
     tl.store(bounds_ptr + expert, before)
-    if expert == experts - 1:
-        tl.store(bounds_ptr + experts, pairs)
     for start in range(0, pairs, BLOCK):
         i = start + tl.arange(0, BLOCK)
         mine = (tl.load(ids_ptr + i, mask=i < pairs, other=-1) == expert).to(tl.int32)
         rank = before + tl.cumsum(mine, 0) - 1
         tl.store(order_ptr + rank, i, mask=mine > 0)
         before += tl.sum(mine, 0)
+    if expert == experts - 1:
+        tl.store(bounds_ptr + experts, before)
 
 
 def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
@@ -154,14 +156,18 @@ def _experts(
             tl.store(out_ptr + at, acc.to(out_ptr.dtype.element_ty), mask=m_in[None, :] & (n < outputs)[:, None])
 
 
-@triton.jit
-def _combine(y_ptr, x_ptr, squares_ptr, hidden, TAKEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr):
+@triton.jit(do_not_specialize=["scratch"])
+def _combine(
+    y_ptr, x_ptr, squares_ptr, slots_ptr, scratch, hidden,
+    TAKEN: tl.constexpr, BLOCK: tl.constexpr, OVERLAP: tl.constexpr,
+):  # fmt: skip
     m = tl.program_id(0).to(tl.int64)
     d = tl.arange(0, BLOCK)
     take_turn(OVERLAP)
+    known = (d < hidden) & (tl.load(slots_ptr + m) != scratch)
     total = tl.load(x_ptr + m * hidden + d, mask=d < hidden, other=0.0).to(tl.float32)
     for j in tl.static_range(TAKEN):
-        total += tl.load(y_ptr + (m * TAKEN + j) * hidden + d, mask=d < hidden, other=0.0).to(tl.float32)
+        total += tl.load(y_ptr + (m * TAKEN + j) * hidden + d, mask=known, other=0.0).to(tl.float32)
     kept = total.to(x_ptr.dtype.element_ty)
     tl.store(x_ptr + m * hidden + d, kept, mask=d < hidden)
     tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
@@ -201,12 +207,12 @@ def _multiplied(
 
 def mixture(
     stream: Residual, w: LayerWeights, taken: int, gate: Gate, eps: float, pinned: Pinned | None, slots: Tensor,
-    positions: Tensor,
+    positions: Tensor, scratch: int,
 ) -> Residual:  # fmt: skip
     """Add the routed experts' outputs to the stream in place; see `twins.mixture`."""
     assert w.router is not None
     x = stream.x
-    ids, shares = route(normed(stream, w.router, eps), taken, pinned, slots, positions)
+    ids, shares = route(normed(stream, w.router, eps), taken, pinned, slots, positions, scratch)
     order, bounds = group(ids, w.router.shape[0])
     eight = isinstance(w.gate_up, Fp8)
     given = to_fp8(x, eps) if eight else unit_norm(x, eps)
@@ -215,6 +221,7 @@ def mixture(
     squares = x.new_empty(1, x.shape[0], dtype=float32)
     width = x.shape[1]
     _combine[(x.shape[0],)](
-        y, x, squares, width, TAKEN=taken, BLOCK=triton.next_power_of_2(width), **overlapping(x.device)
-    )
+        y, x, squares, slots, scratch, width, TAKEN=taken, BLOCK=triton.next_power_of_2(width),
+        **overlapping(x.device),
+    )  # fmt: skip
     return Residual(x, squares)

@@ -115,7 +115,8 @@ class Transformer:
             else:
                 assert self.arch.spec.experts is not None
                 taken = self.arch.spec.experts.per_token
-                stream = ops.mixture(stream, w, taken, gate, eps, self._pinned(at, batch), slots, positions)
+                pinned = self._pinned(at, batch)
+                stream = ops.mixture(stream, w, taken, gate, eps, pinned, slots, positions, batch.scratch)
             passed += [stream.x.clone()] * self.passes_on.count(at)
         if passed:
             sequences.keep(batch, slots, positions, torch.cat(passed, dim=1))

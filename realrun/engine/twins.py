@@ -86,11 +86,17 @@ def _as_seen(x: Tensor, weight: Matrix) -> Tensor:
     return plain(quantised(x), x.dtype) if isinstance(weight, Fp8) else x
 
 
-def route(logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Each token's `taken` experts, by logit or pinned, and the softmax of their logits: both (tokens, taken)."""
+def route(
+    logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor, scratch: int
+) -> tuple[Tensor, Tensor]:
+    """Each token's `taken` experts, by logit or pinned, and the softmax of their logits: both (tokens, taken).
+
+    Padding, in the slot `scratch`, takes none: the number after the last expert's.
+    """
     wide = logits.float()
     ids = wide.topk(taken, dim=-1).indices if pinned is None else _drawn(logits, taken, pinned, slots, positions)
-    return ids.int(), wide.gather(1, ids).softmax(-1)
+    padding = (slots == scratch)[:, None]
+    return torch.where(padding, logits.shape[1], ids).int(), wide.gather(1, ids).softmax(-1)
 
 
 def _drawn(logits: Tensor, taken: int, pinned: Pinned, slots: Tensor, positions: Tensor) -> Tensor:
@@ -117,20 +123,20 @@ def _mixed(x: Tensor) -> Tensor:
 def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """Pairs (token * taken + place) in the order of their experts, and where each expert's begin: experts + 1."""
     flat = ids.flatten()
-    counts = torch.bincount(flat.long(), minlength=experts)
+    counts = torch.bincount(flat.long(), minlength=experts)[:experts]
     return flat.sort(stable=True).indices.int(), F.pad(counts.cumsum(0), (1, 0)).int()
 
 
 def mixture(
     stream: Residual, w: LayerWeights, taken: int, gate: Gate, eps: float, pinned: Pinned | None, slots: Tensor,
-    positions: Tensor,
+    positions: Tensor, scratch: int,
 ) -> Residual:  # fmt: skip
     """Route each normed token to `taken` experts, and add their weighted outputs to the stream in place."""
     assert w.router is not None
     x = unit_norm(stream.x, eps)
-    ids, shares = route(F.linear(x, w.router), taken, pinned, slots, positions)
+    ids, shares = route(F.linear(x, w.router), taken, pinned, slots, positions, scratch)
     gate_up, down = plain(w.gate_up, x.dtype), plain(w.down, x.dtype)
-    for expert in ids.unique().tolist():
+    for expert in ids[ids < len(gate_up)].unique().tolist():
         token, place = (ids == expert).nonzero(as_tuple=True)
         hidden = gated(F.linear(_as_seen(x[token], w.gate_up), gate_up[expert]), gate)
         y = F.linear(_as_seen(hidden, w.down), down[expert])

@@ -17,6 +17,7 @@ from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.sim.core import Experts
 
 quick = settings(max_examples=6, deadline=None)
+SCRATCH = 4  # the slot of padding
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:
@@ -53,8 +54,8 @@ def test_a_mixture_is_its_twins(tokens: int, sizes: tuple[int, int], pinned: boo
     slots, positions = torch.arange(tokens).int() // 3, torch.arange(tokens).int() + 7
     pin = Pinned(2, tokens // 2, 0.7, 0.5) if pinned else None
     x = normal(tokens, 48, seed=tokens)
-    expected = twins.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions)
-    found = experts.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions)
+    expected = twins.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
+    found = experts.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
     torch.testing.assert_close(found.x, expected.x, rtol=1e-4, atol=1e-4)
     assert found.squares is not None
     torch.testing.assert_close(found.squares.sum(0), found.x.pow(2).sum(-1), rtol=1e-5, atol=1e-5)
@@ -66,7 +67,7 @@ def test_experts_multiply_8_bits_by_8_bits(tokens: int, sizes: tuple[int, int]) 
     """Gate and up of each token's experts, and down of each pair's own row: with inputs that 8 bits hold exactly."""
     count, taken = sizes
     w, gate = layer(count, 48, 24, True), Gate("silu", 8)
-    ids, shares = twins.route(normal(tokens, count, seed=tokens), taken, None, ids_of(tokens), ids_of(tokens))
+    ids, shares = twins.route(normal(tokens, count, seed=tokens), taken, None, ids_of(tokens), ids_of(tokens), -1)
     order, bounds = twins.group(ids, count)
     x, rows = exact(normal(tokens, 48, seed=8)), exact(normal(tokens * taken, 24, seed=9))
     gate_up, down = plain(w.gate_up, torch.float32), plain(w.down, torch.float32)
@@ -86,13 +87,15 @@ def test_tokens_are_routed_and_grouped_alike(tokens: int, sizes: tuple[int, int]
     logits, slots = normal(tokens, count, seed=tokens), torch.arange(tokens).int() % 5
     pin = Pinned(layer, tokens // 2, 0.7, 0.5) if pinned else None
     positions = torch.arange(tokens).int() * 3
-    ids, shares = experts.route(logits, taken, pin, slots, positions)
-    wanted, weights = twins.route(logits, taken, pin, slots, positions)
+    ids, shares = experts.route(logits, taken, pin, slots, positions, SCRATCH)
+    wanted, weights = twins.route(logits, taken, pin, slots, positions, SCRATCH)
     assert torch.equal(ids, wanted)
     torch.testing.assert_close(shares, weights)
-    assert all(len(set(row)) == taken for row in ids.tolist())
-    for found, expected in zip(experts.group(ids, count), twins.group(ids, count), strict=True):
-        assert torch.equal(found, expected)
+    read = [set(row) for row in ids.tolist()]
+    assert all(row == {count} if slot == SCRATCH else len(row) == taken for row, slot in zip(read, slots, strict=True))
+    (order, bounds), (expected, known) = experts.group(ids, count), twins.group(ids, count)
+    assert torch.equal(bounds, known)
+    assert torch.equal(order[: bounds[-1]], expected[: bounds[-1]])
 
 
 @pytest.mark.parametrize(("count", "taken"), [(128, 8), (8, 2), (256, 8)])
@@ -107,7 +110,7 @@ def test_pinned_routing_reads_as_many_experts_as_the_simulator_says(
     for at in range(400):
         positions = (torch.arange(width) + 17 * at).repeat(rows)
         pin = Pinned(at % 48, rows * width, fresh(width, law.overlap, taken / count), 1.0)
-        ids, _ = twins.route(torch.zeros(rows * width, count), taken, pin, slots, positions)
+        ids, _ = twins.route(torch.zeros(rows * width, count), taken, pin, slots, positions, -1)
         found.append(len(ids.unique()))
     assert sum(found) / len(found) == pytest.approx(law.read(rows * width**law.overlap), rel=0.02)
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from tiny_engines import CPU
+from torch import Tensor
 
 from pdvsim.cli import main
+from pdvsim.realrun.engine import twins
 from pdvsim.realrun.engine.arch import from_config
-from pdvsim.realrun.engine.batch import Batch
+from pdvsim.realrun.engine.batch import Batch, Pinned
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.hardware.models import quantised
@@ -42,18 +45,30 @@ LOAD = [
 
 @pytest.mark.parametrize("drafter", ["draft", "eagle3"])
 @pytest.mark.parametrize("bits", [16, 8])
-def test_a_mixture_is_served(drafter: str, bits: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mixture_is_served(
+    drafter: str, bits: int, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random weights are served with pinned routing, as they are profiled."""
     target, draft = tmp_path / "mixture.json", tmp_path / "draft.json"
     target.write_text(json.dumps(MIXTURE), encoding="utf-8")
     draft.write_text(json.dumps(DRAFT), encoding="utf-8")
     pair = f"{draft}:{target}" if drafter == "draft" else f"eagle3-{target}:{target}"
     fewer = ["--quantization", "fp8", "--kv-cache-dtype", "fp8"] if bits == 8 else []
     command = ["realrun", "--device", "cpu", "--pair", pair, "--num-speculative-tokens", "2", *LOAD, *fewer]
+    pins, route = [], twins.route
+
+    def routed(logits: Tensor, taken: int, pinned: Pinned | None, *places: Any) -> tuple[Tensor, Tensor]:
+        pins.append(pinned)
+        return route(logits, taken, pinned, *places)
+
+    monkeypatch.setattr(twins, "route", routed)
     assert main([*command, "--json"]) == 0
     served = json.loads(capsys.readouterr().out)
     assert served["completed"] == 3
     assert served["total_output_tokens"] == 24
     assert served["pair"].endswith("-fp8") == (bits == 8)
+    assert pins
+    assert all(pins)
 
 
 def test_a_checkpoint_is_quantised_when_it_is_loaded(tmp_path: Path) -> None:
