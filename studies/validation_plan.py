@@ -1,6 +1,7 @@
 """The plan of the validation runs, drawn before the first run: `python studies/validation_plan.py FOLDER`.
 
-A balanced random draw of common settings and loads, with a fixed seed, written to FOLDER as plan.jsonl.
+A balanced random draw of common settings and loads, with a fixed seed, written to FOLDER as plan.jsonl. Mixtures of
+experts and 8-bit weights follow in experts.plan.jsonl, shared prefixes and conversations in prefixes.plan.jsonl.
 
 Four blocks, each with every architecture once, so that a cut leaves a balanced set. A group (an architecture on one
 pair, with its draft lengths and its prompt chunk) has four runs that differ in data set, load and acceptance and share
@@ -30,8 +31,7 @@ from pdvsim.calibration.validate.compare import capacity
 from pdvsim.calibration.validate.served import ServedRun, write_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.assembly import models_of
-from pdvsim.sim.config import Acceptance, ControllerName, Experiment, Scoring, Server, Traffic
-from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.config import Acceptance, ControllerName, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -62,15 +62,45 @@ TRAFFIC = "../traffic"  # from the folder of the plan
 BY_POSITION = (0.66, 0.43, 0.27, 0.18, 0.11, 0.07, 0.05, 0.04)  # EAGLE-3 on GSM8K, arXiv 2601.11580
 
 
-DRAFTER_SEED = 7000  # seed of their first run
-DRAFTER_SEATS = 64
-DRAFTERS: tuple[tuple[DrafterKind, str, str, int], ...] = (  # drafter, target, architecture, draft length
-    ("eagle3", "llama-3.1-8b", "colocated", 3), ("eagle3", "llama-3.1-8b", "pdv", 3),
-    ("eagle3", "qwen2-7b", "colocated", 2), ("eagle3", "qwen2-7b", "pd", 3),
-    ("mtp", "llama-3.1-8b", "colocated", 2), ("mtp", "llama-3.1-8b", "pd", 1),
-    ("ngram", "llama-3.1-8b", "colocated", 4), ("ngram", "llama-3.1-8b", "pdv", 4),
+ACCEPTANCE = Acceptance(acceptance_rate=0.7)  # where none is recorded
+CHAT = Traffic("random", input_len=128, output_len=128, random_range_ratio=0.5)
+DRAFTER_SEED, EXPERT_SEED, PREFIX_SEED = 7000, 8000, 9000  # of the first run of each list
+SEATS = 64
+DRAFTERS: tuple[tuple[str, Server], ...] = (
+    ("colocated", Server("llama-3.1-8b", 3, "eagle3")), ("pdv", Server("llama-3.1-8b", 3, "eagle3")),
+    ("colocated", Server("qwen2-7b", 2, "eagle3")), ("pd", Server("qwen2-7b", 3, "eagle3")),
+    ("colocated", Server("llama-3.1-8b", 2, "mtp")), ("pd", Server("llama-3.1-8b", 1, "mtp")),
+    ("colocated", Server("llama-3.1-8b", 4, "ngram")), ("pdv", Server("llama-3.1-8b", 4, "ngram")),
 )  # fmt: skip
-DRAFTER_USERS, DRAFTER_RATES = ((1, 8, 16), (24, 32, 48)), (0.5, 0.8)
+EXPERTS: tuple[tuple[str, Server], ...] = (
+    ("colocated", Server("qwen3-30b-a3b", 3, "eagle3")), ("pdv", Server("qwen3-30b-a3b", 2, "eagle3")),
+    ("colocated", Server("qwen3-30b-a3b", 0, "none")), ("pd", Server("qwen3-30b-a3b", 4, "ngram")),
+    ("colocated", Server("qwen3-30b-a3b-fp8", 1, "eagle3")), ("pd", Server("qwen3-30b-a3b-fp8", 0, "none")),
+    ("colocated", Server("llama-3.1-8b-fp8", 5, "eagle3")),
+    ("pdv", Server("llama-3.2-1b:llama-3.1-8b-fp8", 3, kv_cache_dtype="fp8")),
+    ("colocated", Server("mixtral-8x7b", 3, "ngram")),
+)  # fmt: skip
+USERS, RATES = ((1, 8, 16), (24, 32, 48)), (0.5, 0.8)
+
+LLAMA, QWEN = "llama-3.2-1b:llama-3.1-8b", "qwen2-1.5b:qwen2-7b"
+SMALL = 24_000  # tokens of a KV cache that does not hold all conversations
+TALK = Traffic("random", input_len=128, output_len=96, random_range_ratio=0.5, num_turns=6, think_time_s=0.3)
+AGENT = replace(TALK, prefix_len=1500, input_len=200, output_len=32, num_turns=8, think_time_s=0.1)
+HALF = Traffic("prefix_repetition", input_len=256, output_len=96, prefix_len=256, num_prefixes=8)
+MOSTLY = Traffic("prefix_repetition", input_len=128, output_len=64, prefix_len=1536, num_prefixes=4)
+MANY = Traffic("prefix_repetition", input_len=128, output_len=64, prefix_len=1024, num_prefixes=24)
+ALONE = Traffic("random", input_len=640, output_len=96)
+PREFIXES: tuple[tuple[str, Server, int | None, tuple[tuple[Traffic, float], ...]], ...] = (
+    # architecture, server, KV tokens, and traffic with its load: users of a closed loop, or a share of the capacity
+    ("colocated", Server(LLAMA, 3), None, ((HALF, 16), (TALK, 24), (MOSTLY, 0.8))),
+    ("colocated", Server(LLAMA, 0), None, ((MOSTLY, 32), (AGENT, 16), (ALONE, 16))),
+    ("pdv", Server(LLAMA, 3), None, ((TALK, 16), (MOSTLY, 24))),
+    ("colocated", Server(LLAMA, 3), SMALL, ((TALK, 48), (MANY, 12))),
+    ("colocated", Server("llama-3.1-8b", 3, "eagle3"), None, ((AGENT, 16), (HALF, 0.8))),
+    ("colocated", Server(QWEN, 2), None, ((MOSTLY, 16), (TALK, 32))),
+    ("pd", Server(QWEN, 0), None, ((AGENT, 8), (HALF, 24))),
+    ("pdv", Server(QWEN, 2), SMALL, ((TALK, 40), (MANY, 16))),
+)
 
 
 class Deck:
@@ -135,30 +165,53 @@ def planned(folder: Path, say: Callable[[str], None] = lambda text: None) -> lis
     return [run for group in groups for run in (*group, *(replace(r, repeat=1) for r in group if r.id in again))]
 
 
-def planned_drafters(folder: Path, say: Callable[[str], None] = lambda text: None) -> list[ServedRun]:
-    """The plan of drafters other than a model, for a file in `folder`."""
+def planned_servers(
+    servers: Sequence[tuple[str, Server]], first_seed: int, folder: Path, say: Callable[[str], None] = lambda text: None
+) -> list[ServedRun]:
+    """Chat and ShareGPT on each server, for a file in `folder`: two closed loops, then rates."""
     found: list[ServedRun] = []
-    for at, (kind, target, arch, k) in enumerate(DRAFTERS):
-        server = Server(target, k, kind, max_num_seqs=DRAFTER_SEATS, max_num_batched_tokens=CHUNKS[at % 2 + 1])
-        recorded = "ngram" if kind == "ngram" else "eagle3"
-        chat = Traffic("random", input_len=128, output_len=128, random_range_ratio=0.5)
-        few, many = (users[at % 3] for users in DRAFTER_USERS)
-        loads = [("max_concurrency", few), ("max_concurrency", many), *(("rate", share) for share in DRAFTER_RATES)]
-        for name, load in loads:
-            seed = DRAFTER_SEED + len(found)
-            traffic, data = (Traffic(), "sharegpt") if (seed + at) % 2 else (chat, "gsm8k")
-            acceptance = Acceptance(acceptance_model=f"{data}-{recorded}")
+    rates = RATES if servers is DRAFTERS else RATES[1:]
+    for at, (arch, server) in enumerate(servers):
+        server = replace(server, max_num_seqs=SEATS, max_num_batched_tokens=CHUNKS[at % 2 + 1])
+        recorded = "ngram" if server.drafter == "ngram" else "eagle3"
+        few, many = (users[at % 3] for users in USERS)
+        loads = (few, many, *rates)
+        turn = at % 3 if len(loads) == HELD_OUT else 0  # another load of each server is held out
+        for load in (*loads[turn:], *loads[:turn]):
+            seed = first_seed + len(found)
+            traffic, data = (Traffic(), "sharegpt") if (seed + at) % 2 else (CHAT, "gsm8k")
+            known = server.drafter in ("eagle3", "mtp", "ngram")
+            acceptance = Acceptance(acceptance_model=f"{data}-{recorded}") if known else ACCEPTANCE
             experiment = Experiment(arch, replace(traffic, seed=seed), acceptance, server, scoring=SCORING)
-            if name == "rate":
-                rate = float(f"{load * capacity(_placed(experiment, folder)):.3g}")
-                sized = _sized(experiment, folder, round(rate * SECONDS), round(rate * ABOUT[0]), request_rate=rate)
-            else:
-                least = math.ceil(1.5 * load)
-                sized = _sized(experiment, folder, max(FEWEST, least), least, max_concurrency=int(load))
-            held_out = seed % HELD_OUT == 0
-            found.append(ServedRun(command_line("realrun", sized), 0, held_out, {}, {}, folder))
-        say(f"{len(found)} runs: {kind}, {target}, {arch}")
+            found.append(_run(experiment, load, folder))
+        say(f"{len(found)} runs: {server.drafter}, {server.pair}, {arch}")
     return found
+
+
+def planned_prefixes(folder: Path, say: Callable[[str], None] = lambda text: None) -> list[ServedRun]:
+    """The plan of shared prefixes and conversations, for a file in `folder`."""
+    found: list[ServedRun] = []
+    for arch, server, kv_tokens, loads in PREFIXES:
+        server = replace(server, max_num_seqs=SEATS)
+        for traffic, load in loads:
+            traffic = replace(traffic, seed=PREFIX_SEED + len(found))
+            hardware = Hardware(kv_capacity_tokens=kv_tokens)
+            found.append(_run(Experiment(arch, traffic, ACCEPTANCE, server, hardware, scoring=SCORING), load, folder))
+        say(f"{len(found)} runs: {server.pair}, {arch}")
+    return found
+
+
+def _run(experiment: Experiment, load: float, folder: Path) -> ServedRun:
+    """A run of about five seconds under a load: users of a closed loop, or a share of the capacity."""
+    if load < 1:
+        rate = float(f"{load * capacity(_placed(experiment, folder)):.3g}")
+        sized = _sized(experiment, folder, round(rate * SECONDS), round(rate * ABOUT[0]), request_rate=rate)
+    else:
+        turns = experiment.traffic.num_turns
+        least = math.ceil(1.5 * load) * turns
+        sized = _sized(experiment, folder, max(FEWEST, least), least, max_concurrency=int(load))
+    held_out = experiment.traffic.seed % HELD_OUT == 0
+    return ServedRun(command_line("realrun", sized), 0, held_out, {}, {}, folder)
 
 
 def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: bool) -> list[ServedRun]:
@@ -198,7 +251,7 @@ def _traffic(decks: Decks, context: int) -> Traffic:
     if name == "sharegpt":
         return Traffic()
     if name == "chat":
-        return Traffic("random", input_len=128, output_len=128, random_range_ratio=0.5)
+        return CHAT
     if name in ("long", "longest"):
         most = 8000 if name == "longest" else 1900 if short else 2000
         return Traffic("random", input_len=most, output_len=100)
@@ -280,4 +333,7 @@ def _longest(experiment: Experiment, folder: Path) -> int:
 
 if __name__ == "__main__":
     plans = Path(sys.argv[1])
-    write_runs(plans / "plan.jsonl", [*planned(plans, print), *planned_drafters(plans, print)])
+    drafters = planned_servers(DRAFTERS, DRAFTER_SEED, plans, print)
+    write_runs(plans / "plan.jsonl", [*planned(plans, print), *drafters])
+    write_runs(plans / "experts.plan.jsonl", planned_servers(EXPERTS, EXPERT_SEED, plans, print))
+    write_runs(plans / "prefixes.plan.jsonl", planned_prefixes(plans, print))

@@ -19,6 +19,7 @@ from pdvsim.common.commandline import command_line
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Request
+from pdvsim.sim.hardware.models import drafter_kind
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.workload.requests import make_requests
@@ -34,7 +35,7 @@ class Workbench:
             raise ValueError("no CUDA device: real runs need one")
         self._machine, self._say = machine, say
         self._pair = ""
-        self._models: Any = None
+        self._models: dict[Any, Any] = {}
         self._rig: Any = None
 
     def ready(self, group: Sequence[Experiment]) -> None:
@@ -75,10 +76,18 @@ class Workbench:
         from pdvsim.realrun.site import prepare
 
         pair, self._rig = experiment.server.pair, None  # its memory is free again
-        models = self._models if self._pair == pair else None
-        self._pair, self._models = pair, models
-        self._rig = prepare(experiment, self._machine, requests, models=models)
-        self._models = (models or {}) | self._rig.models
+        if self._pair != pair:
+            self._models = {
+                role: model for role, model in self._models.items() if role == "target" and self._same(pair)
+            }
+        self._pair = pair
+        self._rig = prepare(experiment, self._machine, requests, models=dict(self._models))
+        self._models |= self._rig.models
+
+    def _same(self, pair: str) -> bool:
+        """Whether another pair has the same target; with a draft model its vocabulary may be cut."""
+        served, wanted = self._pair.partition(":"), pair.partition(":")
+        return served[2] == wanted[2] and "model" not in (drafter_kind(served[0]), drafter_kind(wanted[0]))
 
 
 def _requests(experiment: Experiment) -> list[Request]:
