@@ -1,7 +1,8 @@
 """Fit of the sharing model: how co-running launches slow each other, from co-run samples.
 
-All coefficients but two are fitted to pairs. Two are fitted to triples: the effect of priority among three, the only
-case with a choice of the next launch, and the additional room of three. Co-running launches are measured on a
+All coefficients but three are fitted to pairs of dense models. Two are fitted to triples: the effect of priority among
+three, the only case with a choice of the next launch, and the additional room of three. The last is the effect of
+priority between mixtures of experts, from their groups. Co-running launches are measured on a
 power-throttled GPU and single launches on a cool one, so the effect of the power limit is removed first; the simulator
 adds it again. Errors are reported on held-out data: shapes (of any models and priorities), models where several pairs
 were measured, and triples with a fit to pairs alone.
@@ -186,18 +187,38 @@ START = np.array([-0.2, 0.0, -1.0, 1.3, -1.8])
 
 
 def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
-    """Least mean relative errors: of the pairs, then, with two figures more, of the triples. None without pairs."""
+    """Least mean relative errors: of dense pairs, then, with two figures more, of dense triples, then of mixtures.
+
+    None without pairs.
+    """
+    from scipy.optimize import minimize_scalar
+
+    mixed = [group for group in groups if any(member.grain for member in group.members)]
+    dense = [group for group in groups if group not in mixed]
+    fit = _fit_dense(dense or mixed)
+    if fit is None or not any(group.ordered for group in mixed):
+        return fit
+
+    def of_mixtures(x: float) -> float:
+        return _loss(mixed, replace(fit, grain_weight=float(np.exp(x))))
+
+    best = minimize_scalar(of_mixtures, bounds=(0.0, 3.0), method="bounded")
+    return replace(fit, grain_weight=float(np.exp(best.x)))
+
+
+def _loss(groups: Sequence[Group], fit: ContentionFit) -> float:
+    return float(np.mean(np.abs(np.log1p(errors(groups, fit)))))
+
+
+def _fit_dense(groups: Sequence[Group]) -> ContentionFit | None:
     from scipy.optimize import minimize
 
     pairs, triples = ([g for g in groups if (len(g.members) == 2) == two] for two in (True, False))
     if not pairs:
         return None
 
-    def loss(some: Sequence[Group], fit: ContentionFit) -> float:
-        return float(np.mean(np.abs(np.log1p(errors(some, fit)))))
-
     def of_pairs(x: Floats) -> float:
-        return loss(pairs, fit_of(x))
+        return _loss(pairs, fit_of(x))
 
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
     best = minimize(of_pairs, START, method="Nelder-Mead", options=options)
@@ -209,7 +230,7 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
         return replace(fit, crowd_weight=1 + float(np.exp(x[0])), crowd_hold=float(min(np.exp(x[1]), 1.0)))
 
     def of_triples(x: Floats) -> float:
-        return loss(triples, of_crowd(x))
+        return _loss(triples, of_crowd(x))
 
     crowd = minimize(of_triples, np.array([-0.5, -0.05]), method="Nelder-Mead")
     return of_crowd(crowd.x)

@@ -158,6 +158,9 @@ class Sharing:
             for i, load in enumerate(loads):
                 level = levels.index(load.priority)
                 weights[i] *= crowd**level
+                if load.grain and level:
+                    below = max([x.grain for x in loads if x.priority < load.priority])
+                    weights[i] *= self.fit.grain_weight ** (load.grain * below)
                 if load.nimble and level and load.priority == levels[-1]:
                     longest_s = max(x.turn_s for x in loads if x.priority < load.priority)
                     weights[i] *= self._first(load, longest_s, crowd)
@@ -171,6 +174,8 @@ class Sharing:
         heavy, light = self._share(a), self._share(b)
         if self.priority == "stream" and a.priority != b.priority:
             heavy *= self.fit.stream_weight
+            if a.grain and b.grain:
+                heavy *= self.fit.grain_weight ** (a.grain * b.grain)
             if a.nimble:
                 heavy *= self._first(a, b.turn_s, self.fit.stream_weight)
         if heavy < light:

@@ -149,6 +149,7 @@ class Load:
     lane: str = ""
     turn_s: float = 0.0  # time per layer, alone
     nimble: float = 0.0  # share of its kernels that are small enough to run beside others
+    grain: float = 0.0  # share of all experts that it reads
     empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
     share: float = 0.0  # of the turns, kept here once worked out; 0 before
     rate: float = 0.0
@@ -252,6 +253,8 @@ class Latency:
         load.turn_s = solo_s / (steps * self.spec.layers)
         load.nimble = self.nimble(rows, width, prompt, solo_s / steps)
         load.empty = self.room(prompts, solo_s)
+        if self.spec.experts is not None:
+            load.grain = self._distinct(rows, width, prompts) / self.spec.experts.count
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
         """Share of a forward's time in kernels that leave room for others."""
