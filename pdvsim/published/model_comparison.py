@@ -11,7 +11,6 @@ Not modelled: a cost per forward that does not go with its layers, and threads t
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
 from itertools import permutations
 
 import numpy as np
@@ -30,10 +29,8 @@ from pdvsim.published.tables import (
 )
 from pdvsim.published.three_way import (
     FIVE,
-    FP32_FLOPS_PER_S,
     OUTPUT_TOKENS,
     ThreeWayConfig,
-    ThreeWayModel,
     random_orders,
     score_three_way,
     served,
@@ -49,17 +46,6 @@ PAIRS = {
 BF16_FLOPS_PER_S = 312e12  # A100's data sheet, tensor cores
 RATES_PER_S = {5: 2.0, 20: 5.0}  # of arrivals, by the number of requests
 SAME_PROMPT = 0, 3  # of five requests: the programs' seed gives these two the same prompt
-LATENCIES = ("request_latency_mean", "request_latency_p95")
-
-
-@dataclass(frozen=True)
-class Setting:
-    """What may differ between the two tables."""
-
-    layer_s: float  # host time to launch one layer
-    flops_per_s: float
-    overlap_s: float  # of a forward, hidden behind another worker's
-    spaced: bool  # requests arrive one by one, not all at 0
 
 
 class ComparisonModel:
@@ -68,38 +54,11 @@ class ComparisonModel:
     def __init__(self, published: Published) -> None:
         self.published = published
         self.constants: list[Constant] = []
-        self.setting = Setting(self._layer_s(), BF16_FLOPS_PER_S, overlap_s=0.0, spaced=True)
-        self.differences = self._differences()
+        self.layer_s = self._layer_s()
 
     def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
         """A row as published, once for every order of its requests."""
-        return self._scores(row, self.setting, runs, seed)
-
-    def ratios(self, row: TableRow, scores: list[Score], runs: int, seed: int) -> list[float]:
-        """Simulated over published latency of a row, geometric mean of mean and P95, after each difference.
-
-        After the last one the row is as explained: its `scores` are given.
-        """
-        *before, _ = self.differences.values()
-        told_ms = {metric: self.published.figures[Key(TABLE, *row[:3], metric)].value for metric in LATENCIES}
-        return [
-            math.sqrt(math.prod(_mean(simulated, metric) / ms for metric, ms in told_ms.items()))
-            for simulated in (*(self._scores(row, setting, runs, seed) for setting in before), scores)
-        ]
-
-    def _differences(self) -> dict[str, Setting]:
-        """From the rules and constants of three_way to those of this table, one difference after another."""
-        given = ThreeWayModel(Published(self.published.figures.values()))  # keeps its own record of what it reads
-        same = Setting(given.layer_s, FP32_FLOPS_PER_S, given.overlap_s, spaced=False)
-        spaced = replace(same, spaced=True)
-        return {
-            "three-way's program and constants, this table's acceptance": same,
-            "requests arrive at 2 and 5 per second": spaced,
-            "bf16: arithmetic 16 times as fast, nothing to overlap": replace(
-                spaced, flops_per_s=BF16_FLOPS_PER_S, overlap_s=0.0
-            ),
-            f"host: {1e3 * self.setting.layer_s:.2f} ms per layer instead of {1e3 * given.layer_s:.2f}": self.setting,
-        }
+        return self._scores(row, self.layer_s, runs, seed)
 
     def mixes(self, row: TableRow, runs: int, seed: int) -> list[Mix]:
         """The requests of a row, in at most `runs` orders: of five, those they can have had; of more, random ones."""
@@ -114,11 +73,10 @@ class ComparisonModel:
         orders = possible_orders(baseline, pdv)[0 if arch == "baseline" else 1]
         return orders[:: math.ceil(len(orders) / runs)]
 
-    def _scores(self, row: TableRow, setting: Setting, runs: int, seed: int) -> list[Score]:
+    def _scores(self, row: TableRow, layer_s: float, runs: int, seed: int) -> list[Score]:
         name, arch, _, requests = row
-        forwards = WholeSequence(pair(PAIRS[name]), setting.layer_s, setting.flops_per_s)
-        config = ThreeWayConfig(forwards, setting.overlap_s)
-        arrivals_s = legacy_arrivals(RATES_PER_S[requests], requests=requests) if setting.spaced else ()
+        config = ThreeWayConfig(WholeSequence(pair(PAIRS[name]), layer_s, BF16_FLOPS_PER_S))
+        arrivals_s = legacy_arrivals(RATES_PER_S[requests], requests=requests)
         return [score_three_way(served(arch, mix, config, arrivals_s)) for mix in self.mixes(row, runs, seed)]
 
     def _layer_s(self) -> float:
@@ -131,7 +89,7 @@ class ComparisonModel:
         told_ms = self.published.calibrate(key)
         low_s, high_s = 1e-3, 2e-3
         low_ms, high_ms = (
-            _mean(self._scores(row, Setting(layer_s, BF16_FLOPS_PER_S, 0.0, spaced=True), 1, 0), key.metric)
+            float(np.mean([score[key.metric] for score in self._scores(row, layer_s, 1, 0)]))
             for layer_s in (low_s, high_s)
         )
         value = low_s + (told_ms - low_ms) / (high_ms - low_ms) * (high_s - low_s)
@@ -155,7 +113,3 @@ def possible_orders(baseline: Mix, pdv: Mix) -> tuple[list[Mix], list[Mix]]:
         [list(order) for order in orders if not twice or order[one] == order[other]],
         [list(order) for order in dict.fromkeys(permutations(pdv)) if order[one] in first],
     )
-
-
-def _mean(scores: list[Score], metric: str) -> float:
-    return float(np.mean([score[metric] for score in scores]))

@@ -15,7 +15,7 @@ import numpy as np
 from pdvsim.published.job import Score
 from pdvsim.published.model_comparison import ComparisonModel
 from pdvsim.published.poisson import PoissonModel
-from pdvsim.published.tables import Constant, Prediction, Published, TableRow, load_predicted
+from pdvsim.published.tables import Constant, Published, TableRow
 from pdvsim.published.three_way import ThreeWayModel
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
@@ -41,7 +41,6 @@ TARGETS = {  # metric: largest error aimed at
     "model-comparison": LATENCY_TARGETS,
 }
 ENOUGH = 10  # least completions for comparing a throughput
-DIFFERENCE_RUNS = 4  # replications of each difference
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,6 @@ class TableCell:
     spread: float  # standard deviation over replications; a published figure is one of them
     completions: float  # requests that the simulated figure rests on, mean over replications
     used_for_calibration: bool
-    predicted: Prediction | None = None  # before the figure was known
 
     @property
     def error(self) -> float:
@@ -67,18 +65,7 @@ class TableCell:
         return self.simulated / self.published - 1
 
     def document(self) -> dict[str, Any]:
-        document = asdict(self) | {"error": self.error}
-        if self.predicted is None:
-            del document["predicted"]
-        return document
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One difference between two tables, added to those before it."""
-
-    what: str
-    ratios: dict[str, float]  # by architecture: simulated over published latency, geometric mean over its rows
+        return asdict(self) | {"error": self.error}
 
 
 @dataclass(frozen=True)
@@ -90,7 +77,6 @@ class Reproduction:
     cells: tuple[TableCell, ...]
     replications: int
     interrupted: bool = False  # Ctrl-C: the cells are those of the rows that were finished
-    differences: tuple[Difference, ...] = ()  # model-comparison: from three_way to this table
 
     def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
@@ -127,16 +113,11 @@ def reproduce(
     """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
     name = table.replace("-", "_")
     model = MODELS[table](published)
-    predicted = load_predicted()
     by_row: dict[tuple[str, str, int], list[Score]] = {}
-    ratios: dict[str, list[list[float]]] = {}  # by architecture: after each difference, for each row
     interrupted = False
     try:
         for row in published.rows(name):
-            scores = model.scores(row, runs, seed)
-            if isinstance(model, ComparisonModel):
-                ratios.setdefault(row[1], []).append(model.ratios(row, scores, min(runs, DIFFERENCE_RUNS), seed))
-            by_row[row[:3]] = scores
+            by_row[row[:3]] = model.scores(row, runs, seed)
             if progress:
                 progress(len(by_row))
     except KeyboardInterrupt:
@@ -159,14 +140,6 @@ def reproduce(
                 float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
                 completions,
                 key in published.calibrated_on or same_figure,
-                predicted.get(key),
             )
         )  # fmt: skip
-    differences = []
-    if isinstance(model, ComparisonModel) and not interrupted:
-        means = {arch: np.exp(np.mean(np.log(values), axis=0)).tolist() for arch, values in ratios.items()}
-        differences = [
-            Difference(what, {arch: values[i] for arch, values in means.items()})
-            for i, what in enumerate(model.differences)
-        ]
-    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted, tuple(differences))
+    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted)

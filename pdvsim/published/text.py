@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-import textwrap
-from statistics import fmean
-
-from pdvsim.published.explain import explain
-from pdvsim.published.fair import HEADLINE, Fair
 from pdvsim.published.reproduce import ENOUGH, TARGETS, Reproduction, TableCell
 from pdvsim.published.tables import SOURCE, Constant
 from pdvsim.view.table import cell, rows_table
@@ -28,30 +23,7 @@ def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
     ]
     if not reproduction.interrupted:
         blocks.append("\n".join(_verdict(reproduction)))
-    if reproduction.differences:
-        blocks.append(_differences(reproduction))
     return "\n\n".join(blocks)
-
-
-def fair_text(fair: Fair) -> str:
-    """The same workloads scored fairly, compared with pdvsim's policies, with an explanation."""
-    rows = []
-    for row in fair.rows:
-        line = {"C": str(row.concurrency), "requests": str(row.requests)}
-        line["system"] = "published program" if row.engine == "published" else f"pdvsim on {fair.gpu}"
-        line["arch"] = row.arch
-        if fair.table == "poisson-30s":
-            line["completed by 60 s"] = cell(row.completions, 1)
-            line["tok/s as published"] = cell(row.completed_only)
-            line["all tok/s by 60 s"] = cell(row.all_tokens)
-        line["tok/s to the end"] = cell(row.output_throughput)
-        line["mean s"] = cell(row.mean_e2el_ms / 1e3)
-        line["P95 s"] = cell(row.p95_e2el_ms / 1e3)
-        rows.append(line)
-    label = f", arrivals and acceptance of {HEADLINE}" if fair.table == "poisson-30s" else ""
-    note = f"profile of {fair.gpu}: {fair.foundation}"
-    paragraphs = [textwrap.fill(text, 118) for text in explain(fair)]
-    return "\n\n".join([f"Scored fairly{label}", rows_table(rows) + f"\n{note}", *paragraphs])
 
 
 def _constants(constants: tuple[Constant, ...]) -> str:
@@ -64,45 +36,19 @@ def _constants(constants: tuple[Constant, ...]) -> str:
     return rows_table(rows)
 
 
-def _differences(reproduction: Reproduction) -> str:
-    """The differences between this table and three-way, and what remains unexplained."""
-    title = "Differences from three-way, added one by one: simulated over published latency, mean of all rows"
-    rows = [
-        {"difference": each.what, **{arch: cell(ratio) for arch, ratio in each.ratios.items()}}
-        for each in reproduction.differences
-    ]
-    errors: dict[str, list[float]] = {}
-    for target in reproduction.targeted():
-        errors.setdefault(target.pair, []).append(target.error)
-    worst, error = max(((pair, fmean(of)) for pair, of in errors.items()), key=lambda each: abs(each[1]))
-    note = (
-        "In bf16 the host sets the pace and the GPU waits, so a forward over four requests takes hardly longer than "
-        "over one. That explains pdv's gain over baseline without a fit to this table: both are too fast by about the "
-        "same factor. The factor is the host's time per layer, fitted to one value. Not explained: why this host was "
-        f"slower (the machine is not stated), and {worst}, {error:+.0%} on average."
-    )
-    return f"{title}\n\n{rows_table(rows)}\n\n{textwrap.fill(note, 118)}"
-
-
 def _cell_row(figure: TableCell, reproduction: Reproduction) -> dict[str, str]:
     several = len({c.pair for c in reproduction.cells}) > 1
     mark = "calibrated" if figure.used_for_calibration else ""
     if figure in reproduction.missed():
         mark = "missed"
     digits = 3 if figure.unit == "req/s" else 2
-    blind = {}
-    if reproduction.table == "model-comparison":
-        value = figure.predicted.value if figure.predicted else None
-        error = None if value is None else value / figure.published - 1
-        blind = {"predicted blind": cell(value, digits), "its error %": cell(error, 1, 100, "+")}
     return {
         **({"pair": figure.pair} if several else {}),
         "C": str(figure.concurrency),
         "arch": figure.arch,
         "metric": figure.metric,
         "published": cell(figure.published, digits),
-        **blind,
-        "explained" if blind else "simulated": cell(figure.simulated, digits),
+        "simulated": cell(figure.simulated, digits),
         "error %": cell(figure.error, 1, 100, "+"),
         "spread %": cell(figure.spread / figure.published, 1, 100),
         "completions": cell(figure.completions, 1),

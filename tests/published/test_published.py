@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.published.fair import score_fairly
 from pdvsim.published.forwards import Cached, WholeSequence
 from pdvsim.published.job import (
     K,
@@ -176,12 +175,6 @@ def test_where_all_complete_time_runs_to_the_last_completion() -> None:
     score = score_poisson(served("pdv-unified", cutoff_s=60), 60)
     assert score["throughput_completed_only"] == pytest.approx(10 / 3.8)
     assert score_poisson([PublishedJob(0.0, (4,))], 60)["throughput_completed_only"] == 0
-
-
-def test_fair_scoring_counts_every_token_and_every_request() -> None:
-    score = score_fairly(served("pdv-unified"))
-    assert score["output_throughput"] == pytest.approx(10 / 3.8)
-    assert score["mean_e2el_ms"] == pytest.approx(1e3 * (3.0 + 3.7) / 2)
 
 
 def test_three_way_metrics_of_a_case_by_hand() -> None:
