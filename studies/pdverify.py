@@ -26,9 +26,6 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
-from pdvsim.published.forwards import WholeSequence
-from pdvsim.published.job import PublishedJob, Score, coin_for, legacy_arrivals
-from pdvsim.published.model_comparison import BF16_FLOPS_PER_S, PAIRS, RATES_PER_S, TABLE, ComparisonModel
 from pdvsim.published.poisson import (
     ALL_COMPLETED,
     CUTOFF_S,
@@ -39,11 +36,17 @@ from pdvsim.published.poisson import (
     run_poisson,
 )
 from pdvsim.published.poisson import OUTPUT_TOKENS as POISSON_TOKENS
+from pdvsim.published.program import PublishedJob, Score, WholeSequence, coin_for, legacy_arrivals
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
 from pdvsim.published.tables import FOLDER, THREE_WAY_PAIR, Key, Published, TableRow, key_of, load_published
 from pdvsim.published.three_way import (
+    BF16_FLOPS_PER_S,
+    COMPARISON,
     FP32_FLOPS_PER_S,
+    PAIRS,
     PROMPT_TOKENS,
+    RATES_PER_S,
+    ComparisonModel,
     ThreeWayConfig,
     ThreeWayModel,
     score_three_way,
@@ -342,10 +345,10 @@ def differences(published: Published, runs: int, seed: int = 0) -> dict[str, dic
     model, ratios = ComparisonModel(published), {}
     for what, setting in settings(published).items():
         by_arch: dict[str, list[float]] = {}
-        for row in published.rows(TABLE):
+        for row in published.rows(COMPARISON):
             scores = _under(setting, model, row, runs, seed)
             for metric in ("request_latency_mean", "request_latency_p95"):
-                told_ms = published.figures[Key(TABLE, *row[:3], metric)].value
+                told_ms = published.figures[Key(COMPARISON, *row[:3], metric)].value
                 by_arch.setdefault(row[1], []).append(fmean(score[metric] for score in scores) / told_ms)
         ratios[what] = {arch: float(np.exp(np.mean(np.log(of)))) for arch, of in by_arch.items()}
     return ratios
@@ -384,7 +387,7 @@ def comparison_text(reproduction: Reproduction, published: Published) -> str:
             "explained": cell(c.simulated),
         }
         for c in reproduction.cells
-        if (key := Key(TABLE, c.pair, c.arch, c.concurrency, c.metric)) in predicted
+        if (key := Key(COMPARISON, c.pair, c.arch, c.concurrency, c.metric)) in predicted
         for value in [predicted[key].value]
     ]  # fmt: skip
     return "\n\n".join([title, rows_table(rows), textwrap.fill(note, 118), rows_table(blind)])
@@ -563,7 +566,7 @@ def _draw_comparison(reproduction: Reproduction) -> Figure:
         of_row = {(c.pair, c.requests, c.arch): c for c in reproduction.cells if c.metric == metric}
         for y, row in enumerate(rows):
             figures, colour, marker = of_row[row], arch_colour(row[2]), arch_marker(row[2])
-            if blind := predicted.get(Key(TABLE, row[0], row[2], figures.concurrency, metric)):
+            if blind := predicted.get(Key(COMPARISON, row[0], row[2], figures.concurrency, metric)):
                 axes.plot([scale * blind.low, scale * blind.high], [y, y], color="0.7", linewidth=2, zorder=1)
                 axes.plot(scale * blind.value, y, marker, color="0.7", markerfacecolor="white", markersize=7, zorder=2)
             axes.plot(scale * figures.published, y, marker, color=colour, markersize=10, zorder=3)

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(ReproduceCommand, argv, "pdvsim reproduce")
 
-    from pdvsim.published.reproduce import reproduce
+    from pdvsim.published.reproduce import reproduce, reproduction_text
     from pdvsim.published.tables import load_published
     from pdvsim.study import output
 
@@ -65,8 +65,6 @@ def main(argv: list[str]) -> int:
     if args.json:
         print(output.dumps(document))
     else:
-        from pdvsim.published.text import reproduction_text
-
         print(reproduction_text(reproduction, args.all_metrics))
     return output.save(dict(zip(files, contents, strict=True)), "only the finished rows" if cut else "")
 

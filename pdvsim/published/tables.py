@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.published.job import K
+from pdvsim.published.program import K
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "published"
 SOURCE = "figures of the public repository therealnaveenkamal/pdverify"

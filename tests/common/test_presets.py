@@ -20,10 +20,9 @@ from pdvsim.cli.runcommand import RunCommand
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.options import options, parse
 from pdvsim.common.presets import PRESETS
-from pdvsim.published.job import K
-from pdvsim.published.model_comparison import PAIRS
+from pdvsim.published.program import K
 from pdvsim.published.tables import THREE_WAY_PAIR
-from pdvsim.published.three_way import OUTPUT_TOKENS, PROMPT_TOKENS
+from pdvsim.published.three_way import OUTPUT_TOKENS, PAIRS, PROMPT_TOKENS
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.policies import ARCHS
 

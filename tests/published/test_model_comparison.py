@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.published.job import K, legacy_arrivals
-from pdvsim.published.model_comparison import PAIRS, RATES_PER_S, SAME_PROMPT, TABLE, possible_orders
+from pdvsim.published.program import K, legacy_arrivals
 from pdvsim.published.reproduce import Reproduction, reproduce
 from pdvsim.published.tables import THREE_WAY_PAIR, Key, TableRow, five_requests, load_published
-from pdvsim.published.three_way import ThreeWayModel
+from pdvsim.published.three_way import COMPARISON, PAIRS, RATES_PER_S, SAME_PROMPT, ThreeWayModel, possible_orders
 
-ROWS = load_published().rows(TABLE)
+ROWS = load_published().rows(COMPARISON)
 QWEN = "Qwen2-1.5B->Qwen2-7B"
 
 
@@ -26,7 +25,7 @@ def comparison() -> Reproduction:
 
 
 def published(row: TableRow, metric: str) -> float:
-    return load_published().figures[Key(TABLE, *row[:3], metric)].value
+    return load_published().figures[Key(COMPARISON, *row[:3], metric)].value
 
 
 @pytest.mark.parametrize("row", ROWS, ids=str)
@@ -41,7 +40,7 @@ def test_the_arrivals_are_in_the_published_figures(row: TableRow) -> None:
 @pytest.mark.parametrize("arch", ["baseline", "pdv"])
 def test_no_request_of_five_ended_early(pair: str, arch: str) -> None:
     """Acceptance has one solution in whole numbers with all 100 tokens."""
-    told = load_published().acceptance((pair, arch, 3), TABLE)
+    told = load_published().acceptance((pair, arch, 3), COMPARISON)
     requests = five_requests(told, 100)
     assert np.mean([tokens / (K * rounds) for tokens, rounds in requests]) == pytest.approx(told["mean"], abs=1e-9)
 

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.published.forwards import Cached, WholeSequence
-from pdvsim.published.job import (
+from pdvsim.published.poisson import Poisson, run_poisson, score_poisson
+from pdvsim.published.program import (
+    Cached,
     K,
     PublishedJob,
+    WholeSequence,
     coin_for,
     drawn_rounds,
     emitted,
@@ -21,7 +23,6 @@ from pdvsim.published.job import (
     legacy_arrivals,
     mean_acceptance,
 )
-from pdvsim.published.poisson import Poisson, run_poisson, score_poisson
 from pdvsim.published.tables import five_requests, load_published, many_requests, tokens_and_rounds
 from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way, score_three_way
 from pdvsim.sim.hardware.models import pair

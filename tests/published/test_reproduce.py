@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.published.job import Score
+from pdvsim.published.program import Score
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
 from pdvsim.published.tables import Figure, Key, Published, TableRow, load_published
 from pdvsim.published.three_way import ThreeWayModel
