@@ -45,7 +45,7 @@ def precompile(options: Options, say: Say) -> None:
 def _work_off(tasks: list[tuple[str, list[GridPoint]]], jobs: int, until_s: float) -> list[str]:
     """Run the tasks, `jobs` at a time, and end what is not finished in time; returns the reasons of failures."""
     with ThreadPoolExecutor(jobs) as pool:
-        return [reason for reason in pool.map(lambda task: _compile(*task, until_s), tasks) if reason]
+        return [reason for reason in pool.map(lambda task: _compile(task[0], task[1], until_s), tasks) if reason]
 
 
 def _compile(name: str, points: list[GridPoint], until_s: float) -> str:

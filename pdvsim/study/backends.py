@@ -17,12 +17,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from pdvsim.common.outcomes import DIED, Item, Notice, Outcome, Row, Task, attempt, failure
+from pdvsim.common.outcomes import DIED, Item, Notice, Outcome, Task, attempt, failure
 from pdvsim.common.version import __version__
-from pdvsim.common.workers import attempt_alone, cores, finished_here
+from pdvsim.common.workers import attempt_alone, finished_here
 from pdvsim.sim.limits import check_ranges
-
-__all__ = ["Backend", "Row", "check_reachable", "cores", "finished"]
 
 PATIENCE_S = 6.0  # limit for the first answer of a scheduler
 WORKERS_S = 600.0  # limit for a cluster without workers
