@@ -1,24 +1,35 @@
-"""Launches of served runs, in whole tenths of a microsecond.
+"""One run launch by launch: measured against predicted, by kind and size, and the gaps between launches.
 
-They are one part per run while runs are made, later all of them in `launches.parquet` next to the runs.
-`studies/launches.py` compares them with simulated ones.
+The launches of a served run are kept in whole tenths of a microsecond: one part per run while runs are made, later all
+of them in `launches.parquet` next to the runs. A launch's own prediction is the time that the present profile gives for
+its rows alone; of one that carries prompts, whose shapes are not kept, what the profile of its day gave.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pdvsim.calibration.validate.served import ServedRun
-from pdvsim.common.files import whole, write_whole
-from pdvsim.sim.core import KINDS
-from pdvsim.sim.reading import read_table, said
+from pdvsim.common.commandline import experiment_from
+from pdvsim.common.files import SEAL, digest, unbroken, whole, write_whole
+from pdvsim.realrun.machine import as_served
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import KINDS, ModelSpec, Role
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.metrics.summary import frames
+from pdvsim.sim.metrics.works import busy_share
+from pdvsim.sim.reading import read_json, read_table, said
 from pdvsim.sim.records import LANES, ROLES, Table
+from pdvsim.sim.run import simulate
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -32,6 +43,10 @@ KEPT: dict[str, str] = {  # columns of a launch and how they are kept
     "context": "u4", "prompt_start": "u4",
 }  # fmt: skip
 TICKS = ("start", "span", "solo")
+BINS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, math.inf)  # last sizes of a bin; rows, or prompt tokens
+
+
+# kept ----------------------------------------------------------------------------------------------------------------
 
 
 def save_part(folder: Path, id: str, launches: Table) -> None:
@@ -96,3 +111,108 @@ def launches_of(run: ServedRun) -> pd.DataFrame:
         frame[name] = pd.Categorical.from_codes(frame[name], pd.Index(words))
     start, span, solo = (rows[name].astype(np.float64) * TICK_S for name in TICKS)
     return frame.assign(start_s=start, end_s=start + span, solo_s=solo).reset_index(drop=True)
+
+
+def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.DataFrame, dict[str, Any]]:
+    """Experiment, launches and metrics of a result that `realrun --save-detailed` wrote."""
+    try:
+        document = read_json(path)
+        beside = path.with_name(f"{path.stem}.launches.parquet")
+        if SEAL in document and not (unbroken(document) and digest(beside) in document["records_sha256"].values()):
+            raise ValueError("it is damaged or was changed; see `pdvsim sweep --check`")
+        experiment = as_served(experiment_from(document["config"], own_policies))
+        frame = read_table(beside).to_pandas()
+        columns = [*KEPT, "start_s", "end_s", "solo_s"]
+        return experiment, frame[columns].sort_values("start_s", ignore_index=True), document
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a result of realrun --save-detailed with its launches: {said(error)}") from None
+
+
+# compared ------------------------------------------------------------------------------------------------------------
+
+
+def priced(frame: pd.DataFrame, experiment: Experiment, profile: Profile) -> pd.DataFrame:
+    """Launches with `solo_s` as the present profile has it, where their shape tells it."""
+    pair = named_pair(experiment.server.pair)
+    specs: dict[Role, ModelSpec] = {"draft": pair.draft, "target": pair.target}
+    models = {role: Latency(spec, profile.fit(spec)) for role, spec in specs.items() if spec.name in profile.models}
+    solo = frame["solo_s"].to_numpy(np.float64).copy()
+    sizes = frame[["role", "rows", "width", "steps", "context", "tokens"]].itertuples(index=False)
+    for at, (role, rows, width, steps, context, tokens) in enumerate(sizes):
+        behind = role == "draft" and role in models and width > models[role].widest
+        if rows and role in models and not behind and tokens == rows * (width + steps - 1):
+            shape = models[role].shape(rows, width, steps)
+            solo[at] = shape.solo_0 + shape.solo_1 * context
+    return frame.assign(solo_s=solo)
+
+
+def compared(measured: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
+    """Both sides by kind and size, the gaps on each lane, and the time that no lane ran."""
+    sides = {"measured": _sized(measured), "predicted": _sized(predicted)}
+    total = float((measured["end_s"] - measured["start_s"]).sum())
+    groups = {side: frame.groupby(["what", "low", "high"], observed=True) for side, frame in sides.items()}
+    sums = {side: group[["span_s", "solo_s"]].sum().assign(n=group.size()) for side, group in groups.items()}
+    rows = []
+    for key in sorted(set(sums["measured"].index) | set(sums["predicted"].index)):
+        real, told = (sums[side].loc[key] if key in sums[side].index else None for side in sides)
+        spent = [0.0 if side is None else float(side["span_s"]) for side in (real, told)]
+        alone = [0.0 if side is None else float(side["solo_s"]) for side in (real, told)]
+        rows.append(
+            {
+                "what": key[0],
+                "sizes": _range(key[1], key[2]),
+                "measured": 0 if real is None else int(real["n"]),
+                "predicted": 0 if told is None else int(told["n"]),
+                "measured_ms": None if real is None else 1e3 * spent[0] / float(real["n"]),
+                "predicted_ms": None if told is None else 1e3 * spent[1] / float(told["n"]),
+                # over the very same launches alone, by the profile
+                "measured_stretch": spent[0] / alone[0] if alone[0] > 0 else None,
+                "predicted_stretch": spent[1] / alone[1] if alone[1] > 0 else None,
+                "share": (spent[1] - spent[0]) / total if total else math.nan,
+            }
+        )
+    lanes = [lane for lane in LANES if (measured["lane"] == lane).any() or (predicted["lane"] == lane).any()]
+    return {
+        "rows": rows,
+        "error": sum(row["share"] for row in rows),
+        "gaps": {lane: {side: _gaps(frame[frame["lane"] == lane]) for side, frame in sides.items()} for lane in lanes},
+        "idle": {
+            side: 1 - busy_share({name: frame[name].to_numpy() for name in ("start_s", "end_s")})
+            for side, frame in sides.items()
+        },
+    }
+
+
+def _sized(frame: pd.DataFrame) -> pd.DataFrame:
+    """Launches with what they are, their span, and the bin of their size: rows, or the tokens of prompts alone."""
+    rows, tokens = frame["rows"].to_numpy(), frame["tokens"].to_numpy()
+    prompts = tokens - rows * (frame["width"].to_numpy() + frame["steps"].to_numpy() - 1)
+    kind: pd.Series[str] = frame["kind"].astype(str) + np.where(frame["role"] == "draft", " (draft model)", "")
+    kind = kind.where(frame["kind"] != "draft", "draft")
+    what: pd.Series[str] = kind + np.where((rows > 0) & (prompts > 0), " with prompts", "")
+    size = np.where(rows > 0, rows, tokens)
+    at = np.searchsorted(BINS, size)
+    low, high = np.array([-1.0, *BINS])[at] + 1, np.array(BINS)[at]
+    return frame.assign(what=what, low=low, high=high, span_s=frame["end_s"] - frame["start_s"])
+
+
+def _range(low: float, high: float) -> str:
+    if math.isinf(high):
+        return f"{low:.0f} and more"
+    return f"{high:.0f}" if low == high else f"{low:.0f} to {high:.0f}"
+
+
+def _gaps(frame: pd.DataFrame) -> dict[str, float]:
+    """Between launches of one lane: how many, median, 95th percentile, and their share of its time."""
+    frame = frame.sort_values("start_s")
+    gaps = np.maximum(frame["start_s"].to_numpy()[1:] - frame["end_s"].to_numpy()[:-1], 0.0)
+    if not len(gaps):
+        return {"gaps": 0, "median_us": math.nan, "p95_us": math.nan, "share": math.nan}
+    lasted = float(frame["end_s"].max() - frame["start_s"].min())
+    median, p95 = (float(1e6 * x) for x in np.percentile(gaps, (50, 95)))
+    return {"gaps": len(gaps), "median_us": median, "p95_us": p95, "share": float(gaps.sum()) / lasted}
+
+
+def simulated(experiment: Experiment, profile: Profile) -> pd.DataFrame:
+    """The launches of the same experiment simulated, in the order of their start."""
+    return frames(simulate(experiment, profile=profile))[1].sort_values("start_s", ignore_index=True)

@@ -3,35 +3,35 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.calibration.validate.launches import gather
-from pdvsim.calibration.validate.runs import serve_all, tiny
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.common.console import say
 from pdvsim.common.options import Placed, parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
-from pdvsim.sim.config import Acceptance, Arch, Contention, Hardware, Server
+from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Hardware, Server
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.relevance import suited
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.table import cell, grid
 
 if TYPE_CHECKING:
-    pass
+    import pandas as pd
 
 RUNS = "runs.jsonl"
 WORST = 10  # runs shown
 OF_BENCH = {"pair", "arch", "acceptance", "server", "hardware"}  # options that only --bench has
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
+LEAST_SHARE = 0.0005  # least share of the time that gets its own line
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,8 @@ class ValidateCommand:
 
     runs: Placed[tuple[str, ...]] = ()
     """Files of real runs, one JSON object per line; default: the H200 runs included in pdvsim."""
+    run: str | None = None
+    """Compare one run launch by launch: its number, or a result of realrun --save-detailed."""
     own_policies: bool = False
     """Execute the policy files that the runs name as file.py:Class. Use this only for files you trust."""
     held_out: bool = False
@@ -100,8 +102,10 @@ class ValidateCommand:
             raise ValueError("--output, --minutes and --tiny need --serve")
         if self.serve is not None and given - {"own_policies", "serve", "output", "minutes", "tiny"}:
             raise ValueError("--serve can only be combined with --output, --minutes, --tiny and --own-policies")
-        if self.write and self.contention != "fluid":
-            raise ValueError("--write needs --contention fluid")
+        if self.html and self.run is not None:
+            raise ValueError("--html is a page of all runs and cannot be combined with --run")
+        if self.write and (self.run is not None or self.contention != "fluid"):
+            raise ValueError("--write needs all runs and --contention fluid")
 
 
 def main(argv: list[str]) -> int:
@@ -120,6 +124,8 @@ def main(argv: list[str]) -> int:
     from pdvsim.calibration.validate import compare
 
     plot, page = (output.check_file(Path(name)) if name else None for name in (args.plot, args.html))
+    if args.run is not None:
+        return _one(args, plot)
     runs = _read(args)
     numbers = {run.id: number for number, run in enumerate(runs, 1)}
     runs = [run for run in runs if args.held_out or not run.held_out]
@@ -159,6 +165,9 @@ def main(argv: list[str]) -> int:
 
 def _serve(args: ValidateCommand, plan: str) -> int:
     """Serve a plan, and collect the launches of its runs in one table."""
+    from pdvsim.calibration.validate.launches import gather
+    from pdvsim.calibration.validate.runs import serve_all, tiny
+
     runs = read_runs(plan, planned=True, own_policies=args.own_policies)
     path = output.check_file(Path(args.output))
     machine = Machine(device="cpu" if args.tiny else "cuda", tiny=args.tiny)
@@ -324,3 +333,80 @@ def _short(metric: str) -> str:
         return "out tok/s"
     which, name, _ = metric.split("_")
     return f"{which} {name.upper()}"
+
+
+# one run -------------------------------------------------------------------------------------------------------------
+
+
+def _one(args: ValidateCommand, plot: Path | None) -> int:
+    """One run, launch by launch."""
+    from pdvsim.calibration.validate import compare
+    from pdvsim.calibration.validate.launches import compared, priced, simulated
+    from pdvsim.sim.assembly import covering_profile
+
+    experiment, measured, metrics, name = _chosen(args)
+    hardware = replace(experiment.hardware, contention=args.contention, profile=args.profile, band=False)
+    experiment = suited(replace(experiment, hardware=hardware))
+    profile = covering_profile(experiment)
+    measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
+    found = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
+    found["dataset"], found["arch"], found["pair"] = (
+        compare.dataset(experiment),
+        experiment.arch,
+        experiment.server.pair,
+    )
+    found["output_throughput"] = metrics.get("output_throughput")
+    print(output.dumps(found) if args.json else "\n\n".join(_launch_tables(found)))
+    if plot:
+        from pdvsim.view.calibration_plots import launches_figure
+
+        output.save({plot: output.picture(launches_figure(measured, predicted, found), plot)})
+    return 0
+
+
+def _chosen(args: ValidateCommand) -> tuple[Experiment, pd.DataFrame, Mapping[str, Any], str]:
+    """The experiment, launches, metrics and name of the requested run."""
+    from pdvsim.calibration.validate.launches import launches_of, saved_run
+
+    assert args.run is not None
+    if not args.run.isdecimal():
+        return *saved_run(Path(args.run), args.own_policies), args.run
+    runs = _read(args)
+    if not 1 <= int(args.run) <= len(runs):
+        raise ValueError(f"--run: there are runs 1 to {len(runs)}, got {args.run}")
+    run = runs[int(args.run) - 1]
+    if run.held_out and not args.held_out:
+        raise ValueError(f"run {args.run} is held out; --held-out shows it")
+    return run.experiment, launches_of(run), run.metrics, f"run {args.run}: {run.command}"
+
+
+def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
+    """Contributions to the error by kind and size, largest first; then the gaps."""
+    yield f"{found['run']}\nprofile {found['foundation']}"
+    shown = [row for row in found["rows"] if abs(row["share"]) >= LEAST_SHARE]
+    rows = [
+        [
+            row["what"],
+            row["sizes"],
+            str(row["measured"]),
+            str(row["predicted"]),
+            cell(row["measured_ms"], 3),
+            cell(row["predicted_ms"], 3),
+            cell(row["measured_stretch"], 3),
+            cell(row["predicted_stretch"], 3),
+            _percent(row["share"], "+"),
+        ]
+        for row in sorted(shown, key=lambda row: -abs(row["share"]))
+    ]
+    rows.append(["all", *[""] * 7, _percent(found["error"], "+")])
+    header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
+              "share of GPU time"]  # fmt: skip
+    yield grid(header, rows)
+    rows = []
+    for lane, sides in found["gaps"].items():
+        real, sim = (sides[side] for side in ("measured", "predicted"))
+        figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
+        rows.append([lane, *figures, f"{_percent(real['share'])} / {_percent(sim['share'])}"])
+    idle = " / ".join(_percent(found["idle"][side]) for side in ("measured", "predicted"))
+    rows.append(["GPU idle", "-", "-", idle])
+    yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)

@@ -111,6 +111,38 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
     return figure
 
 
+def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, run: Mapping[str, Any]) -> Figure:
+    """One run's launches: measured over the time of each alone, over time; and by rows, with the simulated ones."""
+    note = (
+        f"{run['arch']}, {run['pair']}, {run['dataset']}; profile {run['foundation']}. Left: a launch as "
+        "measured over the profile's time for it alone. Right: by decoding rows, measured (dots) and simulated (rings)."
+    )
+    with styled():
+        figure, (over_time, by_rows) = _panels(1, 2, 4.6, note)
+        for kind, colour in KIND_COLOURS.items():
+            real, told = (frame[frame["kind"] == kind] for frame in (measured, predicted))
+            known = real[real["solo_s"] > 0]
+            span = known["end_s"] - known["start_s"]
+            over_time.scatter(known["start_s"], span / known["solo_s"], s=7, color=colour, alpha=0.5, linewidth=0)
+            for frame, ring in ((real, False), (told, True)):
+                rows = frame[frame["rows"] > 0]
+                by_rows.scatter(
+                    rows["rows"], 1e3 * (rows["end_s"] - rows["start_s"]), s=26 if ring else 7,
+                    facecolor="none" if ring else colour, edgecolor=colour if ring else "none", linewidth=0.6,
+                    alpha=0.5, label=None if ring or real.empty else kind,
+                )  # fmt: skip
+        over_time.axhline(1.0, color="0.5", linewidth=1)
+        over_time.set_yscale("log")
+        _plain_ticks(over_time.yaxis, *over_time.get_ylim())
+        over_time.set_xlabel("Time of the run (s)")
+        over_time.set_ylabel("Measured over alone")
+        by_rows.set_xlabel("Rows")
+        by_rows.set_ylabel("Duration (ms)")
+        handles, labels = by_rows.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, markerscale=2)
+    return figure
+
+
 def _panels(rows: int, columns: int, height: float, caption: str) -> tuple[Figure, list[Axes]]:
     figure = new_figure(5.2 * columns, height * rows + 0.6, caption)
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)

@@ -1,21 +1,27 @@
-"""Launches of served runs, and the command lines that name them."""
+"""A run launch by launch."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from pdvsim.calibration.validate.launches import gather, launches_of, save_part
+from pdvsim.calibration.validate.launches import compared, gather, launches_of, priced, save_part, simulated
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line, experiment_of
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.metrics.summary import frames
+from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.run import simulate
 
 EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, output_len=40, max_concurrency=8))
+
+
+def launches(**columns: object) -> pd.DataFrame:
+    few = {"lane": "main", "kind": "verify", "role": "target", "width": 1, "steps": 1, "context": 0, "prompt_start": 0}
+    return pd.DataFrame(few | columns)
 
 
 def test_kept_launches_are_those_of_the_run(tmp_path: Path) -> None:
@@ -25,13 +31,44 @@ def test_kept_launches_are_those_of_the_run(tmp_path: Path) -> None:
     for _ in range(2):
         save_part(tmp_path, run.id, result.launches)
         assert gather(tmp_path) == 1
-    kept, whole = launches_of(run), frames(result)[1].sort_values("start_s", ignore_index=True)
+    kept, whole = launches_of(run), simulated(EXPERIMENT, builtin("h200"))
     for name in ("lane", "kind", "role", "rows", "tokens", "steps", "width", "context", "prompt_start"):
         assert kept[name].tolist() == whole[name].tolist()
     for name in ("start_s", "end_s", "solo_s"):
         np.testing.assert_allclose(kept[name], whole[name], rtol=0, atol=1.01e-7)
     with pytest.raises(ValueError, match="no launches were saved"):
         launches_of(ServedRun(run.command, 1, False, {}, {}, tmp_path))
+
+
+def test_the_profile_prices_a_kept_launch_as_the_simulator_does() -> None:
+    whole = simulated(EXPERIMENT, builtin("h200"))
+    asked = whole.assign(solo_s=0.0).where(whole["kind"] != "prefill", whole)
+    found = priced(asked, EXPERIMENT, builtin("h200"))
+    np.testing.assert_allclose(found["solo_s"].astype(float), whole["solo_s"])
+
+
+def test_a_comparison_by_hand() -> None:
+    """Two verifies of 4 rows take 3 ms where 2 were predicted; of 6 rows 1 and 1: 2 of 7 ms are missing."""
+    real = launches(
+        rows=[4, 4, 6], tokens=[4, 4, 6], start_s=[0.0, 0.004, 0.008], end_s=[0.003, 0.007, 0.009], solo_s=0.002
+    )
+    sim = launches(
+        rows=[4, 4, 6], tokens=[4, 4, 6], start_s=[0.0, 0.002, 0.005], end_s=[0.002, 0.004, 0.006], solo_s=0.002
+    )
+    found = compared(real, sim)
+    assert [(row["what"], row["sizes"], row["measured"], row["predicted"]) for row in found["rows"]] == [
+        ("verify", "3 to 4", 2, 2),
+        ("verify", "5 to 8", 1, 1),
+    ]
+    first, second = found["rows"]
+    assert (first["measured_ms"], first["predicted_ms"]) == pytest.approx((3.0, 2.0))
+    assert (first["measured_stretch"], first["predicted_stretch"]) == pytest.approx((1.5, 1.0))
+    assert (first["share"], second["share"], found["error"]) == pytest.approx((-2 / 7, 0, -2 / 7))
+    gaps = found["gaps"]["main"]
+    assert gaps["measured"]["median_us"] == pytest.approx(1000)
+    assert gaps["measured"]["share"] == pytest.approx(2 / 9)
+    assert gaps["predicted"]["share"] == pytest.approx(1 / 6)
+    assert found["idle"] == pytest.approx({"measured": 2 / 9, "predicted": 1 / 6})
 
 
 def test_time_in_which_a_launch_runs_is_counted_once() -> None:

@@ -413,7 +413,9 @@ def test_what_is_no_file_of_runs_is_refused_in_one_line(tmp_path: Path, refused:
 @pytest.mark.parametrize(
     ("argv", "reason"),
     [
-        (["--write", "--contention", "max"], "--write needs --contention fluid"),
+        (["--run", "9999"], "runs 1 to"),
+        (["--run", "173"], "no launches were saved"),
+        (["--write", "--contention", "max"], "--write needs all runs"),
         (["--tiny"], "need --serve"),
         (["--serve", "plan.jsonl", "--json"], "--serve can only be combined with"),
     ],

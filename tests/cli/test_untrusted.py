@@ -52,6 +52,7 @@ def files(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 READERS: dict[str, Callable[[], int]] = {
     "validate": lambda: main(["validate", "runs.jsonl"]),
+    "validate one": lambda: main(["validate", "--run", "run.json"]),
     "report": lambda: main(["report", "run.json", "sweep"]),
     "plot": lambda: main(["plot", "run.json", "--var-y", "mean_ttft_ms", "-o", "plots"]),
     "check": lambda: main(["sweep", "--check", "run.json", "sweep"]),

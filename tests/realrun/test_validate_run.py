@@ -13,7 +13,6 @@ from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.cli import main
 from pdvsim.cli.realrun import main as realrun
 from pdvsim.common.files import sealed
-from studies import launches
 
 SMALL = "--dataset-name random --num-prompts 3 --input-len 16 --output-len 8"
 
@@ -56,9 +55,14 @@ def test_runs_are_made_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
         assert set(kept["role"]) == ({"draft", "target"} if run.experiment.arch == "pd" else {"target"})
     capsys.readouterr()
     picture = tmp_path / "one.png"
-    assert launches.main(output, 1, picture) == 0
+    assert main(["validate", str(output), "--run", "1", "--plot", str(picture)]) == 0
     assert "rows or tokens" in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
+    assert main(["validate", str(output), "--run", "3"]) == 2
+    assert "held out" in capsys.readouterr().err
+    assert main(["validate", str(output), "--run", "3", "--held-out", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert sum(row["measured"] for row in found["rows"]) == done[2].metrics["launches"]
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,10 +94,10 @@ def test_a_result_of_realrun_is_looked_at_too(tmp_path: Path, capsys: pytest.Cap
     document["config"]["server"]["pair"] = "tinyllama-1.1b:llama-2-7b"  # the tiny pair cannot be simulated
     path.write_text(json.dumps(document))
     capsys.readouterr()
-    with pytest.raises(ValueError, match="it is damaged or was changed"):  # its seal is of what was written
-        launches.main(path, None, None)
+    assert main(["validate", "--run", str(path)]) == 2  # its seal is of what was written
+    assert "it is damaged or was changed" in capsys.readouterr().err
     path.write_text(json.dumps(sealed(document)))
-    assert launches.main(path, None, None) == 0
+    assert main(["validate", "--run", str(path)]) == 0
     assert "gaps, real / sim" in capsys.readouterr().out
 
 
