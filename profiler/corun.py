@@ -275,9 +275,9 @@ class Duo:
 def _summary(members: Sequence[GridPoint], spans_of: Sequence[Sequence[Span]], solos_s: Sequence[float]) -> str:
     spans = [np.array([s[:2] for s in spans], dtype=np.float64).reshape(-1, 2) for spans in spans_of]
     within = overlap.window(spans)
-    parts = []
-    for point, intervals, solo in zip(members, spans, solos_s, strict=True):
-        slowed = overlap.slowdowns(intervals, solo, within) if within else np.array([])
-        parts.append(f"{point.label()} x{np.median(slowed):.2f}" if len(slowed) else f"{point.label()} x?")
-    gain = overlap.span_over_serial(spans, solos_s)
-    return f"{'; '.join(parts)}; span/serial {gain:.2f}" if gain else "; ".join(parts)
+    alone_s = [overlap.work_done_s(each, solo, within) for each, solo in zip(spans, solos_s, strict=True) if within]
+    if within is None or not all(alone_s):  # lanes took turns, as on the CPU
+        return "; ".join(point.label() for point in members)
+    lasted_s = within[1] - within[0]
+    slowed = [f"{point.label()} x{lasted_s / s:.2f}" for point, s in zip(members, alone_s, strict=True)]
+    return f"{'; '.join(slowed)}; span/serial {lasted_s / sum(alone_s):.2f}"

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
-from typing import Any
 
 import torch
 
 from pdvsim.profiler import grid
 from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.provenance import nvml_of
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
 from pdvsim.realrun.engine.graphs import Ticket
 
@@ -124,15 +124,11 @@ def card_reader(device: torch.device) -> Callable[[], CardReading]:
     if device.type != "cuda":
         return lambda: nothing
     try:
-        import pynvml  # type: ignore[import-not-found,unused-ignore]
-
-        pynvml.nvmlInit()
-        uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
-        handle: Any = pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        nvml, handle = nvml_of(device)
 
         def read() -> CardReading:
-            [power] = pynvml.nvmlDeviceGetFieldValues(handle, [pynvml.NVML_FI_DEV_POWER_INSTANT])
-            return float(pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
+            [power] = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
+            return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
 
         read()
     except Exception:  # not installed, or a driver that refuses: times alone still tell

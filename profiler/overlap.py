@@ -1,4 +1,4 @@
-"""Slowdown of co-running launches, and the gain of a group over taking turns, from intervals.
+"""When co-running launches were all busy, and the work that each did meanwhile, from intervals.
 
 An interval is (start, end) in seconds since a common start. Launches of one member follow each other without a pause,
 so all members are busy from the latest first start to the earliest last end: the window.
@@ -23,24 +23,8 @@ def window(members: Sequence[Spans]) -> tuple[float, float] | None:
     return (begin, end) if begin < end else None
 
 
-def slowdowns(spans: Spans, solo_s: float, within: tuple[float, float]) -> NDArray[np.float64]:
-    """Time over time alone of each launch that lies inside the window."""
-    inside = (spans[:, 0] >= within[0]) & (spans[:, 1] <= within[1])
-    ratio: NDArray[np.float64] = (spans[inside, 1] - spans[inside, 0]) / solo_s
-    return ratio
-
-
 def work_done_s(spans: Spans, solo_s: float, within: tuple[float, float]) -> float:
     """Seconds that a member's launches in the window would have taken alone; those cut by its ends count by share."""
     length = spans[:, 1] - spans[:, 0]
     covered = np.clip(np.minimum(spans[:, 1], within[1]) - np.maximum(spans[:, 0], within[0]), 0.0, None)
     return float(solo_s * (covered / length).sum())
-
-
-def span_over_serial(members: Sequence[Spans], solos_s: Sequence[float]) -> float | None:
-    """The window over the time of the same launches in sequence: below 1, co-running is faster."""
-    within = window(members)
-    if within is None:
-        return None
-    serial = sum(work_done_s(spans, solo, within) for spans, solo in zip(members, solos_s, strict=True))
-    return (within[1] - within[0]) / serial

@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
-from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from time import monotonic, sleep
-from typing import IO
+from time import monotonic
 
 from pdvsim.profiler.grid import GridPoint, design
 from pdvsim.profiler.options import Options, Say
@@ -45,37 +43,24 @@ def precompile(options: Options, say: Say) -> None:
 
 
 def _work_off(tasks: list[tuple[str, list[GridPoint]]], jobs: int, until_s: float) -> list[str]:
-    """Run the tasks, `jobs` at a time; what is not finished in time is ended, never left behind on the card."""
-    waiting = deque(tasks)
-    running: list[tuple[str, subprocess.Popen[bytes], IO[bytes]]] = []
-    failed: list[str] = []
-    try:
-        while (waiting or running) and monotonic() < until_s:
-            while waiting and len(running) < jobs:
-                running.append(_start(*waiting.popleft()))
-            sleep(0.05)
-            for entry in [entry for entry in running if entry[1].poll() is not None]:
-                running.remove(entry)
-                if entry[1].returncode:
-                    entry[2].seek(0)
-                    lines = entry[2].read().decode(errors="replace").strip().splitlines()
-                    failed.append(f"{entry[0]}: {lines[-1] if lines else 'no reason given'}")
-    finally:
-        for name, process, _ in running:
-            process.kill()
-            process.wait()
-            failed.append(f"{name}: not finished in time")
-    return failed + [f"{name}: not started in time" for name, _ in waiting]
+    """Run the tasks, `jobs` at a time, and end what is not finished in time; returns the reasons of failures."""
+    with ThreadPoolExecutor(jobs) as pool:
+        return [reason for reason in pool.map(lambda task: _compile(task[0], task[1], until_s), tasks) if reason]
 
 
-def _start(name: str, points: list[GridPoint]) -> tuple[str, subprocess.Popen[bytes], IO[bytes]]:
-    errors = tempfile.TemporaryFile()  # noqa: SIM115 (it lives as long as the worker)
+def _compile(name: str, points: list[GridPoint], until_s: float) -> str:
+    """One worker process; returns why it failed, or nothing."""
+    left_s = until_s - monotonic()
+    if left_s <= 0:
+        return f"{name}: not started in time"
     command = [sys.executable, "-m", "pdvsim.profiler.precompile", name]
-    with tempfile.TemporaryFile() as given:  # no pipe: writing to one waits for a worker that may never read
-        given.write(json.dumps([p.as_dict() for p in points]).encode())
-        given.seek(0)
-        process = subprocess.Popen(command, stdin=given, stdout=subprocess.DEVNULL, stderr=errors)
-    return name, process, errors
+    given = json.dumps([p.as_dict() for p in points]).encode()
+    try:
+        worker = subprocess.run(command, input=given, capture_output=True, timeout=left_s, check=False)
+    except subprocess.TimeoutExpired:
+        return f"{name}: not finished in time"
+    lines = worker.stderr.decode(errors="replace").strip().splitlines()
+    return f"{name}: {lines[-1] if lines else 'no reason given'}" if worker.returncode else ""
 
 
 def main() -> int:

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import platform
-import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
@@ -26,7 +25,6 @@ THROTTLE_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-_REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")  # newer and older drivers' name
 
 
 def now() -> str:
@@ -52,7 +50,7 @@ def software() -> dict[str, str | None]:
         "torch": torch.__version__,
         "triton": version("triton"),
         "cuda": torch.version.cuda,
-        "driver": read_card().get("driver") if torch.cuda.is_available() else None,
+        "driver": read_card(torch.device("cuda")).get("driver") if torch.cuda.is_available() else None,
         "transformers": version("transformers"),
     }
 
@@ -107,7 +105,7 @@ def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] 
     if device.type != "cuda":
         return None
     with ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(read_card)
+        answer = pool.submit(read_card, device)
         while not answer.done():
             load()
         state = answer.result()
@@ -115,51 +113,28 @@ def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] 
     return state or None
 
 
-def read_card() -> dict[str, Any]:
-    """One reading, by NVML's Python binding or else by nvidia-smi; empty where there is neither."""
+def nvml_of(device: torch.device) -> tuple[Any, Any]:
+    """NVML's Python binding and its handle of the device; an error if it is not installed or the driver refuses."""
+    import pynvml  # type: ignore[import-not-found,unused-ignore]
     import torch
 
-    uuid = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid).removeprefix("GPU-")
-    try:
-        return _by_nvml(f"GPU-{uuid}")
-    except Exception:  # not installed, or a driver that refuses: the other way may still work
-        return next((state for reasons in _REASONS if (state := _by_command(uuid, reasons))), {})
-
-
-def _by_nvml(uuid: str) -> dict[str, Any]:
-    import pynvml  # type: ignore[import-not-found,unused-ignore]
-
     pynvml.nvmlInit()
-    handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
-    return _entry(
-        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM),
-        pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_MEM),
-        pynvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        pynvml.nvmlDeviceGetTemperature(handle, pynvml.NVML_TEMPERATURE_GPU),
-        pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle),
-        pynvml.nvmlSystemGetDriverVersion(),
-    )
+    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
-def _by_command(uuid: str, reasons: str) -> dict[str, Any]:
-    fields = f"clocks.sm,clocks.mem,power.draw,temperature.gpu,{reasons},driver_version,uuid"
-    command = ["nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader,nounits"]
+def read_card(device: torch.device) -> dict[str, Any]:
+    """One reading; empty if NVML cannot be asked."""
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True).stdout
-        lines = answer.strip().splitlines()
-        line = next((line for line in lines if uuid in line), lines[0])
-        sm, memory, power, temperature, bits, driver, _ = (part.strip() for part in line.split(","))
-        return _entry(int(sm), int(memory), float(power), int(temperature), int(bits, 16), driver)
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
+        nvml, handle = nvml_of(device)
+        reasons, driver = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), nvml.nvmlSystemGetDriverVersion()
+        return {
+            "sm_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
+            "memory_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
+            "power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
+            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
+            "throttled": [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
+            "driver": driver if isinstance(driver, str) else driver.decode(),
+        }
+    except Exception:  # not installed, or a driver that refuses: times alone still tell
         return {}
-
-
-def _entry(sm: int, memory: int, power: float, temperature: int, reasons: int, driver: str | bytes) -> dict[str, Any]:
-    return {
-        "sm_mhz": sm,
-        "memory_mhz": memory,
-        "power_w": power,
-        "temperature_c": temperature,
-        "throttled": [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
-        "driver": driver if isinstance(driver, str) else driver.decode(),
-    }

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.calibration.fit.build import gpu_spec
+from pdvsim.calibration.fit.forward import Traced, terms_of
 from pdvsim.calibration.fit.points import Floats, medians, price_s, tokens_of
-from pdvsim.calibration.fit.traced import Traced, terms_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from pdvsim.cli.page import facts_of
 from pdvsim.common.outcomes import Row
 from pdvsim.common.progress import Progress
-from pdvsim.published.job import K, coin_for
 from pdvsim.published.poisson import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
+from pdvsim.published.program import K, coin_for
 from pdvsim.published.tables import Key, Published, load_published
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.works import busy_share

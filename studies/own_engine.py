@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.calibration.fit.engine_fit import calibrate_engine
-from pdvsim.calibration.fit.engine_log import read_bench, read_logs
-from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
+from pdvsim.calibration.fit.points import middle
 from pdvsim.calibration.validate.runs import Workbench
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.common.commandline import command_line

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.fit.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.fit.corun import Corun, fit_corun
-from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
-from pdvsim.calibration.fit.points import medians, reach_of
+from pdvsim.calibration.fit.points import medians, middle, reach_of
 from pdvsim.calibration.fit.power import PowerCalibration, fit_power
 from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole

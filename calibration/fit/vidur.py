@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.fit.points import middle
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit, in_waves
 from pdvsim.sim.hardware.models import MODELS, shard

@@ -23,7 +23,7 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.fit.points import middle
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here

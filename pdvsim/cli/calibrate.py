@@ -85,8 +85,7 @@ def main(argv: list[str]) -> int:
 def _engine(args: CalibrateCommand) -> int:
     """Whole steps of the user's own engine."""
     from pdvsim.calibration.fit.build import save
-    from pdvsim.calibration.fit.engine_fit import calibrate_engine
-    from pdvsim.calibration.fit.engine_log import read_bench, read_logs
+    from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
     from pdvsim.study import output
     from pdvsim.view.table import cell, grid
 

@@ -26,7 +26,7 @@ GROUPS = {  # name, also of its module: one line of help
         "validate": "compare real runs with simulated ones: pdvsim validate [RUNS.jsonl ...]",
     },
     "published": {
-        "reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s --fair",
+        "reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s",
     },
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}

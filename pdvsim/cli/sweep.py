@@ -18,7 +18,7 @@ from pdvsim.common.workers import cores
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.workload.asked import AskedAcceptance
-from pdvsim.study.backends import Backend, BackendName, check_reachable
+from pdvsim.study.backends import Backend, check_reachable
 from pdvsim.study.estimate import cost, forewarn
 from pdvsim.study.inputs import check_points
 from pdvsim.study.stats import over_replications, paired_differences, varied
@@ -56,10 +56,8 @@ class SweepOptions(PresetOption):
     """Other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d. Write a list value as 0.8+0.6."""
     jobs: int | None = None
     """Concurrent simulations on this machine; default: one per core."""
-    backend: BackendName = "loky"
-    """Where the points run: on this machine's cores (loky), or on an existing Dask or Ray cluster."""
     scheduler: str | None = None
-    """Address of the cluster, e.g. tcp://10.0.0.1:8786 for Dask; Ray by default finds the cluster of its machine."""
+    """Run the points on the workers of a running Dask cluster: address of its scheduler, e.g. tcp://10.0.0.1:8786."""
     traffic: SweepTraffic = field(default_factory=SweepTraffic)
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: Server = field(default_factory=Server)
@@ -73,7 +71,7 @@ class SweepOptions(PresetOption):
 
     def where(self) -> Backend:
         """The backend."""
-        return Backend(self.backend, self.jobs, self.scheduler)
+        return Backend(self.jobs, self.scheduler)
 
     def sweep(self) -> Sweep:
         """The sweep these options describe."""
@@ -193,7 +191,7 @@ def main(argv: list[str]) -> int:
     total = len(sweep.points())
     failures, interrupted = 0, False
     with folder.opened(date, args.resume):
-        if where.name == "loky":
+        if where.scheduler is None:
             forewarn([point.experiment for point in sweep.points()], where.jobs)
         found = folder.survey()
         for line in found.notices():
@@ -252,17 +250,17 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     done = set(folder.survey().rows) if args.resume else set()
     rows = listed(points, done)
     needed_s = cost([p.experiment for i, p in enumerate(points) if i not in done]).core_s
-    jobs = (
-        min(args.options.jobs or cores(), max(1, len(points) - len(done))) if args.options.backend == "loky" else None
-    )
+    left, cluster = max(1, len(points) - len(done)), args.options.scheduler is not None
+    jobs = None if cluster else min(args.options.jobs or cores(), left)
     estimate = {"core_s": needed_s, "jobs": jobs, "wall_s": None if jobs is None else needed_s / jobs}
     if args.json:
         print(output.dumps({"points": rows, "estimate": estimate}))
         return 0
     print(table.points_table(rows))
-    left = f"{len(points) - len(done)} of {len(points)} points to run"
     spread = "spread over the cluster" if jobs is None else f"about {needed_s / jobs:.0f} s on {jobs}"
-    print(f"{left}: an estimated {needed_s:.0f} s of one core, {spread}")
+    print(
+        f"{len(points) - len(done)} of {len(points)} points to run: an estimated {needed_s:.0f} s of one core, {spread}"
+    )
     return 0
 
 

@@ -20,8 +20,17 @@ from typing import Literal, cast
 import numpy as np
 import simpy
 
-from pdvsim.published.forwards import Cached, Process, PublishedProgram
-from pdvsim.published.job import K, PublishedJob, Score, coin_for, drawn_rounds, legacy_arrivals
+from pdvsim.published.program import (
+    Cached,
+    K,
+    Process,
+    PublishedJob,
+    PublishedProgram,
+    Score,
+    coin_for,
+    drawn_rounds,
+    legacy_arrivals,
+)
 from pdvsim.published.tables import POISSON_PAIRS, Constant, Key, Published, TableRow, tokens_and_rounds
 from pdvsim.sim.hardware.models import model
 

@@ -12,11 +12,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
-from pdvsim.published.job import Score
-from pdvsim.published.model_comparison import ComparisonModel
 from pdvsim.published.poisson import PoissonModel
-from pdvsim.published.tables import Constant, Prediction, Published, TableRow, load_predicted
-from pdvsim.published.three_way import ThreeWayModel
+from pdvsim.published.program import Score
+from pdvsim.published.tables import SOURCE, Constant, Published, TableRow
+from pdvsim.published.three_way import ComparisonModel, ThreeWayModel
+from pdvsim.view.table import cell, rows_table
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
 
@@ -40,8 +40,12 @@ TARGETS = {  # metric: largest error aimed at
     "poisson-30s": {"throughput_completed_only": 0.12},
     "model-comparison": LATENCY_TARGETS,
 }
+SHOWN = {
+    "three-way": ("request_latency_p95", "request_latency_mean", "total_time"),
+    "poisson-30s": ("throughput_completed_only",),
+    "model-comparison": ("request_latency_p95", "request_latency_mean", "throughput"),
+}
 ENOUGH = 10  # least completions for comparing a throughput
-DIFFERENCE_RUNS = 4  # replications of each difference
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,6 @@ class TableCell:
     spread: float  # standard deviation over replications; a published figure is one of them
     completions: float  # requests that the simulated figure rests on, mean over replications
     used_for_calibration: bool
-    predicted: Prediction | None = None  # before the figure was known
 
     @property
     def error(self) -> float:
@@ -67,18 +70,7 @@ class TableCell:
         return self.simulated / self.published - 1
 
     def document(self) -> dict[str, Any]:
-        document = asdict(self) | {"error": self.error}
-        if self.predicted is None:
-            del document["predicted"]
-        return document
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One difference between two tables, added to those before it."""
-
-    what: str
-    ratios: dict[str, float]  # by architecture: simulated over published latency, geometric mean over its rows
+        return asdict(self) | {"error": self.error}
 
 
 @dataclass(frozen=True)
@@ -90,7 +82,6 @@ class Reproduction:
     cells: tuple[TableCell, ...]
     replications: int
     interrupted: bool = False  # Ctrl-C: the cells are those of the rows that were finished
-    differences: tuple[Difference, ...] = ()  # model-comparison: from three_way to this table
 
     def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
@@ -108,9 +99,9 @@ class Reproduction:
     def winners(self, metric: str) -> dict[tuple[str, int], tuple[str, str]]:
         """By pair and concurrency: the architecture with the least published and the least simulated `metric`."""
         scenarios: dict[tuple[str, int], list[TableCell]] = {}
-        for cell in self.cells:
-            if cell.metric == metric:
-                scenarios.setdefault((cell.pair, cell.concurrency), []).append(cell)
+        for figure in self.cells:
+            if figure.metric == metric:
+                scenarios.setdefault((figure.pair, figure.concurrency), []).append(figure)
         return {
             scenario: (min(row, key=lambda c: c.published).arch, min(row, key=lambda c: c.simulated).arch)
             for scenario, row in scenarios.items()
@@ -127,16 +118,11 @@ def reproduce(
     """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
     name = table.replace("-", "_")
     model = MODELS[table](published)
-    predicted = load_predicted()
     by_row: dict[tuple[str, str, int], list[Score]] = {}
-    ratios: dict[str, list[list[float]]] = {}  # by architecture: after each difference, for each row
     interrupted = False
     try:
         for row in published.rows(name):
-            scores = model.scores(row, runs, seed)
-            if isinstance(model, ComparisonModel):
-                ratios.setdefault(row[1], []).append(model.ratios(row, scores, min(runs, DIFFERENCE_RUNS), seed))
-            by_row[row[:3]] = scores
+            by_row[row[:3]] = model.scores(row, runs, seed)
             if progress:
                 progress(len(by_row))
     except KeyboardInterrupt:
@@ -159,14 +145,85 @@ def reproduce(
                 float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
                 completions,
                 key in published.calibrated_on or same_figure,
-                predicted.get(key),
             )
         )  # fmt: skip
-    differences = []
-    if isinstance(model, ComparisonModel) and not interrupted:
-        means = {arch: np.exp(np.mean(np.log(values), axis=0)).tolist() for arch, values in ratios.items()}
-        differences = [
-            Difference(what, {arch: values[i] for arch, values in means.items()})
-            for i, what in enumerate(model.differences)
-        ]
-    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted, tuple(differences))
+    return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted)
+
+
+def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
+    """Constants, and cells with their errors; `every` shows all metrics."""
+    shown = [c for c in reproduction.cells if every or c.metric in SHOWN[reproduction.table]]
+    blocks = [
+        f"{reproduction.table}: {SOURCE}, and a simulation of the programs",
+        _constants(reproduction.constants),
+        rows_table([_cell_row(c, reproduction) for c in shown]),
+    ]
+    if not reproduction.interrupted:
+        blocks.append("\n".join(_verdict(reproduction)))
+    return "\n\n".join(blocks)
+
+
+def _constants(constants: tuple[Constant, ...]) -> str:
+    rows = []
+    for constant in constants:
+        value = constant.value if isinstance(constant.value, str) else f"{constant.value * 1e3:.3f} ms"
+        named = dict.fromkeys(f"{key.arch} C={key.concurrency} {key.metric}" for key in constant.cells)
+        cells = ", ".join(named)
+        rows.append({"constant": constant.name, "value": value, "meaning": constant.meaning, "calibrated on": cells})
+    return rows_table(rows)
+
+
+def _cell_row(figure: TableCell, reproduction: Reproduction) -> dict[str, str]:
+    several = len({c.pair for c in reproduction.cells}) > 1
+    mark = "calibrated" if figure.used_for_calibration else ""
+    if figure in reproduction.missed():
+        mark = "missed"
+    digits = 3 if figure.unit == "req/s" else 2
+    return {
+        **({"pair": figure.pair} if several else {}),
+        "C": str(figure.concurrency),
+        "arch": figure.arch,
+        "metric": figure.metric,
+        "published": cell(figure.published, digits),
+        "simulated": cell(figure.simulated, digits),
+        "error %": cell(figure.error, 1, 100, "+"),
+        "spread %": cell(figure.spread / figure.published, 1, 100),
+        "completions": cell(figure.completions, 1),
+        "": mark,
+    }
+
+
+def _verdict(reproduction: Reproduction) -> list[str]:
+    """The targets and the results."""
+    targets = TARGETS[reproduction.table]
+    predicted = [c for c in reproduction.targeted() if not c.used_for_calibration]
+    worst = max(predicted, key=lambda c: abs(c.error))
+    many = f" on {ENOUGH} completions or more" if reproduction.table == "poisson-30s" else ""
+    lines = [
+        f"{' and '.join(targets)}{many}: {len(predicted)} cells not used for calibration, "
+        f"{len(predicted) - len(reproduction.missed())} within {next(iter(targets.values())):.0%}; "
+        f"worst {worst.error:+.1%} ({worst.pair}, {worst.arch}, C={worst.concurrency})",
+        f"simulated: mean over {reproduction.replications} replications; "
+        "spread: their standard deviation (each published value is a single run)",
+    ]
+    if reproduction.table != "poisson-30s":
+        for metric in targets:
+            scenarios = reproduction.winners(metric)
+            said = [
+                f"C={concurrency} {ours}" + ("" if ours == told else f" (published: {told})")
+                for (_, concurrency), (told, ours) in scenarios.items()
+            ]
+            if reproduction.table == "model-comparison":
+                alike = sum(told == ours for told, ours in scenarios.values())
+                said = [f"the published architecture in {alike} of {len(scenarios)} scenarios"]
+            lines.append(f"lowest {metric}: {', '.join(said)}")
+    else:
+        for label in dict.fromkeys(c.pair for c in reproduction.cells):
+            row = reproduction.row(label, "pd", "throughput_completed_only")
+            told, ours = max(row, key=lambda c: c.published), max(row, key=lambda c: c.simulated)
+            most = max(c.completions for c in row if c.concurrency >= 64)
+            lines.append(
+                f"{label}: pd peaks at C={ours.concurrency} (published: {told.concurrency}); "
+                f"at C >= 64 it completes at most {most:.1f} requests"
+            )
+    return lines

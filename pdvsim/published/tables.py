@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.published.job import K
+from pdvsim.published.program import K
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "published"
 SOURCE = "figures of the public repository therealnaveenkamal/pdverify"
@@ -60,15 +60,6 @@ class Constant:
     cells: tuple[Key, ...]  # the published figures it was calibrated on
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """What was predicted of a figure before it was known, and the interval that was to hold it nine times in ten."""
-
-    value: float
-    low: float
-    high: float
-
-
 class Published:
     """The figures of all tables, with a record of what they were read for."""
 
@@ -99,26 +90,14 @@ class Published:
 
 def load_published() -> Published:
     """The published figures included in pdvsim."""
-    return Published(
-        Figure(_key(row), int(row["requests"]), float(row["value"]), row["unit"])
-        for row in _rows("pdverify_tables.csv")
-    )
+    with (FOLDER / "pdverify_tables.csv").open(newline="", encoding="utf-8") as file:
+        return Published(
+            Figure(key_of(row), int(row["requests"]), float(row["value"]), row["unit"]) for row in csv.DictReader(file)
+        )
 
 
-def load_predicted() -> dict[Key, Prediction]:
-    """What was predicted of the model comparison before its figures were known: a record, not computed again."""
-    return {
-        _key(row): Prediction(*(float(row[name]) for name in ("predicted", "low", "high")))
-        for row in _rows("predicted.csv")
-    }
-
-
-def _rows(name: str) -> list[dict[str, str]]:
-    with (FOLDER / name).open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def _key(row: dict[str, str]) -> Key:
+def key_of(row: dict[str, str]) -> Key:
+    """The key of a figure in a row of a file."""
     return Key(row["table"], row["pair"], row["arch"], int(row["concurrency"]), row["metric"])
 
 

@@ -1,44 +1,43 @@
-"""Backends of a sweep: this machine's cores (joblib's loky), or the workers of a Dask or Ray cluster.
+"""Where the points of a sweep run: on this machine's cores, or on the workers of a running Dask cluster.
 
-A backend only decides where a point runs. It returns each point's row, or the reason why it failed, in the order of
-completion. If a worker dies, its point is retried; the sweep continues. joblib is used for loky only; clusters are used
-directly (`clusters`).
+Each point's row, or the reason why it failed, is returned in the order of completion. Dask is used directly, not
+through joblib: a dead worker then fails one point, not the whole call. A point whose worker died is run again in its
+own process, to distinguish its failure from another point's.
+
+Not handled: shared files. Workers need the same version of pdvsim, and every file that the points name under the same
+path.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+import asyncio
+import logging
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
-from pdvsim.common.outcomes import Item, Notice, Outcome, Row, Task
-from pdvsim.common.workers import cores, finished_here
+from pdvsim.common.outcomes import DIED, Item, Notice, Outcome, Task, attempt, failure
+from pdvsim.common.version import __version__
+from pdvsim.common.workers import attempt_alone, finished_here
 from pdvsim.sim.limits import check_ranges
-from pdvsim.study import clusters
 
-__all__ = ["Backend", "BackendName", "Row", "check_reachable", "cores", "finished"]
-
-BackendName = Literal["loky", "dask", "ray"]
+PATIENCE_S = 6.0  # limit for the first answer of a scheduler
+WORKERS_S = 600.0  # limit for a cluster without workers
 
 
 @dataclass(frozen=True)
 class Backend:
-    """Where points run: `jobs` local processes (None: one per core), or an existing cluster at an address."""
+    """Where points run: `jobs` local processes (None: one per core), or the Dask cluster at the address `scheduler`."""
 
-    name: BackendName = "loky"
     jobs: int | None = None
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.jobs is not None and self.name != "loky":
-            raise ValueError(f"--jobs sets the processes of this machine; the {self.name} cluster has its own workers")
-        if self.scheduler is not None and self.name == "loky":
-            raise ValueError("--scheduler needs --backend dask or ray")
-        if self.scheduler is None and self.name == "dask":
+        if self.jobs is not None and self.scheduler is not None:
             raise ValueError(
-                "--backend dask needs --scheduler with the address of a running one, e.g. tcp://10.0.0.1:8786; "
-                "start it with `dask scheduler`, and `dask worker ADDRESS` on each machine"
+                "--jobs sets the processes of this machine; the cluster of --scheduler has its own workers"
             )
 
 
@@ -49,16 +48,79 @@ def finished(
 
     A lost cluster is a ValueError; a cluster without workers is waited for and reported to `notice`.
     """
-    if backend.name == "dask" and items:
-        return clusters.on_dask(task, items, str(backend.scheduler), notice)
-    if backend.name == "ray" and items:
-        return clusters.on_ray(task, items, backend.scheduler, notice)
-    return finished_here(task, items, backend.jobs)
+    if backend.scheduler is None or not items:
+        return finished_here(task, items, backend.jobs)
+    return _on_dask(task, items, backend.scheduler, notice)
 
 
 def check_reachable(backend: Backend) -> None:
-    """A ValueError of one line if the cluster does not answer, or its package is not installed."""
-    if backend.name == "dask":
-        clusters.check_dask(str(backend.scheduler))
-    elif backend.name == "ray":
-        clusters.ray_connected(backend.scheduler)
+    """A ValueError of one line if the cluster does not answer, or Dask is not installed."""
+    if backend.scheduler is None:
+        return
+    try:
+        from distributed import rpc
+        from distributed.security import Security
+    except ImportError:
+        raise ValueError("--scheduler needs Dask: pip install 'pdvsim[dask]'") from None
+
+    async def ask() -> None:  # a client of Dask would wait for ever for a server that does not speak
+        async with rpc(backend.scheduler, connection_args=Security().get_connection_args("client")) as scheduler:
+            await scheduler.identity()
+
+    try:
+        asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))
+    except Exception as error:  # another kind of server may raise anything
+        what = f"no Dask scheduler answers ({type(error).__name__})"
+        raise ValueError(f"--scheduler {backend.scheduler}: {what}") from None
+
+
+@contextmanager
+def _client(address: str) -> Iterator[Any]:
+    """A connection to the scheduler; Dask's log, which is long when a cluster is lost, is silent meanwhile."""
+    check_reachable(Backend(scheduler=address))
+    from distributed import Client
+
+    logging.disable(logging.CRITICAL)
+    try:
+        with Client(address, timeout=PATIENCE_S, set_as_default=False) as client:
+            yield client
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+def _on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> Generator[Outcome, None, None]:
+    """Every item's outcome, as the workers finish them."""
+    with _client(address) as client:
+        from distributed import CancelledError, KilledWorker, as_completed
+
+        if not client.scheduler_info()["workers"]:
+            cluster = f"the Dask cluster at {address}"
+            notice(f"{cluster} has no workers: waiting for some; Ctrl-C stops and keeps finished points")
+            try:
+                client.wait_for_workers(1, timeout=WORKERS_S)
+            except TimeoutError:
+                raise ValueError(f"{cluster} has had no workers for {WORKERS_S:g} s") from None
+        points, alone = dict(items), set()
+        running = {client.submit(attempt, task, index, point, __version__, pure=False): index for index, point in items}
+        done = as_completed(running, loop=client.loop)
+        lost = ValueError(f"--scheduler {address}: the Dask scheduler disconnected")
+        for future in done:
+            index = running.pop(future)
+            try:
+                outcome: Outcome = future.result()
+            except (KilledWorker, CancelledError) as error:
+                if client.status != "running":  # Dask cancels everything when it loses its scheduler
+                    raise lost from None
+                if index in alone:
+                    outcome = Outcome(index, None, f"{DIED} ({type(error).__name__})")
+                else:  # Dask blames everything that was on a worker when it died
+                    alone.add(index)
+                    again = client.submit(attempt_alone, task, index, points[index], __version__, pure=False)
+                    running[again] = index
+                    done.add(again)
+                    continue
+            except OSError:
+                raise lost from None
+            except Exception as error:  # it could not be started
+                outcome = failure(index, error)
+            yield outcome

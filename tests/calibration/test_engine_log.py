@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdvsim.calibration.fit.engine_fit import fit_steps
-from pdvsim.calibration.fit.engine_log import StepLog, read_bench, read_logs
+from pdvsim.calibration.fit.engine import StepLog, fit_steps, read_bench, read_logs
 from pdvsim.cli import main
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic

@@ -10,9 +10,8 @@ import pytest
 
 from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups, slowdowns
 from pdvsim.calibration.fit.corun import measured as measured_slowdowns
-from pdvsim.calibration.fit.errors import middle
 from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
-from pdvsim.calibration.fit.points import medians, price_s, tokens_of
+from pdvsim.calibration.fit.points import medians, middle, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.sim.core import Chunk, Request

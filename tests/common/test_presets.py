@@ -20,9 +20,9 @@ from pdvsim.cli.runcommand import RunCommand
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.options import options, parse
 from pdvsim.common.presets import PRESETS
-from pdvsim.published.fair import MODERN_PAIRS
-from pdvsim.published.job import K
-from pdvsim.published.three_way import OUTPUT_TOKENS, PROMPT_TOKENS
+from pdvsim.published.program import K
+from pdvsim.published.tables import THREE_WAY_PAIR
+from pdvsim.published.three_way import OUTPUT_TOKENS, PAIRS, PROMPT_TOKENS
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.policies import ARCHS
 
@@ -55,7 +55,7 @@ def test_today_is_the_default() -> None:
 
 
 def test_the_preset_is_the_published_comparison() -> None:
-    assert (ORIGINAL["pair"], ORIGINAL["num_speculative_tokens"]) == (MODERN_PAIRS["three-way"], K)
+    assert (ORIGINAL["pair"], ORIGINAL["num_speculative_tokens"]) == (PAIRS[THREE_WAY_PAIR], K)
     assert (ORIGINAL["input_len"], ORIGINAL["output_len"]) == (PROMPT_TOKENS, OUTPUT_TOKENS)
 
 

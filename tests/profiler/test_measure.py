@@ -9,12 +9,15 @@ from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from small import options, tiny
 
-from pdvsim.profiler import corun, grid, hostcost, measure, precompile, rig
+from pdvsim.profiler import corun, grid, heat, hostcost, measure, precompile, provenance, rig
+from pdvsim.profiler.header import Reading
 from pdvsim.profiler.measure import Profiler
 from pdvsim.profiler.parts import POINT, Part, read
 from pdvsim.profiler.rig import Launcher, Rig
@@ -251,3 +254,31 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
 def test_a_head_beside_its_target_is_not_measured(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="measure a head alone"):
         options(tmp_path, pairs=("eagle3-llama-3.1-8b:llama-3.1-8b",))
+
+
+def test_the_card_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml = SimpleNamespace(
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        NVML_FI_DEV_POWER_INSTANT=7,
+        nvmlInit=lambda: None,
+        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-0-1": "card"}[uuid],
+        nvmlDeviceGetPowerUsage=lambda h: 512_000,
+        nvmlDeviceGetClockInfo=lambda h, which: {1: 1980, 2: 3201}[which],
+        nvmlDeviceGetTemperature=lambda h, sensor: 55,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda h: 0x44,
+        nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlDeviceGetFieldValues=lambda h, names: [SimpleNamespace(value=SimpleNamespace(uiVal=498_500))],
+    )
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0-1"))
+    card = torch.device("cuda")
+    throttled = ["software power cap", "hardware thermal slowdown"]
+    clocks = {"sm_mhz": 1980, "memory_mhz": 3201, "power_w": 512.0, "temperature_c": 55, "throttled": throttled}
+    assert provenance.read_card(card) == clocks | {"driver": "580.1"}
+    assert Reading.model_validate(provenance.reading(card, lambda: None)).model_dump() == clocks
+    assert heat.card_reader(card)() == (1980.0, 498.5)
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
+    assert provenance.read_card(card) == {}
+    assert np.isnan(heat.card_reader(card)()).all()

@@ -10,11 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.published.fair import score_fairly
-from pdvsim.published.forwards import Cached, WholeSequence
-from pdvsim.published.job import (
+from pdvsim.published.poisson import Poisson, run_poisson, score_poisson
+from pdvsim.published.program import (
+    Cached,
     K,
     PublishedJob,
+    WholeSequence,
     coin_for,
     drawn_rounds,
     emitted,
@@ -22,7 +23,6 @@ from pdvsim.published.job import (
     legacy_arrivals,
     mean_acceptance,
 )
-from pdvsim.published.poisson import Poisson, run_poisson, score_poisson
 from pdvsim.published.tables import five_requests, load_published, many_requests, tokens_and_rounds
 from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way, score_three_way
 from pdvsim.sim.hardware.models import pair
@@ -176,12 +176,6 @@ def test_where_all_complete_time_runs_to_the_last_completion() -> None:
     score = score_poisson(served("pdv-unified", cutoff_s=60), 60)
     assert score["throughput_completed_only"] == pytest.approx(10 / 3.8)
     assert score_poisson([PublishedJob(0.0, (4,))], 60)["throughput_completed_only"] == 0
-
-
-def test_fair_scoring_counts_every_token_and_every_request() -> None:
-    score = score_fairly(served("pdv-unified"))
-    assert score["output_throughput"] == pytest.approx(10 / 3.8)
-    assert score["mean_e2el_ms"] == pytest.approx(1e3 * (3.0 + 3.7) / 2)
 
 
 def test_three_way_metrics_of_a_case_by_hand() -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.published.fair import Fair, score_both
-from pdvsim.published.job import Score
+from pdvsim.published.program import Score
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
 from pdvsim.published.tables import Figure, Key, Published, TableRow, load_published
 from pdvsim.published.three_way import ThreeWayModel
@@ -108,40 +107,15 @@ def test_a_calibrated_cell_moves_the_prediction() -> None:
     assert slow.row(*at)[-1].simulated < fast.row(*at)[-1].simulated
 
 
-@pytest.fixture(scope="module")
-def fair() -> Fair:
-    return score_both("poisson-30s", load_published(), runs=1)
-
-
-def test_scored_fairly_the_two_programs_are_within_a_few_percent(fair: Fair) -> None:
-    pd, unified = (fair.row("published", arch, 128) for arch in ("pd", "pdv-unified"))
-    assert pd.completed_only is not None
-    assert unified.completed_only is not None
-    assert unified.completed_only > 10 * pd.completed_only
-    assert pd.all_tokens is not None
-    assert unified.all_tokens == pytest.approx(pd.all_tokens, rel=0.1)
-    assert unified.output_throughput == pytest.approx(pd.output_throughput, rel=0.01)
-
-
-def test_a_batching_engine_keeps_up_with_the_same_arrivals(fair: Fair) -> None:
-    modern = fair.modern(128)
-    assert [row.arch for row in modern] == ["pd", "pdv", "pdv-unified", "colocated"]
-    assert all(row.mean_e2el_ms < 1000 and row.requests == 203 for row in modern)
-    assert all(row.duration < 35 for row in modern)  # arrivals end at 30 s
-
-
 def test_json_lists_the_cells_and_files_are_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "three-way", "--num-runs", "1", "--fair", "--json", "-o", str(tmp_path)]) == 0
+    assert main(["reproduce", "three-way", "--num-runs", "1", "--json", "-o", str(tmp_path)]) == 0
     document = json.loads(capsys.readouterr().out)
     named = {"pair", "arch", "concurrency", "metric", "published", "simulated", "completions", "used_for_calibration"}
     assert len(document["cells"]) == 12 * 8
     assert all(named <= set(cell) for cell in document["cells"])
     used = [c for c in document["cells"] if c["used_for_calibration"]]
     assert all(c["concurrency"] in (1, 3) for c in used)
-    assert {row["engine"] for row in document["fair"]["rows"]} == {"published", "pdvsim"}
-    assert [text.count(". ") for text in document["fair"]["meaning"]] == [1, 1]  # two sentences each
-    names = {"cells.parquet", "reproduce.json", "reproduce.png", "fair.png"}
-    assert {path.name for path in tmp_path.iterdir()} == names
+    assert {path.name for path in tmp_path.iterdir()} == {"cells.parquet", "reproduce.json"}
     assert json.loads((tmp_path / "reproduce.json").read_text()) == document
 
 
@@ -159,9 +133,6 @@ def test_the_table_names_what_was_calibrated_on(tmp_path: Path, capsys: pytest.C
         ([], "table"),
         (["three-way", "--num-runs", "0"], "num-runs must be 1 to 10000, got 0"),
         (["three-way", "--seed", "-1"], "seed must be 0 to"),
-        (["three-way", "--fair", "--gpu", "z80"], "unknown gpu 'z80'"),
-        (["three-way", "--gpu", "h200"], "--gpu needs --fair"),
-        (["model-comparison", "--fair"], "--fair needs three-way or poisson-30s"),
     ],
 )
 def test_bad_input_is_one_line(argv: list[str], says: str, refused: Callable[..., str]) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from pdvsim.calibration.fit.engine_log import STEP
+from pdvsim.calibration.fit.engine import STEP
 from pdvsim.cli.realrun import main
 from pdvsim.realrun import site
 from pdvsim.sim.client import Client

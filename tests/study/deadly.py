@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,16 +23,6 @@ def deadly_once(index: int, marker: str) -> dict[str, int]:
     if index == 3 and not Path(marker).exists():
         Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return {"index": index}
-
-
-def held_once(index: int, folder: str) -> dict[str, int]:
-    """The first run waits until it is let go."""
-    if not (begun := Path(folder) / "begun").exists():
-        begun.touch()
-        end_s = time.monotonic() + 60
-        while not (Path(folder) / "go").exists() and time.monotonic() < end_s:
-            time.sleep(0.01)
     return {"index": index}
 
 

@@ -1,20 +1,17 @@
-"""Who runs the points changes nothing in them: loky, a real Dask cluster, a real Ray cluster; and workers may die."""
+"""Where points run changes nothing in them: on this machine or on a real Dask cluster; and workers may die."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deadly import deadly, deadly_once, held_once
+from deadly import deadly, deadly_once
 
 from pdvsim.cli import main
 from pdvsim.common.outcomes import DIED, Outcome, attempt
@@ -52,27 +49,9 @@ def dask() -> Iterator[Any]:
     patience = {f"distributed.comm.timeouts.{which}": f"{PATIENCE_S}s" for which in ("connect", "tcp")}
     settings = {**patience, "distributed.scheduler.allowed-failures": 0}
     with config.set(settings), pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pdvsim.study.clusters.PATIENCE_S", PATIENCE_S)
+        patch.setattr("pdvsim.study.backends.PATIENCE_S", PATIENCE_S)
         with distributed.LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster:
             yield cluster
-
-
-@pytest.fixture(scope="module")
-def ray() -> Iterator[Any]:
-    """A Ray cluster of two processes."""
-    ray = pytest.importorskip("ray")
-    os.environ["RAY_AUTH_MODE"] = "disabled"  # else it leaves a token in the home folder
-    options = {"num_cpus": 2, "include_dashboard": False, "log_to_driver": False, "configure_logging": False}
-    for last in (False, False, True):  # it gives itself 30 s to start, which a busy machine may well take
-        try:
-            ray.init(**options)
-            break
-        except Exception:
-            ray.shutdown()
-            if last:
-                raise
-    yield ray
-    ray.shutdown()
 
 
 @pytest.mark.parametrize("jobs", ["2", "3"])
@@ -81,11 +60,7 @@ def test_loky_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, jobs
 
 
 def test_dask_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, dask: Any) -> None:
-    assert result(tmp_path, "--backend", "dask", "--scheduler", dask.scheduler_address) == alone
-
-
-def test_ray_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, ray: Any) -> None:
-    assert result(tmp_path, "--backend", "ray") == alone
+    assert result(tmp_path, "--scheduler", dask.scheduler_address) == alone
 
 
 def outcomes(task: Any, argument: Any, backend: Backend) -> list[Outcome]:
@@ -97,46 +72,21 @@ def outcomes(task: Any, argument: Any, backend: Backend) -> list[Outcome]:
 @pytest.mark.parametrize("name", ["loky", "dask"])
 def test_a_point_that_kills_its_worker_is_found_out(name: str, request: pytest.FixtureRequest) -> None:
     """Only it fails, not those that ran beside it; and the others are not lost."""
-    where = Backend("dask", scheduler=request.getfixturevalue("dask").scheduler_address)
+    where = Backend(scheduler=request.getfixturevalue("dask").scheduler_address)
     found = outcomes(deadly, 3, Backend(jobs=2) if name == "loky" else where)
     assert [outcome.index for outcome in found if outcome.row is None] == [3]
     assert found[3].reason.startswith(DIED)
 
 
-def test_a_point_that_somebody_else_cancels_is_begun_again(tmp_path: Path, dask: Any) -> None:
-    """Its future stays without a result for ever; the first run of the point is held until it has been cancelled."""
-    import distributed
-
-    running = finished(held_once, [(0, str(tmp_path))], Backend("dask", scheduler=dask.scheduler_address))
-    found: list[Outcome] = []
-    thread = threading.Thread(target=lambda: found.extend(running), daemon=True)
-    thread.start()
-    wait_for(lambda: (tmp_path / "begun").exists())
-    with distributed.Client(dask.scheduler_address, set_as_default=False, timeout=PATIENCE_S) as other:
-        [key] = dask.scheduler.tasks
-        other.cancel([distributed.Future(key, other)], force=True)
-        wait_for(lambda: key not in dask.scheduler.tasks)
-    (tmp_path / "go").touch()
-    thread.join(PATIENCE_S)
-    assert [outcome.row for outcome in found] == [{"index": 0}]
-
-
 def test_a_cluster_without_workers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed, heard = pytest.importorskip("distributed"), []
-    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("pdvsim.study.clusters.WORKERS_S", 0.5)
+    monkeypatch.setattr("pdvsim.study.backends.PATIENCE_S", PATIENCE_S)
+    monkeypatch.setattr("pdvsim.study.backends.WORKERS_S", 0.5)
     with distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty:
-        where = Backend("dask", scheduler=empty.scheduler_address)
+        where = Backend(scheduler=empty.scheduler_address)
         with pytest.raises(ValueError, match=r"has had no workers for 0\.5 s"):
             list(finished(deadly, [(0, -1)], where, heard.append))
     assert [text.rpartition(" has no workers")[0] for text in heard] == [f"the Dask cluster at {where.scheduler}"]
-
-
-def wait_for(holds: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + PATIENCE_S
-    while not holds():
-        assert time.monotonic() < end_s
-        time.sleep(0.01)
 
 
 def test_a_worker_killed_once_costs_nothing(tmp_path: Path) -> None:
@@ -179,95 +129,28 @@ def test_a_worker_of_another_version_is_not_trusted() -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        (["--backend", "dask"], "--backend dask needs --scheduler"),
-        (["--backend", "dask", "--scheduler", "tcp://127.0.0.1:9"], "no Dask scheduler answers"),
-        (["--backend", "dask", "--scheduler", "nonsense:x"], "no Dask scheduler answers"),
-        (["--backend", "dask", "--scheduler", "foo://bar"], "no Dask scheduler answers"),
-        (["--backend", "ray", "--scheduler", "127.0.0.1:9"], "no Ray cluster answers (127.0.0.1:9)"),
-        (["--backend", "ray", "--scheduler", "ray://127.0.0.1:9"], "no Ray cluster answers"),
-        (["--backend", "ray", "--scheduler", "nonsense"], "no Ray cluster answers"),
-        (["--backend", "spark"], "invalid choice 'spark'"),
-        (["--scheduler", "tcp://127.0.0.1:9"], "--scheduler needs --backend dask or ray"),
-        (["--backend", "ray", "--jobs", "2"], "the ray cluster has its own workers"),
+        (["--scheduler", "tcp://127.0.0.1:9"], "no Dask scheduler answers"),
+        (["--scheduler", "nonsense:x"], "no Dask scheduler answers"),
+        (["--scheduler", "foo://bar"], "no Dask scheduler answers"),
+        (["--scheduler", "tcp://127.0.0.1:9", "--jobs", "2"], "the cluster of --scheduler has its own workers"),
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_line(
     refused: Callable[..., str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
-    monkeypatch.setattr("ray.is_initialized", lambda: False)  # another test's cluster is none of this one's
-    monkeypatch.setattr("ray.init", None)  # never asked: it would wait for minutes
+    monkeypatch.setattr("pdvsim.study.backends.PATIENCE_S", 0.5)
     assert says in refused(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")])
     assert not (tmp_path / "s").exists()
 
 
-@pytest.mark.parametrize("cluster", ["dask", "ray"])
 def test_a_port_that_says_nothing_is_not_waited_for(
-    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cluster: str
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
+    monkeypatch.setattr("pdvsim.study.backends.PATIENCE_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = refused(["sweep", *SMALL, "--backend", cluster, "--scheduler", where, "-o", str(tmp_path / "s")])
+        said = refused(["sweep", *SMALL, "--scheduler", where, "-o", str(tmp_path / "s")])
     assert said.startswith(f"pdvsim: error: --scheduler {where}: no ")
-
-
-def test_a_server_that_is_not_rays_is_not_waited_for(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It speaks HTTP/2, as Ray's head does, and never answers a request. Ray itself waits for it for 90 s."""
-    monkeypatch.setattr("pdvsim.study.clusters.PATIENCE_S", 0.5)
-    monkeypatch.setattr("ray.is_initialized", lambda: False)
-    monkeypatch.setattr("ray.init", None)  # never asked
-    settings, acknowledged = (b"\0\0\0\4" + flags + b"\0\0\0\0" for flags in (b"\0", b"\1"))
-
-    def serve() -> None:
-        lines = []  # held open
-        with contextlib.suppress(OSError):  # until the server is closed
-            while True:
-                lines.append(server.accept()[0])
-                lines[-1].sendall(settings + acknowledged)
-
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        threading.Thread(target=serve, daemon=True).start()
-        where = f"127.0.0.1:{server.getsockname()[1]}"
-        begin_s = time.monotonic()
-        assert main(["sweep", *SMALL, "--backend", "ray", "--scheduler", where, "-o", str(tmp_path / "s")]) == 2
-        assert time.monotonic() - begin_s < 15
-        server.shutdown(socket.SHUT_RDWR)
-    assert capfd.readouterr().err.startswith(f"pdvsim: error: --scheduler {where}: no Ray cluster answers ({where})")
-
-
-RAYLET_KILLED = """
-import ray, sys
-from deadly import deadly
-from pdvsim.study.backends import Backend, finished
-often = {"health_check_period_ms": 500, "health_check_timeout_ms": 500, "health_check_failure_threshold": 2}
-options = {"include_dashboard": False, "log_to_driver": False, "configure_logging": False, "_system_config": often}
-ray.init(num_cpus=1, **options)
-running = finished(deadly, [(index, -1) for index in range(5000)], Backend("ray"))
-found = [next(running)]
-ray._private.worker._global_node.kill_raylet()
-try:
-    found += running
-except ValueError as error:
-    print("ended", len(found), sum(outcome.row is None for outcome in found), error, flush=True)
-"""
-
-
-def test_a_killed_raylet_is_not_blamed_on_a_point() -> None:
-    """The driver's way to the cluster is gone, and that is what is said; what was finished is kept."""
-    pytest.importorskip("ray")
-    environment = os.environ | {"RAY_AUTH_MODE": "disabled", "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", RAYLET_KILLED]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=240)
-    [line] = [line for line in done.stdout.splitlines() if line.startswith("ended ")] or [done.stderr]
-    _, count, failed, *words = line.split()
-    assert 0 < int(count) < 5000
-    assert int(failed) == 0
-    assert " ".join(words).startswith("--backend ray: the cluster at ")
-    assert words[-1] == "disconnected"
 
 
 def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:
@@ -281,10 +164,10 @@ def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:
     worker = None
     folder = tmp_path / "s"
     argv = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1", "--num-runs", "300", "-o", str(folder)]
-    program = "import sys, pdvsim.study.clusters as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
+    program = "import sys, pdvsim.study.backends as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
     try:
         sweep = subprocess.Popen(
-            [python, "-c", WHEN_UP + program, *argv, "--backend", "dask", "--scheduler", address],
+            [python, "-c", WHEN_UP + program, *argv, "--scheduler", address],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

@@ -1,24 +1,32 @@
-"""A request of the published programs, and how many tokens each of its rounds emits.
+"""What the published programs share: requests, the time of a forward, one GPU stream, and threads that wait.
 
 A round drafts K tokens and emits the accepted ones plus one correction; after full acceptance there is no bonus token,
 so a round emits 1 to K. A request ends with the round that reaches its length, whatever that round emits beyond it.
 The published "acceptance" is emitted / drafted, corrections included.
 
-Not modelled: the tokens themselves, and acceptance that changes along a request.
+Not modelled: the tokens themselves, acceptance that changes along a request, attention, and the spread of repeated
+forwards.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
+from typing import Any, Protocol
 
 import numpy as np
+import simpy
 from numpy.typing import NDArray
+from simpy.events import Event
+
+from pdvsim.sim.core import Pair
 
 Floats = NDArray[np.float64]
+Process = Generator[Event, Any, None]
 Score = dict[str, float]  # metrics of a run, by name
 
 K = 4  # draft length, in all published runs
@@ -130,3 +138,91 @@ def _gaps(rng: np.random.RandomState, rate_per_s: float, window_s: float) -> Ite
     while now_s < window_s:
         yield now_s
         now_s += float(rng.exponential(1 / rate_per_s))
+
+
+class Forwards(Protocol):
+    """The forwards of one round and of a prefill, in order, in seconds."""
+
+    def draft(self, rows: int, length: int) -> list[float]: ...
+    def verify(self, rows: int, length: int) -> list[float]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeSequence:
+    """No KV cache: every forward computes all `rows` x `length` tokens again, padded to the longest row.
+
+    Its launches and its arithmetic are added: a fixed cost a layer, the host's.
+    """
+
+    pair: Pair
+    layer_s: float  # host time to launch one layer
+    flops_per_s: float
+
+    def draft(self, rows: int, length: int) -> list[float]:
+        """One forward per draft token, each over one more token."""
+        draft = self.pair.draft
+        flops = 2 * (draft.layer_params + draft.head_params) * rows / self.flops_per_s
+        return [draft.layers * self.layer_s + flops * (length + i) for i in range(K)]
+
+    def verify(self, rows: int, length: int) -> list[float]:
+        """One forward over the sequence and its drafts."""
+        target = self.pair.target
+        flops = 2 * (target.layer_params + target.head_params) * rows / self.flops_per_s
+        return [target.layers * self.layer_s + flops * (length + K)]
+
+
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """With a KV cache and short sequences every forward at batch 1 takes the same time: it reads the weights."""
+
+    draft_s: float
+    target_s: float
+
+    def draft(self, rows: int, length: int) -> list[float]:
+        assert rows == 1, "nothing was batched"
+        return [self.draft_s] * K
+
+    def verify(self, rows: int, length: int) -> list[float]:
+        """Two forwards: the drafts are checked, then the correction enters the cache."""
+        assert rows == 1, "nothing was batched"
+        return [self.target_s] * 2
+
+    def prefill(self) -> list[float]:
+        """Both models prefill the prompt."""
+        return [self.draft_s, self.target_s]
+
+
+class PublishedProgram:
+    """A published program: its threads, one GPU stream, and the requests that wait to be admitted."""
+
+    def __init__(self, env: simpy.Environment, jobs: Sequence[PublishedJob], free_s: float = 0.0) -> None:
+        self.env = env
+        self.free_s = free_s  # when the stream has nothing more to do
+        self.waiting: deque[PublishedJob] = deque()
+        self.arriving = True  # more requests may come
+        self.news = env.event()  # what a thread with nothing to do waits for
+        env.process(self.arrivals(jobs))  # before the threads: what arrives at 0 waits when they start
+        for thread in self.threads():
+            env.process(thread)
+
+    def threads(self) -> list[Process]:
+        raise NotImplementedError
+
+    def arrivals(self, jobs: Sequence[PublishedJob]) -> Process:
+        """Submit each job when it arrives."""
+        for job in jobs:
+            if job.arrival_s > self.env.now:
+                yield self.env.timeout(job.arrival_s - self.env.now)
+            self.waiting.append(job)
+            self.notify()
+        self.arriving = False
+
+    def notify(self) -> None:
+        """Something changed: wake the threads that have nothing to do."""
+        news, self.news = self.news, self.env.event()
+        news.succeed()
+
+    def run(self, seconds: float) -> Event:
+        """An event for the end of a forward submitted now: forwards run one at a time, in the order of submission."""
+        self.free_s = max(self.env.now, self.free_s) + seconds
+        return self.env.timeout(self.free_s - self.env.now)

@@ -6,24 +6,40 @@ shows. All coefficients are found together and none is negative, so logs of two 
 from verify. What outputs are apart beyond a step is the host's.
 
 Not known from a log: what parts of a step would take side by side. So the profile serves colocated architectures only.
+
+Read are vLLM's line per step, as 0.27.1 writes it with --enable-logging-iteration-details (earlier ones lack the KV
+cache's usage), and results of `vllm bench serve`. The elapsed time of a line is what the engine waited for the step, so
+it is the step's only without asynchronous scheduling.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.calibration.fit.engine_log import BenchRun, Floats, StepLog
-from pdvsim.calibration.fit.errors import middle
+from pdvsim.calibration.fit.points import Floats, middle
 from pdvsim.sim.core import GpuSpec, Pair
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.hardware.reach import Reach
+from pdvsim.sim.reading import check_file, quoted, said
+from pdvsim.sim.workload.bench import bench_document
 
+STEP = re.compile(
+    r"Iteration\(\d+\): (?P<prompts>\d+) context requests, (?P<prompt>\d+) context tokens, "
+    r"(?P<rows>\d+) generation requests, (?P<tokens>\d+) generation tokens, "
+    r"iteration elapsed time: (?P<ms>\d+(?:\.\d+)?) ms(?:, GPU KV cache usage: (?P<usage>\d+(?:\.\d+)?)%)?(?P<rest>.*)"
+)
+ENGINE = re.compile(r"Initializing an? (?P<name>.+?) (?:LLM )?engine \(v(?P<version>[^)\s]+)\)")
+CACHE = re.compile(r"GPU KV cache size: (?P<tokens>[\d,]+) tokens")
+LEAST_STEPS = 50  # of a log
+SHORTEST_MS = 0.2  # median of decode steps below which they were waits, not steps
 KNOT_STEPS = 8  # steps that must lie between two knots
 OUTLIER = 6.0  # steps further off than so many median errors (a compilation, a pause) do not count
 WIDEST_ROWS = 1024  # where the drafter's straight line is written down
@@ -32,6 +48,126 @@ LEAST_GROUP = 20  # steps of a batch size that is left out, and with prompts to 
 SIZES = tuple(sorted(half << power for power in range(3, 15) for half in (2, 3)))  # that prompts may be padded to
 LONGER = 0.05  # share of a step by which one above a size that prompts are padded to is longer
 CLEARLY = 0.75  # of the error without padding: it is there if the error with it is less
+
+
+# the log --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """The steps of logs, as columns."""
+
+    engine: str  # with its version
+    cache_tokens: int | None  # that the KV cache holds; None: not told
+    prompts: Floats  # requests whose prompts were read
+    prompt: Floats  # their tokens
+    rows: Floats  # requests that decoded
+    tokens: Floats  # their new tokens: drafts and one a row
+    k: Floats  # draft length of the server, whether or not a row decoded
+    kv: Floats  # tokens in the KV cache; nan where not told
+    seconds: Floats
+
+    def __len__(self) -> int:
+        return len(self.seconds)
+
+    def only(self, rows: NDArray[np.bool_]) -> StepLog:
+        """Some of the steps."""
+        columns = ("prompts", "prompt", "rows", "tokens", "k", "kv", "seconds")
+        return StepLog(self.engine, self.cache_tokens, *(getattr(self, name)[rows] for name in columns))
+
+
+@dataclass(frozen=True)
+class BenchRun:
+    """One benchmark: its load, its draft length, and the median gap between outputs, which is a step and the host's."""
+
+    path: str
+    concurrency: int
+    k: int
+    gap_s: float
+
+
+def read_logs(paths: tuple[str, ...]) -> StepLog:
+    """The steps of all logs; each is of one server, so of one draft length. A ValueError where one holds too few."""
+    engines: set[str] = set()
+    caches: set[int] = set()
+    parts = []
+    for path in paths:
+        steps, engine, cache = _steps(path)
+        engines.add(engine)
+        if cache is not None:
+            caches.add(cache)
+        parts.append(steps)
+    if len(engines) > 1:
+        raise ValueError(f"logs of different engines ({' and '.join(sorted(engines))}): fit each engine separately")
+    columns = np.concatenate(parts).T
+    return StepLog(engines.pop(), min(caches) if caches else None, *columns)
+
+
+def _steps(path: str) -> tuple[Floats, str, int | None]:
+    try:
+        check_file(path)
+        text = Path(path).read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; expected the log of a server") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {said(error)}") from None
+    engine, cache = "an engine of unknown version", None
+    if made := ENGINE.search(text):
+        name = "vLLM" if made["name"] == "V1" else made["name"]
+        engine = f"{name} {made['version']}"
+    if held := CACHE.search(text):
+        cache = int(held["tokens"].replace(",", ""))
+    rows = []
+    for step in STEP.finditer(text):
+        if "dummy" in step["rest"]:
+            continue
+        usage = float(step["usage"]) / 100 * cache if step["usage"] and cache else np.nan
+        sizes = [float(step[name]) for name in ("prompts", "prompt", "rows", "tokens")]
+        rows.append([*sizes, 0.0, usage, float(step["ms"]) / 1e3])
+    if len(rows) < LEAST_STEPS:
+        raise ValueError(
+            f"{path}: {len(rows)} steps, and a fit needs {LEAST_STEPS}; the server writes them with "
+            "--enable-logging-iteration-details"
+        )
+    steps = np.array(rows)
+    decode = (steps[:, 2] > 0) & (steps[:, 1] == 0)
+    if decode.any():
+        steps[:, 4] = np.round(np.median(steps[decode, 3] / steps[decode, 2])) - 1
+        if np.median(steps[decode, 6]) < SHORTEST_MS / 1e3:
+            raise ValueError(
+                f"{path}: steps of {np.median(steps[decode, 6]) * 1e3:.2f} ms are waiting times, not steps: "
+                "start the server with --no-async-scheduling for the log"
+            )
+    return steps, engine, cache
+
+
+def read_bench(path: str) -> BenchRun:
+    """A result of `vllm bench serve`, or of `realrun`; a ValueError of one line if it is not one."""
+    document = bench_document(path)
+    concurrency = document.get("max_concurrency")
+    if type(concurrency) is not int or concurrency < 1:
+        raise ValueError(f"{path}: max_concurrency is {quoted(concurrency)}; bench with --max-concurrency")
+    gaps = _gaps(document)
+    if gaps is None:
+        raise ValueError(f"{path}: neither itls nor median_itl_ms; bench with --save-detailed")
+    rounds, drafted = document.get("spec_decode_num_drafts") or 0, document.get("spec_decode_draft_tokens") or 0
+    return BenchRun(path, concurrency, round(drafted / rounds) if rounds else 0, gaps)
+
+
+def _gaps(document: dict[str, Any]) -> float | None:
+    """Median seconds between outputs."""
+    itls = document.get("itls")
+    if isinstance(itls, list) and itls:
+        flat = [
+            gap for one in itls if isinstance(one, list) for gap in one if isinstance(gap, (int, float)) and gap > 0
+        ]
+        if flat:
+            return float(np.median(flat))
+    median = document.get("median_itl_ms")
+    return median / 1e3 if isinstance(median, (int, float)) and median > 0 else None
+
+
+# the fit --------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
