@@ -52,7 +52,6 @@ class Setup:
 
     archs: tuple[Arch, ...]
     base: Experiment
-    most: int | None = None  # total requests; None: without end
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.archs) <= MOST or len(set(self.archs)) < len(self.archs):
@@ -60,11 +59,11 @@ class Setup:
                 f"arch takes one to {MOST} architectures, each once, got {', '.join(self.archs) or 'none'}"
             )
         traffic, server = self.base.traffic, self.base.server
-        if self.most is None and (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps):
+        if math.isinf(traffic.request_rate) or traffic.use_trace_timestamps:
             raise ValueError("live needs a finite --request-rate")
         if traffic.converses:
             raise ValueError("live has no conversations: leave out --num-turns and files with turns")
-        if self.most is None and not server.longest_draft:
+        if not server.longest_draft:
             raise ValueError("start with a draft length of at least 1; it can be set to 0 on the page")
         refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
 

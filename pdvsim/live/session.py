@@ -28,7 +28,7 @@ class Stations:
 
     def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
-        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance, setup.most)
+        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance)
         self.stations = [Station(e, reader, traced) for e in setup.experiments(self.knobs)]
 
     def run_to(self, time_s: float) -> None:
@@ -58,7 +58,7 @@ class Stations:
     def check(self, knobs: Knobs) -> None:
         """Reject settings that some architecture does not support, or requests that it could never serve."""
         turned = knobs.turned(self.setup.base)
-        largest = Arrivals(turned.traffic, turned.acceptance, self.setup.most).largest()
+        largest = Arrivals(turned.traffic, turned.acceptance).largest()
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
             station.site.check([largest])
 

@@ -16,7 +16,6 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import own_errors
-from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.records import Log, Reader
 
 _MASK = (1 << 64) - 1
@@ -99,11 +98,20 @@ class Station:
 
     def queues(self) -> dict[str, int]:
         """Requests queued at each lane now."""
-        return queues_of(self.site.servers)
+        depths: dict[str, int] = {}
+        for server in self.site.servers:
+            for name in dict.fromkeys(lane.name for lane in server.lanes):
+                depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
+                depths[name] = depths.get(name, 0) + depth
+        return depths
 
     def controller(self) -> dict[str, Any]:
         """The current draft length and its controller's state; of the first server if there are several."""
-        return seen_by(self.site.servers[0])
+        server = self.site.servers[0]
+        if not server.speculates:
+            return {}
+        seen = {} if server.controller.acceptance is None else {"acceptance seen": server.controller.acceptance}
+        return {"k": server.controller.k, **seen}
 
     # -------------------------------------------------------------------------------------------------------------
 
@@ -120,27 +128,6 @@ class Station:
             return [_tossed(row, passed) for row, passed in zip(work.rows, verdict, strict=True)]
 
         return judged
-
-
-def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
-    """Requests queued at each lane."""
-    depths: dict[str, int] = {}
-    for server in servers:
-        for name in dict.fromkeys(lane.name for lane in server.lanes):
-            depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
-            depths[name] = depths.get(name, 0) + depth
-    return depths
-
-
-def seen_by(server: Policy) -> dict[str, Any]:
-    """The draft length of a server and its controller's inputs."""
-    controller = server.controller
-    if not server.speculates:
-        return {}
-    seen: dict[str, Any] = {"k": controller.k}
-    if controller.acceptance is not None:
-        seen["acceptance seen"] = controller.acceptance
-    return seen
 
 
 def _tossed(row: Request, passed: int) -> int:

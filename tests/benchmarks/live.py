@@ -107,7 +107,7 @@ def smooth() -> None:
             os.kill(os.getpid(), 2)
 
     threading.Thread(target=watched, daemon=True).start()
-    server.run(Dashboard(feed, ARCHS, ARCHS, setup, lambda shown: Unsaved(), ""))
+    server.run(Dashboard(feed, setup, ARCHS, lambda shown: Unsaved(), ""))
     feed.close()
     for name, value in found.items():
         print(f"{name:<28}{value:8.2f}")

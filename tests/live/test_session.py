@@ -94,12 +94,14 @@ def test_a_session_is_a_function_of_its_tape() -> None:
 def test_figures_are_the_metrics_of_the_run(hardware: Hardware) -> None:
     """Of all its requests, when they are served: rates are per second of the session, not of the run's own window."""
     scoring = Scoring(goodput=("ttft:60", "tpot:9"), metric_percentiles=(95.0, 99.0))
-    setup = Setup(("pdv",), replace(BASE, scoring=scoring, hardware=hardware), 60)
+    setup = Setup(("pdv",), replace(BASE, scoring=scoring, hardware=hardware))
     session = Session(setup)
+    session.advance(3.0)
+    session.turn(replace(session.knobs, request_rate=1e-6))  # the last arrivals
     session.advance(20.0)
-    [figures], [(result, _)] = session.figures(KEPT_S), replay(setup, [], 20.0, 0.0)
+    [figures], [(result, _)] = session.figures(KEPT_S), replay(setup, session.tape, 20.0, 0.0)
     metrics = summarise(result)
-    assert figures["total_finished"] == metrics["completed"] == 60
+    assert figures["total_finished"] == metrics["completed"] > 40
     assert figures["tokens_per_s"] * 20.0 == pytest.approx(metrics["total_output_tokens"])
     assert figures["goodput_per_s"] * 20.0 == pytest.approx(metrics["request_goodput"] * metrics["duration"])
     assert figures["attainment"] == pytest.approx(metrics["request_goodput"] / metrics["request_throughput"])
