@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
 from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
 from pdvsim.sim.relevance import refuse_idle, suited
@@ -12,7 +11,6 @@ from pdvsim.study.sweep import with_settings
 
 MOST = 4  # architectures on a page
 BURST = 50  # requests of a burst
-DROP_S = 10.0  # duration of halved acceptance
 
 
 @dataclass(frozen=True)
@@ -75,8 +73,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Act:
-    """An action at a simulated time: settings changed, a burst sent, acceptance halved."""
+    """An action at a simulated time: settings changed, or a burst sent."""
 
     at_s: float
-    what: Literal["turn", "burst", "drop"]
-    knobs: Knobs | None = None
+    knobs: Knobs | None = None  # None: a burst

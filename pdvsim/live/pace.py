@@ -66,8 +66,8 @@ class Pacer:
         try:
             if order == "turn":
                 self.session.turn(value)
-            elif order in ("burst", "drop"):
-                getattr(self.session, order)()
+            elif order == "burst":
+                self.session.burst()
             elif order == "on":
                 self.session.advance(self.session.now_s + value)
             elif order == "restart":

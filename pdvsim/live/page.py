@@ -18,7 +18,7 @@ from bokeh.resources import Resources
 from bokeh.util.paths import static_path
 
 from pdvsim.live.charts import Charts
-from pdvsim.live.knobs import BURST, DROP_S, Setup
+from pdvsim.live.knobs import BURST, Setup
 from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
@@ -87,7 +87,6 @@ class Dashboard:
             "on": ("Advance 1 s", 0),
             "restart": ("Restart", 0),
             "burst": (f"Burst of {BURST}", 0),
-            "drop": (f"Halve acceptance {DROP_S:.0f} s", 0),
             "save": ("Save", 80),
         }
         buttons = {n: Button(label=text, width=px or 30 + 8 * len(text)) for n, (text, px) in labels.items()}
@@ -100,7 +99,7 @@ class Dashboard:
         self.widgets |= {**buttons, "speed": speed, "window": window, "saved": Div(visible=False, **WHOLE)}
         for name, widget in self.widgets.items():
             widget.name = name
-        line = ("pause", "speed", "on", "restart", "burst", "drop", "save", "window")
+        line = ("pause", "speed", "on", "restart", "burst", "save", "window")
         row_of = row(*(self.widgets[n] for n in line), styles={"flex-wrap": "wrap", "gap": "6px"}, **WHOLE)
         self.pace = column(row_of, self.widgets["saved"], name="pace", **WHOLE)
 
@@ -141,7 +140,7 @@ class Dashboard:
             self.feed.order("running", not self.feed.latest.running)
         elif what == "save":
             self._ask_to_save()
-        elif what in ("on", "restart", "burst", "drop"):
+        elif what in ("on", "restart", "burst"):
             self.feed.order(what, 1.0 if what == "on" else None)
         else:
             raise ValueError(f"unknown command {what!r}")
@@ -207,8 +206,6 @@ class Dashboard:
         late = [name for name, figures in zip(self.names, shown.figures, strict=True) if figures["overloaded"]]
         if late:
             parts.append(f'<b style="color:#a34700">{html.escape(", ".join(late))} overloaded: the queue grows</b>')
-        if shown.figures[-1].get("dropped"):
-            parts.append("<b>acceptance is halved</b>")
         if shown.refusal:
             parts.append(f'<span style="color:#b00020">{html.escape(shown.refusal)}</span>')
         return " · ".join(parts)

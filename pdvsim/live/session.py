@@ -40,14 +40,11 @@ class Stations:
 
     def do(self, act: Act) -> None:
         """Apply an action to every station and the source."""
-        if act.what == "burst":
+        if act.knobs is None:
             crowd = self.arrivals.burst(BURST, act.at_s)
             for station in self.stations:
                 station.send(crowd)
-        elif act.what == "drop":
-            for station in self.stations:
-                station.drop()
-        elif act.knobs is not None:
+        else:
             old, new = (knobs.turned(self.setup.base) for knobs in (self.knobs, act.knobs))
             if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
                 self.arrivals.turn(new.traffic, new.acceptance, act.at_s)
@@ -77,15 +74,11 @@ class Session(Stations):
         """Change settings from now on; a ValueError of one line if invalid, without effect."""
         if knobs != self.knobs:
             self.check(knobs)
-            self._record(Act(self.now_s, "turn", knobs))
+            self._record(Act(self.now_s, knobs))
 
     def burst(self) -> None:
         """Send a burst of requests."""
-        self._record(Act(self.now_s, "burst"))
-
-    def drop(self) -> None:
-        """Reduce acceptance to a share for a while."""
-        self._record(Act(self.now_s, "drop"))
+        self._record(Act(self.now_s))
 
     def _record(self, act: Act) -> None:
         self.do(act)
@@ -108,8 +101,7 @@ class Session(Stations):
 
     def figures(self, window_s: float) -> list[dict[str, Any]]:
         """Recent metrics of each architecture."""
-        dropped = self.now_s < self.stations[0].dropped_until_s
-        return [gauge.figures(window_s) | {"dropped": dropped} for _, gauge in self.gauged()]
+        return [gauge.figures(window_s) for _, gauge in self.gauged()]
 
     def gauged(self) -> list[tuple[Station, Gauge]]:
         """Each station and its gauge."""

@@ -9,16 +9,13 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.live.arrivals import copied
-from pdvsim.live.knobs import DROP_S
 from pdvsim.sim.assembly import Site, covering_profile, make_controller
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import Request, Work
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.records import Log, Reader
-
-_MASK = (1 << 64) - 1
 
 
 class Coming(deque[Request]):
@@ -43,14 +40,11 @@ class Station:
         self.experiment = experiment
         self.env = Clock()
         self.log = Log.of_everything() if traced else Log()
-        # acceptance and settings may change at any time, so rounds are simulated one by one
+        # settings may change at any time, so rounds are simulated one by one
         self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
         self._coming = Coming()
         self.client = Client(self.env, self._coming, experiment, self.site, None, self.reader)
-        self.dropped_until_s = -1.0
-        for gpu in self.site.gpus:
-            gpu.verdict = self._judge(gpu.verdict)
 
     def send(self, requests: Sequence[Request]) -> None:
         """Schedule copies of these requests."""
@@ -80,10 +74,6 @@ class Station:
             policy.look_again()
         self.experiment = turned
 
-    def drop(self) -> None:
-        """Reduce acceptance for a while, also for requests in the system."""
-        self.dropped_until_s = self.env.now + DROP_S
-
     # what a page shows of it --------------------------------------------------------------------------------------
 
     @property
@@ -112,29 +102,3 @@ class Station:
             return {}
         seen = {} if server.controller.acceptance is None else {"acceptance seen": server.controller.acceptance}
         return {"k": server.controller.k, **seen}
-
-    # -------------------------------------------------------------------------------------------------------------
-
-    def _judge(self, drawn: Callable[[Work], Sequence[int] | None]) -> Callable[[Work], Sequence[int] | None]:
-        """The sampled verdict; while acceptance is reduced, each draft token must also pass a random test.
-
-        The test depends on request and position, so it is the same in every architecture.
-        """
-
-        def judged(work: Work) -> Sequence[int] | None:
-            verdict = drawn(work)
-            if verdict is None or self.env._now >= self.dropped_until_s:
-                return verdict
-            return [_tossed(row, passed) for row, passed in zip(work.rows, verdict, strict=True)]
-
-        return judged
-
-
-def _tossed(row: Request, passed: int) -> int:
-    """The accepted drafts before the first that fails its test."""
-    for at in range(passed):
-        mixed = (row.id * 0x9E3779B97F4A7C15 + (row.emitted + at) * 0xBF58476D1CE4E5B9 + 1) & _MASK
-        mixed = ((mixed ^ mixed >> 30) * 0x94D049BB133111EB) & _MASK
-        if mixed >> 40 & 1:
-            return at
-    return passed

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
-from pdvsim.live.knobs import BURST, DROP_S, Knobs, Setup
+from pdvsim.live.knobs import BURST, Knobs, Setup
 from pdvsim.live.pace import MOST_UNREAD, Feed
 from pdvsim.live.session import Session, replay
 from pdvsim.live.table import lines
@@ -45,15 +45,13 @@ def test_a_session_left_alone_is_an_ordinary_run(arch: str, users: int | None) -
 
 def driven(rng: np.random.Generator, setup: Setup) -> Session:
     """A session of 6 s in random steps, with everything done to it."""
-    session, acts = Session(setup), iter(["turn", "burst", "drop", "drafts", "controller"])
-    for at_s in (0.7, 1.33, 2.0, 3.1, 4.4, 6.0):
+    session, acts = Session(setup), iter(["turn", "burst", "drafts", "controller"])
+    for at_s in (0.7, 1.33, 3.1, 4.4, 6.0):
         while session.now_s < at_s:
             session.advance(min(at_s, session.now_s + float(rng.uniform(0.001, 0.4))))
         knobs, act = session.knobs, next(acts, "")
         if act == "burst":
             session.burst()
-        elif act == "drop":
-            session.drop()
         elif act == "turn":
             session.turn(replace(knobs, request_rate=40.0, input_len=300, output_len=60, max_num_seqs=16))
         elif act == "drafts":
@@ -68,7 +66,7 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     setup = Setup(("pdv", "colocated", "autoregressive"), BASE)
     sessions = [driven(np.random.default_rng(seed), setup) for seed in (1, 2)]
     assert sessions[0].tape == sessions[1].tape
-    assert len(sessions[0].tape) == 5
+    assert len(sessions[0].tape) == 4
     kept = [result for result, _ in replay(setup, sessions[0].tape, 6.0, 0.0)]
     for session in sessions:
         for (_, gauge), result in zip(session.gauged(), kept, strict=True):
@@ -149,7 +147,7 @@ def test_hits_in_the_prefix_cache_show() -> None:
     assert "prefix cache hits (%)" not in dict(lines(plain.figures(10.0)))
 
 
-def test_a_burst_and_a_drop_show() -> None:
+def test_a_burst_and_another_acceptance_show() -> None:
     session = Session(Setup(("pdv", "colocated"), BASE))
     session.advance(5.0)
     before = [figures["in_system"] for figures in session.figures(5.0)]
@@ -158,12 +156,11 @@ def test_a_burst_and_a_drop_show() -> None:
     after = [figures["in_system"] for figures in session.figures(5.0)]
     assert all(b + BURST - 5 <= a <= b + BURST + 5 for b, a in zip(before, after, strict=True))
     session.advance(8.0)
-    session.drop()
-    session.advance(8.0 + DROP_S)
-    for figures in session.figures(DROP_S - 1):
-        assert figures["acceptance"] == pytest.approx(0.3, abs=0.03)
-    session.advance(9.0 + DROP_S + 8.0)
     assert session.figures(8.0)[0]["acceptance"] == pytest.approx(0.6, abs=0.03)
+    session.turn(replace(session.knobs, acceptance_rate=0.3))
+    session.advance(24.0)
+    for figures in session.figures(8.0):
+        assert figures["acceptance"] == pytest.approx(0.3, abs=0.03)
 
 
 def test_what_is_kept_does_not_grow() -> None:
