@@ -1,8 +1,7 @@
-"""Backends of a sweep: this machine's cores (joblib's loky), or the workers of a Dask or Ray cluster.
+"""Backends of a sweep: this machine's cores, or the workers of a Dask or Ray cluster.
 
 A backend only decides where a point runs. It returns each point's row, or the reason why it failed, in the order of
-completion. If a worker dies, its point is retried; the sweep continues. joblib is used for loky only; clusters are used
-directly (`clusters`).
+completion. If a worker dies, its point is retried; the sweep continues.
 """
 
 from __future__ import annotations
@@ -18,22 +17,22 @@ from pdvsim.study import clusters
 
 __all__ = ["Backend", "BackendName", "Row", "check_reachable", "cores", "finished"]
 
-BackendName = Literal["loky", "dask", "ray"]
+BackendName = Literal["local", "dask", "ray"]
 
 
 @dataclass(frozen=True)
 class Backend:
     """Where points run: `jobs` local processes (None: one per core), or an existing cluster at an address."""
 
-    name: BackendName = "loky"
+    name: BackendName = "local"
     jobs: int | None = None
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.jobs is not None and self.name != "loky":
+        if self.jobs is not None and self.name != "local":
             raise ValueError(f"--jobs sets the processes of this machine; the {self.name} cluster has its own workers")
-        if self.scheduler is not None and self.name == "loky":
+        if self.scheduler is not None and self.name == "local":
             raise ValueError("--scheduler needs --backend dask or ray")
         if self.scheduler is None and self.name == "dask":
             raise ValueError(
