@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from bokeh.core.templates import get_env
 from bokeh.embed import file_html
@@ -31,14 +31,7 @@ LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
 WHOLE = {"sizing_mode": "stretch_width"}
 
 
-class Saving(Protocol):
-    """A result being written."""
-
-    def said(self) -> str | None:
-        """The outcome as text; None while it is running."""
-
-
-Save = Callable[[Shown], Saving]
+Saved = Callable[[], str | None]  # of saving, as text; None while it is running
 
 
 class Dashboard:
@@ -46,14 +39,16 @@ class Dashboard:
 
     static = str(static_path())
 
-    def __init__(self, feed: Feed, setup: Setup, names: Sequence[str], save: Save, about: str) -> None:
+    def __init__(
+        self, feed: Feed, setup: Setup, names: Sequence[str], save: Callable[[Shown], Saved], about: str
+    ) -> None:
         """`setup` has the settings that can change, `names` those of its architectures; `about` describes the run."""
         self.feed, self.save, self.about = feed, save, about
         self.archs, self.names = setup.archs, names
         self.controls = 0
         self._pictures = self._orders = -1
         self._ended = False
-        self._saving: Saving | None = None
+        self._saving: Saved | None = None
         self._save_from: int | None = None  # orders to execute before saving
         self._saved = ""
         self._parts: dict[str, str] = {}  # of the latest update, as JSON: made once for all browsers
@@ -167,7 +162,7 @@ class Dashboard:
     def look(self) -> bool:
         """Read updates; whether there is something to send."""
         shown, before = self.feed.latest, self.controls
-        if self._saving is not None and (said := self._saving.said()) is not None:
+        if self._saving is not None and (said := self._saving()) is not None:
             self._saving, self.controls = None, self.controls + 1
             self._saved = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(said)}</pre>'
         if self._save_from is not None and shown.orders >= self._save_from:

@@ -33,13 +33,13 @@ class Coming(deque[Request]):
 class Station:
     """A site on simulated time that accepts new requests and settings while it runs.
 
-    `reader` creates the reader of the log. `traced` keeps the requests of each launch and the host's records.
+    `reader` creates the reader of the log.
     """
 
-    def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
+    def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader]) -> None:
         self.experiment = experiment
         self.env = Clock()
-        self.log = Log.of_everything() if traced else Log()
+        self.log = Log()
         # settings may change at any time, so rounds are simulated one by one
         self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
