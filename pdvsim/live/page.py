@@ -31,7 +31,7 @@ LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
 WHOLE = {"sizing_mode": "stretch_width"}
 
 
-Saved = Callable[[], str | None]  # of saving, as text; None while it is running
+Saved = Callable[[], str | None]  # the outcome of saving, as text; None while it is running
 
 
 class Dashboard:
