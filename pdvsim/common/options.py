@@ -107,7 +107,9 @@ class Option:
     @property
     def one(self) -> Any:
         """The type of one value: of list items, or without None."""
-        return _one(self.hint)
+        if get_origin(self.hint) in (Union, types.UnionType):
+            return next(part for part in get_args(self.hint) if part is not type(None))
+        return get_args(self.hint)[0] if self.is_list else self.hint
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -119,14 +121,6 @@ class Option:
         """The text below the field."""
         texts = (_texts(cls.__module__).get((cls.__name__, self.name)) for cls in self.owner.__mro__)
         return next(filter(None, texts), "")
-
-
-def _one(hint: Any) -> Any:
-    if get_origin(hint) is tuple:
-        return get_args(hint)[0]
-    if get_origin(hint) in (Union, types.UnionType):
-        return next(part for part in get_args(hint) if part is not type(None))
-    return hint
 
 
 @cache

@@ -33,10 +33,6 @@ class Arrivals:
         self._next = self._drawn()
         self._crowd: Iterator[Request] | None = None
 
-    def largest(self) -> Request:
-        """The request with the most tokens that may arrive."""
-        return self._workload(0, AHEAD).largest()
-
     def until(self, time_s: float) -> list[Request]:
         """Requests up to a time, in order, each returned once."""
         requests: list[Request] = []
@@ -56,11 +52,11 @@ class Arrivals:
             requests.append(self._numbered(request))
         return requests
 
-    def _workload(self, draws: int = 1, chunk: int = CHUNK) -> Workload:
+    def _workload(self) -> Workload:
         traffic, acceptance = self._settings
         seed = (traffic.seed + self._draws * 1_000_003) % SEEDS
-        self._draws += draws
-        return Workload(replace(traffic, num_prompts=AHEAD, seed=seed), acceptance, chunk)
+        self._draws += 1
+        return Workload(replace(traffic, num_prompts=AHEAD, seed=seed), acceptance, CHUNK)
 
     def _drawn(self) -> Request:
         request = next(self._coming, None)
@@ -76,6 +72,11 @@ class Arrivals:
         request.id = self.sent
         self.sent += 1
         return request
+
+
+def largest(traffic: Traffic, acceptance: Acceptance) -> Request:
+    """The request with the most tokens that may arrive."""
+    return Workload(replace(traffic, num_prompts=AHEAD), acceptance, AHEAD).largest()
 
 
 def copied(request: Request) -> Request:

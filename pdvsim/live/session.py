@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pdvsim.live.arrivals import Arrivals
+from pdvsim.live.arrivals import Arrivals, largest
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
@@ -54,9 +54,9 @@ class Stations:
     def check(self, knobs: Knobs) -> None:
         """Reject settings that some architecture does not support, or requests that it could never serve."""
         turned = knobs.turned(self.setup.base)
-        largest = Arrivals(turned.traffic, turned.acceptance).largest()
+        most = largest(turned.traffic, turned.acceptance)
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
-            station.site.check([largest])
+            station.site.check([most])
 
 
 class Session(Stations):

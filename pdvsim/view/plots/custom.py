@@ -6,10 +6,10 @@ because its band would not be a confidence interval.
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.options import nearest
 from pdvsim.study.results import Results, value_text
 from pdvsim.study.stats import over_replications
 from pdvsim.view.figure import new_figure, styled
@@ -169,9 +169,8 @@ def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:
         ("--col-by", axis.column, list(keys)),
     ):
         if name is not None and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else ""
             shown = known if len(known) < 12 else [*known[:11], "…"]
+            hint = nearest(name, known)
             raise ValueError(f"{flag} {name}: no such column{hint}; the results have {', '.join(shown)}")
     if axis.x == axis.y:
         raise ValueError(f"--var-x and --var-y are both {axis.x}")
