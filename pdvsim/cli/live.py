@@ -49,7 +49,11 @@ class LiveCommand(PresetOption):
     speed: float = 1.0
     """Initial speed, in simulated seconds per second: 1, 10, 100, or inf for the maximum."""
     port: int = 5006
-    """Port of the page, which only this machine can open; 0: any free port."""
+    """Port of the page; 0: any free port."""
+    address: str | None = None
+    """Network address to serve the page on; default: this machine only. Access then needs a token, which is printed."""
+    token: str | None = None
+    """Access token; default: a random one."""
     browser: bool = True
     """Open the page in a browser. --no-browser only prints its address."""
     traffic: LiveTraffic = field(default_factory=LiveTraffic)
@@ -63,6 +67,8 @@ class LiveCommand(PresetOption):
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.token is not None and len(self.token) < 8:
+            raise ValueError("token must have at least 8 characters")
 
     def setup(self) -> Setup:
         """The session these options describe."""
@@ -82,7 +88,7 @@ def main(argv: list[str]) -> int:
         import_module("bokeh")
     except ImportError:
         raise ValueError(EXTRA) from None
-    page = PageServer(args.port)  # reports a port in use before anything else
+    page = PageServer(args.address, args.port, args.token)  # reports a port in use before anything else
     try:
         _serve(args, page)
     finally:

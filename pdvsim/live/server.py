@@ -1,4 +1,4 @@
-"""The page's web server, for this machine only; pages of other sites have no access.
+"""The page's web server: for this machine only, or for others with a token; pages of other sites have no access.
 
 Every browser gets the same page, and updates over a websocket; one message is made for all. A browser that does not
 draw gets fewer messages. It imports only tornado, so that a port can be tested first.
@@ -10,11 +10,15 @@ import errno
 import json
 import logging
 import os
+import secrets
 import signal
+import socket
 from collections.abc import Callable
+from ipaddress import ip_address
 from time import monotonic
 from types import FrameType
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode, urlsplit
 
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPServerRequest
@@ -26,7 +30,8 @@ from tornado.websocket import WebSocketClosedError, WebSocketHandler
 if TYPE_CHECKING:
     from pdvsim.live.page import Dashboard
 
-LOOPBACK = "127.0.0.1"
+LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
+COOKIE = "pdvsim-live"
 UPDATE_MS = 150
 AHEAD = 2  # most updates not drawn yet: a slow browser gets fewer, not later ones
 HIDDEN_S = 2.0  # then an update is sent anyway: a hidden page draws nothing
@@ -37,30 +42,57 @@ MOST_BYTES = 1 << 14  # of a command
 class _Site(Application):
     """Answers only requests for its own names; another name means another site's page (DNS rebinding)."""
 
-    def __init__(self, show: Dashboard) -> None:
-        self.show, self.page, self.viewers = show, show.html(), set[_Viewer]()
+    def __init__(self, names: set[str], any_address: bool, token: str | None, show: Dashboard) -> None:
+        self.names, self.any_address, self.token, self.show = names, any_address, token, show
+        self.page, self.viewers = show.html(), set[_Viewer]()
         super().__init__(
-            [(r"/", _Page), (r"/ws", _Viewer), (r"/static/(.*)", StaticFileHandler, {"path": show.static})],
+            [(r"/", _Page), (r"/ws", _Viewer), (r"/static/(.*)", _Static, {"path": show.static})],
             websocket_ping_interval=PING_S, websocket_max_message_size=MOST_BYTES, log_function=lambda handler: None,
         )  # fmt: skip
 
     def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
-        if request.host_name.lower() not in (LOOPBACK, "localhost"):
+        if not self._is_ours(request.host):
             return self.get_handler_delegate(request, ErrorHandler, {"status_code": 403})
         return super().find_handler(request, **more)
 
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+        except ValueError:
+            return False
+        return name in self.names or (self.any_address and _is_address(name))
 
-class _Page(RequestHandler):
+
+class _Guarded(RequestHandler):
+    """Requires the token, if there is one: in the address the first time, then in a cookie."""
+
     application: _Site
 
+    def prepare(self) -> None:
+        token = self.application.token
+        asked, kept = self.get_query_argument("token", None), self.get_cookie(COOKIE)
+        if token is None:
+            return
+        for given in (asked, kept):
+            if given is not None and secrets.compare_digest(given.encode(), token.encode()):
+                if given is not kept:
+                    self.set_cookie(COOKIE, given, httponly=True, samesite="Strict")
+                return
+        self.send_error(403, reason="the address needs the token")
+
+
+class _Page(_Guarded):
     def get(self) -> None:
         self.write(self.application.page)
 
 
-class _Viewer(WebSocketHandler):
+class _Static(_Guarded, StaticFileHandler):
+    pass
+
+
+class _Viewer(_Guarded, WebSocketHandler):
     """One browser: updates sent and drawn. Tornado admits only pages of this site."""
 
-    application: _Site
     sent = drawn = 0
     known = -1
     sent_s = 0.0
@@ -99,14 +131,20 @@ class _Viewer(WebSocketHandler):
 class PageServer:
     """Binds its port when created; the content is given when it runs. A ValueError says why it has no port."""
 
-    def __init__(self, port: int) -> None:
+    def __init__(self, host: str | None, port: int, token: str | None) -> None:
+        address = host or LOOPBACK
         try:
-            self._sockets = bind_sockets(port, LOOPBACK)
+            self._sockets = bind_sockets(port, address)
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:
-                raise ValueError(f"port {port} is in use: choose another --port, or 0 for any free one") from None
-            raise ValueError(f"port {port} cannot be used: {os.strerror(error.errno or 0)}") from None
-        self.url = f"http://{LOOPBACK}:{self._sockets[0].getsockname()[1]}/"
+            raise _no_port(error, address, port) from None
+        bound = {str(one.getsockname()[0]) for one in self._sockets}
+        self.port = int(self._sockets[0].getsockname()[1])
+        self._everywhere = bool(bound & {*EVERY_ADDRESS})
+        shown = socket.gethostname() if self._everywhere else address
+        self._names = {name.lower() for name in (address, shown, "localhost", LOOPBACK, *bound)}
+        self.token = (token or secrets.token_urlsafe(24)) if token or address != LOOPBACK else None
+        query = f"?{urlencode({'token': self.token})}" if self.token else ""
+        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/{query}"
 
     def close(self) -> None:
         """Release the port."""
@@ -117,7 +155,7 @@ class PageServer:
         """Serve until Ctrl-C or a stop request; `ready` is called when the page can be opened."""
         logging.getLogger("tornado.general").setLevel(logging.ERROR)  # hides malformed requests
         loop = IOLoop.current()
-        site = _Site(show)
+        site = _Site(self._names, self._everywhere, self.token, show)
         server = HTTPServer(site)
         server.add_sockets(self._sockets)
 
@@ -142,3 +180,20 @@ class PageServer:
                 viewer.close(1001, "the session has ended")
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+def _is_address(name: str) -> bool:
+    """Whether a host name is an IP address, which DNS rebinding cannot use."""
+    try:
+        ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+def _no_port(error: OSError, address: str, port: int) -> ValueError:
+    if error.errno == errno.EADDRINUSE:
+        return ValueError(f"port {port} is in use: choose another --port, or 0 for any free one")
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        return ValueError(f"host {address} is not an address of this machine")
+    return ValueError(f"port {port} of {address} cannot be used: {os.strerror(error.errno or 0)}")

@@ -90,7 +90,7 @@ def smooth() -> None:
     """The page, for a while."""
     setup = Setup(ARCHS, Experiment(traffic=Traffic(request_rate=30.0), server=Server(PAIR, 2)))
     feed = Feed(drive, setup, 10.0, 30.0)
-    server = PageServer(0)
+    server = PageServer(None, 0, None)
     found: dict[str, float] = {}
 
     def watched() -> None:

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import socket
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -153,3 +155,38 @@ def test_a_port_that_is_taken_is_named_before_anything_is_made(
         assert main(["live", "--no-browser", "--port", str(port)]) == 2
     said = capsys.readouterr().err
     assert said == f"pdvsim: error: port {port} is in use: choose another --port, or 0 for any free one\n"
+    assert main(["live", "--no-browser", "--address", "192.0.2.1", "--port", "0"]) == 2
+    assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is not an address of this machine\n"
+
+
+def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["live", "--no-browser", "--port", "0", "--token", "short"]) == 2
+    assert "token" in capsys.readouterr().err
+    found = served(tmp_path, "--address", "0.0.0.0", "--token", "a-token-of-mine")
+    try:
+        assert found.url.endswith("/?token=a-token-of-mine")
+        port = int(re.findall(r":(\d+)/", found.url)[0])
+        here = f"http://127.0.0.1:{port}/"
+        for query, code in (("", 403), ("?token=another", 403), ("?token=a-token-of-mine", 200)):
+            assert _asked(here + query) == code
+            assert _asked(f"{here}static/js/bokeh.min.js{query}") == code
+        cookie = "Cookie: pdvsim-live=a-token-of-mine"
+        for host, more, code in (
+            ("127.0.0.1:PORT", (), "403"),
+            ("127.0.0.1:PORT", (cookie,), "101"),
+            ("192.168.0.7:PORT", (cookie,), "101"),  # another address of this machine
+            (f"{socket.gethostname()}:PORT", (cookie,), "101"),
+            ("evil.com:PORT", (cookie,), "403"),
+        ):
+            assert answer(here, "/ws", host, *UPGRADE, *more).split()[1] == code, (host, more)
+    finally:
+        ended(found)
+    assert found.process.returncode == 0
+
+
+def _asked(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
