@@ -13,7 +13,7 @@ import sys
 import pdvsim
 
 
-def main(backend: str = "local", scheduler: str | None = None, num_prompts: int = 100) -> None:
+def main(backend: str = "loky", scheduler: str | None = None, num_prompts: int = 100) -> None:
     """Two architectures, four loads, three draft lengths, three seeds each."""
     points = pdvsim.sweep(
         arch=["colocated", "pdv"],

@@ -13,7 +13,6 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,15 +63,16 @@ def cell(name: str) -> tuple[str, dict[str, Any]]:
 
 def grid(out: Path) -> dict[str, Any]:
     """Compute every missing cell, and write each when it is done."""
+    from joblib import Parallel, delayed
+
     cells: dict[str, Any] = json.loads(out.read_text()) if out.exists() else {}
     every = [" ".join(map(str, one)) for one in itertools.product(ARCHS, PAIRS, RATES, reversed(CONCURRENCY))]
     every.sort(key=lambda name: -int(name.split()[-1]))  # the longest first
-    with ProcessPoolExecutor() as run:
-        for future in as_completed([run.submit(cell, name) for name in every if name not in cells]):
-            name, speeds = future.result()
-            cells[name] = speeds
-            out.write_text(json.dumps(cells, indent=1))
-            print(f"{len(cells)} of {len(every)}: {name}: {min(speeds['goodput']):.3f}", flush=True)
+    run = Parallel(n_jobs=-1, return_as="generator_unordered")
+    for name, speeds in run(delayed(cell)(name) for name in every if name not in cells):
+        cells[name] = speeds
+        out.write_text(json.dumps(cells, indent=1))
+        print(f"{len(cells)} of {len(every)}: {name}: {min(speeds['goodput']):.3f}", flush=True)
     return cells
 
 

@@ -37,8 +37,8 @@ SIM_FLOORS = (  # the same inside sim, by folder or file
     ("assembly", "client", "doubts", "run", "trust"),
 )
 HEAVY = {  # what takes long to import, or may not be there
-    "bokeh", "cloudpickle", "distributed", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml",
-    "ray", "rich", "safetensors", "scipy", "seaborn", "simpy", "torch", "tornado", "transformers", "triton",
+    "bokeh", "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray",
+    "rich", "safetensors", "scipy", "seaborn", "simpy", "torch", "tornado", "transformers", "triton",
 }  # fmt: skip
 
 

@@ -56,8 +56,8 @@ class SweepOptions(PresetOption):
     """Other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d. Write a list value as 0.8+0.6."""
     jobs: int | None = None
     """Concurrent simulations on this machine; default: one per core."""
-    backend: BackendName = "local"
-    """Where the points run: on this machine's cores (local), or on an existing Dask or Ray cluster."""
+    backend: BackendName = "loky"
+    """Where the points run: on this machine's cores (loky), or on an existing Dask or Ray cluster."""
     scheduler: str | None = None
     """Address of the cluster, e.g. tcp://10.0.0.1:8786 for Dask; Ray by default finds the cluster of its machine."""
     traffic: SweepTraffic = field(default_factory=SweepTraffic)
@@ -193,7 +193,7 @@ def main(argv: list[str]) -> int:
     total = len(sweep.points())
     failures, interrupted = 0, False
     with folder.opened(date, args.resume):
-        if where.name == "local":
+        if where.name == "loky":
             forewarn([point.experiment for point in sweep.points()], where.jobs)
         found = folder.survey()
         for line in found.notices():
@@ -253,7 +253,7 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     rows = listed(points, done)
     needed_s = cost([p.experiment for i, p in enumerate(points) if i not in done]).core_s
     jobs = (
-        min(args.options.jobs or cores(), max(1, len(points) - len(done))) if args.options.backend == "local" else None
+        min(args.options.jobs or cores(), max(1, len(points) - len(done))) if args.options.backend == "loky" else None
     )
     estimate = {"core_s": needed_s, "jobs": jobs, "wall_s": None if jobs is None else needed_s / jobs}
     if args.json:

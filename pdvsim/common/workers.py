@@ -1,34 +1,32 @@
-"""Parallel tasks on this machine's cores, each in a worker process.
+"""Parallel tasks on this machine's cores, with joblib's loky.
 
 An item that raises, or whose worker dies twice, has an outcome with the reason; the others continue. There is no time
-limit for an item. A terminal's Ctrl-C reaches only this process, which ends its workers. Idle workers are kept for the
-next tasks.
+limit for an item.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-import traceback
+import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
+from functools import cache
+from multiprocessing.resource_tracker import ensure_running
+from queue import SimpleQueue
 from types import FrameType
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
+from pdvsim.common import tracker
 from pdvsim.common.outcomes import DIED, Item, Outcome, Task, attempt
 from pdvsim.common.version import __version__
 
 T = TypeVar("T")
 Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
-
-# more threads in each worker would only wait for each other, and may round differently
-ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
 def cores() -> int:
@@ -50,22 +48,21 @@ def finished_here(task: Task, items: Sequence[Item], jobs: int | None) -> Genera
 def parallel_map(
     function: Callable[..., T], arguments: Iterable[tuple[Any, ...]], progress: Callable[[], None]
 ) -> list[T]:
-    """`function` of each argument, in order; `progress` is called after each."""
-    calls = [(function, given) for given in arguments]
-    results: dict[int, T] = {}
-    with closing(_results(calls, min(cores(), len(calls)))) as finished:
-        for at, result in finished:
-            if result is None:
-                raise RuntimeError(DIED)
-            results[at] = result
+    """`function` of each argument, in order, with one thread each; `progress` is called after each.
+
+    More threads would only wait for each other, and may round differently.
+    """
+    from joblib import parallel_config
+
+    given = list(arguments)
+    results: list[T] = []
+    with parallel_config(backend="loky", inner_max_num_threads=1):
+        # at least two: a single one would run in this process, with its threads
+        jobs, calls = max(2, min(cores(), len(given))), ((function, one) for one in given)
+        for result in _started(calls, jobs, "generator"):
+            results.append(result)
             progress()
-    return [results[at] for at in range(len(calls))]
-
-
-def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
-    """Run a point in a new process, so that a death is this point's. For points whose worker died before."""
-    with closing(_Worker()) as worker:
-        return worker.result((attempt, (task, index, point, version))) or Outcome(index, None, DIED)
+    return results
 
 
 def _in_process(task: Task, items: Sequence[Item]) -> Generator[Outcome, None, None]:
@@ -74,123 +71,121 @@ def _in_process(task: Task, items: Sequence[Item]) -> Generator[Outcome, None, N
 
 
 def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outcome, None, None]:
-    calls = [(attempt, (task, index, point, __version__)) for index, point in items]
-    with closing(_results(calls, jobs)) as results:
-        for at, outcome in results:
-            yield outcome or Outcome(items[at][0], None, DIED)
+    """joblib with loky. If a worker dies, the points it may have been running are run again, each in its own process.
 
+    This identifies the point that kills its worker, which fails after the second death.
+    """
+    from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky.process_executor import BrokenProcessPool
 
-class _Worker:
-    """A process that runs one call after the other; in its own session, so that Ctrl-C does not reach it."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-c", "from pdvsim.common.workers import _serve; _serve()"]
-        environment = os.environ | ONE_THREAD | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        pipe = subprocess.PIPE
-        self._process = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, start_new_session=True)
-
-    def result(self, call: Call) -> Any:
-        """The result of a call, or its error; None if the process died."""
-        from cloudpickle import dumps, loads
-
-        given, (calls, results) = dumps((os.getcwd(), *call)), (self._process.stdin, self._process.stdout)
-        assert calls is not None
-        assert results is not None
-        try:
-            _send(calls, given)
-            result = _received(results)
-        except (EOFError, OSError, ValueError):  # a ValueError if the pipe is closed
-            return None
-        return loads(result)
-
-    def close(self) -> None:
-        self._process.kill()
-        with suppress(OSError), self._process:  # closes its pipes
-            pass
-
-
-_idle: list[_Worker] = []
-
-
-@atexit.register
-def _end_idle() -> None:
-    while _idle:
-        _idle.pop().close()
-
-
-def _results(calls: Sequence[Call], jobs: int) -> Generator[tuple[int, Any], None, None]:
-    """The number and result of each call as it finishes; None if its worker died twice. Closing ends the workers."""
-    workers, stopping = list[_Worker](), threading.Event()
-
-    def result(call: Call) -> Any:
-        for make in (_idle.pop, _Worker):
+    left = dict(items)
+    try:
+        while left:
+            started: set[int] = set()
+            outcomes = _started(_calls(task, list(left.items()), started), jobs, "generator_unordered")
             try:
-                worker = make()
-            except IndexError:
-                worker = _Worker()
-            workers.append(worker)
-            answer = None if stopping.is_set() else worker.result(call)
-            workers.remove(worker)
-            if answer is not None and not stopping.is_set():
-                _idle.append(worker)
-                return answer
-            worker.close()
-        return None
-
-    with ThreadPoolExecutor(jobs) as threads:  # Ctrl-C is raised only in the main thread
-        try:
-            numbers = {threads.submit(result, call): at for at, call in enumerate(calls)}
-            for future in as_completed(numbers):
-                if isinstance(future.result(), Exception):
-                    raise future.result()
-                yield numbers[future], future.result()
-        except BaseException:
-            stopping.set()
-            threads.shutdown(wait=False, cancel_futures=True)
-            for worker in [*workers]:
-                worker.close()
-            raise
+                for outcome in outcomes:
+                    del left[outcome.index]
+                    yield outcome
+            except BrokenProcessPool:  # joblib's TerminatedWorkerError is one
+                for index in sorted(started & set(left)):
+                    yield attempt_alone(task, index, left.pop(index), __version__)
+            finally:
+                outcomes.close()
+    except (KeyboardInterrupt, GeneratorExit):
+        # joblib's executor: without `reuse`, loky would first wait for all running tasks
+        get_reusable_executor(reuse=True, kill_workers=True).shutdown(wait=False, kill_workers=True)
+        raise
 
 
-def _serve() -> None:
-    """The process of a worker: it reads calls from standard input and writes their results to standard output."""
-    from cloudpickle import dumps, loads
-
-    calls, results = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)  # output of a call is not its result
-    threading.Thread(target=_die_with, args=(os.getppid(),), daemon=True).start()
-    with suppress(EOFError):
-        while True:
-            given = _received(calls)
-            try:
-                folder, function, arguments = loads(given)
-                os.chdir(folder)
-                result = function(*arguments)
-            except Exception as error:
-                error.add_note(traceback.format_exc())
-                result = error
-            _send(results, dumps(result))
+def _calls(task: Task, items: Sequence[Item], started: set[int]) -> Iterator[Call]:
+    for index, point in items:
+        started.add(index)
+        yield attempt, (task, index, point, __version__)
 
 
-def _send(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(len(message).to_bytes(8) + message)
-    pipe.flush()
+def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any, None, None]:
+    """The results of the calls. Ctrl-C waits until the workers have started, and never reaches them."""
+    from joblib import Parallel, delayed
+    from joblib.externals.loky.backend import resource_tracker
+
+    resource_tracker.main = tracker.main
+    warnings.filterwarnings("ignore", tracker.DIED)
+    _forget_calls_given_up()
+    warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns about cancelled points
+    if hasattr(signal, "pthread_sigmask"):
+        ensure_running()  # it unblocks SIGINT at its end, so before the block below
+    pool = Parallel(n_jobs=jobs, return_as=return_as, batch_size=1)
+    with ctrl_c_deferred():
+        results: Generator[Any, None, None] = pool(
+            delayed(_in_folder)(os.getcwd(), os.getpid(), *call) for call in calls
+        )
+    return results
 
 
-def _received(pipe: IO[bytes]) -> bytes:
-    """The next message; an EOFError if the other process is gone."""
-    size = pipe.read(8)
-    message = pipe.read(int.from_bytes(size))
-    if not size or len(message) < int.from_bytes(size):
-        raise EOFError
-    return message
+@cache
+def _forget_calls_given_up() -> None:
+    """Make loky's thread drop the ids of the calls that it cancels when its workers are killed.
+
+    It drops only the calls and then looks up the ids, which prints a KeyError if Ctrl-C comes early.
+    """
+    from joblib.externals.loky import process_executor
+
+    class Manager(process_executor._ExecutorManagerThread):  # type: ignore[misc]
+        def flag_executor_shutting_down(self) -> None:
+            super().flag_executor_shutting_down()
+            if not self.pending_work_items:
+                self.work_ids_queue = SimpleQueue[int]()  # empty: no more calls are added
+
+    process_executor._ExecutorManagerThread = Manager
 
 
+def _in_folder(folder: str, *call: Any) -> Any:
+    """A call where its caller stands: a worker may have been started elsewhere, and files are named from here."""
+    os.chdir(folder)
+    return _in_child(*call)
+
+
+def _in_child(parent: int, function: Callable[..., T], arguments: tuple[Any, ...]) -> T:
+    _die_with(parent)
+    return function(*arguments)
+
+
+@cache
 def _die_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    os._exit(1)
+    """End this worker when its parent process is gone, even by kill -9; otherwise it would idle for minutes."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
+    """Run a point in a new process, so that a death is this point's. For points whose worker died before."""
+    from joblib.externals.loky.backend.reduction import dumps, loads
+
+    command = [sys.executable, "-c", "from pdvsim.common.workers import _answer; _answer()"]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    given = dumps((os.getpid(), attempt, (task, index, point, version)))
+    child = subprocess.run(
+        command, input=given, stdout=subprocess.PIPE, env=environment, start_new_session=True, check=False
+    )
+    if child.returncode:
+        return Outcome(index, None, DIED)
+    outcome: Outcome = loads(child.stdout)
+    return outcome
+
+
+def _answer() -> None:
+    """The process of one point: it reads the call from standard input and writes the result to standard output."""
+    from joblib.externals.loky.backend.reduction import dumps, loads
+
+    with os.fdopen(os.dup(1), "wb") as out:
+        os.dup2(2, 1)  # output of the point is not its result
+        out.write(dumps(_in_child(*loads(sys.stdin.buffer.read()))))
 
 
 @contextmanager
@@ -212,3 +207,29 @@ def ctrl_c_kept() -> Iterator[list[int]]:
         yield received
     finally:
         signal.signal(signal.SIGINT, usual)
+
+
+@contextmanager
+def ctrl_c_deferred() -> Iterator[None]:
+    """Delay Ctrl-C until the end of the block. Threads and processes started in it never receive one.
+
+    A terminal sends Ctrl-C to all processes; the parent handles it and ends its workers.
+    """
+    received: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(number)
+
+    main = threading.current_thread() is threading.main_thread()  # only the main thread may set handlers
+    handler = signal.signal(signal.SIGINT, note) if main else None
+    # Windows has no signal masks.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    try:
+        yield
+    finally:
+        if mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)  # a pending signal arrives here
+        if main:
+            signal.signal(signal.SIGINT, handler)
+        if received:
+            signal.raise_signal(signal.SIGINT)

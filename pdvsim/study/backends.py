@@ -1,7 +1,8 @@
-"""Backends of a sweep: this machine's cores, or the workers of a Dask or Ray cluster.
+"""Backends of a sweep: this machine's cores (joblib's loky), or the workers of a Dask or Ray cluster.
 
 A backend only decides where a point runs. It returns each point's row, or the reason why it failed, in the order of
-completion. If a worker dies, its point is retried; the sweep continues.
+completion. If a worker dies, its point is retried; the sweep continues. joblib is used for loky only; clusters are used
+directly (`clusters`).
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from pdvsim.study import clusters
 
 __all__ = ["Backend", "BackendName", "Row", "check_reachable", "cores", "finished"]
 
-BackendName = Literal["local", "dask", "ray"]
+BackendName = Literal["loky", "dask", "ray"]
 
 
 @dataclass(frozen=True)
 class Backend:
     """Where points run: `jobs` local processes (None: one per core), or an existing cluster at an address."""
 
-    name: BackendName = "local"
+    name: BackendName = "loky"
     jobs: int | None = None
     scheduler: str | None = None
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.jobs is not None and self.name != "local":
+        if self.jobs is not None and self.name != "loky":
             raise ValueError(f"--jobs sets the processes of this machine; the {self.name} cluster has its own workers")
-        if self.scheduler is not None and self.name == "local":
+        if self.scheduler is not None and self.name == "loky":
             raise ValueError("--scheduler needs --backend dask or ray")
         if self.scheduler is None and self.name == "dask":
             raise ValueError(

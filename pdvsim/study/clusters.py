@@ -1,5 +1,8 @@
 """The points of a sweep on the workers of a running Dask or Ray cluster.
 
+Both are used directly, not through joblib: a dead worker then fails one point, not the whole call, and joblib's Ray
+backend returns no result before all have finished.
+
 Every wait is limited. A cluster that does not answer, or disconnects, is a ValueError within PATIENCE_S or ANSWER_S. A
 cluster without workers is waited for up to WORKERS_S, with a message. A point whose worker died is retried in its own
 process, to tell its failure from another point's; a point whose result is lost is run again.

@@ -1,4 +1,4 @@
-"""Workers of this machine: Ctrl-C is answered whenever it comes."""
+"""Workers of this machine: Ctrl-C is answered whenever it comes, and what happens to helpers of theirs is no news."""
 
 from __future__ import annotations
 
@@ -7,16 +7,19 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from joblib.externals.loky import process_executor
 
 from pdvsim.common.outcomes import Outcome
 from pdvsim.common.version import __version__
-from pdvsim.common.workers import attempt_alone, finished_here, parallel_map
+from pdvsim.common.workers import _forget_calls_given_up, attempt_alone, ctrl_c_deferred, finished_here
 
 PATIENCE_S = 60  # on a busy machine
 LONG = [
@@ -25,14 +28,33 @@ LONG = [
 ]  # fmt: skip
 
 
-def session(index: int, point: None) -> dict[str, int]:
-    """The session of the point's process, to all of which a terminal sends Ctrl-C."""
-    return {"session": os.getsid(0)}
+def blocked(index: int, point: None) -> dict[str, bool]:
+    """Whether the process of this point never hears of a Ctrl-C."""
+    return {"blocked": signal.SIGINT in signal.pthread_sigmask(signal.SIG_BLOCK, ())}
 
 
 def talkative(index: int, point: int) -> dict[str, int]:
     print("a point may print")
     return {"point": point}
+
+
+def test_ctrl_c_is_deferred_not_lost() -> None:
+    steps = []
+
+    def interrupted() -> None:
+        with ctrl_c_deferred():
+            # to this thread: another, which may wait for a processor, would pass it on later
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            steps.append("the block goes on")
+        steps.append("not what follows it")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert steps == ["the block goes on"]
+    with ctrl_c_deferred():  # and without one nothing is left over
+        pass
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
 
 
 class Interrupting:
@@ -47,7 +69,7 @@ class Interrupting:
 def test_ctrl_c_in_a_destructor_is_not_lost(jobs: int) -> None:
     usual, outcomes = (
         signal.getsignal(signal.SIGINT),
-        finished_here(session, [(index, None) for index in range(8)], jobs),
+        finished_here(blocked, [(index, None) for index in range(8)], jobs),
     )
     next(outcomes)
     victim = Interrupting()
@@ -58,8 +80,9 @@ def test_ctrl_c_in_a_destructor_is_not_lost(jobs: int) -> None:
 
 
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
-    found = list(finished_here(session, [(index, None) for index in range(4)], 2))
-    assert all(outcome.row is not None and outcome.row["session"] != os.getsid(0) for outcome in found)
+    found = list(finished_here(blocked, [(index, None) for index in range(4)], 2))
+    assert [outcome.row for outcome in found] == [{"blocked": True}] * 4
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
 def test_a_point_in_a_process_of_its_own() -> None:
@@ -69,7 +92,7 @@ def test_a_point_in_a_process_of_its_own() -> None:
 def children(pid: int) -> list[str]:
     """The command lines of a process's children, and their ids."""
     lines = []
-    for child in " ".join(path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")).split():
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
         command = Path(f"/proc/{child}/cmdline").read_bytes().replace(b"\0", b" ").decode()
         lines.append(f"{child} {command}")
     return lines
@@ -104,39 +127,37 @@ def says_how_far(err: str, folder: Path) -> bool:
     return re.fullmatch(rf"(pdvsim: \d+ of 300 points after \d+ s\n)*{end}", err) is not None
 
 
-def test_ctrl_c_while_workers_start(tmp_path: Path) -> None:
-    """A terminal's Ctrl-C reaches every process of its session, here as soon as there is a worker."""
+@pytest.mark.parametrize("words", ["tracker", "popen_loky"])
+def test_ctrl_c_while_workers_start(tmp_path: Path, words: str) -> None:
+    """A terminal's Ctrl-C reaches every process, here as soon as there is a tracker, or a worker."""
     with sweeping(tmp_path / "s") as running:
-        first_child(running, "_serve")
+        first_child(running, words)
         os.killpg(running.pid, signal.SIGINT)
         _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
     assert says_how_far(err, tmp_path / "s")
 
 
-def pid(index: int, point: None) -> dict[str, int]:
-    return {"pid": os.getpid()}
+def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:
+    """loky starts another, which has heard of none of the semaphores, and says so of each when they are removed."""
+    with sweeping(tmp_path / "s") as running:
+        first_child(running, "popen_loky")
+        os.kill(first_child(running, "common.tracker"), signal.SIGKILL)
+        running.send_signal(signal.SIGINT)
+        _, err = running.communicate(timeout=PATIENCE_S)
+    assert running.returncode == 130
+    assert says_how_far(err, tmp_path / "s")
 
 
-def test_workers_are_kept_for_the_next_tasks() -> None:
-    pids = [
-        {outcome.row["pid"] for outcome in finished_here(pid, [(at, None) for at in range(8)], 2) if outcome.row}
-        for _ in range(3)
-    ]
-    assert os.getpid() not in set.union(*pids)
-    assert len(set.union(*pids)) <= 2
-
-
-def halved(number: int) -> float:
-    if number == 3:
-        raise ArithmeticError("three is odd")
-    return number / 2
-
-
-def test_results_are_in_order_and_errors_are_raised() -> None:
-    steps: list[None] = []
-    assert parallel_map(halved, [(2,), (8,), (4,)], lambda: steps.append(None)) == [1.0, 4.0, 2.0]
-    assert len(steps) == 3
-    with pytest.raises(ArithmeticError, match="three is odd") as raised:
-        parallel_map(halved, [(2,), (3,), (4,)], lambda: None)
-    assert "in halved" in raised.value.__notes__[0]
+def test_calls_given_up_are_not_looked_up() -> None:
+    """Ctrl-C may come before loky's thread has passed a call on: it then drops the call, and its id as well."""
+    _forget_calls_given_up()
+    executor = process_executor.ProcessPoolExecutor(1)
+    call = executor._pending_work_items[1] = process_executor._WorkItem(Future(), blocked, (0, 0), {})
+    executor._work_ids.put(1)
+    manager = process_executor._ExecutorManagerThread(executor)  # not started: its steps are taken here
+    executor._flags.flag_as_shutting_down(kill_workers=True)
+    manager.flag_executor_shutting_down()
+    manager.add_call_item_to_queue()
+    assert isinstance(call.future.exception(0), process_executor.ShutdownExecutorError)
+    assert manager.running_work_items == []
