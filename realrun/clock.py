@@ -31,13 +31,6 @@ class EventSource(Protocol):
         """Nothing is due: a moment for short chores."""
 
 
-class Watcher(EventSource, Protocol):
-    """One that looks on."""
-
-    def close(self) -> None:
-        """The run is over, and its records are still there."""
-
-
 class WallClock(Clock):
     """Seconds of the host's monotonic clock since `start`."""
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from pdvsim.common.progress import Progress
-from pdvsim.realrun.clock import WallClock, Watcher
+from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.device import CudaGPU, Lookups, ServingRig
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, headed, preset
 from pdvsim.realrun.engine.cache import PAGE
@@ -332,13 +332,12 @@ def serve(
     rig: ServingRig | None = None,
     outputs: dict[int, list[int]] | None = None,
     traced: bool = False,
-    watched_by: Callable[[RealSite, Client], Watcher] | None = None,
 ) -> Result:
     """Run an experiment for real, on a `rig` that is ready if one is given.
 
     `outputs` is filled with each request's tokens, which makes the host wait for the device. `traced` keeps whom each
-    launch carried. `watched_by` makes what looks on, in moments when nothing is due. A ValueError says in one line what
-    cannot be done, before the first request; Ctrl-C raises Interrupted.
+    launch carried. A ValueError says in one line what cannot be done, before the first request; Ctrl-C raises
+    Interrupted.
     """
     refuse(experiment, machine)
     experiment = as_served(experiment)
@@ -363,17 +362,12 @@ def serve(
     with own_errors(experiment.arch), Lines(len(requests), "requests", quiet) as progress, no_collector():
         site.open()
         client = Client(env, requests, experiment, site, progress.update)
-        watcher = None if watched_by is None else watched_by(site, client)
-        if watcher is not None:
-            env.sources.append(watcher)
         stopped = False
         try:
             client.run()
         except KeyboardInterrupt:
             stopped = True
     site.device.flush()
-    if watcher is not None:
-        watcher.close()
     finished = [request for request in requests if request.finish_s >= 0]
     result = _result(site, finished, machine, rig.graphs - graphs, requests) if finished else None
     if stopped:

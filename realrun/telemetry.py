@@ -67,11 +67,6 @@ class Telemetry:
         self._rows.clear()
         self.cost_s = self._due_s = 0.0
 
-    @property
-    def latest(self) -> dict[str, float]:
-        """The last sample; nothing where there is none."""
-        return dict(zip(COLUMNS, self._rows[-1], strict=True)) if self._rows else {}
-
     def columns(self) -> Columns:
         """One row a sample."""
         grid = np.array(self._rows, dtype=np.float64).reshape(-1, len(COLUMNS))

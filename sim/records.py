@@ -114,16 +114,6 @@ class Launches:
     def __len__(self) -> int:
         return len(self._rows) + len(self._short) // 5
 
-    def packed(self, first: int) -> bytes:
-        """The rows from one on; they stay."""
-        return np.array(self._rows[first:], _ROW).tobytes()
-
-    @staticmethod
-    def unpacked(rows: bytes) -> Columns:
-        """Packed rows as columns."""
-        table = np.frombuffer(rows, _ROW)
-        return {name: table[name] for name in LAUNCH_DTYPES}
-
     def drain(self) -> Columns:
         """The rows so far as columns, in the order of their ends; they are no longer held here."""
         table = np.array(self._rows, _ROW)
@@ -191,20 +181,6 @@ class Deliveries:
 
     def __len__(self) -> int:
         return len(self._requests)
-
-    def packed(self, first: int) -> bytes:
-        """The rows from one on, column by column; they stay."""
-        return b"".join(column[first:].tobytes() for column in (self._requests, self._tokens, self._times_s))
-
-    @staticmethod
-    def unpacked(rows: bytes) -> Columns:
-        """Packed rows as columns."""
-        count = len(rows) // sum(np.dtype(dtype).itemsize for dtype in DELIVERY_DTYPES.values())
-        columns, at = {}, 0
-        for name, dtype in DELIVERY_DTYPES.items():
-            columns[name] = np.frombuffer(rows, dtype, count, at)
-            at += columns[name].nbytes
-        return columns
 
     def drain(self) -> Columns:
         """The rows so far as columns, by time and request; they are no longer held here."""

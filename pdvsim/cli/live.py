@@ -5,14 +5,13 @@ from __future__ import annotations
 import webbrowser
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from pdvsim.common.console import say
 from pdvsim.common.options import parse, plain
 from pdvsim.common.presets import PresetOption
 from pdvsim.live.knobs import Setup
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import named
 
@@ -47,8 +46,6 @@ class LiveCommand(PresetOption):
 
     arch: tuple[Arch, ...] = ("colocated", "pdv")
     """One to four serving architectures; differences are relative to the first."""
-    beside: Literal["real"] | None = None
-    """real: show the run of `realrun --live` on this machine next to the same run simulated."""
     speed: float = 1.0
     """Initial speed, in simulated seconds per second: 1, 10, 100, or inf for the maximum."""
     port: int = 5006
@@ -102,21 +99,15 @@ def main(argv: list[str]) -> int:
 
 def _serve(args: LiveCommand, page: PageServer) -> None:
     from pdvsim.cli.livefiles import SavedSession
-    from pdvsim.live.pace import WINDOW_S, Feed, drive, drive_beside, setup_beside
+    from pdvsim.live.pace import WINDOW_S, Feed, drive
     from pdvsim.live.page import Dashboard
     from pdvsim.live.session import Session
     from pdvsim.sim.assembly import covering_profile
 
-    setup = setup_beside(*_heard(args)) if args.beside else args.setup()
+    setup = args.setup()
     Session(setup)  # reports invalid settings in one line
     names = [named(arch).rpartition(":")[2] for arch in setup.archs]
-    if args.beside:
-        [name] = names
-        archs, names, shown = setup.archs * 2, [f"{name} (real)", f"{name} (simulated)"], None
-        feed = Feed(drive_beside, _heard(args)[1], WINDOW_S)
-    else:
-        archs, shown = setup.archs, setup
-        feed = Feed(drive, setup, args.speed, WINDOW_S)
+    feed = Feed(drive, setup, args.speed, WINDOW_S)
 
     def ready() -> None:
         say("pdvsim", f"live at {page.url} (stop with Ctrl-C)")
@@ -126,21 +117,6 @@ def _serve(args: LiveCommand, page: PageServer) -> None:
     profile = covering_profile(setup.base)
     about = f"{setup.base.server.pair} on {profile.gpu.name}, profile {profile.name}: {profile.foundation}"
     try:
-        page.run(Dashboard(feed, archs, names, shown, lambda saved: SavedSession(setup, saved), about), ready)
+        page.run(Dashboard(feed, setup, names, lambda shown: SavedSession(setup, shown).said, about), ready)
     finally:
         feed.close()
-
-
-def _heard(args: LiveCommand) -> tuple[Experiment, str | None]:
-    """The experiment of the current real run, and a pair to simulate it with if its own is unknown."""
-    from pdvsim.live.wire import Heard, connected
-
-    try:
-        experiment = Heard(connected()).experiment
-    except OSError:
-        raise ValueError("no real run found: first start realrun --live on this machine") from None
-    try:
-        named_pair(experiment.server.pair)
-    except ValueError:
-        return experiment, args.server.pair
-    return experiment, None

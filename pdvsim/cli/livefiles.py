@@ -13,12 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.runfiles import RunFiles
 from pdvsim.common.commandline import command_line
-from pdvsim.common.files import whole, write_whole
+from pdvsim.common.files import write_whole
 from pdvsim.common.options import flags_of
 from pdvsim.live.knobs import Act, Knobs, Setup
-from pdvsim.live.session import TAIL_S, replay
+from pdvsim.live.session import replay
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.metrics.timeline import trace
 from pdvsim.study import output
 from pdvsim.study.results import load
 from pdvsim.view.report import page
@@ -38,18 +37,12 @@ def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float,
     if not tape:
         runs = [command_line("pdvsim run", e) for e in made]
         return "\n".join(["No setting was changed. To repeat the session:", shlex.join(begun), *runs])
-    present = [
-        "pdvsim",
-        "live",
-        "--arch",
-        ",".join(setup.archs),
-        *flags_of(knobs.turned(setup.base), Experiment(), UNSAID),
-    ]
+    present = [*live, *flags_of(knobs.turned(setup.base), Experiment(), UNSAID)]
     lines = ["Settings at the start:", shlex.join(begun), "Settings at the end:", shlex.join(present)]
     lines.append(f"Changes up to {now_s:.2f} s, which a command line cannot repeat (full precision: session.json):")
     before = Knobs.of(setup.base)
     for act in tape:
-        what = {"burst": "a burst of requests", "drop": "acceptance halved"}.get(act.what, "")
+        what = "a burst of requests"
         if act.knobs is not None:
             old = asdict(before)
             what = ", ".join(f"{k} {old[k]} to {v}" for k, v in asdict(act.knobs).items() if v != old[k])
@@ -62,7 +55,7 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
     """Write table, records, timeline and page of each architecture, and one report; returns the message."""
     output.check_folder(folder)
     date, made, paths, tables = output.now(), [], [], []
-    for result, tail in replay(setup, tape, now_s):
+    for result in replay(setup, tape, now_s):
         if not len(result.requests["id"]):
             raise ValueError("nothing to save: no request has arrived yet")
         name = result.experiment.arch.rpartition(":")[2]
@@ -72,8 +65,6 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
         written = RunFiles("live", date, (folder / f"{name}.json",), details, (), pages)
         run = Run(result)
         written.write(run)
-        with whole(folder / f"{name}.trace.json") as file:
-            file.writelines(trace(tail))
         made.append(result.experiment)
         paths.append(written.results[0])
         tables.append(run.table())
@@ -84,7 +75,7 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
     document = {"archs": setup.archs, "config": output.settings(setup.base), "until_s": now_s}
     document["tape"] = [output.settings(act) for act in tape]
     write_whole(folder / "session.json", (output.dumps(document) + "\n").encode())
-    each = f"for each architecture a result, records, a page and a timeline of the last {TAIL_S:g} s"
+    each = "for each architecture a result, records and a page"
     return f"saved {folder}: report.html, session.txt, and {each}\n{lines}"
 
 

@@ -33,8 +33,6 @@ class RealCommand(RunCommand):
     """Write one line per step to this file, as vLLM does, for `pdvsim calibrate --from-vllm`."""
     label: str = "realrun"
     """Prefix of the file name of --save-result."""
-    live: bool = False
-    """Let `pdvsim live --beside real` show the run while it serves."""
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -64,7 +62,6 @@ def _run(argv: list[str]) -> int:
         raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
     from pdvsim.cli.runfiles import RunFiles
-    from pdvsim.live.wire import Broadcast
     from pdvsim.realrun.site import Interrupted, serve
     from pdvsim.sim.metrics.iterations import iteration_lines
     from pdvsim.study.output import DETAILS, check_file
@@ -72,8 +69,6 @@ def _run(argv: list[str]) -> int:
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
     steps = check_file(Path(args.iteration_log)) if args.iteration_log else None
     options: dict[str, Any] = {"quiet": args.json, "traced": bool(args.trace_out)}
-    if args.live:
-        options["watched_by"] = Broadcast
     try:
         result, asked = serve(args.experiment, args.machine, **options), None
     except Interrupted as stop:

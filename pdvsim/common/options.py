@@ -107,7 +107,9 @@ class Option:
     @property
     def one(self) -> Any:
         """The type of one value: of list items, or without None."""
-        return _one(self.hint)
+        if get_origin(self.hint) in (Union, types.UnionType):
+            return next(part for part in get_args(self.hint) if part is not type(None))
+        return get_args(self.hint)[0] if self.is_list else self.hint
 
     @property
     def values(self) -> tuple[str, ...]:
@@ -119,14 +121,6 @@ class Option:
         """The text below the field."""
         texts = (_texts(cls.__module__).get((cls.__name__, self.name)) for cls in self.owner.__mro__)
         return next(filter(None, texts), "")
-
-
-def _one(hint: Any) -> Any:
-    if get_origin(hint) is tuple:
-        return get_args(hint)[0]
-    if get_origin(hint) in (Union, types.UnionType):
-        return next(part for part in get_args(hint) if part is not type(None))
-    return hint
 
 
 @cache
@@ -188,7 +182,8 @@ def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> di
     for other, name in SAME.items():
         if other in spelt and other not in known and name in known:
             if name in spelt:
-                raise ValueError(f"--{other} and --{name} are the same: give one of them")
+                both = f"--{other} and --{name}".replace("_", "-")
+                raise ValueError(f"{both} are the same: give one of them")
             spelt[name] = spelt.pop(other)
     for name in spelt:
         if name not in known:
@@ -288,7 +283,7 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
     """The texts of a command line, by option name."""
     known = {option.flag: option for option in options(command).values()}
     words: list[str] = []
-    for word in _usual(argv, known):
+    for word in argv:
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-") if word.startswith("--") else flag
         split = flag in known and known[flag].is_list and not value.startswith("-")
@@ -299,22 +294,7 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"unexpected argument {word!r}; options start with --")
         flag = word.partition("=")[0]
         raise ValueError(f"unknown option {flag}{nearest(flag, known)}")
-    return vars(given)
-
-
-def _usual(argv: Sequence[str], known: Collection[str]) -> list[str]:
-    """The words of a command line with canonical option names."""
-    usual = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in SAME.items()}
-    words = []
-    for word in argv:
-        flag, equals, value = word.partition("=")
-        flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        if flag in usual and flag not in known and usual[flag] in known:
-            if any(given.partition("=")[0] == usual[flag] for given in argv):
-                raise ValueError(f"{flag} and {usual[flag]} are the same: give one of them")
-            word = usual[flag] + equals + value
-        words.append(word)
-    return words
+    return _known(vars(given), options(command), "unknown option")
 
 
 def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]:
@@ -349,6 +329,10 @@ def _parser(command: type) -> _Parser:
             parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
         else:
             parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
+    for other, name in SAME.items():
+        if name in options(command) and other not in options(command):
+            many = "+" if options(command)[name].is_list else None
+            parser.add_argument(f"--{other.replace('_', '-')}", dest=other, nargs=many)
     return parser
 
 

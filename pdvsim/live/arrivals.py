@@ -21,9 +21,9 @@ SEEDS = 1 << 53
 class Arrivals:
     """Arrivals, numbered from 0; every architecture gets its own copies."""
 
-    def __init__(self, traffic: Traffic, acceptance: Acceptance, most: int | None = None) -> None:
-        self.sent, self._most = 0, most
-        self._draws, self._last_s = 0, 0.0
+    def __init__(self, traffic: Traffic, acceptance: Acceptance) -> None:
+        self.sent = self._draws = 0
+        self._last_s = 0.0
         self.turn(traffic, acceptance, 0.0)
 
     def turn(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:
@@ -33,14 +33,10 @@ class Arrivals:
         self._next = self._drawn()
         self._crowd: Iterator[Request] | None = None
 
-    def largest(self) -> Request:
-        """The request with the most tokens that may arrive."""
-        return self._workload(0, AHEAD).largest()
-
     def until(self, time_s: float) -> list[Request]:
         """Requests up to a time, in order, each returned once."""
         requests: list[Request] = []
-        while self._next.arrival_s <= time_s and self.sent != self._most:
+        while self._next.arrival_s <= time_s:
             requests.append(self._numbered(self._next))
             self._next = self._drawn()
         return requests
@@ -56,11 +52,11 @@ class Arrivals:
             requests.append(self._numbered(request))
         return requests
 
-    def _workload(self, draws: int = 1, chunk: int = CHUNK) -> Workload:
+    def _workload(self) -> Workload:
         traffic, acceptance = self._settings
         seed = (traffic.seed + self._draws * 1_000_003) % SEEDS
-        self._draws += draws
-        return Workload(replace(traffic, num_prompts=self._most or AHEAD, seed=seed), acceptance, chunk)
+        self._draws += 1
+        return Workload(replace(traffic, num_prompts=AHEAD, seed=seed), acceptance, CHUNK)
 
     def _drawn(self) -> Request:
         request = next(self._coming, None)
@@ -76,6 +72,11 @@ class Arrivals:
         request.id = self.sent
         self.sent += 1
         return request
+
+
+def largest(traffic: Traffic, acceptance: Acceptance) -> Request:
+    """The request with the most tokens that may arrive."""
+    return Workload(replace(traffic, num_prompts=AHEAD), acceptance, AHEAD).largest()
 
 
 def copied(request: Request) -> Request:

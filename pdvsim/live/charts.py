@@ -22,7 +22,7 @@ from pdvsim.live.gauge import LATENCIES, STRIP_S
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.records import LANES, Array
-from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, RAMP, arch_colour
+from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour
 
 SERIES = {
     "tokens_per_s": "Output tokens per second",
@@ -42,7 +42,7 @@ DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # to distinguish l
 class Charts:
     """Charts of the architectures `archs`; `names` are their names on the page.
 
-    `figures` are shown first. Errors of a simulation, next to a real run, are shown too.
+    `figures` are shown first.
     """
 
     def __init__(self, archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> None:
@@ -50,12 +50,8 @@ class Charts:
         # one source for all architectures: each message may redraw a chart
         sources = {name: ColumnDataSource(name=name, data=make(figures)) for name, make in self._columns().items()}
         self._launches, self._fast, self._slow = sources["launches"], sources["fast"], sources["slow"]
-        self._spreads, self._errors = sources["spreads"], sources["errors"]
-        self._drawn = [name for name in sources if name != "errors" or figures[-1].get("errors")]
-        errors = [name for name in figures[-1].get("errors", ()) if name != "time_s"]
+        self._spreads = sources["spreads"]
         self.roots: list[Any] = []
-        if errors:
-            self._add(self._error(errors), "lead_errors")
         self._add(self._strip(), "lead_strip")
         for column in SERIES:
             self._add(self._over_time(column), f"lead_{column}")
@@ -67,8 +63,8 @@ class Charts:
     def due(self, turn: int) -> list[str]:
         """The sources to redraw after so many updates: the strip each time, slow charts less often."""
         turns = {"launches": 0, "fast": turn % 2, "slow": (turn - SLOW_TURN) % ROUND}
-        turns |= {"spreads": (turn - SPREADS_TURN) % ROUND, "errors": (turn - SLOW_TURN) % ROUND}
-        return [name for name in self._drawn if turn == 0 or not turns[name]]
+        turns["spreads"] = (turn - SPREADS_TURN) % ROUND
+        return [name for name, waits in turns.items() if turn == 0 or not waits]
 
     def data(self, source: str, figures: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
         """The columns of a source for JSON; values that are not shown are None."""
@@ -81,7 +77,6 @@ class Charts:
             "fast": lambda figures: _joined([_columns(shown, FAST) for shown in figures]),
             "slow": lambda figures: _joined([_columns(shown, SLOW) for shown in figures]),
             "spreads": lambda figures: _joined([_spread_columns(shown) for shown in figures]),
-            "errors": lambda figures: {n: _drawable(column) for n, column in figures[-1].get("errors", {}).items()},
         }
 
     def _add(self, plot: Any, name: str) -> None:
@@ -103,14 +98,6 @@ class Charts:
             plot.line(f"time_s_{at}", f"{column}_{at}", source=source, **style, **legend)
         if column == "tokens_per_s":
             _legend_below(plot)
-        return plot
-
-    def _error(self, errors: Sequence[str]) -> Any:
-        plot = _plot("Error of the simulation (%)", x_axis_label="seconds")
-        for name, colour, dash in zip(errors, RAMP, DASHES, strict=False):
-            style = {"color": colour, "line_width": 2, "line_dash": dash}
-            plot.line("time_s", name, source=self._errors, **style, legend_label=name)
-        _legend_below(plot)
         return plot
 
     def _spread(self, metric: str) -> Any:

@@ -1,4 +1,4 @@
-"""Metrics of the last seconds of a server, simulated or real, from rows that are read once and dropped.
+"""Metrics of the last seconds of a server, from rows that are read once and dropped.
 
 Time is divided into slots, and slots older than `KEPT_S` are dropped, so memory is constant. The metrics are those of a
 run (`sim.metrics`) over the slots of a window. TTFT counts when the first token arrives, TPOT and end-to-end latency
@@ -20,7 +20,7 @@ from pdvsim.sim.hardware.reach import Reaches
 from pdvsim.sim.metrics.chunks import Chunks
 from pdvsim.sim.metrics.sketch import Exact, Spread
 from pdvsim.sim.metrics.summary import in_time, times_of
-from pdvsim.sim.metrics.works import Works
+from pdvsim.sim.metrics.works import Works, rate
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Array, Columns, Launches, Log, Reader, request_columns, rows_of
 
 SLOT_S = 0.25
@@ -46,8 +46,7 @@ class Slot:
     finished: int = 0
     in_time: int = 0
     tokens: int = 0
-    accepted: int = 0
-    refused: int = 0
+    judged: Array = field(default_factory=lambda: np.zeros(2, int))  # draft tokens accepted and rejected
     looked_up: int = 0  # prompt tokens of finished requests, in the prefix cache
     cached: int = 0  # of these, those found
     in_system: float = 0.0  # at its end
@@ -74,8 +73,8 @@ class Gauge(Reader):
         self._inside: dict[int, Request] = {}
         self._unanswered: dict[int, float] = {}  # arrival times of requests without a token
         self._chunks = Chunks()
-        self._judged = (0, 0)  # accepted and rejected drafts of finished requests
-        self._counted = (0, 0)  # of all requests, up to the last update
+        self._judged = np.zeros(2, int)  # accepted and rejected drafts of finished requests
+        self._counted = np.zeros(2, int)  # of all requests, up to the last update
 
     def arrived(self, request: Request) -> None:
         self._inside[request.id] = request
@@ -87,29 +86,26 @@ class Gauge(Reader):
 
     def take(self, now_s: float) -> None:
         """Read new rows of the log, up to now."""
-        self.launched(self.log.launches.drain())
-        self.delivered(self.log.deliveries.drain())
+        slot, launches, deliveries = self.slots[-1], self.log.launches.drain(), self.log.deliveries.drain()
+        if len(launches["start_s"]):
+            slot.launches.append(launches)
+        if len(deliveries["time_s"]):
+            self._delivered(slot, deliveries)
         served, self.served = self.served, []
-        self.left(request_columns(served))
-        accepted, refused = self._judged
+        if served:
+            self._left(slot, request_columns(served))
         for request in served:
             self._inside.pop(request.id, None)
-            accepted, refused = accepted + request.accepted, refused + request.refused
-        self._judged = accepted, refused
+            self._judged += np.array((request.accepted, request.refused))
         inside = self._inside.values()
-        self.judged(accepted + sum(r.accepted for r in inside), refused + sum(r.refused for r in inside))
+        judged = self._judged + np.array((sum(r.accepted for r in inside), sum(r.refused for r in inside)))
+        slot.judged += judged - self._counted
+        self._counted = judged
         self.now_s = now_s
 
-    def launched(self, launches: Columns) -> None:
-        """Finished launches."""
-        if len(launches["start_s"]):
-            self.slots[-1].launches.append(launches)
-
-    def delivered(self, deliveries: Columns) -> None:
-        """Deliveries of tokens, in order of time."""
-        if not len(deliveries["time_s"]):
-            return
-        slot, time_s = self.slots[-1], deliveries["time_s"]
+    def _delivered(self, slot: Slot, deliveries: Columns) -> None:
+        """Count deliveries of tokens, in order of time."""
+        time_s = deliveries["time_s"]
         tokens = int(deliveries["tokens"].sum())
         slot.tokens += tokens
         self.total_tokens += tokens
@@ -119,11 +115,9 @@ class Gauge(Reader):
         ttft_s = [first_s - self._unanswered.pop(id) for id, first_s in firsts if id in self._unanswered]
         slot.spreads["ttft"].add(np.array(ttft_s, float))
 
-    def left(self, requests: Columns) -> None:
-        """Finished requests; their deliveries have been read."""
-        if not len(requests["id"]):
-            return
-        slot, count, times_s = self.slots[-1], len(requests["id"]), times_of(requests)
+    def _left(self, slot: Slot, requests: Columns) -> None:
+        """Count finished requests; their deliveries have been read."""
+        count, times_s = len(requests["id"]), times_of(requests)
         slot.spreads["e2el"].add(times_s["e2el"])
         slot.spreads["tpot"].add(times_s["tpot"][requests["output_tokens"] > 1])
         looked_up = requests["num_cached_tokens"] >= 0
@@ -134,13 +128,6 @@ class Gauge(Reader):
         if self.levels:
             slot.in_time += in_time(times_s, self.levels)
         self._chunks.leave(requests["id"])
-
-    def judged(self, accepted: int, refused: int) -> None:
-        """Draft tokens accepted and rejected since the start."""
-        slot = self.slots[-1]
-        slot.accepted += accepted - self._counted[0]
-        slot.refused += refused - self._counted[1]
-        self._counted = accepted, refused
 
     def noted(self, in_system: int, kv_share: float, queues: dict[str, int], controller: dict[str, Any]) -> None:
         """Current state of the server."""
@@ -169,8 +156,7 @@ class Gauge(Reader):
         slots = [slot for slot in self.slots if slot.start_s >= self.now_s - window_s - SLOT_S / 2]
         span_s = max(self.now_s - slots[0].start_s, 1e-9)
         finished, in_time = sum(s.finished for s in slots), sum(s.in_time for s in slots)
-        accepted, refused = sum(s.accepted for s in slots), sum(s.refused for s in slots)
-        looked_up = sum(s.looked_up for s in slots)
+        accepted, refused = np.sum([s.judged for s in slots], axis=0)
         launches, spreads = _joined(slots), _spreads()
         for slot in slots:
             for name, spread in slot.spreads.items():
@@ -188,8 +174,8 @@ class Gauge(Reader):
             "kv_share": self.slots[-1].kv_share,
             "queues": self.queues,
             "controller": self.controller,
-            "acceptance": accepted / (accepted + refused) if accepted + refused else math.nan,
-            "hit_rate": sum(s.cached for s in slots) / looked_up if looked_up else math.nan,
+            "acceptance": rate(accepted, accepted + refused),
+            "hit_rate": rate(sum(s.cached for s in slots), sum(s.looked_up for s in slots)),
             "attainment": in_time / finished if self.levels and finished else math.nan,
             "goodput_per_s": in_time / span_s if self.levels else math.nan,
             "draft_length": _draft_length(launches),
@@ -209,12 +195,11 @@ class Gauge(Reader):
     def _series(self, slots: Sequence[Slot]) -> dict[str, Array]:
         """One value per finished slot."""
         over = [s for s in slots if s is not self.slots[-1]]
-        judged = [(s.accepted, s.accepted + s.refused) for s in over]
         columns: dict[str, Array] = {
             "time_s": np.array([s.start_s + SLOT_S for s in over]),
             "tokens_per_s": np.array([s.tokens / SLOT_S for s in over]),
             "in_system": np.array([s.in_system for s in over], float),
-            "acceptance": np.array([accepted / every if every else math.nan for accepted, every in judged]),
+            "acceptance": np.array([rate(s.judged[0], s.judged.sum()) for s in over]),
             "draft_length": np.array([s.draft_length for s in over]),
         }
         return columns | {f"queue_{lane}": np.array([s.queues.get(lane, 0.0) for s in over]) for lane in LANES}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, replace
-from typing import Literal
 
 from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
 from pdvsim.sim.relevance import refuse_idle, suited
@@ -12,7 +11,6 @@ from pdvsim.study.sweep import with_settings
 
 MOST = 4  # architectures on a page
 BURST = 50  # requests of a burst
-DROP_S = 10.0  # duration of halved acceptance
 
 
 @dataclass(frozen=True)
@@ -52,7 +50,6 @@ class Setup:
 
     archs: tuple[Arch, ...]
     base: Experiment
-    most: int | None = None  # total requests; None: without end
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.archs) <= MOST or len(set(self.archs)) < len(self.archs):
@@ -60,11 +57,11 @@ class Setup:
                 f"arch takes one to {MOST} architectures, each once, got {', '.join(self.archs) or 'none'}"
             )
         traffic, server = self.base.traffic, self.base.server
-        if self.most is None and (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps):
+        if math.isinf(traffic.request_rate) or traffic.use_trace_timestamps:
             raise ValueError("live needs a finite --request-rate")
         if traffic.converses:
             raise ValueError("live has no conversations: leave out --num-turns and files with turns")
-        if self.most is None and not server.longest_draft:
+        if not server.longest_draft:
             raise ValueError("start with a draft length of at least 1; it can be set to 0 on the page")
         refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
 
@@ -76,8 +73,7 @@ class Setup:
 
 @dataclass(frozen=True)
 class Act:
-    """An action at a simulated time: settings changed, a burst sent, acceptance halved."""
+    """An action at a simulated time: settings changed, or a burst sent."""
 
     at_s: float
-    what: Literal["turn", "burst", "drop"]
-    knobs: Knobs | None = None
+    knobs: Knobs | None = None  # None: a burst

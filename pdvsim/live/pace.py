@@ -6,12 +6,10 @@ as fast as it can, and the page shows that speed.
 
 from __future__ import annotations
 
-import math
 import signal
-from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -19,11 +17,9 @@ from time import perf_counter
 from typing import Any
 
 from pdvsim.common.console import say
-from pdvsim.live.gauge import KEPT_S, LATENCIES, binned
+from pdvsim.live.gauge import KEPT_S, binned
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import Session
-from pdvsim.live.wire import Heard, connected
-from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import PolicyError
 
 START_S = 120.0  # limit for the start of a session
@@ -35,14 +31,12 @@ SLICES = 4  # approximate number per tick
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
 WINDOWS_S = (10.0, 30.0, KEPT_S)
 WINDOW_S = 30.0
-ERRORS = ("tokens/s", *(f"{name.upper()} p50" for name in LATENCIES))
 
 
 @dataclass
 class Shown:
     """Update for the page, several times per second."""
 
-    archs: tuple[str, ...]
     now_s: float
     knobs: Knobs
     figures: list[dict[str, Any]]
@@ -50,9 +44,9 @@ class Shown:
     speed: float
     went: float  # recent speed in simulated seconds per second
     window_s: float
-    tape: list[Act] = field(default_factory=list)
-    orders: int = 0  # executed or rejected so far
-    refusal: str = ""  # of the last order, one line
+    tape: list[Act]
+    orders: int  # executed or rejected so far
+    refusal: str  # of the last order, one line
 
 
 class Pacer:
@@ -72,8 +66,8 @@ class Pacer:
         try:
             if order == "turn":
                 self.session.turn(value)
-            elif order in ("burst", "drop"):
-                getattr(self.session, order)()
+            elif order == "burst":
+                self.session.burst()
             elif order == "on":
                 self.session.advance(self.session.now_s + value)
             elif order == "restart":
@@ -106,27 +100,17 @@ class Pacer:
         session, figures = self.session, self.session.figures(self.window_s)
         binned(figures)
         return Shown(
-            self.setup.archs, session.now_s, session.knobs, figures, self.running, self.speed,
-            self._went, self.window_s, list(session.tape), self.orders, self.refusal,
+            session.now_s, session.knobs, figures, self.running, self.speed, self._went, self.window_s,
+            list(session.tape), self.orders, self.refusal,
         )  # fmt: skip
 
 
 def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
-    """Run a session until it is stopped or the pipe is closed."""
-    _drive(pipe, lambda: Pacer(setup, speed, window_s))
-
-
-def drive_beside(pipe: Connection, pair: str | None, window_s: float) -> None:
-    """Show a real run and its simulation, in step with the real clock, until stopped."""
-    _drive(pipe, lambda: Beside(pair, window_s))
-
-
-def _drive(pipe: Connection, make: Callable[[], Pacer | Beside]) -> None:
-    """Advance tick by tick and execute orders; a session that ends by itself tells the page why."""
+    """Run a session until it is stopped or the pipe is closed; one that ends by itself tells the page why."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page handles Ctrl-C and then ends this process
     with suppress(EOFError, OSError):
         try:
-            paced = make()
+            paced = Pacer(setup, speed, window_s)
             while True:
                 began = perf_counter()
                 paced.tick()
@@ -139,57 +123,6 @@ def _drive(pipe: Connection, make: Callable[[], Pacer | Beside]) -> None:
                     began = 0.0  # show an order immediately
         except ValueError as error:
             pipe.send(str(error))
-
-
-class Beside:
-    """A real run and its simulation."""
-
-    def __init__(self, pair: str | None, window_s: float) -> None:
-        self.heard, self.window_s, self.orders = Heard(connected()), window_s, 0
-        self.setup = setup_beside(self.heard.experiment, pair)
-        self.session = Session(self.setup)
-        self.errors: deque[tuple[float, ...]] = deque(maxlen=2000)
-
-    def obey(self, order: str, value: Any = None) -> None:
-        """Change the window; the only order for a real run."""
-        self.orders += 1
-        if order == "window_s":
-            self.window_s = value
-
-    def tick(self) -> None:
-        """Read new rows, and simulate up to them."""
-        began = perf_counter()
-        self.heard.listen()
-        to_s = self.heard.gauge.now_s
-        while self.session.now_s < to_s and perf_counter() - began < TICK_S:
-            self.session.advance(min(to_s, self.session.now_s + SLICE_S))
-
-    def shown(self) -> Shown:
-        """Metrics of both; the simulation's differences from the real run are its errors."""
-        real, [simulated] = self.heard.gauge.figures(self.window_s), self.session.figures(self.window_s)
-        real["card"] = self.heard.card
-        if self.session.now_s >= self.heard.gauge.now_s - SLICE_S and not self.heard.over:
-            self.errors.append((self.session.now_s, *errors(real, simulated)))
-        columns = list(zip(*self.errors, strict=True)) or [()] * (1 + len(ERRORS))
-        simulated["errors"] = dict(zip(("time_s", *ERRORS), columns, strict=True))
-        binned([real, simulated])
-        return Shown(
-            self.setup.archs * 2, self.heard.gauge.now_s, self.session.knobs, [real, simulated], not self.heard.over,
-            1.0, 1.0, self.window_s, orders=self.orders,
-        )  # fmt: skip
-
-
-def setup_beside(experiment: Experiment, pair: str | None) -> Setup:
-    """The simulation of a real run; `pair` replaces models without a profile."""
-    if pair is not None:
-        experiment = replace(experiment, server=replace(experiment.server, pair=pair))
-    return Setup((experiment.arch,), experiment, experiment.traffic.num_prompts)
-
-
-def errors(real: dict[str, Any], simulated: dict[str, Any]) -> list[float]:
-    """Error of the simulation in percent, for each metric of ERRORS."""
-    pairs = [(f["tokens_per_s"], *(f["marks_ms"][name][0] for name in LATENCIES)) for f in (real, simulated)]
-    return [100 * (s / r - 1) if r else math.nan for r, s in zip(*pairs, strict=True)]
 
 
 class Feed:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from importlib.resources import files
-from typing import Any, Protocol
+from typing import Any
 
 from bokeh.core.templates import get_env
 from bokeh.embed import file_html
@@ -18,28 +18,20 @@ from bokeh.resources import Resources
 from bokeh.util.paths import static_path
 
 from pdvsim.live.charts import Charts
-from pdvsim.live.knobs import BURST, DROP_S, Setup
+from pdvsim.live.knobs import BURST, Setup
 from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
 
 TABLE_EVERY = 2  # updates
 OWN = "data set's"
-BESIDE = "a real run and the same run simulated; small numbers are the simulation's error"
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
 WHOLE = {"sizing_mode": "stretch_width"}
 
 
-class Saving(Protocol):
-    """A result being written."""
-
-    def said(self) -> str | None:
-        """The outcome as text; None while it is running."""
-
-
-Save = Callable[[Shown], Saving]
+Saved = Callable[[], str | None]  # the outcome of saving, as text; None while it is running
 
 
 class Dashboard:
@@ -48,15 +40,15 @@ class Dashboard:
     static = str(static_path())
 
     def __init__(
-        self, feed: Feed, archs: Sequence[str], names: Sequence[str], setup: Setup | None, save: Save, about: str
+        self, feed: Feed, setup: Setup, names: Sequence[str], save: Callable[[Shown], Saved], about: str
     ) -> None:
-        """`setup` has the settings that can change; without it a real run is shown. `about` describes the run."""
+        """`setup` has the settings that can change, `names` those of its architectures; `about` describes the run."""
         self.feed, self.save, self.about = feed, save, about
-        self.archs, self.names, self.setup = archs, names, setup
+        self.archs, self.names = setup.archs, names
         self.controls = 0
         self._pictures = self._orders = -1
         self._ended = False
-        self._saving: Saving | None = None
+        self._saving: Saved | None = None
         self._save_from: int | None = None  # orders to execute before saving
         self._saved = ""
         self._parts: dict[str, str] = {}  # of the latest update, as JSON: made once for all browsers
@@ -64,11 +56,10 @@ class Dashboard:
         self.charts = Charts(self.archs, names, shown.figures)
         self.status = Div(text=self._status(shown), name="status", **WHOLE)
         self.table = Div(name="table", styles={"overflow-x": "auto", "max-width": "100%"}, **WHOLE)
-        self.table.text = table_html(archs, names, shown.figures)
+        self.table.text = table_html(self.archs, names, shown.figures)
         self.widgets: dict[str, Any] = {}
         self._pace_widgets()
-        turned = [] if setup is None else [self._knob_widgets(setup.base)]
-        self._roots = (self.status, self.pace, *turned, self.table, *self.charts.roots)
+        self._roots = (self.status, self.pace, self._knob_widgets(setup.base), self.table, *self.charts.roots)
         for name, settings in self._settings(shown).items():
             self.widgets[name].update(**settings)
 
@@ -76,7 +67,7 @@ class Dashboard:
         """The page, the same for every browser."""
         template = get_env().from_string(files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8"))
         # charts are redrawn if their width changes, so content must not change it
-        given = {"table_px": table_px(len(self.archs)), "turns": self.setup is not None, "about": self.about}
+        given = {"table_px": table_px(len(self.archs)), "about": self.about}
         text: str = file_html(
             self._roots, Resources(mode="server", root_url="/"), f"pdvsim live: {', '.join(self.names)}",
             template=template, template_variables=given, suppress_callback_warning=True,
@@ -91,7 +82,6 @@ class Dashboard:
             "on": ("Advance 1 s", 0),
             "restart": ("Restart", 0),
             "burst": (f"Burst of {BURST}", 0),
-            "drop": (f"Halve acceptance {DROP_S:.0f} s", 0),
             "save": ("Save", 80),
         }
         buttons = {n: Button(label=text, width=px or 30 + 8 * len(text)) for n, (text, px) in labels.items()}
@@ -104,7 +94,7 @@ class Dashboard:
         self.widgets |= {**buttons, "speed": speed, "window": window, "saved": Div(visible=False, **WHOLE)}
         for name, widget in self.widgets.items():
             widget.name = name
-        line = ("pause", "speed", "on", "restart", "burst", "drop", "save", "window") if self.setup else ("window",)
+        line = ("pause", "speed", "on", "restart", "burst", "save", "window")
         row_of = row(*(self.widgets[n] for n in line), styles={"flex-wrap": "wrap", "gap": "6px"}, **WHOLE)
         self.pace = column(row_of, self.widgets["saved"], name="pace", **WHOLE)
 
@@ -136,8 +126,6 @@ class Dashboard:
         """Execute a browser's command; a ValueError, TypeError or LookupError if the page cannot have sent it."""
         if what == "window":
             self.feed.order("window_s", WINDOWS_S[[f"{w:g} s" for w in WINDOWS_S].index(value)])
-        elif self.setup is None:
-            raise ValueError("the settings of a real run cannot be changed")
         elif what == "turn":
             name, turned = value
             self.feed.order("turn", replace(self.feed.latest.knobs, **{name: self._turned(name, turned)}))
@@ -147,7 +135,7 @@ class Dashboard:
             self.feed.order("running", not self.feed.latest.running)
         elif what == "save":
             self._ask_to_save()
-        elif what in ("on", "restart", "burst", "drop"):
+        elif what in ("on", "restart", "burst"):
             self.feed.order(what, 1.0 if what == "on" else None)
         else:
             raise ValueError(f"unknown command {what!r}")
@@ -174,7 +162,7 @@ class Dashboard:
     def look(self) -> bool:
         """Read updates; whether there is something to send."""
         shown, before = self.feed.latest, self.controls
-        if self._saving is not None and (said := self._saving.said()) is not None:
+        if self._saving is not None and (said := self._saving()) is not None:
             self._saving, self.controls = None, self.controls + 1
             self._saved = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(said)}</pre>'
         if self._save_from is not None and shown.orders >= self._save_from:
@@ -209,13 +197,10 @@ class Dashboard:
         if not self.feed.alive:
             return f"<b>the session has ended</b> {html.escape(self.feed.ended)}"
         pace = f"{shown.went:.1f}× real time" if shown.running else "paused"
-        parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace] if self.setup else [_real(shown), BESIDE]
-        parts += [f"values of the last {shown.window_s:g} s"]
+        parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace, f"values of the last {shown.window_s:g} s"]
         late = [name for name, figures in zip(self.names, shown.figures, strict=True) if figures["overloaded"]]
         if late:
             parts.append(f'<b style="color:#a34700">{html.escape(", ".join(late))} overloaded: the queue grows</b>')
-        if shown.figures[-1].get("dropped"):
-            parts.append("<b>acceptance is halved</b>")
         if shown.refusal:
             parts.append(f'<span style="color:#b00020">{html.escape(shown.refusal)}</span>')
         return " · ".join(parts)
@@ -223,10 +208,8 @@ class Dashboard:
     def _settings(self, shown: Shown) -> dict[str, dict[str, Any]]:
         """Values of the controls: the settings in force, from any browser."""
         busy = self._saving is not None or self._save_from is not None
-        window = {"window": {"value": f"{shown.window_s:g} s"}}
-        if self.setup is None:
-            return window
-        settings: dict[str, dict[str, Any]] = window | {
+        settings: dict[str, dict[str, Any]] = {
+            "window": {"value": f"{shown.window_s:g} s"},
             "pause": {"label": "Pause" if shown.running else "Continue"},
             "speed": {"active": SPEEDS.index(shown.speed) if shown.speed in SPEEDS else None},
             "save": {"disabled": busy},
@@ -247,11 +230,6 @@ class Dashboard:
 
 def _with(choices: Sequence[int], value: int | None) -> list[str]:
     return [str(choice) for choice in sorted({*choices, *([] if value is None else [value])})]
-
-
-def _real(shown: Shown) -> str:
-    ended = "" if shown.running else ", the run has ended"
-    return f"<b>{shown.now_s:.1f} s</b> of the real run{ended}"
 
 
 def _times(speed: float) -> str:

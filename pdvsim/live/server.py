@@ -17,7 +17,7 @@ from collections.abc import Callable
 from ipaddress import ip_address
 from time import monotonic
 from types import FrameType
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode, urlsplit
 
 from tornado.httpserver import HTTPServer
@@ -26,6 +26,9 @@ from tornado.ioloop import IOLoop, PeriodicCallback
 from tornado.netutil import bind_sockets
 from tornado.web import Application, ErrorHandler, RequestHandler, StaticFileHandler
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
+
+if TYPE_CHECKING:
+    from pdvsim.live.page import Dashboard
 
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
 COOKIE = "pdvsim-live"
@@ -36,32 +39,10 @@ PING_S = 10.0
 MOST_BYTES = 1 << 14  # of a command
 
 
-class Show(Protocol):
-    """What is served: a page, its updates and its commands."""
-
-    static: str  # folder of the page's scripts
-
-    def html(self) -> str:
-        """The page, the same for every browser."""
-
-    def look(self) -> bool:
-        """Read updates; whether there is something to send."""
-
-    def message(self, sent: int, known: int) -> str:
-        """The update for a browser that got so many messages and has these controls."""
-
-    @property
-    def controls(self) -> int:
-        """Number of changes of the controls."""
-
-    def obey(self, what: str, value: Any) -> None:
-        """Execute a browser's command; a ValueError, TypeError or LookupError if the page cannot have sent it."""
-
-
 class _Site(Application):
     """Answers only requests for its own names; another name means another site's page (DNS rebinding)."""
 
-    def __init__(self, names: set[str], any_address: bool, token: str | None, show: Show) -> None:
+    def __init__(self, names: set[str], any_address: bool, token: str | None, show: Dashboard) -> None:
         self.names, self.any_address, self.token, self.show = names, any_address, token, show
         self.page, self.viewers = show.html(), set[_Viewer]()
         super().__init__(
@@ -170,7 +151,7 @@ class PageServer:
         for one in self._sockets:
             one.close()
 
-    def run(self, show: Show, ready: Callable[[], object] = lambda: None) -> None:
+    def run(self, show: Dashboard, ready: Callable[[], object] = lambda: None) -> None:
         """Serve until Ctrl-C or a stop request; `ready` is called when the page can be opened."""
         logging.getLogger("tornado.general").setLevel(logging.ERROR)  # hides malformed requests
         loop = IOLoop.current()

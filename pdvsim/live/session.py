@@ -9,27 +9,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
-from pdvsim.live.arrivals import Arrivals
+from pdvsim.live.arrivals import Arrivals, largest
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
 from pdvsim.sim.assembly import Site, bandwidths
-from pdvsim.sim.records import Keeper, Log, Reader, Result, rows_of
+from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.run import no_collector
 
-TAIL_S = 5.0  # end of a rerun session that its timeline shows
 STEP_S = 1.0  # per step
 
 
 class Stations:
     """The stations of a setup, and the source of their requests."""
 
-    def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
+    def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader]) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
-        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance, setup.most)
-        self.stations = [Station(e, reader, traced) for e in setup.experiments(self.knobs)]
+        self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance)
+        self.stations = [Station(e, reader) for e in setup.experiments(self.knobs)]
 
     def run_to(self, time_s: float) -> None:
         """Advance all stations to a time."""
@@ -40,14 +39,11 @@ class Stations:
 
     def do(self, act: Act) -> None:
         """Apply an action to every station and the source."""
-        if act.what == "burst":
+        if act.knobs is None:
             crowd = self.arrivals.burst(BURST, act.at_s)
             for station in self.stations:
                 station.send(crowd)
-        elif act.what == "drop":
-            for station in self.stations:
-                station.drop()
-        elif act.knobs is not None:
+        else:
             old, new = (knobs.turned(self.setup.base) for knobs in (self.knobs, act.knobs))
             if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
                 self.arrivals.turn(new.traffic, new.acceptance, act.at_s)
@@ -58,9 +54,9 @@ class Stations:
     def check(self, knobs: Knobs) -> None:
         """Reject settings that some architecture does not support, or requests that it could never serve."""
         turned = knobs.turned(self.setup.base)
-        largest = Arrivals(turned.traffic, turned.acceptance, self.setup.most).largest()
+        most = largest(turned.traffic, turned.acceptance)
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
-            station.site.check([largest])
+            station.site.check([most])
 
 
 class Session(Stations):
@@ -77,15 +73,11 @@ class Session(Stations):
         """Change settings from now on; a ValueError of one line if invalid, without effect."""
         if knobs != self.knobs:
             self.check(knobs)
-            self._record(Act(self.now_s, "turn", knobs))
+            self._record(Act(self.now_s, knobs))
 
     def burst(self) -> None:
         """Send a burst of requests."""
-        self._record(Act(self.now_s, "burst"))
-
-    def drop(self) -> None:
-        """Reduce acceptance to a share for a while."""
-        self._record(Act(self.now_s, "drop"))
+        self._record(Act(self.now_s))
 
     def _record(self, act: Act) -> None:
         self.do(act)
@@ -108,25 +100,16 @@ class Session(Stations):
 
     def figures(self, window_s: float) -> list[dict[str, Any]]:
         """Recent metrics of each architecture."""
-        dropped = self.now_s < self.stations[0].dropped_until_s
-        return [gauge.figures(window_s) | {"dropped": dropped} for _, gauge in self.gauged()]
+        return [gauge.figures(window_s) for _, gauge in self.gauged()]
 
     def gauged(self) -> list[tuple[Station, Gauge]]:
         """Each station and its gauge."""
         return [(s, s.reader) for s in self.stations if isinstance(s.reader, Gauge)]
 
 
-class Kept(NamedTuple):
-    """A session run again: an ordinary result, and its end for a timeline."""
-
-    result: Result
-    tail: Result
-
-
-def replay(setup: Setup, tape: Sequence[Act], until_s: float, tail_s: float = TAIL_S) -> list[Kept]:
+def replay(setup: Setup, tape: Sequence[Act], until_s: float) -> list[Result]:
     """A session run again with all records; requests that arrived by `until_s` are served to their end."""
-    them = Stations(setup, lambda log, site: Keeper(log), tail_s > 0)
-    untraced = [0] * len(them.stations)  # launches before the end, without their requests
+    them = Stations(setup, lambda log, site: Keeper(log))
     with no_collector():
         now_s, acts = 0.0, deque(tape)
         while True:
@@ -136,34 +119,18 @@ def replay(setup: Setup, tape: Sequence[Act], until_s: float, tail_s: float = TA
                 break
             now_s = min(until_s, now_s + STEP_S, *(act.at_s for act in [*acts][:1]))
             them.run_to(now_s)
-            if now_s <= until_s - tail_s:
-                untraced = [n + _forgotten(station.log) for n, station in zip(untraced, them.stations, strict=True)]
-        cut_s = until_s - tail_s
-        return [_kept(s, them.arrivals.sent, n, cut_s) for n, s in zip(untraced, them.stations, strict=True)]
+        return [_served(station, them.arrivals.sent) for station in them.stations]
 
 
-def _forgotten(log: Log) -> int:
-    """Drop the requests of the launches so far and the host's records; returns the number of launches."""
-    count = len(log.launches.carried or ())
-    for kept in (log.launches.carried, log.host):
-        if kept is not None:
-            kept.clear()
-    return count
-
-
-def _kept(station: Station, sent: int, untraced: int, cut_s: float) -> Kept:
-    """The result of an ordinary run of so many requests, and the part after the cut."""
+def _served(station: Station, sent: int) -> Result:
+    """The result of an ordinary run of so many requests."""
     station.finish()
-    keeper, log = station.reader, station.log
+    keeper = station.reader
     assert isinstance(keeper, Keeper)
     keeper.take(station.env.now)
     traffic = replace(station.experiment.traffic, num_prompts=max(1, sent))
-    made, meta = replace(station.experiment, traffic=traffic), station.site.meta()
-    requests = keeper.requests()
-    late = rows_of(requests, requests["finish_s"] >= cut_s)
-    launches = {name: column[untraced:] for name, column in keeper.launches.items()}
-    tail = Result(made, late, keeper.deliveries, launches, meta, None, log.launches.carried, log.host)
-    return Kept(Result(made, requests, keeper.deliveries, keeper.launches, meta), tail)
+    made = replace(station.experiment, traffic=traffic)
+    return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.site.meta())
 
 
 def _gauge(log: Log, site: Site) -> Gauge:

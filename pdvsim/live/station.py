@@ -9,17 +9,13 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.live.arrivals import copied
-from pdvsim.live.knobs import DROP_S
 from pdvsim.sim.assembly import Site, covering_profile, make_controller
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import Request, Work
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import own_errors
-from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.records import Log, Reader
-
-_MASK = (1 << 64) - 1
 
 
 class Coming(deque[Request]):
@@ -37,21 +33,18 @@ class Coming(deque[Request]):
 class Station:
     """A site on simulated time that accepts new requests and settings while it runs.
 
-    `reader` creates the reader of the log. `traced` keeps the requests of each launch and the host's records.
+    `reader` creates the reader of the log.
     """
 
-    def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader], traced: bool = False) -> None:
+    def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader]) -> None:
         self.experiment = experiment
         self.env = Clock()
-        self.log = Log.of_everything() if traced else Log()
-        # acceptance and settings may change at any time, so rounds are simulated one by one
+        self.log = Log()
+        # settings may change at any time, so rounds are simulated one by one
         self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
         self._coming = Coming()
         self.client = Client(self.env, self._coming, experiment, self.site, None, self.reader)
-        self.dropped_until_s = -1.0
-        for gpu in self.site.gpus:
-            gpu.verdict = self._judge(gpu.verdict)
 
     def send(self, requests: Sequence[Request]) -> None:
         """Schedule copies of these requests."""
@@ -81,10 +74,6 @@ class Station:
             policy.look_again()
         self.experiment = turned
 
-    def drop(self) -> None:
-        """Reduce acceptance for a while, also for requests in the system."""
-        self.dropped_until_s = self.env.now + DROP_S
-
     # what a page shows of it --------------------------------------------------------------------------------------
 
     @property
@@ -99,55 +88,17 @@ class Station:
 
     def queues(self) -> dict[str, int]:
         """Requests queued at each lane now."""
-        return queues_of(self.site.servers)
+        depths: dict[str, int] = {}
+        for server in self.site.servers:
+            for name in dict.fromkeys(lane.name for lane in server.lanes):
+                depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
+                depths[name] = depths.get(name, 0) + depth
+        return depths
 
     def controller(self) -> dict[str, Any]:
         """The current draft length and its controller's state; of the first server if there are several."""
-        return seen_by(self.site.servers[0])
-
-    # -------------------------------------------------------------------------------------------------------------
-
-    def _judge(self, drawn: Callable[[Work], Sequence[int] | None]) -> Callable[[Work], Sequence[int] | None]:
-        """The sampled verdict; while acceptance is reduced, each draft token must also pass a random test.
-
-        The test depends on request and position, so it is the same in every architecture.
-        """
-
-        def judged(work: Work) -> Sequence[int] | None:
-            verdict = drawn(work)
-            if verdict is None or self.env._now >= self.dropped_until_s:
-                return verdict
-            return [_tossed(row, passed) for row, passed in zip(work.rows, verdict, strict=True)]
-
-        return judged
-
-
-def queues_of(servers: Sequence[Policy]) -> dict[str, int]:
-    """Requests queued at each lane."""
-    depths: dict[str, int] = {}
-    for server in servers:
-        for name in dict.fromkeys(lane.name for lane in server.lanes):
-            depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
-            depths[name] = depths.get(name, 0) + depth
-    return depths
-
-
-def seen_by(server: Policy) -> dict[str, Any]:
-    """The draft length of a server and its controller's inputs."""
-    controller = server.controller
-    if not server.speculates:
-        return {}
-    seen: dict[str, Any] = {"k": controller.k}
-    if controller.acceptance is not None:
-        seen["acceptance seen"] = controller.acceptance
-    return seen
-
-
-def _tossed(row: Request, passed: int) -> int:
-    """The accepted drafts before the first that fails its test."""
-    for at in range(passed):
-        mixed = (row.id * 0x9E3779B97F4A7C15 + (row.emitted + at) * 0xBF58476D1CE4E5B9 + 1) & _MASK
-        mixed = ((mixed ^ mixed >> 30) * 0x94D049BB133111EB) & _MASK
-        if mixed >> 40 & 1:
-            return at
-    return passed
+        server = self.site.servers[0]
+        if not server.speculates:
+            return {}
+        seen = {} if server.controller.acceptance is None else {"acceptance seen": server.controller.acceptance}
+        return {"k": server.controller.k, **seen}

@@ -287,27 +287,21 @@ def _mean(value: Any, missing: float = math.nan) -> float:
 
 def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
     """Relative gain of each architecture over the first, paired by seed."""
-    load, against = load_name(differences[0]["load_kind"]), f"against {differences[0]['against']}"
-    header = ["metric", load, *varied, "arch", against]
     rows = [
-        [
-            d["metric"],
-            load_text(d["load"]),
-            *(_text(d[name]) for name in varied),
-            d["arch"],
-            f"{cell(d['relative'], scale=100, sign='+')} %",
-        ]
+        {"metric": d["metric"], load_name(d["load_kind"]): load_text(d["load"])}
+        | {name: _text(d[name]) for name in varied}
+        | {"arch": d["arch"], f"against {d['against']}": f"{cell(d['relative'], scale=100, sign='+')} %"}
         for d in differences
     ]
-    return "Paired differences, same seeds, 95% confidence over replications\n" + grid(header, rows)
+    return "Paired differences, same seeds, 95% confidence over replications\n" + rows_table(rows)
 
 
 def profiles_table(document: Mapping[str, Any]) -> str:
     """GPUs, profiles and models, as three blocks."""
-    blocks = []
-    for name, rows in document.items():
-        header = list(rows[0])
-        blocks.append(f"{name.capitalize()}\n" + grid(header, [[_text(row[key]) for key in header] for row in rows]))
+    blocks = (
+        f"{name.capitalize()}\n" + rows_table([{key: _text(value) for key, value in row.items()} for row in rows])
+        for name, rows in document.items()
+    )
     return "\n\n".join(blocks)
 
 

@@ -28,13 +28,6 @@ SECONDS = 20.0
 TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class Unsaved:
-    """Nobody saves here."""
-
-    def said(self) -> str | None:
-        return "not saved"
-
-
 def spent_s() -> dict[int, tuple[int, float]]:
     """Of every process its parent, and its processor time so far."""
     found = {}
@@ -107,7 +100,7 @@ def smooth() -> None:
             os.kill(os.getpid(), 2)
 
     threading.Thread(target=watched, daemon=True).start()
-    server.run(Dashboard(feed, ARCHS, ARCHS, setup, lambda shown: Unsaved(), ""))
+    server.run(Dashboard(feed, setup, ARCHS, lambda shown: lambda: None, ""))
     feed.close()
     for name, value in found.items():
         print(f"{name:<28}{value:8.2f}")

@@ -10,11 +10,12 @@ import pytest
 
 from pdvsim.calibration.validate.launches import compared, gather, launches_of, priced, save_part, simulated
 from pdvsim.calibration.validate.served import ServedRun
-from pdvsim.common.commandline import command_line, experiment_of
+from pdvsim.common.commandline import command_line, experiment_from, experiment_of
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.run import simulate
+from pdvsim.study.output import settings
 
 EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, output_len=40, max_concurrency=8))
 
@@ -22,6 +23,12 @@ EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, 
 def launches(**columns: object) -> pd.DataFrame:
     few = {"lane": "main", "kind": "verify", "role": "target", "width": 1, "steps": 1, "context": 0, "prompt_start": 0}
     return pd.DataFrame(few | columns)
+
+
+def test_saved_settings_are_those_of_the_run() -> None:
+    assert experiment_from(settings(EXPERIMENT)) == EXPERIMENT
+    other = Experiment("pdv", Traffic(request_rate=3.5), server=Server(partition=(0.5, 0.3, 0.2)))
+    assert experiment_from(settings(other)) == other
 
 
 def test_kept_launches_are_those_of_the_run(tmp_path: Path) -> None:

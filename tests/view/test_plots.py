@@ -177,12 +177,13 @@ def test_settings_of_one_architecture_keep_its_colour() -> None:
     assert not drawn & (set(ARCH_COLOURS.values()) - {ARCH_COLOURS["pdv"]})
 
 
-def test_curves_that_coincide_are_one() -> None:
+def test_acceptance_is_that_of_architectures_with_drafts() -> None:
     points = made_up().points.assign(spec_decode_acceptance_rate=40.0, spec_decode_acceptance_length=2.0)
-    points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = 41.0
+    points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = np.nan
     figure = acceptance_figure(points)
     assert figure is not None
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pd", "pdv = colocated"]
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pdv", "colocated"]
+    assert acceptance_figure(points.assign(spec_decode_acceptance_rate=np.nan)) is None
 
 
 def test_the_caption_names_the_setting() -> None:

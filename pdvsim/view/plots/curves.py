@@ -149,11 +149,10 @@ def bars(axes: Axes, entries: Sequence[Entry], metric: str, curves: Sequence[Cur
     axes.grid(False, axis="x")
 
 
-def places(entries: Sequence[Entry]) -> list[float]:
-    """Positions of the loads on the axis; an infinite rate is one step after the largest finite one."""
-    finite = [float(e["load"]) for e in entries if math.isfinite(e["load"])]
-    behind = 2 * max(finite, default=0.5)
-    return [float(e["load"]) if math.isfinite(e["load"]) else behind for e in entries]
+def places(values: Sequence[float]) -> list[float]:
+    """Positions of loads, or other numbers, on an axis; infinity is one step after the largest finite one."""
+    last = 2.0 * max((float(value) for value in values if math.isfinite(value)), default=0.5)
+    return [float(value) if math.isfinite(value) else last for value in values]
 
 
 def panel(
@@ -167,7 +166,8 @@ def panel(
     """One metric of all architectures over the load; axis limits are from the entries `framed`, default: its own."""
     dodge = WHISKER_DODGE if len(curves) > CLEAR else 0.0
     title, unit, _ = name_of(metric)
-    at = dict(zip((e["load"] for e in entries), places(entries), strict=True))
+    loads = [e["load"] for e in entries]
+    at = dict(zip(loads, places(loads), strict=True))
     banded = len(at) > 1
     if not banded:
         bars(axes, entries, metric, curves)
@@ -191,7 +191,8 @@ def load_line(entries: Sequence[Entry]) -> str:
 def load_axis(axes: Axes, entries: Sequence[Entry]) -> None:
     """The loads as ticks on a log axis."""
     kind = str(entries[0]["load_kind"])
-    at = dict(zip(places(entries), (e["load"] for e in entries), strict=True))
+    loads = [e["load"] for e in entries]
+    at = dict(zip(places(loads), loads, strict=True))
     if min(at) > 0:
         axes.set_xscale("log", base=2)
     axes.set_xticks(list(at), [load_text(load) for load in at.values()])

@@ -6,11 +6,10 @@ because its band would not be a confidence interval.
 
 from __future__ import annotations
 
-import difflib
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.options import nearest
 from pdvsim.study.results import Results, value_text
 from pdvsim.study.stats import over_replications
 from pdvsim.view.figure import new_figure, styled
@@ -26,6 +25,7 @@ from pdvsim.view.plots.curves import (
     has,
     legend,
     load_axis,
+    places,
 )
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import AXIS_NAMES, name_of
@@ -95,22 +95,13 @@ def _entries(points: pd.DataFrame, keys: tuple[str, ...]) -> list[Entry]:
 
 
 def _panel(axes: Axes, entries: list[Entry], axis: Layout, curves: dict[Any, Curve], by_metric: bool) -> None:
+    values = [] if by_metric else list(dict.fromkeys(e[axis.x] for e in entries))
+    at = dict(zip(values, places(values) if _numeric(values) else map(float, range(len(values))), strict=True))
     for value, curve in curves.items():
         mine = [e for e in entries if _is(e, axis.curve, value) and (not by_metric or has(e, axis.x))]
-        mine.sort(key=lambda e: e["load"] if by_metric else _number(e[axis.x]))
-        scale = name_of(axis.x)[2]
-        at = [e[axis.x].mean * scale if by_metric else _place(e[axis.x], entries, axis.x) for e in mine]
-        draw(axes, mine, axis.y, curve, at, whiskers=len(curves) > CLEAR)
-
-
-def _place(value: Any, entries: list[Entry], name: str) -> float:
-    """Position on the axis: a number itself, infinity after the largest, words in their order."""
-    values = list(dict.fromkeys(e[name] for e in entries))
-    if not _numeric(values):
-        return float(values.index(value))
-    if math.isfinite(value):
-        return float(value)
-    return 2.0 * max((float(v) for v in values if math.isfinite(v)), default=0.5)
+        mine.sort(key=lambda e: e["load"] if by_metric else at[e[axis.x]])
+        x = [e[axis.x].mean * name_of(axis.x)[2] if by_metric else at[e[axis.x]] for e in mine]
+        draw(axes, mine, axis.y, curve, x, whiskers=len(curves) > CLEAR)
 
 
 def _names(grid: Any, axis: Layout, entries: list[Entry], by_metric: bool) -> None:
@@ -161,10 +152,6 @@ def _numeric(values: list[Any]) -> bool:
     return all(isinstance(v, int | float) or hasattr(v, "dtype") for v in values)
 
 
-def _number(value: Any) -> float:
-    return float(value) if _numeric([value]) else 0.0
-
-
 def _is(entry: Entry, name: str | None, value: Any) -> bool:
     return name is None or entry[name] == value
 
@@ -182,9 +169,8 @@ def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:
         ("--col-by", axis.column, list(keys)),
     ):
         if name is not None and name not in known:
-            close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-            hint = f"; did you mean {close[0]}?" if close else ""
             shown = known if len(known) < 12 else [*known[:11], "…"]
+            hint = nearest(name, known)
             raise ValueError(f"{flag} {name}: no such column{hint}; the results have {', '.join(shown)}")
     if axis.x == axis.y:
         raise ValueError(f"--var-x and --var-y are both {axis.x}")

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 LOGARITHMIC = ("ttft", "e2el")
 ACROSS = 4  # most panels in a row
 FACETS = 12  # most settings in one plot
-ALIKE = 0.2  # percent of rounds: closer curves are merged
 DASHES: tuple[Literal["-", ":"], ...] = ("-", ":")  # busy, bandwidth
 LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 
@@ -90,61 +89,13 @@ def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "")
 
 
 def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure | None:
-    """Acceptance rate, tokens per round, and acceptance by position; None without drafts.
-
-    Architectures share their random numbers, so curves often coincide; those are merged.
-    """
+    """Share of the drafted tokens that were accepted, and tokens per round; None without drafts."""
     rate, length = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
-    entries = [e for e in entries_of(points) if has(e, rate)]
-    if not entries:
+    drafting = points[points[rate].notna()] if rate in points else points[:0]
+    if drafting.empty:
         return None
-    curves, drawn, note = _merged_curves(entries, rate)
-    with styled():
-        figure = new_figure(
-            15, 4.8, f"{note}By position: at the highest load of each architecture. {caption(points, setting)}", title
-        )
-        first, second, third = figure.subplots(1, 3)
-        for axes, metric in ((first, rate), (second, length)):
-            panel(axes, drawn, metric, curves)
-        first.set_ylim(0, 100)
-        for curve in curves:
-            last = [e for e in drawn if e["series"] == curve.label][-1]
-            rates = last.get("spec_decode_per_position_acceptance_rates") or []
-            third.plot(
-                range(1, len(rates) + 1), [100 * p.mean for p in rates], curve.dash,
-                color=curve.colour, marker=curve.marker, markersize=8, linewidth=2,
-            )  # fmt: skip
-        third.set_ylim(0, 100)
-        third.xaxis.get_major_locator().set_params(integer=True)
-        third.set_title("Drafts accepted, by position", fontweight="bold", loc="left")
-        third.set_xlabel("Position in the draft")
-        third.set_ylabel("% of rounds")
-        if len({e["load"] for e in drawn}) > 1:
-            legend(figure, curves)
-    return figure
-
-
-def _merged_curves(entries: list[Entry], metric: str) -> tuple[list[Curve], list[Entry], str]:
-    """One curve for all series that coincide, its entries, and a note."""
-    together: list[tuple[list[Curve], list[Entry]]] = []
-    for curve in curves_of(entries):
-        mine = [e for e in entries if e["series"] == curve.label]
-        at = {e["load"]: e[metric].mean for e in mine}
-        for curves, theirs in together:
-            if {e["load"] for e in theirs} == set(at) and all(
-                abs(at[e["load"]] - e[metric].mean) < ALIKE for e in theirs
-            ):
-                curves.append(curve)
-                break
-        else:
-            together.append(([curve], mine))
-    shared, drawn = [], []
-    for curves, mine in together:
-        one = curves[0] if len(curves) == 1 else Curve(" = ".join(c.label for c in curves), "0.25")
-        shared.append(one)
-        drawn += [e | {"series": one.label} for e in mine]
-    coincide = any(len(curves) > 1 for curves, _ in together)
-    return shared, drawn, f"Joined by =: within {ALIKE} percentage points, drawn once. " if coincide else ""
+    note = "Curves may coincide, as architectures share their random numbers."
+    return _panels(drafting, [(rate, length)], title, f"{setting} {note}")
 
 
 def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str) -> Figure:
@@ -209,7 +160,7 @@ def _lanes(axes: Axes, entries: Sequence[Entry], lanes: Sequence[str]) -> None:
                     axes.bar(number, 100 * entries[0][share].mean, width, color=colour, alpha=alpha)
         else:
             for share, marker, dash in zip(shares, (LANE_MARKERS[lane], "."), DASHES, strict=True):
-                draw(axes, entries, share, Curve(lane, colour, marker, dash), places(entries))
+                draw(axes, entries, share, Curve(lane, colour, marker, dash), places([e["load"] for e in entries]))
     if len(entries) == 1:
         axes.set_xticks(range(len(lanes)), lanes)
         axes.set_xlim(-0.6, len(lanes) - 0.4)

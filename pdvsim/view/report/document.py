@@ -18,6 +18,7 @@ from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.study.results import KEYS, Results, known_profile, label, records
 from pdvsim.study.stats import Interval, interval, over_replications
+from pdvsim.view.plots.curves import places
 from pdvsim.view.report.series import BINS, over_time
 from pdvsim.view.report.sheet import flat
 from pdvsim.view.setting import points_line
@@ -217,9 +218,8 @@ def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:
     listed = []
     for kind in kinds:
         loads = sorted({load for load in points.loc[points["load_kind"] == kind, "load"] if not math.isnan(load)})
-        last = max((load for load in loads if math.isfinite(load)), default=0.5)
-        places = [(load_text(v), float(v) if math.isfinite(v) else 2 * last) for v in loads] or [("trace", 1.0)]
-        listed += [{"kind": kind, "name": load_name(kind), "text": text, "x": x} for text, x in places]
+        at = list(zip(map(load_text, loads), places(loads), strict=True)) or [("trace", 1.0)]
+        listed += [{"kind": kind, "name": load_name(kind), "text": text, "x": x} for text, x in at]
     return listed
 
 
