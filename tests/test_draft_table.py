@@ -172,26 +172,6 @@ def test_tensorrt_llm_takes_the_table_by_its_last_sizes() -> None:
     assert json.loads(block["text"]) == {"max_draft_len": max(schedule.values()), "draft_len_schedule": schedule}
 
 
-# ---- contexts --------------------------------------------------------------------------------------------------------
-
-
-def test_a_table_by_context() -> None:
-    base = question(PAIRS[1]).base
-    found = find_table(DraftQuestion(base, 4, contexts=(512, 8192), num_runs=2))
-    means = [Formula(found.question.at_context(other).base).context for other in (512, 8192)]
-    assert means == pytest.approx([512, 8192], rel=0.04)  # of a sample of prompts
-    assert found.by_context[1].fits < found.by_context[0].fits
-    assert found.by_context[0].ranges() == find_table(found.question.at_context(512)).ranges()
-    text = str(found)
-    assert "512 tokens  8,192 tokens" in text
-    shown = found.report().document["by_context"]
-    assert [entry["context"] for entry in shown] == [other.context for other in found.by_context]
-    with pytest.raises(ValueError, match="fewer than the"):
-        DraftQuestion(base, contexts=(OUTPUT // 3,))
-    with pytest.raises(ValueError, match=r"context of tinyllama-1\.1b ends at 2048"):
-        DraftQuestion(question().base, contexts=(4096,))
-
-
 # ---- few ranges ------------------------------------------------------------------------------------------------------
 
 SPEEDS = st.integers(2, 4).flatmap(
@@ -374,7 +354,6 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
         (["--gpu", "h9000"], "unknown gpu 'h9000'"),
         (["--pair", PAIRS[0], "--input-len", "4000"], "lower --input-len"),
         (["--indifference", "1"], "indifference must be 0 to 0.99"),
-        (["--contexts", "0"], "contexts must be 1 to 10000000"),
         (["--padding", "vllm"], "--padding"),
         (["--acceptance-trace", "/no/such.jsonl"], "/no/such.jsonl"),
     ],

@@ -4,24 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from pdvsim.cli.page import deliver, page_file
-from pdvsim.common.options import parse, plain
-from pdvsim.common.presets import PresetOption
+from pdvsim.cli.page import AnswerCommand, deliver, page_file
+from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets, prices
-from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
-from pdvsim.decide.map_search import draw_map
-from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few, own_rate
+from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.options import LOOP_PROMPTS, PROMPTS, DecisionOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, natural_pairs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring
+from pdvsim.decide.winners import Axis, Grid, Place, by_size, draw_map, natural_pairs
+from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.workload.asked import AskedAcceptance, usual_acceptance
@@ -32,22 +29,12 @@ from pdvsim.view.setting import points_line
 
 LOADS = (1, 4, 16, 64)
 TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
-BORDER_STEPS = 3  # estimated bisection steps per row
 
 
 @dataclass(frozen=True)
-class MapTraffic(CountedTraffic):
-    """Traffic: the requests."""
-
-    max_concurrency: Internal[int | None] = None
-
-
-@dataclass(frozen=True)
-class MapOptions(PresetOption):
+class MapOptions(DecisionOptions):
     """Architectures, the two axes, and replications."""
 
-    arch: tuple[Arch, ...] = USUAL_ARCHS
-    """Serving architectures to compare."""
     gpus: int = 1
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     drafter_card: str | None = None
@@ -76,25 +63,6 @@ class MapOptions(PresetOption):
     """What to optimise; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
     indifference: float = 0.01
     """Relative leads below this are ignored, even if significant."""
-    attainment: float = ATTAINMENT
-    """Share of the requests that must meet every --goodput level."""
-    family: Family = "map"
-    """What the 95% confidence covers: the whole map or each cell alone."""
-    num_runs: int = 5
-    """Replications of each point; replication i has seed --seed + i."""
-    warmup_share: float = WARMUP_SHARE
-    """Share of the requests, first by arrival, excluded from the metrics."""
-    jobs: int | None = None
-    """Concurrent simulations; default: one per core."""
-    traffic: MapTraffic = field(default_factory=MapTraffic)
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
-    server: TunedServer = field(default_factory=TunedServer)
-    hardware: Hardware = field(default_factory=Hardware)
-    host: Host = field(default_factory=Host)
-    scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
@@ -107,7 +75,7 @@ class MapOptions(PresetOption):
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
-        scoring = plain(Scoring, self.scoring)
+        scoring = self.scoring
         rates = self.rates()
         loads = self.concurrency or (() if rates else LOADS)
         usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
@@ -126,7 +94,7 @@ class MapOptions(PresetOption):
         elif self.try_cards:
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.traffic.at(rates, self.server.given(), *pairs)
+        traffic = self.traffic.asked(PROMPTS if rates else LOOP_PROMPTS, self.server.given(), *pairs)
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
             archs = FLEET_ARCHS
@@ -151,7 +119,6 @@ class MapOptions(PresetOption):
             self.num_runs,
             goal,
             self.warmup_share,
-            self.family,
             self.indifference,
             fleets(base, archs, self.gpus, self.drafter_card, self.per_dollar) if self.gpus > 1 else (),
             prices(self.card_hour_usd),
@@ -162,18 +129,12 @@ class MapOptions(PresetOption):
 
 
 @dataclass(frozen=True)
-class MapCommand:
+class MapCommand(AnswerCommand):
     """Map the best architecture over load and acceptance, model size or GPU."""
 
     options: MapOptions = field(default_factory=MapOptions)
     output: str | None = None
     """Folder for table, JSON and plots; default: results/map-DATE-TIME."""
-    html: str | None = None
-    """Also write the answer, its plot and provenance as one page."""
-    json: bool = False
-    """Print one JSON document instead of the table."""
-    config: str | None = None
-    """TOML file of flags (concurrency = [1, 8, 64]); the command line takes precedence."""
 
 
 def main(argv: list[str]) -> int:
@@ -186,8 +147,7 @@ def main(argv: list[str]) -> int:
     experiments = grid.experiments()
     forewarn_few(grid.num_runs, len(grid.archs))
     forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
-    cells = len(grid.cells()) + (BORDER_STEPS * len(grid.places) if grid.fleets else 0)
-    runs = len(experiments) * cells // len(grid.cells()) + most_runs(grid.space, cells, len(grid.archs))
+    runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
     with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
     pictures = {"The map": map_figure(found)} if found.cells else {}

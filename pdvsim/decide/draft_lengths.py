@@ -138,7 +138,7 @@ def error_of(profile: Profile, experiment: Experiment) -> float:
 
 
 def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTable:
-    """The table, and one for each requested context; by formula alone without a bench. Ctrl-C keeps finished runs."""
+    """The table; by formula alone without a bench. Ctrl-C keeps finished runs."""
     started_s = time.monotonic()
     speeds, interrupted = Speeds(question), False
     try:
@@ -147,12 +147,6 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
     except KeyboardInterrupt:
         interrupted = True
     table = _table(speeds)
-    for context in question.contexts if not interrupted else ():
-        other = find_table(question.at_context(context), bench)
-        other.context = context  # the sampled prompts differ from it a little
-        table.by_context.append(other)
-        if interrupted := other.interrupted:
-            break
     table.interrupted, table.runs = interrupted, bench.runs if bench is not None else 0
     table.spent_s = time.monotonic() - started_s
     return table
@@ -160,8 +154,7 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
 
 def usual_runs(question: DraftQuestion) -> int:
     """Estimated simulations of a table: five lengths at each size, and two edges that move once."""
-    points = 5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3
-    return points * question.num_runs * (1 + len(question.contexts))
+    return (5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3) * question.num_runs
 
 
 def _sizes(most: int) -> list[int]:

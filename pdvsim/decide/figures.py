@@ -217,7 +217,6 @@ def map_figure(found: WinnerMap) -> Figure:
     palette = [_fleet_colour(fleet) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
-    whose = "the whole map" if grid.family == "map" else "each cell alone"
     note = setting_line(
         asdict(grid.base),
         f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'concurrent requests'}",
@@ -232,10 +231,8 @@ def map_figure(found: WinnerMap) -> Figure:
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{seeds_text(found)} per cell, paired; 95% confidence for {whose}."
+    note += f"{seeds_text(found)} per cell, paired; 95% confidence for the whole map."
     note += f" Simulated, profile {found.rows[0]['profile']}."
-    if found.borders:
-        note += " Black: from here on, others lead over lanes on several GPUs."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
@@ -265,7 +262,6 @@ def map_figure(found: WinnerMap) -> Figure:
             box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
             if text:
                 axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", size=12, color="0.1", bbox=box)
-        _draw_border(axes, found)
         axes.tick_params(axis="y", rotation=0)
         axes.set_xlabel("Request rate (req/s)" if grid.request_rate else "Concurrent requests")
         sides = {"acceptance": "Acceptance rate", "size": "Pair draft:target (ratio of parameters)", "card": "Card"}
@@ -283,23 +279,3 @@ def _fleet_colour(fleet: Fleet) -> str:
     colour = arch_colour(fleet.arch)
     single = (fleet.arch in APART or policy_of(fleet.arch).in_steps()) and fleet.hardware.tensor_parallel_size == 1
     return paler(colour, 0.45 if fleet.hardware.cards or (single and not fleet.splits) else 0.0)
-
-
-def _draw_border(axes: Axes, found: WinnerMap) -> None:
-    """A line through the rows at the load where lanes on several GPUs stop leading; at the edge if they do not."""
-    loads, places = found.grid.loads, list(reversed(found.grid.places))
-    points = []
-    for border in found.borders:
-        low, high = border.split_leads, border.whole_lead
-        if low is None:
-            x = 0.0
-        elif high is None:
-            x = float(len(loads))
-        else:
-            x = float(np.interp(math.log(math.sqrt(low * high)), np.log(loads), np.arange(len(loads)) + 0.5))
-        points.append((places.index(border.place), x))
-    for row, x in points:
-        axes.plot([x, x], [row, row + 1], color="black", linewidth=3.5, solid_capstyle="butt")
-    for (upper, x), (lower, next_x) in itertools.pairwise(sorted(points)):
-        if lower == upper + 1:
-            axes.plot([x, next_x], [lower, lower], color="black", linewidth=3.5)

@@ -22,9 +22,8 @@ from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import capacity as capacity_module
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.bracket import Bisection, Bracket, Held, search, steepness
 from pdvsim.decide.capacity import LONG, Capacities, Plan
-from pdvsim.decide.capacity_search import find_capacities
+from pdvsim.decide.capacity_search import Bisection, Bracket, Held, find_capacities, search, steepness
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench

@@ -1,4 +1,4 @@
-"""The same number of GPUs used otherwise: who competes, what it costs, and where lanes on several GPUs stop leading."""
+"""The same number of GPUs used otherwise: who competes, and what it costs."""
 
 from __future__ import annotations
 
@@ -8,24 +8,22 @@ from typing import Any
 
 import pytest
 
-from pdvsim.cli.advise import AdviseOptions, AskedTraffic
-from pdvsim.cli.map import MapOptions, MapTraffic
+from pdvsim.cli.advise import AdviseOptions
+from pdvsim.cli.map import MapOptions
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.options import parse
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.figures import flips_figure, map_figure
+from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS, Fleet, fleet_name, fleets, hourly, prices
-from pdvsim.decide.map_search import draw_map
-from pdvsim.decide.options import TunedServer
+from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.winners import WinnerMap
+from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.asked import AskedAcceptance
 
-ASKED = AskedTraffic("random", num_prompts=40, request_rate=2.0, input_len=64, output_len=64)
 SETTLED = TunedServer(num_speculative_tokens=4, max_num_seqs=128, max_num_batched_tokens=2048)
 
 
@@ -92,7 +90,7 @@ def test_a_fleet_costs_what_its_cards_cost() -> None:
         (lambda: hourly(fleets(Experiment(), ARCHS, 2)[0], Experiment(), {"l4": 1.0}), "no price for h200"),
         (lambda: MapOptions(per_dollar=True).grid(), "need --gpus 2"),
         (lambda: MapOptions(gpus=2, per_dollar=True, objective="e2el").grid(), "--objective throughput or goodput"),
-        (lambda: AdviseOptions(drafter_card="l4", traffic=AskedTraffic(request_rate=1.0)).question(), "need --gpus 2"),
+        (lambda: AdviseOptions(drafter_card="l4", request_rate=1.0).question(), "need --gpus 2"),
     ],
 )
 def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
@@ -103,8 +101,8 @@ def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
 @pytest.fixture(scope="module")
 def drawn() -> WinnerMap:
     options = MapOptions(
-        ("pdv", "pdv-ahead"), 2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
-        server=SETTLED, traffic=MapTraffic("random", num_prompts=32, input_len=64, output_len=32),
+        ("pdv", "pdv-ahead"), gpus=2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
+        server=SETTLED, traffic=VariedTraffic("random", num_prompts=32, input_len=64, output_len=32),
     )  # fmt: skip
     return draw_map(options.grid(), Bench(1))
 
@@ -116,23 +114,12 @@ def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) ->
     assert set(drawn.points["fleet"]) == set(drawn.grid.archs)
 
 
-def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
-    """Both loads are neighbours, and what is led at each was simulated there."""
-    [border] = drawn.borders
-    low, high = border.split_leads, border.whole_lead
-    assert low is not None
-    assert high is not None
-    assert 1 <= low < high <= 32
-    assert high - low == 1 or high / low <= 1.1
-    assert str(drawn).count("lanes on several GPUs lead up to") == 1
-    assert len(map_figure(drawn).axes[0].lines) == 1  # the border, in its one row
-
-
 @pytest.fixture(scope="module")
 def advice() -> Advice:
     options = AdviseOptions(
-        ("colocated", "pdv-ahead"), 2, "l4", ("h200=4", "l4=0.5"), num_runs=5, budget=400, jobs=1, server=SETTLED,
-        acceptance=AskedAcceptance(0.8), traffic=replace(ASKED, num_prompts=24, output_len=32),
+        ("colocated", "pdv-ahead"), request_rate=2.0, gpus=2, drafter_card="l4", card_hour_usd=("h200=4", "l4=0.5"),
+        num_runs=5, budget=400, jobs=1, server=SETTLED, acceptance=AskedAcceptance(0.8),
+        traffic=VariedTraffic("random", num_prompts=24, input_len=64, output_len=32),
     )  # fmt: skip
     return advise(options.question(), Bench(1))
 
@@ -182,8 +169,8 @@ def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
 def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
     """One request at a time leaves a second server idle, so one GPU alone gives the most for each."""
     options = MapOptions(
-        ("colocated", "pdv-ahead"), 2, concurrency=(1,), acceptances=(0.8,), num_runs=2, jobs=1, per_dollar=True,
-        server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64),
+        ("colocated", "pdv-ahead"), gpus=2, concurrency=(1,), acceptances=(0.8,), num_runs=2, jobs=1, per_dollar=True,
+        server=SETTLED, traffic=VariedTraffic("random", num_prompts=40, input_len=64, output_len=64),
     )  # fmt: skip
     grid = options.grid()
     assert grid.archs == ("1x colocated", "2x colocated", "colocated tp2", "pdv-ahead on 1+1")
@@ -195,7 +182,6 @@ def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
     assert cell.contest is not None
     values = {name: value.mean for name, value in cell.contest.values.items()}
     assert values["2x colocated"] == pytest.approx(values["1x colocated"] / 2, rel=0.02)
-    assert found.borders[0].split_leads is None
 
 
 def test_a_head_stays_with_its_target() -> None:

@@ -19,11 +19,10 @@ from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.map_search import _judged, draw_map
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import Grid, WinnerMap, by_size, natural_pairs, size_ratio
+from pdvsim.decide.winners import Grid, WinnerMap, _judged, by_size, draw_map, natural_pairs, size_ratio
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
@@ -115,9 +114,8 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
     assert found.winner == "colocated"
 
 
-def test_a_whole_map_asks_for_more_than_a_cell() -> None:
-    whole, alone = (grid(("colocated", "pd", "pdv"), 0.3, 0.6, family=family) for family in ("map", "cell"))
-    assert (whole.comparisons, alone.comparisons) == (2 * 2 * 2, 2)
+def test_the_confidence_is_for_the_whole_map() -> None:
+    assert grid(("colocated", "pd", "pdv"), 0.3, 0.6).comparisons == 2 * 2 * 2
 
 
 def test_natural_pairs_share_tokens_and_rise_in_size() -> None:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import part_header, written_parts
 
-from pdvsim.cli.profiles import shipped
+from pdvsim.cli.profile import shipped
 from pdvsim.profiler.parts import NAMES, Part, read
 from pdvsim.profiler.samples import HEADER, SAMPLES, load, merge
 
