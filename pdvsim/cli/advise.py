@@ -12,10 +12,9 @@ from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
-from pdvsim.decide.drafters import Drafted, drafters
 from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import Fleet, fleets
+from pdvsim.decide.fleet import Way, drafters, fleets
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import (
     BUDGET,
@@ -62,14 +61,13 @@ class AdviseOptions(DecisionOptions):
         """Architectures to choose from: those named, else the default for the number of GPUs."""
         return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
 
-    def fleets(self, base: Experiment) -> tuple[Fleet, ...]:
-        """Ways to use several GPUs; empty for one."""
+    def _ways(self, base: Experiment, drafted: tuple[Way, ...]) -> tuple[Way, ...]:
+        """What is compared instead of architectures: ways to use several GPUs, or drafters."""
         if self.gpus > 1:
-            alone, drafted = bool(self.card_hour_usd), self.drafters(base)
-            return fleets(base, self.archs, self.gpus, self.drafter_card, alone, drafted)
+            return fleets(base, self.archs, self.gpus, self.drafter_card, bool(self.card_hour_usd), drafted)
         if self.drafter_card or self.card_hour_usd:
             raise ValueError("--drafter-card and --card-hour-usd need --gpus 2 or more")
-        return ()
+        return drafted
 
     def question(self) -> Question:
         """The question of these options; a ValueError names what is wrong."""
@@ -80,9 +78,9 @@ class AdviseOptions(DecisionOptions):
         batch = load_axis(traffic) == "requests"
         if batch and self.warmup_share != WARMUP_SHARE:
             raise ValueError("--warmup-share has no effect for a batch job: all its requests count")
-        drafters = self.drafters(base)
+        drafted = self._drafters(base)
         if traffic.dataset_path is not None and traffic.max_model_len is None:  # the same requests for all drafters
-            contexts = [way.of(base).context for way in drafters]
+            contexts = [way.of(base).context for way in drafted]
             shortest = min((context for context in (base.context, *contexts) if context is not None), default=None)
             base = replace(base, traffic=replace(base.traffic, max_model_len=shortest))
         return Question(
@@ -94,9 +92,8 @@ class AdviseOptions(DecisionOptions):
             0.0 if batch else self.warmup_share,
             self.budget,
             self.gpu_hour_usd,
-            self.fleets(base),
+            self._ways(base, drafted),
             self.card_hour_usd,
-            drafters,
         )
 
     def _traffic(self) -> Traffic:
@@ -118,7 +115,7 @@ class AdviseOptions(DecisionOptions):
             )
         return traffic
 
-    def drafters(self, base: Experiment) -> tuple[Drafted, ...]:
+    def _drafters(self, base: Experiment) -> tuple[Way, ...]:
         """Drafters for a model that is given alone."""
         if ":" in self.server.pair or self.server.drafter is not None:
             return ()

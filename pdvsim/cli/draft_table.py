@@ -14,7 +14,7 @@ from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import VariedTraffic
 from pdvsim.decide.runs import Bench
-from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server
+from pdvsim.sim.config import Experiment, Hardware, Host, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study import output
@@ -39,15 +39,12 @@ class DraftTableOptions(PresetOption):
         "min_speculative_tokens", "max_speculative_tokens", "band", "padding",
     )  # fmt: skip
 
-    arch: Arch = "colocated"
-    """Serving architecture; vLLM and SGLang correspond to colocated."""
     max_k: int = 8
     """Longest draft length."""
     against: int | None = None
     """A fixed draft length to compare with; default: 4."""
-    engine: EngineName | None = None
-    """Engine of the table: sets the padding of a step, the lowest k, and whether the drafter runs at k=0. Default: vllm
-    for colocated, else pdvsim."""
+    engine: EngineName = "vllm"
+    """Engine of the table: sets the padding of a step and the lowest k."""
     indifference: float = 0.02
     """Relative gains below this start no new range; 0: the best length at every batch size."""
     num_runs: int = 3
@@ -68,7 +65,7 @@ class DraftTableOptions(PresetOption):
         server = plain(Server, self.server)
         traffic = self.traffic.asked(PROMPTS, server)
         acceptance = self.acceptance.asked(server.pair, traffic)
-        base = Experiment(self.arch, traffic, acceptance, server, self.hardware, self.host)
+        base = Experiment("colocated", traffic, acceptance, server, self.hardware, self.host)
         return DraftQuestion(base, self.max_k, self.against, self.engine, self.indifference, self.num_runs)
 
 

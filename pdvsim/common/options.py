@@ -190,7 +190,8 @@ def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> di
     for other, name in SAME.items():
         if other in spelt and other not in known and name in known:
             if name in spelt:
-                raise ValueError(f"--{other} and --{name} are the same: give one of them")
+                flags = [f"--{same.replace('_', '-')}" for same in (other, name)]
+                raise ValueError(f"{' and '.join(flags)} are the same: give one of them")
             spelt[name] = spelt.pop(other)
     for name in spelt:
         if name not in known:
@@ -290,7 +291,7 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
     """The texts of a command line, by option name."""
     known = {option.flag: option for option in options(command).values()}
     words: list[str] = []
-    for word in _usual(argv, known):
+    for word in argv:
         flag, equals, value = word.partition("=")
         flag = flag.replace("_", "-") if word.startswith("--") else flag
         split = flag in known and known[flag].is_list and not value.startswith("-")
@@ -301,22 +302,7 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
             raise ValueError(f"unexpected argument {word!r}; options start with --")
         flag = word.partition("=")[0]
         raise ValueError(f"unknown option {flag}{nearest(flag, known)}")
-    return vars(given)
-
-
-def _usual(argv: Sequence[str], known: Collection[str]) -> list[str]:
-    """The words of a command line with canonical option names."""
-    usual = {f"--{other}".replace("_", "-"): f"--{name}".replace("_", "-") for other, name in SAME.items()}
-    words = []
-    for word in argv:
-        flag, equals, value = word.partition("=")
-        flag = flag.replace("_", "-") if flag.startswith("--") else flag
-        if flag in usual and flag not in known and usual[flag] in known:
-            if any(given.partition("=")[0] == usual[flag] for given in argv):
-                raise ValueError(f"{flag} and {usual[flag]} are the same: give one of them")
-            word = usual[flag] + equals + value
-        words.append(word)
-    return words
+    return _known(vars(given), options(command), "unknown option")
 
 
 def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]:
@@ -342,15 +328,18 @@ class _Parser(argparse.ArgumentParser):
 def _parser(command: type) -> _Parser:
     """The parser that splits a command line; `converted` checks the values."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    for option in options(command).values():
+    known = options(command)
+    spelt = known | {other: known[name] for other, name in SAME.items() if name in known and other not in known}
+    for dest, option in spelt.items():
         least_one = option.default is MISSING
         if option.placed:
             many = ("+" if least_one else "*") if option.is_list else (None if least_one else "?")
-            parser.add_argument(option.name, nargs=many)
+            parser.add_argument(dest, nargs=many)
         elif option.hint is bool:
-            parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
+            parser.add_argument(option.flag, dest=dest, action=argparse.BooleanOptionalAction)
         else:
-            parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
+            flags = option.flags if dest == option.name else [f"--{dest.replace('_', '-')}"]
+            parser.add_argument(*flags, dest=dest, nargs="+" if option.is_list else None)
     return parser
 
 

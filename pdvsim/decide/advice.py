@@ -12,8 +12,7 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, Deployment
-from pdvsim.decide.drafters import Drafted, acceptance_text
-from pdvsim.decide.fleet import Fleet, contender, hourly, prices
+from pdvsim.decide.fleet import Way, contender, hourly, prices
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained, level_title
 from pdvsim.decide.options import BUDGET
@@ -74,9 +73,8 @@ class Question:
     warmup_share: float = 0.2
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
-    fleets: tuple[Fleet, ...] = ()  # ways to use several GPUs, compared instead of architectures
+    ways: tuple[Way, ...] = ()  # compared instead of architectures
     card_hour_usd: tuple[str, ...] = ()  # hourly price of each GPU type, as card=dollars
-    drafters: tuple[Drafted, ...] = ()  # architectures with drafters, compared instead of architectures
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
@@ -91,15 +89,20 @@ class Question:
         return contender(candidate, self.ways)
 
     @property
-    def ways(self) -> tuple[Fleet | Drafted, ...]:
-        """Contenders compared instead of architectures."""
-        return self.fleets or self.drafters
+    def fleets(self) -> tuple[Way, ...]:
+        """Ways to use several GPUs."""
+        return tuple(way for way in self.ways if way.hardware is not None)
+
+    @property
+    def drafters(self) -> tuple[Way, ...]:
+        """Architectures with drafters."""
+        return tuple(way for way in self.ways if way.pair is not None)
 
     def described(self, candidate: Experiment) -> str:
         """Short description of a candidate."""
         return ", ".join([self.name(candidate), *settings_text(candidate)])
 
-    def fleet(self, name: str) -> Fleet:
+    def fleet(self, name: str) -> Way:
         """The fleet of this name."""
         return next(fleet for fleet in self.fleets if fleet.name == name)
 
@@ -127,7 +130,7 @@ class Advice(Answer):
     alone: hazards.Alone | None = None
     break_even: hazards.BreakEven | None = None
     balance: hazards.Balance | None = None
-    memory: hazards.Memory | None = None
+    memory: dict[str, int] | None = None
     capacity: Capacities | None = None
     deployment: list[Block] = field(default_factory=list)  # commands to start it
     left_out: list[str] = field(default_factory=list)
@@ -258,9 +261,8 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
             "break_even_acceptance": advice.break_even and asdict(advice.break_even),
             "balance": share
             and asdict(share) | {name: getattr(share, name) for name in ("step_ratio", "speedup", "affordable")},
-            "kv_cache": advice.memory and asdict(advice.memory),
+            "kv_cache": advice.memory,
             "capacity": advice.capacity and advice.capacity.summary(),
-            "busiest_lane": dict([hazards.busiest_lane(rows)]),
         },
         "profile": rows[0]["profile"],
         "foundation": rows[0]["foundation"],
@@ -450,9 +452,9 @@ def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
     if advice.balance is not None:
         lines.append("balanced models: " + _balance(advice.balance))
     if advice.memory is not None:
-        peak, whole = advice.memory.peak_tokens, advice.memory.capacity_tokens
+        peak, whole = advice.memory.values()
         lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
-    return [*lines, _saturation(advice), *_left_out(advice, False)]
+    return [*lines, *_saturation(advice), *_left_out(advice, False)]
 
 
 def _alone(alone: hazards.Alone, best: str) -> str:
@@ -493,15 +495,13 @@ def _balance(balance: hazards.Balance) -> str:
     return text + ": the verify alone takes longer" if balance.affordable <= 0 else text + ": the draft costs too much"
 
 
-def _saturation(advice: Advice) -> str:
-    """The distance to capacity, if it was searched. Lane utilisation does not show it, as batches grow."""
+def _saturation(advice: Advice) -> list[str]:
+    """The distance to capacity, if it was searched."""
     capacity, rate = advice.capacity, advice.held_rate
     if capacity is None or rate is None:
-        lane, busy = hazards.busiest_lane(advice.rows)
-        share = f"the {lane} lane is busy {cell(busy, 0, 100)} % of the time"
-        return f"lanes: {share}; that does not show the distance to capacity, as batches can still grow"
+        return []
     if not rate.mean:
-        return "saturation: no rate holds the service levels"
+        return ["saturation: no rate holds the service levels"]
     used = advice.question.base.traffic.request_rate / rate.mean
     load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
     gpus = capacity.plan.gpus[0]
@@ -509,9 +509,9 @@ def _saturation(advice: Advice) -> str:
     text += f"; the load needs {plural(max(gpus, math.ceil(gpus * used)), 'GPU')}"
     cost: Interval = capacity.summary()[0]["usd_per_million_output_tokens"]
     if math.isnan(cost.mean):
-        return text
+        return [text]
     there = f"${positive(cost, 3)} at that rate, ${cost.mean / used:.3f} at the given load"
-    return f"{text}; a million output tokens cost {there}"
+    return [f"{text}; a million output tokens cost {there}"]
 
 
 def _notes(advice: Advice, best: Experiment) -> list[str]:
@@ -520,7 +520,7 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     left = f"; {advice.search.skipped} more were not tested" if advice.search.skipped else ""
     who = "way to use the GPUs" if ask.fleets else "architecture"
     who += " and drafter" if ask.drafters else ""
-    accepted = dict.fromkeys(acceptance_text(way) for way in ask.drafters)
+    accepted = dict.fromkeys(way.acceptance_text for way in ask.drafters)
     counts = sorted({len(rows) for rows in advice.finals.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     warm = f", the first {ask.warmup_share:.0%} excluded" if ask.warmup_share else ""

@@ -23,7 +23,7 @@ from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid
 
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "pdvsim"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 
 SIZES = Range(1, 4096)
 USUAL = 4  # common default draft length
@@ -56,64 +56,51 @@ class EngineFacts(NamedTuple):
     """What an engine does with draft lengths by batch size."""
 
     padding: Padding
-    lowest_k: int
-    drafts_at_0: bool  # whether the drafter runs at k=0
+    lowest_k: int  # at k=0 the drafter still runs
     pads: str
     at_0: str
 
 
 ENGINES: dict[EngineName, EngineFacts] = {
     "vllm": EngineFacts(
-        "vllm", 0, True,
+        "vllm", 0,
         "vLLM pads the tokens of a step to 1, 2, 4, multiples of 8 up to 256 and multiples of 16 up to 512",
         "at k=0 vLLM still runs the drafter, to keep its KV cache complete (vLLM issue 49548)",
     ),
     "sglang": EngineFacts(
-        "sglang", 0, True,
+        "sglang", 0,
         "SGLang pads the requests of a step to 1 to 8, even numbers to 32, multiples of 4 to 64, of 8 to 256 and of 16",
         "at k=0 SGLang still runs the drafter",
     ),
     "tensorrt-llm": EngineFacts(
-        "tensorrt-llm", 1, False,
+        "tensorrt-llm", 1,
         "TensorRT-LLM with enable_padding pads the requests of a step to 1, 2, 4, multiples of 8 up to 128 and of 64",
         "lowest k is 1: at k=0 TensorRT-LLM leaves the drafter's KV cache stale, and later drafts are rejected "
         "(TensorRT-LLM pull request 16888)",
-    ),
-    "pdvsim": EngineFacts(
-        "profile", 0, False,
-        "requests of a step are padded as in the engine that the profile was measured on",
-        "at k=0 the drafter does not run, as with pdvsim's controllers",
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DraftQuestion:
-    """Models, GPU and traffic; the longest draft and, in `base`, the largest batch."""
+    """Models, GPU and traffic, served by an engine; the longest draft and, in `base`, the largest batch."""
 
     base: Experiment
     max_k: int = 8
     against: int | None = None  # a fixed draft length to compare with
-    engine: EngineName | None = None
+    engine: EngineName = "vllm"
     indifference: float = 0.02  # relative gains that start no new tier
     num_runs: int = 3
 
     def __post_init__(self) -> None:
         check_ranges(self)
         check("max-num-seqs", self.most, SIZES)
-        if self.base.kin in ("autoregressive", "baseline"):
-            why = "drafts nothing" if self.base.kin == "autoregressive" else "serves each request at batch 1"
-            raise ValueError(f"a draft table needs an architecture that drafts in batches; {self.base.arch} {why}")
         if not self.base.has_drafter:
             raise ValueError("a draft table needs a drafter: --drafter none has none")
-        if self.engine not in (None, "pdvsim") and self.base.kin != "colocated":
-            raise ValueError(f"--engine {self.engine} serves colocated batches, not {self.base.arch}")
         if self.compared > self.max_k:
             raise ValueError(f"--against {self.against} is beyond --max-k {self.max_k}")
         if self.compared < self.facts.lowest_k:
-            raise ValueError(f"--against {self.against} is below the lowest k of {self.served_by}")
-        if self.base.seats.gpus > 1:
-            raise ValueError("a draft table needs one GPU: --place does not apply")
+            raise ValueError(f"--against {self.against} is below the lowest k of {self.engine}")
         checked(self.drafting(self.max_k))
 
     @property
@@ -126,13 +113,9 @@ class DraftQuestion:
         return min(USUAL, self.max_k) if self.against is None else self.against
 
     @property
-    def served_by(self) -> EngineName:
-        return self.engine or ("vllm" if self.base.kin == "colocated" else "pdvsim")
-
-    @property
     def facts(self) -> EngineFacts:
         """What the engine does; a profile from an engine's log already includes padding."""
-        engine = ENGINES[self.served_by]
+        engine = ENGINES[self.engine]
         if not profile_of(self.base).whole_steps:
             return engine
         return engine._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
@@ -147,8 +130,7 @@ class DraftQuestion:
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
         """Replications of a closed loop of so many requests, measured after the first batch; k may be PLAIN."""
-        idle = k == 0 and self.facts.drafts_at_0
-        one = replace(self.drafting(1), arch=IDLE_DRAFTER) if idle else self.drafting(max(k, 0))
+        one = self.drafting(max(k, 0)) if k else replace(self.drafting(1), arch=IDLE_DRAFTER)
         count = max(self.base.traffic.num_prompts, RUN_BATCHES * rows)
         traffic = replace(one.traffic, num_prompts=count, max_concurrency=rows)
         scoring = replace(one.scoring, warmup_requests=min(rows, count - 1))
@@ -213,10 +195,10 @@ class DraftTable(Answer):
         """The table, its significance, and the commands to start."""
         asked, blocks = self.question, ready(self)
         served = f"{asked.base.server.pair} on {asked.base.hardware.gpu}, {asked.base.arch}"
-        title = f"Draft lengths by batch size for {asked.served_by}: {served}, context {self.context:,.0f}"
+        title = f"Draft lengths by batch size for {asked.engine}: {served}, context {self.context:,.0f}"
         document = self.document(
             question=output.settings(asked),
-            engine={"name": asked.served_by} | asked.facts._asdict(),
+            engine={"name": asked.engine} | asked.facts._asdict(),
             tiers=[asdict(tier) | {"significant": self.significant(tier)} for tier in self.tiers],
             against=asked.compared,
             best=list(self.best),
@@ -253,12 +235,8 @@ def of_table(table: DraftTable) -> Served:
 
 def ready(table: DraftTable) -> list[Block]:
     """The table in the engine's format."""
-    question, served = table.question, of_table(table)
-    if question.base.arch != "colocated" or question.served_by == "pdvsim":
-        return [Block("To start", "", (f"no line: the table is for {question.base.arch} on pdvsim's engine",))]
-    if question.served_by == "sglang":
-        return sglang(served)
-    return [vllm(served) if question.served_by == "vllm" else tensorrt_llm(served)]
+    engine, served = table.question.engine, of_table(table)
+    return sglang(served) if engine == "sglang" else [vllm(served) if engine == "vllm" else tensorrt_llm(served)]
 
 
 def _tiers(table: DraftTable) -> str:

@@ -12,13 +12,14 @@ import numpy as np
 
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.fleet import APART, Fleet
+from pdvsim.decide.fleet import APART
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.report import plural
 from pdvsim.decide.runs import load_words
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.figure import new_figure, styled
@@ -214,7 +215,7 @@ def map_figure(found: WinnerMap) -> Figure:
 
     grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
     places, loads = list(reversed(grid.places)), grid.loads
-    palette = [_fleet_colour(fleet) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
+    palette = [_colour(fleet.of(grid.base)) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
     note = setting_line(
@@ -274,8 +275,8 @@ def map_figure(found: WinnerMap) -> Figure:
     return figure
 
 
-def _fleet_colour(fleet: Fleet) -> str:
+def _colour(candidate: Experiment) -> str:
     """Colour of its architecture; paler if the drafter has another GPU type, or if a split server is replicated."""
-    colour = arch_colour(fleet.arch)
-    single = (fleet.arch in APART or policy_of(fleet.arch).in_steps()) and fleet.hardware.tensor_parallel_size == 1
-    return paler(colour, 0.45 if fleet.hardware.cards or (single and not fleet.splits) else 0.0)
+    policy, hardware = policy_of(candidate.arch), candidate.hardware
+    single = (candidate.arch in APART or policy.in_steps()) and hardware.tensor_parallel_size == 1
+    return paler(arch_colour(candidate.arch), 0.45 if hardware.cards or (single and not hardware.place) else 0.0)

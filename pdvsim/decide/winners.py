@@ -23,7 +23,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.differences import COST, Differences
 from pdvsim.decide.finals import chosen, decided, judged
-from pdvsim.decide.fleet import Fleet, hourly
+from pdvsim.decide.fleet import Way, hourly
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.report import (
@@ -68,7 +68,7 @@ class Grid:
     goal: Goal
     warmup_share: float = 0.1
     indifference: float = 0.0
-    fleets: tuple[Fleet, ...] = ()
+    fleets: tuple[Way, ...] = ()
     usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
     per_dollar: bool = False
     against: str | None = None  # architecture that all are also compared with

@@ -16,7 +16,7 @@ from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure
-from pdvsim.decide.fleet import ARCHS, Fleet, fleet_name, fleets, hourly, prices
+from pdvsim.decide.fleet import ARCHS, Way, fleet_name, fleets, hourly, prices
 from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.winners import WinnerMap, draw_map
@@ -33,7 +33,7 @@ def test_every_fleet_has_as_many_gpus() -> None:
             experiment = fleet.of(Experiment())
             assert len(fleet.cards(experiment)) == gpus
             assert experiment.gpus * experiment.hardware.replicas == gpus
-            assert fleet.splits == (experiment.seats.gpus > 1)
+            assert bool(experiment.hardware.place) == (experiment.seats.gpus > 1)
             assert fleet_name(experiment) == fleet.name
     names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2, "l4")]
     assert names == [
@@ -161,7 +161,7 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
 
 def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
     """What is not known of the L4 is no reason to doubt a lead between two fleets of H200s."""
-    ways: dict[str, Fleet] = {fleet.name: fleet for fleet in fleets(Experiment(), ("colocated", "pdv-ahead"), 2, "l4")}
+    ways: dict[str, Way] = {fleet.name: fleet for fleet in fleets(Experiment(), ("colocated", "pdv-ahead"), 2, "l4")}
     off = {name: lead_error(fleet.of(Experiment()), "output_throughput") for name, fleet in ways.items()}
     assert off["2x colocated"] == off["pdv-ahead on 1+1"] < off["colocated tp2"] < off["pdv-ahead on l4+1"]
 
