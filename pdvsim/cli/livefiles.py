@@ -38,13 +38,7 @@ def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float,
     if not tape:
         runs = [command_line("pdvsim run", e) for e in made]
         return "\n".join(["No setting was changed. To repeat the session:", shlex.join(begun), *runs])
-    present = [
-        "pdvsim",
-        "live",
-        "--arch",
-        ",".join(setup.archs),
-        *flags_of(knobs.turned(setup.base), Experiment(), UNSAID),
-    ]
+    present = [*live, *flags_of(knobs.turned(setup.base), Experiment(), UNSAID)]
     lines = ["Settings at the start:", shlex.join(begun), "Settings at the end:", shlex.join(present)]
     lines.append(f"Changes up to {now_s:.2f} s, which a command line cannot repeat (full precision: session.json):")
     before = Knobs.of(setup.base)

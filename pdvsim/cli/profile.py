@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass
-from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pdvsim.common.console import say
 from pdvsim.common.options import parse
@@ -41,7 +40,7 @@ class ProfileCommand:
     """Processes that compile kernels in advance; 0: none."""
 
     list_: bool = False
-    """List the GPUs, models, profiles and samples included in pdvsim; measure nothing."""
+    """List the GPUs, models and profiles included in pdvsim; measure nothing."""
     json: bool = False
     """With --list: print one JSON document instead of the tables."""
 
@@ -118,7 +117,7 @@ def summary(samples: Samples) -> str:
 
 
 def _show_profiles(json: bool) -> int:
-    """List the GPUs, models, profiles and measured samples included in pdvsim; returns the exit code."""
+    """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table
@@ -155,30 +154,5 @@ def _show_profiles(json: bool) -> int:
             for name, model in PRESETS.items()
         ],
     }
-    document["samples"] = shipped(Path(str(files("pdvsim.calibration"))) / "data")
     print(output.dumps(document) if json else table.profiles_table(document))
     return 0
-
-
-def shipped(data: Path) -> list[dict[str, Any]]:
-    """One line per set of samples in a folder, with its GPU."""
-    from pdvsim.profiler.header import HEADER, load_header
-
-    lines = []
-    for folder in (path.parent for path in sorted(data.glob(f"*/{HEADER}"))):
-        header = load_header(folder)
-        parts, software = header.parts, header.software
-        lines.append(
-            {
-                "samples": folder.name,
-                "gpu": header.device.name,
-                "models": sum(":" not in part.name for part in parts),
-                "pairs": sum(":" in part.name for part in parts),
-                "points": sum(part.points for part in parts),
-                "rows": header.samples,
-                "left_out": sum(len(part.left_out) for part in parts),
-                "measured": min(part.date for part in parts)[:10],
-                **{name: software.get(name) for name in ("torch", "triton", "cuda", "driver")},
-            }
-        )
-    return lines

@@ -48,9 +48,8 @@ def capacity_figure(found: Capacities) -> Figure:
     several = len(found.plan.gpus) > 1
     names = [f"{e['arch']}, {plural(e['gpus'], 'GPU')}" if several else str(e["arch"]) for e in entries]
     colours = [arch_colour(str(entry["arch"])) for entry in entries]
-    cut = any(upper(entry[key]) > _frame([e[key] for e in entries]) for key, *_ in panels for entry in entries)
     with styled():
-        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(found, cut))
+        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(found))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)
         for axes, (key, title, unit) in zip(grid.flat, panels, strict=True):
             _bars(axes, names, [entry[key] for entry in entries], colours)
@@ -123,7 +122,7 @@ def upper(value: Interval) -> float:
     return sum(0.0 if math.isnan(part) else part for part in (value.mean, value.half_width))
 
 
-def _footnote(found: Capacities, cut: bool) -> str:
+def _footnote(found: Capacities) -> str:
     goal, first = found.plan.goal, found.rows[0]
     levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
     plan, base = found.plan, asdict(found.plan.base)
@@ -131,8 +130,7 @@ def _footnote(found: Capacities, cut: bool) -> str:
     note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its best")
     note += f" {levels}{goal.share_text}. Simulated, profile {first['profile']}."
     if found.plan.num_runs > 1:
-        note += f" Whiskers: 95% confidence over {found.plan.num_runs} replications"
-        note += " (cut at the frame)." if cut else "."
+        note += f" Whiskers, which may be cut at the frame: 95% confidence over {found.plan.num_runs} replications."
     settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in found.summary())
     return f"{note} Settings: {'; '.join(settings)}."
 
