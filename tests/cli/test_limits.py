@@ -229,7 +229,7 @@ def test_no_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
     whole = os.environ | {"PYTHONPATH": str(ROOT)} | env
-    line = command.replace("pdvsim", f"{sys.executable} -m pdvsim")
+    line = command.replace("pdvsim", f"{sys.executable} -m pdvsim.cli")
     return subprocess.run(["bash", "-c", line], env=whole, capture_output=True, text=True, check=False)
 
 

@@ -1,0 +1,7 @@
+"""`python -m pdvsim.cli` is `pdvsim`."""
+
+import sys
+
+from pdvsim.cli import main
+
+sys.exit(main())
