@@ -9,7 +9,7 @@ from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import fleets, prices
+from pdvsim.decide.fleet import fleets
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import LOOP_PROMPTS, PROMPTS, DecisionOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
@@ -37,12 +37,6 @@ class MapOptions(DecisionOptions):
 
     gpus: int = 1
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
-    drafter_card: str | None = None
-    """With --gpus: also try this GPU type, e.g. l4, for drafting."""
-    card_hour_usd: tuple[str, ...] = ()
-    """With --gpus or --against: hourly price of each GPU type, e.g. h200=4.5."""
-    per_dollar: bool = False
-    """With --gpus: optimise per dollar, or per GPU if no prices are given."""
     y: Axis = "acceptance"
     """Second axis: acceptance, size (model pairs) or card."""
     concurrency: tuple[int, ...] = ()
@@ -98,8 +92,6 @@ class MapOptions(DecisionOptions):
         archs = self.arch
         if self.gpus > 1 and archs == USUAL_ARCHS:
             archs = FLEET_ARCHS
-        elif self.gpus == 1 and (self.drafter_card or self.per_dollar or (self.card_hour_usd and not self.against)):
-            raise ValueError("--drafter-card, --card-hour-usd and --per-dollar need --gpus 2 or more")
         arch = archs[0] if archs else Experiment.arch
         server, asked = self.server.given(), self.acceptance
         if self.y == "acceptance" and asked.is_open:
@@ -120,9 +112,7 @@ class MapOptions(DecisionOptions):
             goal,
             self.warmup_share,
             self.indifference,
-            fleets(base, archs, self.gpus, self.drafter_card, self.per_dollar) if self.gpus > 1 else (),
-            prices(self.card_hour_usd),
-            self.per_dollar,
+            fleets(base, archs, self.gpus) if self.gpus > 1 else (),
             self.against,
             accepted,
         )

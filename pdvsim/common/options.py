@@ -190,8 +190,8 @@ def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> di
     for other, name in SAME.items():
         if other in spelt and other not in known and name in known:
             if name in spelt:
-                flags = [f"--{same.replace('_', '-')}" for same in (other, name)]
-                raise ValueError(f"{' and '.join(flags)} are the same: give one of them")
+                both = f"--{other} and --{name}".replace("_", "-")
+                raise ValueError(f"{both} are the same: give one of them")
             spelt[name] = spelt.pop(other)
     for name in spelt:
         if name not in known:
@@ -328,18 +328,19 @@ class _Parser(argparse.ArgumentParser):
 def _parser(command: type) -> _Parser:
     """The parser that splits a command line; `converted` checks the values."""
     parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
-    known = options(command)
-    spelt = known | {other: known[name] for other, name in SAME.items() if name in known and other not in known}
-    for dest, option in spelt.items():
+    for option in options(command).values():
         least_one = option.default is MISSING
         if option.placed:
             many = ("+" if least_one else "*") if option.is_list else (None if least_one else "?")
-            parser.add_argument(dest, nargs=many)
+            parser.add_argument(option.name, nargs=many)
         elif option.hint is bool:
-            parser.add_argument(option.flag, dest=dest, action=argparse.BooleanOptionalAction)
+            parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
         else:
-            flags = option.flags if dest == option.name else [f"--{dest.replace('_', '-')}"]
-            parser.add_argument(*flags, dest=dest, nargs="+" if option.is_list else None)
+            parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
+    for other, name in SAME.items():
+        if name in options(command) and other not in options(command):
+            many = "+" if options(command)[name].is_list else None
+            parser.add_argument(f"--{other.replace('_', '-')}", dest=other, nargs=many)
     return parser
 
 

@@ -265,7 +265,7 @@ def map_figure(found: WinnerMap) -> Figure:
         axes.set_xlabel("Request rate (req/s)" if grid.request_rate else "Concurrent requests")
         sides = {"acceptance": "Acceptance rate", "size": "Pair draft:target (ratio of parameters)", "card": "Card"}
         axes.set_ylabel(sides[grid.axis])
-        axes.set_title(f"Best by {grid.objective}", fontweight="bold", loc="left")
+        axes.set_title(f"Best by {NAMES[grid.goal.objective]}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
         columns = across(figure, [*archs, "not significant"])

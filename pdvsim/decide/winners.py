@@ -21,9 +21,9 @@ from typing import Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.differences import COST, Differences
+from pdvsim.decide.differences import Differences
 from pdvsim.decide.finals import chosen, decided, judged
-from pdvsim.decide.fleet import Way, hourly
+from pdvsim.decide.fleet import Way
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.report import (
@@ -69,14 +69,10 @@ class Grid:
     warmup_share: float = 0.1
     indifference: float = 0.0
     fleets: tuple[Way, ...] = ()
-    usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
-    per_dollar: bool = False
     against: str | None = None  # architecture that all are also compared with
     pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs with their own acceptance
 
     def __post_init__(self) -> None:
-        if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
-            raise ValueError("--per-dollar needs --gpus and --objective throughput or goodput")
         check_list("concurrency", self.concurrency, needed=False)
         check_list("request-rate", self.request_rate, needed=False)
         check_list(PLACES[self.axis], self.places)
@@ -107,16 +103,6 @@ class Grid:
     def starts(self, here: Experiment) -> list[Experiment]:
         """All contenders in a cell, before tuning."""
         return [fleet.of(here) for fleet in self.fleets] or [replace(here, arch=arch) for arch in self.archs]
-
-    def costs(self, here: Experiment) -> dict[str, float] | None:
-        """Hourly cost of each fleet, if cost counts."""
-        return {fleet.name: hourly(fleet, here, self.usd) for fleet in self.fleets} if self.per_dollar else None
-
-    @property
-    def objective(self) -> str:
-        """The objective as text."""
-        unit = "dollar per hour" if self.usd else "GPU"
-        return NAMES[self.goal.objective] + (f" per {unit}" if self.per_dollar else "")
 
     @property
     def loads(self) -> tuple[float, ...]:
@@ -196,11 +182,6 @@ class WinnerMap(Answer):
             return None
         if grid.fleets:
             points["arch"] = points["fleet"]
-        if grid.usd:
-            fleets = {fleet.name: hourly(fleet, grid.base, grid.usd) for fleet in grid.fleets}
-            rows = zip(points["arch"], points["gpu"], points["gpus"], strict=True)
-            hour = [fleets.get(arch) or grid.usd[gpu] * gpus for arch, gpu, gpus in rows]
-            points[COST] = [usd / 3600 * 1e6 for usd in hour] / points["output_throughput"]
         points["place"] = points["place"].map(place_text)
         return Differences(points, grid.against, {(place_text(c.place), c.load): c.settings for c in self.cells})
 
@@ -227,7 +208,7 @@ class WinnerMap(Answer):
             grid.base,
             [*(against.sections() if against else ()), ("", _lines(self) if self.cells else ["no cell has finished"])],
             self.document(
-                objective=grid.objective if grid.fleets else grid.goal.objective,
+                objective=grid.goal.objective,
                 comparisons=grid.comparisons,
                 grid=output.settings(grid),
                 cells=cells,
@@ -288,7 +269,7 @@ def _judged(
         return Cell(load, place, None, None, behind, settings)
     here = grid.placed(load, place)
     told = settings if grid.fleets else here
-    held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons, grid.costs(here))
+    held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons)
     return Cell(load, place, chosen(held, settings, here), held, behind, settings, held.seeds)
 
 
@@ -304,7 +285,7 @@ def _lines(found: WinnerMap) -> list[str]:
     confidence = contests[0].confidence if contests else math.nan
     return [
         table.grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
-        f"best {grid.objective} and its lead over the second, each at its best settings",
+        f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",
         f"{seeds_text(found)} per cell, paired; 95% confidence for the whole map, {confidence:.2%} for each comparison",

@@ -88,8 +88,6 @@ def test_a_fleet_costs_what_its_cards_cost() -> None:
         (lambda: prices(("h200=-1",)), "card-hour-usd h200 must be"),
         (lambda: hourly(fleets(Experiment(), ARCHS, 2, "l4")[-1], Experiment(), {}), "no price for l4"),
         (lambda: hourly(fleets(Experiment(), ARCHS, 2)[0], Experiment(), {"l4": 1.0}), "no price for h200"),
-        (lambda: MapOptions(per_dollar=True).grid(), "need --gpus 2"),
-        (lambda: MapOptions(gpus=2, per_dollar=True, objective="e2el").grid(), "--objective throughput or goodput"),
         (lambda: AdviseOptions(drafter_card="l4", request_rate=1.0).question(), "need --gpus 2"),
     ],
 )
@@ -164,24 +162,6 @@ def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
     ways: dict[str, Way] = {fleet.name: fleet for fleet in fleets(Experiment(), ("colocated", "pdv-ahead"), 2, "l4")}
     off = {name: lead_error(fleet.of(Experiment()), "output_throughput") for name, fleet in ways.items()}
     assert off["2x colocated"] == off["pdv-ahead on 1+1"] < off["colocated tp2"] < off["pdv-ahead on l4+1"]
-
-
-def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
-    """One request at a time leaves a second server idle, so one GPU alone gives the most for each."""
-    options = MapOptions(
-        ("colocated", "pdv-ahead"), gpus=2, concurrency=(1,), acceptances=(0.8,), num_runs=2, jobs=1, per_dollar=True,
-        server=SETTLED, traffic=VariedTraffic("random", num_prompts=40, input_len=64, output_len=64),
-    )  # fmt: skip
-    grid = options.grid()
-    assert grid.archs == ("1x colocated", "2x colocated", "colocated tp2", "pdv-ahead on 1+1")
-    assert grid.objective == "output throughput (tok/s) per GPU"
-    found = draw_map(grid, Bench(1))
-    cell = found.cell(1, 0.8)
-    assert cell is not None
-    assert cell.winner == "1x colocated"
-    assert cell.contest is not None
-    values = {name: value.mean for name, value in cell.contest.values.items()}
-    assert values["2x colocated"] == pytest.approx(values["1x colocated"] / 2, rel=0.02)
 
 
 def test_a_head_stays_with_its_target() -> None:
