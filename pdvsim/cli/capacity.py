@@ -23,12 +23,10 @@ from pdvsim.study.estimate import forewarn
 
 @dataclass(frozen=True)
 class CapacityOptions(DecisionOptions):
-    """Architectures, GPUs and replications, and the service levels to hold."""
+    """Architectures and replications, and the service levels to hold; --replicas servers share the load."""
 
-    without: ClassVar[tuple[str, ...]] = (*DecisionOptions.without, "request_rate", "replicas")
+    without: ClassVar[tuple[str, ...]] = (*DecisionOptions.without, "request_rate")
 
-    gpus: tuple[int, ...] = (1,)
-    """Numbers of GPUs, as replicas behind a router, e.g. 1,2,4."""
     gpu_hour_usd: float | None = None
     """Price of a GPU per hour; adds the cost per million output tokens."""
     tolerance: float = 0.02
@@ -43,7 +41,7 @@ class CapacityOptions(DecisionOptions):
         base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
         space = self.server.space(self.arch) if self.arch else None
-        return Plan(base, self.arch, self.gpus, self.num_runs, goal, self.tolerance, self.warmup_share, space)
+        return Plan(base, self.arch, self.num_runs, goal, self.tolerance, self.warmup_share, space)
 
 
 @dataclass(frozen=True)

@@ -349,7 +349,7 @@ def _not_met(advice: Advice) -> str:
     """What it would take, as far as that is known."""
     held, rate = advice.held_rate, advice.question.base.traffic.request_rate
     if advice.capacity and held and held.mean > 0:
-        gpus = advice.capacity.plan.gpus[0]
+        gpus = advice.capacity.plan.gpus
         needed = max(gpus + 1, math.ceil(gpus * rate / held.mean))
         return f"on {plural(gpus, 'GPU')} it holds {held.mean:.3g} req/s: the load needs {needed}"
     return "no tested setting holds this load; the values below are of the best one"
@@ -504,7 +504,7 @@ def _saturation(advice: Advice) -> list[str]:
         return ["saturation: no rate holds the service levels"]
     used = advice.question.base.traffic.request_rate / rate.mean
     load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
-    gpus = capacity.plan.gpus[0]
+    gpus = capacity.plan.gpus
     text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
     text += f"; the load needs {plural(max(gpus, math.ceil(gpus * used)), 'GPU')}"
     cost: Interval = capacity.summary()[0]["usd_per_million_output_tokens"]

@@ -125,11 +125,11 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     brackets: dict[Case, Bracket] = {}
     before = bench.runs
     try:
-        first = plan.base.traffic.seed
-        rates = {arch: _most_held(plan, (arch, plan.gpus[0], first), bench) / plan.gpus[0] for arch in plan.archs}
+        first, gpus = plan.base.traffic.seed, plan.gpus
+        rates = {arch: _most_held(plan, (arch, gpus, first), bench) / gpus for arch in plan.archs}
         if plan.space is not None and plan.space.steps_of(plan.archs):
             plan = found.plan = _tuned_near(plan, plan.space, rates, bench)
-        starts = {(arch, plan.gpus[0], first): plan.gpus[0] * rates[arch] for arch in plan.archs}
+        starts = {(arch, gpus, first): gpus * rates[arch] for arch in plan.archs}
         step = WIDE_STEP
         while starts:
             plan, brackets = _settled(plan, starts, step, plan.tolerance, bench, brackets)
@@ -138,7 +138,7 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
                 plan, starts = _with_larger_batches(plan, plan.space, bench, brackets)
                 for case in starts:
                     del brackets[case]
-        for (arch, gpus, _), bracket in brackets.items():
+        for (arch, *_), bracket in brackets.items():
             rates[arch] = bracket.held / gpus or rates[arch]
         for archs in (plan.archs[:1], plan.archs[1:]):
             rest = [case for case in plan.cases() if case[0] in archs and case not in brackets]
@@ -146,13 +146,9 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
             lockstep(plan, searches, bench, brackets)
     except KeyboardInterrupt:
         found.interrupted = True
-    steep = {
-        (arch, gpus): steepness(of for case, of in brackets.items() if case[:2] == (arch, gpus))
-        for arch in plan.archs
-        for gpus in plan.gpus
-    }
+    steep = {arch: steepness(of for case, of in brackets.items() if case[0] == arch) for arch in plan.archs}
     found.rows = [
-        _row(plan, case, brackets[case], bench, gpu_hour_usd) | {"steepness": steep[case[:2]]}
+        _row(plan, case, brackets[case], bench, gpu_hour_usd) | {"steepness": steep[case[0]]}
         for case in plan.cases()
         if case in brackets
     ]

@@ -15,7 +15,6 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.fleet import APART
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
-from pdvsim.decide.report import plural
 from pdvsim.decide.runs import load_words
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
@@ -39,15 +38,14 @@ MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are stil
 
 
 def capacity_figure(found: Capacities) -> Figure:
-    """The rate held by each architecture on each number of GPUs, and with prices the cost per million output tokens."""
+    """The rate held by each architecture, and with prices the cost per million output tokens."""
     entries = found.summary()
     panels = [("rate", "Rate held within the service levels", "req/s")]
     if found.gpu_hour_usd is not None:
         price = f"Cost at that rate, at ${found.gpu_hour_usd:g} per GPU-hour"
         panels.append(("usd_per_million_output_tokens", price, "$ per million output tokens"))
-    several = len(found.plan.gpus) > 1
-    names = [f"{e['arch']}, {plural(e['gpus'], 'GPU')}" if several else str(e["arch"]) for e in entries]
-    colours = [arch_colour(str(entry["arch"])) for entry in entries]
+    names = [str(entry["arch"]) for entry in entries]
+    colours = list(map(arch_colour, names))
     with styled():
         figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(found))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)

@@ -162,12 +162,12 @@ def memory(recommended: Experiment) -> dict[str, int]:
     return {"peak_tokens": int(meta["kv_peak_tokens"]), "capacity_tokens": int(meta["kv_capacity_tokens"])}
 
 
-def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
+def saturation(who: Rivalry, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
     traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
     base = replace(suited(who.recommended), traffic=traffic)
     runs = min(FEW_RUNS, who.num_runs)
-    plan = Plan(base, (base.arch,), (gpus,), runs, who.goal, CLOSE, warmup_share)
+    plan = Plan(base, (base.arch,), runs, who.goal, CLOSE, warmup_share)
     return find_capacities(plan, bench, usd)
 
 
