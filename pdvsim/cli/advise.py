@@ -43,10 +43,6 @@ class AdviseOptions(DecisionOptions):
     gpus: int = 1
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each at its best settings, by the
     objective and by cost."""
-    drafter_card: str | None = None
-    """With --gpus: also compare fleets in which this GPU type, e.g. l4, drafts."""
-    card_hour_usd: tuple[str, ...] = ()
-    """With --gpus: price of each GPU type per hour in dollars, e.g. h200=4.5; also compares one GPU."""
     objective: Objective | None = None
     """What to optimise among settings that meet the service levels; default: headroom with --goodput, else e2el."""
     indifference: float = 0.01
@@ -54,7 +50,7 @@ class AdviseOptions(DecisionOptions):
     budget: int = BUDGET
     """Maximum number of simulations; steps that do not fit are listed."""
     gpu_hour_usd: float | None = None
-    """Price of a GPU per hour; adds the cost per million output tokens."""
+    """Price of a GPU per hour; adds the cost per million output tokens. With --gpus one GPU is compared too."""
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -63,11 +59,7 @@ class AdviseOptions(DecisionOptions):
 
     def _ways(self, base: Experiment, drafted: tuple[Way, ...]) -> tuple[Way, ...]:
         """What is compared instead of architectures: ways to use several GPUs, or drafters."""
-        if self.gpus > 1:
-            return fleets(base, self.archs, self.gpus, self.drafter_card, bool(self.card_hour_usd), drafted)
-        if self.drafter_card or self.card_hour_usd:
-            raise ValueError("--drafter-card and --card-hour-usd need --gpus 2 or more")
-        return drafted
+        return fleets(base, self.archs, self.gpus, bool(self.gpu_hour_usd), drafted) if self.gpus > 1 else drafted
 
     def question(self) -> Question:
         """The question of these options; a ValueError names what is wrong."""
@@ -93,7 +85,6 @@ class AdviseOptions(DecisionOptions):
             self.budget,
             self.gpu_hour_usd,
             self._ways(base, drafted),
-            self.card_hour_usd,
         )
 
     def _traffic(self) -> Traffic:

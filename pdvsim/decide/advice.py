@@ -12,7 +12,7 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, Deployment
-from pdvsim.decide.fleet import Way, contender, hourly, prices
+from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained, level_title
 from pdvsim.decide.options import BUDGET
@@ -74,14 +74,11 @@ class Question:
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
     ways: tuple[Way, ...] = ()  # compared instead of architectures
-    card_hour_usd: tuple[str, ...] = ()  # hourly price of each GPU type, as card=dollars
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
         check_ranges(self)
-        for fleet in self.fleets:
-            self.hourly(fleet.name)  # reports missing prices before any run
         vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
 
     def name(self, candidate: Experiment) -> str:
@@ -107,8 +104,8 @@ class Question:
         return next(fleet for fleet in self.fleets if fleet.name == name)
 
     def hourly(self, name: str) -> float:
-        """Hourly cost of a fleet: dollars, or GPUs if no prices are given."""
-        return hourly(self.fleet(name), self.base, prices(self.card_hour_usd))
+        """Hourly cost of a fleet: dollars, or GPUs if no price is given."""
+        return self.fleet(name).gpus(self.base) * (self.gpu_hour_usd or 1.0)
 
     @property
     def cheaper(self) -> frozenset[str]:
@@ -379,7 +376,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
     rows = []
-    units = ("$/h", "$ per million tokens") if ask.card_hour_usd else ("GPU/h", "GPU-hours per million tokens")
+    units = ("$/h", "$ per million tokens") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours per million tokens")
     named = {ask.name(candidate): candidate for candidate in advice.finals}
     for name in dict.fromkeys((held.best, *held.behind, *named)):
         candidate, values = named[name], held.values.get(name)
@@ -394,7 +391,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
     lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
-    if ask.card_hour_usd and (cheapest := advice.cheapest) not in (None, best):
+    if ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
         lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
     if not held.behind:
         return [*lines, "The only finalist that meets the goal."]
@@ -410,7 +407,7 @@ def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
     name = ask.name(candidate)
     return {
         "fleet": name,
-        "cards": ask.fleet(name).cards(ask.base),
+        "gpus": ask.fleet(name).gpus(ask.base),
         "hourly": ask.hourly(name),
         "per_million_output_tokens": advice.per_million(candidate),
     }

@@ -221,7 +221,7 @@ def map_figure(found: WinnerMap) -> Figure:
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
         card=f"{len(places)} cards"
         if grid.axis == "card"
-        else f"{len(grid.fleets[-1].cards(grid.base))} GPUs ({grid.base.hardware.gpu})"
+        else f"{grid.fleets[-1].gpus(grid.base)} GPUs ({grid.base.hardware.gpu})"
         if grid.fleets
         else None,
         drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its best",
@@ -272,7 +272,7 @@ def map_figure(found: WinnerMap) -> Figure:
 
 
 def _colour(candidate: Experiment) -> str:
-    """Colour of its architecture; paler if the drafter has another GPU type, or if a split server is replicated."""
+    """Colour of its architecture; paler if a server that can be split is replicated."""
     policy, hardware = policy_of(candidate.arch), candidate.hardware
     single = (candidate.arch in APART or policy.in_steps()) and hardware.tensor_parallel_size == 1
-    return paler(arch_colour(candidate.arch), 0.45 if hardware.cards or (single and not hardware.place) else 0.0)
+    return paler(arch_colour(candidate.arch), 0.45 if single and not hardware.place else 0.0)

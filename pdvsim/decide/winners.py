@@ -200,8 +200,7 @@ class WinnerMap(Answer):
             }
             for cell in self.cells
         ]
-        cards = len(grid.fleets[-1].cards(grid.base)) if grid.fleets else 1
-        who = f"way to use {cards} GPUs" if grid.fleets else "architecture"
+        who = f"way to use {grid.fleets[-1].gpus(grid.base)} GPUs" if grid.fleets else "architecture"
         return Report(
             "Winner map",
             f"The best {who} over load and {grid.axis}.",

@@ -16,7 +16,7 @@ from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure
-from pdvsim.decide.fleet import ARCHS, Way, fleet_name, fleets, hourly, prices
+from pdvsim.decide.fleet import ARCHS, fleet_name, fleets
 from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.winners import WinnerMap, draw_map
@@ -29,16 +29,15 @@ SETTLED = TunedServer(num_speculative_tokens=4, max_num_seqs=128, max_num_batche
 
 def test_every_fleet_has_as_many_gpus() -> None:
     for gpus in (2, 4):
-        for fleet in fleets(Experiment(), ARCHS, gpus, "l4"):
+        for fleet in fleets(Experiment(), ARCHS, gpus):
             experiment = fleet.of(Experiment())
-            assert len(fleet.cards(experiment)) == gpus
-            assert experiment.gpus * experiment.hardware.replicas == gpus
+            assert fleet.gpus(Experiment()) == gpus
             assert bool(experiment.hardware.place) == (experiment.seats.gpus > 1)
             assert fleet_name(experiment) == fleet.name
-    names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2, "l4")]
+    names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2)]
     assert names == [
         "2x autoregressive", "autoregressive tp2", "2x colocated", "colocated tp2",
-        "2x pd", "pd on 1+1", "2x pdv", "pdv on 1+1", "pdv on l4+1", "pdv-ahead on 1+1", "pdv-ahead on l4+1",
+        "2x pd", "pd on 1+1", "2x pdv", "pdv on 1+1", "pdv-ahead on 1+1",
     ]  # fmt: skip
     odd = [fleet.name for fleet in fleets(Experiment(), ARCHS, 3)]
     assert odd == ["3x autoregressive", "3x colocated", "3x pd", "3x pdv", "pdv on 1+2", "pdv-ahead on 1+2"]
@@ -59,36 +58,12 @@ def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:
         fleets(large, ("autoregressive", "pdv-ahead"), 2)
 
 
-def test_the_drafters_card_is_where_it_drafts() -> None:
-    fleet = next(fleet for fleet in fleets(Experiment(), ("pdv",), 2, "l4") if fleet.hardware.cards)
-    experiment = fleet.of(Experiment())
-    assert [experiment.hardware.cards[at] for at in experiment.seats.draft] == ["l4"]
-    assert experiment.hardware.cards[experiment.seats.verify] == "h200"
-
-
-def test_a_fleet_costs_what_its_cards_cost() -> None:
-    usd = prices(("h200=4", "l4=0.5"))
-    costs = {
-        fleet.name: hourly(fleet, Experiment(), usd) for fleet in fleets(Experiment(), ("colocated", "pdv"), 2, "l4")
-    }
-    assert costs.pop("pdv on l4+1") == 4.5
-    assert set(costs.values()) == {8}
-    alike = fleets(Experiment(), ("colocated", "pdv"), 2)
-    assert {hourly(fleet, Experiment(), {}) for fleet in alike} == {2.0}
-
-
 @pytest.mark.parametrize(
     ("make", "refusal"),
     [
         (lambda: fleets(Experiment(), ("pdv-unified",), 2), "at least two ways"),
-        (lambda: fleets(Experiment(), ("colocated", "pd"), 2, "l4"), "drafts on a GPU of its own"),
         (lambda: fleets(Experiment(hardware=Hardware(replicas=2)), ARCHS, 2), "leave out --place"),
         (lambda: fleets(Experiment(hardware=Hardware(tensor_parallel_size=2)), ARCHS, 2), "leave out --place"),
-        (lambda: prices(("h200",)), "card=price"),
-        (lambda: prices(("h200=-1",)), "card-hour-usd h200 must be"),
-        (lambda: hourly(fleets(Experiment(), ARCHS, 2, "l4")[-1], Experiment(), {}), "no price for l4"),
-        (lambda: hourly(fleets(Experiment(), ARCHS, 2)[0], Experiment(), {"l4": 1.0}), "no price for h200"),
-        (lambda: AdviseOptions(drafter_card="l4", request_rate=1.0).question(), "need --gpus 2"),
     ],
 )
 def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
@@ -115,7 +90,7 @@ def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) ->
 @pytest.fixture(scope="module")
 def advice() -> Advice:
     options = AdviseOptions(
-        ("colocated", "pdv-ahead"), request_rate=2.0, gpus=2, drafter_card="l4", card_hour_usd=("h200=4", "l4=0.5"),
+        ("colocated", "pdv-ahead"), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
         num_runs=5, budget=400, jobs=1, server=SETTLED, acceptance=AskedAcceptance(0.8),
         traffic=VariedTraffic("random", num_prompts=24, input_len=64, output_len=32),
     )  # fmt: skip
@@ -134,6 +109,7 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
     for finalist, rows in zip(document["finalists"], advice.finals.values(), strict=True):
         hours = [1e6 / 3600 / row["output_throughput"] for row in rows]
         cost = finalist["per_million_output_tokens"]
+        assert finalist["hourly"] == 4.0 * finalist["gpus"]
         assert cost.mean == pytest.approx(finalist["hourly"] * sum(hours) / len(hours))
     simulate(replace(advice.finalist("pdv-ahead on 1+1"), scoring=ask.base.scoring))  # no option of it does nothing
 
@@ -159,8 +135,10 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
 
 def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
     """What is not known of the L4 is no reason to doubt a lead between two fleets of H200s."""
-    ways: dict[str, Way] = {fleet.name: fleet for fleet in fleets(Experiment(), ("colocated", "pdv-ahead"), 2, "l4")}
-    off = {name: lead_error(fleet.of(Experiment()), "output_throughput") for name, fleet in ways.items()}
+    ways = {way.name: way.of(Experiment()) for way in fleets(Experiment(), ("colocated", "pdv-ahead"), 2)}
+    split = ways["pdv-ahead on 1+1"]
+    ways["pdv-ahead on l4+1"] = replace(split, hardware=replace(split.hardware, cards=("l4", "h200")))
+    off = {name: lead_error(mine, "output_throughput") for name, mine in ways.items()}
     assert off["2x colocated"] == off["pdv-ahead on 1+1"] < off["colocated tp2"] < off["pdv-ahead on l4+1"]
 
 
@@ -169,5 +147,3 @@ def test_a_head_stays_with_its_target() -> None:
     ways = fleets(base, ("colocated", "pd", "pdv", "pdv-ahead"), 2)
     assert [fleet.name for fleet in ways] == ["2x colocated", "colocated tp2", "2x pd", "2x pdv"]
     assert all(fleet.of(base).seats.gpus == 1 for fleet in ways)
-    with pytest.raises(ValueError, match="--drafter-card needs an architecture"):
-        fleets(base, ("pdv",), 2, "l4")
