@@ -14,7 +14,7 @@ from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import LOOP_PROMPTS, PROMPTS, DecisionOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.decide.winners import Axis, Grid, Place, by_size, draw_map, natural_pairs
+from pdvsim.decide.winners import Axis, Grid, Place, draw_map, size_ratio
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
@@ -46,7 +46,7 @@ class MapOptions(DecisionOptions):
     acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Acceptance rates for --y acceptance."""
     pairs: tuple[str, ...] = ()
-    """Pairs for --y size; default: presets that share a tokenizer."""
+    """Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes."""
     pair_acceptance: tuple[float, ...] = ()
     """Acceptance rate of each of --pairs."""
     try_cards: tuple[str, ...] = ()
@@ -76,7 +76,7 @@ class MapOptions(DecisionOptions):
         goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
         places: tuple[Place, ...] = self.acceptances
         if self.y == "size":
-            places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
+            places = tuple(sorted(map(pair_name, self.pairs), key=size_ratio))
         elif self.pairs:
             raise ValueError("--pairs needs --y size")
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):

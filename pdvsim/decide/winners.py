@@ -14,7 +14,7 @@ Over sizes the acceptance rate is the same for every pair: that larger draft mod
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal
@@ -40,7 +40,7 @@ from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.doubts import vet
-from pdvsim.sim.hardware.models import GPUS, MODELS, same_vocabulary
+from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
@@ -315,30 +315,10 @@ def _on_assumption(found: WinnerMap) -> list[str]:
     return notes
 
 
-def natural_pairs() -> tuple[str, ...]:
-    """Presets with the same vocabulary, as draft:target, by increasing size ratio.
-
-    Only those measured on the H200; predicted forwards must be requested.
-    """
-    known = list(MODELS.values())
-    pairs = [
-        (draft.params / target.params, f"{draft.name}:{target.name}")
-        for target in known
-        for draft in known
-        if draft.params < target.params and draft.family == target.family and same_vocabulary(draft, target)
-    ]
-    return tuple(name for _, name in sorted(pairs))
-
-
 def size_ratio(pair: str) -> float:
     """Parameters of the draft model over those of its target."""
     models = named_pair(pair)
     return models.draft.params / models.target.params
-
-
-def by_size(pairs: Sequence[str]) -> tuple[str, ...]:
-    """Pairs in the order of their ratio."""
-    return tuple(sorted(pairs, key=size_ratio))
 
 
 def seeds_text(found: WinnerMap) -> str:
