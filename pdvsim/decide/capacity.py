@@ -49,7 +49,7 @@ from pdvsim.view.table import DETAIL, TextTable
 
 LONG = 16  # length of a run at the held rate, in request durations
 
-Case = tuple[Arch, int, int]  # architecture, GPUs, seed
+Case = tuple[Arch, int]  # architecture and seed
 
 
 @dataclass(frozen=True)
@@ -76,35 +76,29 @@ class Plan:
     @property
     def gpus(self) -> int:
         """GPUs of all servers."""
-        return self.base.hardware.replicas * self.gpus_per_server
-
-    @property
-    def gpus_per_server(self) -> int:
-        return self.base.gpus
+        return self.base.hardware.replicas * self.base.gpus
 
     def cases(self) -> list[Case]:
         """Every search."""
         seeds = range(self.base.traffic.seed, self.base.traffic.seed + self.num_runs)
-        return [(arch, self.gpus, seed) for arch in self.archs for seed in seeds]
+        return [(arch, seed) for arch in self.archs for seed in seeds]
 
     def experiment(self, case: Case, rate: float) -> Experiment:
         """One run; the number of requests per server does not depend on the number of servers."""
-        arch, gpus, seed = case
-        servers = gpus // self.gpus_per_server
-        traffic = replace(self.base.traffic, seed=seed, num_prompts=servers * self.base.traffic.num_prompts)
-        hardware = replace(self.base.hardware, replicas=servers)
-        server = self.servers.get(arch, self.base.server)
-        scaled = replace(self.base, arch=arch, traffic=traffic, server=server, hardware=hardware)
+        arch, seed = case
+        prompts = self.base.hardware.replicas * self.base.traffic.num_prompts
+        traffic = replace(self.base.traffic, seed=seed, num_prompts=prompts)
+        scaled = replace(self.base, arch=arch, traffic=traffic, server=self.servers.get(arch, self.base.server))
         return at_rate(self.goal.prepared(scaled, self.warmup_share), rate * mean_gap(traffic))
 
     def with_prompts(self, num_prompts: int) -> Plan:
         """The same plan with runs of so many requests per server."""
         return replace(self, base=replace(self.base, traffic=replace(self.base.traffic, num_prompts=num_prompts)))
 
-    def needed(self, case: Case, row: Row) -> int:
+    def needed(self, row: Row) -> int:
         """Requests per server that a run at this row's rate must have, to last `LONG` durations of a request."""
         in_service = float(row["load"]) * (float(row["mean_e2el_ms"]) - float(row["breakdown_ms_queue"])) / 1e3
-        return math.ceil(LONG * in_service * self.gpus_per_server / case[1])
+        return math.ceil(LONG * in_service / self.base.hardware.replicas)
 
 
 @dataclass(repr=False)
@@ -125,7 +119,7 @@ class Capacities(Answer):
             if not rows:
                 continue
             numbers = ("rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment")
-            settings = ", ".join(settings_text(self.plan.experiment((arch, gpus, 0), 1.0)))
+            settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
             entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
             entry |= {name: interval(row[name] for row in rows) for name in numbers}
             entry["rate"] = _as_known(entry["rate"], interval(row["may_hold"] for row in rows).mean)

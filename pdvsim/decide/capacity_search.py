@@ -125,11 +125,11 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     brackets: dict[Case, Bracket] = {}
     before = bench.runs
     try:
-        first, gpus = plan.base.traffic.seed, plan.gpus
-        rates = {arch: _most_held(plan, (arch, gpus, first), bench) / gpus for arch in plan.archs}
+        first = plan.base.traffic.seed
+        rates = {arch: _most_held(plan, (arch, first), bench) for arch in plan.archs}
         if plan.space is not None and plan.space.steps_of(plan.archs):
             plan = found.plan = _tuned_near(plan, plan.space, rates, bench)
-        starts = {(arch, gpus, first): gpus * rates[arch] for arch in plan.archs}
+        starts = {(arch, first): rates[arch] for arch in plan.archs}
         step = WIDE_STEP
         while starts:
             plan, brackets = _settled(plan, starts, step, plan.tolerance, bench, brackets)
@@ -138,8 +138,8 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
                 plan, starts = _with_larger_batches(plan, plan.space, bench, brackets)
                 for case in starts:
                     del brackets[case]
-        for (arch, *_), bracket in brackets.items():
-            rates[arch] = bracket.held / gpus or rates[arch]
+        for (arch, _), bracket in brackets.items():
+            rates[arch] = bracket.held or rates[arch]
         for archs in (plan.archs[:1], plan.archs[1:]):
             rest = [case for case in plan.cases() if case[0] in archs and case not in brackets]
             searches = {case: search(_near(case, rates, brackets), NARROW_STEP, plan.tolerance) for case in rest}
@@ -158,10 +158,10 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
 
 def _near(case: Case, starts: dict[Arch, float], brackets: Mapping[Case, Bracket]) -> float:
     """Starting rate: that of the first seed, scaled as the first architecture's rate changes with this seed."""
-    arch, gpus, seed = case
+    arch, seed = case
     leader = next(iter(starts))
-    known = brackets.get((leader, gpus, seed), Bracket(0.0, math.inf)).held
-    return starts[arch] * (known / starts[leader] if known else gpus)
+    known = brackets.get((leader, seed), Bracket(0.0, math.inf)).held
+    return starts[arch] * (known / starts[leader] if known else 1.0)
 
 
 def _settled(
@@ -183,7 +183,7 @@ def _settled(
         lockstep(plan, {case: search(start, step, tolerance) for case, start in starts.items()}, bench, brackets, True)
         held = {case: bracket.held for case, bracket in brackets.items() if bracket.held}
         rows = bench.rows([plan.experiment(case, rate) for case, rate in held.items()])
-        needed = int(long * max((plan.needed(*of) for of in zip(held, rows, strict=True)), default=0))
+        needed = int(long * max(map(plan.needed, rows), default=0))
         if needed <= plan.base.traffic.num_prompts:
             return plan, brackets
         plan, step = plan.with_prompts(needed), NARROW_STEP
@@ -196,22 +196,22 @@ def _tuned_near(plan: Plan, space: Space, rates: dict[Arch, float], bench: Bench
     The rate is first searched coarsely, in shorter runs, with the draft length that the formula predicts.
     """
     guesses = {}
-    cases = [(arch, plan.gpus_per_server, plan.base.traffic.seed) for arch in plan.archs]
+    cases = [(arch, plan.base.traffic.seed) for arch in plan.archs]
     for case in cases:
-        at = plan.experiment(case, rates[case[0]] * case[1])
+        at = plan.experiment(case, rates[case[0]])
         best = Formula(at).ranked(space.draft_lengths)[0].k if at.speculates and len(space.draft_lengths) > 1 else None
         server = at.server if best is None else replace(at.server, num_speculative_tokens=best)
         guesses[case[0]] = server if "fixed" in space.controllers or not at.speculates else plan.base.server
     short = replace(plan, servers=guesses)
     short = short.with_prompts(max(1, plan.base.traffic.num_prompts // 2))
-    starts = {case: rates[case[0]] * case[1] for case in cases}
+    starts = {case: rates[case[0]] for case in cases}
     short, brackets = _settled(short, starts, WIDE_STEP, COARSE, bench, {}, COARSE_LONG)
     # runs as long as those of the search: in shorter ones a batch would not fill at that rate
     few = short.base.traffic.num_prompts
     longer = short.with_prompts(int(few / SHORT))
-    for arch, gpus, seed in cases:
-        rates[arch] = brackets[arch, gpus, seed].held / gpus or rates[arch]
-    places = [longer.experiment(case, rates[case[0]] * case[1]) for case in cases]
+    for case in cases:
+        rates[case[0]] = brackets[case].held or rates[case[0]]
+    places = [longer.experiment(case, rates[case[0]]) for case in cases]
     found = Search(replace(plan.goal, objective="headroom"), space, plan.warmup_share, plan.tolerance)
     winners = tuned(found, places, bench, alone=True)
     servers = {arch: winners[at][arch].server for at, arch in enumerate(plan.archs)}
@@ -262,7 +262,7 @@ def lockstep(
     while asked:
         rows = bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
         for case, row in list(zip(asked, rows, strict=True)):
-            unclear = shorter and plan.needed(case, row) > plan.base.traffic.num_prompts and keeps_up(row)
+            unclear = shorter and plan.needed(row) > plan.base.traffic.num_prompts and keeps_up(row)
             stable = unclear or row["stability"] == "stable"
             holds = stable and plan.goal.attains(row) and asked[case] <= _most_held(plan, case, bench)
             try:
@@ -277,14 +277,12 @@ def _most_held(plan: Plan, case: Case, bench: Bench) -> float:
 
     It is measured in output tokens, which one run gives more precisely than requests, as their lengths vary.
     """
-    arch, gpus, _ = case
-    [row] = bench.rows([saturated(plan.experiment((arch, plan.gpus_per_server, plan.base.traffic.seed), 1.0))])
-    servers = gpus // plan.gpus_per_server
-    return servers * float(row["output_throughput"]) / mean_output_tokens(plan.experiment(case, 1.0).traffic)
+    [row] = bench.rows([saturated(plan.experiment((case[0], plan.base.traffic.seed), 1.0))])
+    return float(row["output_throughput"]) / mean_output_tokens(plan.experiment(case, 1.0).traffic)
 
 
 def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: float | None) -> Row:
-    arch, gpus, seed = case
+    arch, seed = case
     at = bracket.held or bracket.failed
     [run] = bench.rows([plan.experiment(case, at)])
     tokens_per_s = float(run["steady_output_throughput"]) if bracket.held else 0.0
@@ -293,10 +291,10 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
         below, limit = _beyond(plan, case, bracket.failed, bench)
     usd = math.nan
     if gpu_hour_usd is not None and tokens_per_s:
-        usd = gpu_hour_usd * gpus / (tokens_per_s * 3600) * 1e6
+        usd = gpu_hour_usd * plan.gpus / (tokens_per_s * 3600) * 1e6
     return {
         "arch": arch,
-        "gpus": gpus,
+        "gpus": plan.gpus,
         "seed": seed,
         "rate": bracket.held,
         "failed_rate": bracket.failed,

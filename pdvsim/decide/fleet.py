@@ -1,9 +1,9 @@
 """Contenders other than architectures alone: ways to use several GPUs, and drafters of a model.
 
 A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, or lanes on different GPUs.
-Fleets of the same size are compared on the same requests,
-each with its best settings (`tune`). So a GPU for one lane is compared with a second server, and with one server
-sharded over all GPUs. With a price, one GPU alone is compared too.
+Fleets of the same size are compared on the same requests, each with its best settings (`tune`). So a GPU for one lane
+is compared with a second server, and with one server sharded over all GPUs. With a price, one GPU alone is compared
+too.
 
 Drafters of a model are its natural draft model, an EAGLE-3 head, and n-gram search in the request's own tokens. Each is
 compared in every architecture that drafts, with its recorded acceptance. A draft model has no recording, so its

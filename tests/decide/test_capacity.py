@@ -112,7 +112,7 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def lindley_holds(plan: Plan, seed: int, rate: float) -> bool:
     """The same question answered without the simulator: waits of the same arrivals by W' = max(0, W + S - gap)."""
-    traffic = plan.experiment(("autoregressive", 1, seed), rate).traffic
+    traffic = plan.experiment(("autoregressive", seed), rate).traffic
     arrival_s = np.array([request.arrival_s for request in make_requests(traffic, plan.base.acceptance)])
     assert len(arrival_s) / arrival_s[-1] == pytest.approx(rate)  # as drawn, not as asked of the generator
     wait_s = [0.0]
@@ -230,7 +230,7 @@ def test_no_rate_is_held_that_the_saturated_server_does_not_reach(name: str) -> 
 def test_a_rate_is_held_only_in_a_long_and_stable_run(name: str) -> None:
     found = answer(name)
     for row in found.rows:
-        at = found.plan.experiment((row["arch"], row["gpus"], row["seed"]), row["rate"])
+        at = found.plan.experiment((row["arch"], row["seed"]), row["rate"])
         run = simulate(suited(at))
         assert summarise(run)["stability"] == "stable"
         served_s = run.requests["finish_s"] - run.requests["admitted_s"]
@@ -284,9 +284,9 @@ def test_a_bar_is_as_thick_between_two_as_among_many(one_by_one: Experiment, arc
     found = Capacities(plan, gpu_hour_usd=4.0)
     numbers = dict.fromkeys(("output_tokens_per_s", "usd_per_million_output_tokens", "attainment"), 1.0)
     found.rows = [
-        {"arch": arch, "gpus": gpus, "rate": 2468.0 + seed, "may_hold": 2600.0, **numbers}
+        {"arch": arch, "rate": 2468.0 + seed, "may_hold": 2600.0, **numbers}
         | {"limited_by": "queue", "profile": "made-up"}
-        for arch, gpus, seed in plan.cases()
+        for arch, seed in plan.cases()
     ]
     figure = capacity_figure(found)
     figure.draw_without_rendering()
