@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
 import math
 from dataclasses import replace
@@ -270,7 +269,6 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
         below = frame[frame["arch"] == entry["arch"]]["may_hold"].mean() - rates.mean()
         assert below > 0.099 * rates.mean()  # the tolerance
         assert entry["rate"].half_width == pytest.approx(max(scatter, below), rel=1e-4)
-    assert pd.read_csv(io.StringIO(str(found.to_csv()))).shape == frame.shape
     assert found._repr_html_().count("<tr>") == 1 + 2  # the header, and an architecture each
     held = found.most()
     assert held is not None
