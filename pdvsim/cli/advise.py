@@ -13,49 +13,34 @@ from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import advice_figure
-from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Way, drafters, fleets
-from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.options import (
     BUDGET,
     LOOP_PROMPTS,
     PROMPTS,
     WARMUP_SHARE,
-    DecisionOptions,
+    ChoiceOptions,
     forewarn_few,
     own_rate,
 )
 from pdvsim.decide.runs import LOOP_TURNS, Bench, load_axis
-from pdvsim.sim.config import Arch, Experiment, Scoring, Traffic
-from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
 
 
 @dataclass(frozen=True)
-class AdviseOptions(DecisionOptions):
+class AdviseOptions(ChoiceOptions):
     """The load, the service levels, the settings to test and the budget."""
 
     request_rate: float = math.inf
     """Load in requests per second; default: the trace's own rate, replayed."""
     concurrency: int | None = None
     """Load as concurrent requests (closed loop)."""
-    gpus: int = 1
-    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each at its best settings, by the
-    objective and by cost."""
-    objective: Objective | None = None
-    """What to optimise among settings that meet the service levels; default: headroom with --goodput, else e2el."""
-    indifference: float = 0.01
-    """Relative differences below this are ignored, even if significant: the simpler choice is taken."""
     budget: int = BUDGET
     """Maximum number of simulations; steps that do not fit are listed."""
     gpu_hour_usd: float | None = None
     """Price of a GPU per hour; adds the cost per million output tokens. With --gpus one GPU is compared too."""
-
-    @property
-    def archs(self) -> tuple[Arch, ...]:
-        """Architectures to choose from: those named, else the default for the number of GPUs."""
-        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
 
     def _ways(self, base: Experiment, drafted: tuple[Way, ...]) -> tuple[Way, ...]:
         """What is compared instead of architectures: ways to use several GPUs, or drafters."""
@@ -63,10 +48,8 @@ class AdviseOptions(DecisionOptions):
 
     def question(self) -> Question:
         """The question of these options; a ValueError names what is wrong."""
-        traffic, scoring = self._traffic(), self.scoring
-        usual: Objective = "headroom" if scoring.goodput else "e2el" if load_axis(traffic) == "load" else "throughput"
-        goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
-        base = self._base(traffic, scoring)
+        traffic = self._traffic()
+        base = self._base(traffic)
         batch = load_axis(traffic) == "requests"
         if batch and self.warmup_share != WARMUP_SHARE:
             raise ValueError("--warmup-share has no effect for a batch job: all its requests count")
@@ -78,7 +61,7 @@ class AdviseOptions(DecisionOptions):
         return Question(
             base,
             self.server.space(self.archs),
-            goal,
+            self.goal(load_axis(traffic) == "load"),
             self.num_runs,
             self.indifference,
             0.0 if batch else self.warmup_share,
@@ -114,13 +97,13 @@ class AdviseOptions(DecisionOptions):
             raise ValueError("--acceptance-from describes one drafter: name it with --drafter model, eagle3 or ngram")
         return drafters(base, self.server.pair, self.archs, None if self.acceptance.is_open else base.acceptance)
 
-    def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
+    def _base(self, traffic: Traffic) -> Experiment:
         """With the first architecture that accepts the options; if none does, the error of the last."""
         refused, server = ValueError("arch needs at least one value"), self.server.given()
         acceptance = self.acceptance.asked(server.pair, traffic)
         for arch in self.archs:
             try:
-                return Experiment(arch, traffic, acceptance, server, self.hardware, self.host, scoring)
+                return Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
             except ValueError as error:
                 refused = error
         raise refused

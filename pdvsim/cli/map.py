@@ -8,10 +8,8 @@ from pdvsim.cli.page import AnswerCommand, deliver, page_file
 from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
-from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets
-from pdvsim.decide.goal import Goal, Objective
-from pdvsim.decide.options import LOOP_PROMPTS, PROMPTS, DecisionOptions, forewarn_few, own_rate
+from pdvsim.decide.options import LOOP_PROMPTS, PROMPTS, ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import Axis, Grid, Place, draw_map, size_ratio
@@ -19,7 +17,6 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.workload.asked import AskedAcceptance, usual_acceptance
 from pdvsim.study import output
@@ -32,11 +29,9 @@ TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
 
 
 @dataclass(frozen=True)
-class MapOptions(DecisionOptions):
+class MapOptions(ChoiceOptions):
     """Architectures, the two axes, and replications."""
 
-    gpus: int = 1
-    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     y: Axis = "acceptance"
     """Second axis: acceptance, size (model pairs) or card."""
     concurrency: tuple[int, ...] = ()
@@ -53,10 +48,6 @@ class MapOptions(DecisionOptions):
     """GPUs for --y card, e.g. h200,a100-80gb."""
     against: Arch | None = None
     """Also compare each architecture with this one: metrics and paired differences."""
-    objective: Objective | None = None
-    """What to optimise; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
-    indifference: float = 0.01
-    """Relative leads below this are ignored, even if significant."""
 
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
@@ -69,11 +60,8 @@ class MapOptions(DecisionOptions):
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
-        scoring = self.scoring
         rates = self.rates()
         loads = self.concurrency or (() if rates else LOADS)
-        usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
-        goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
         places: tuple[Place, ...] = self.acceptances
         if self.y == "size":
             places = tuple(sorted(map(pair_name, self.pairs), key=size_ratio))
@@ -89,30 +77,27 @@ class MapOptions(DecisionOptions):
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
         traffic = self.traffic.asked(PROMPTS if rates else LOOP_PROMPTS, self.server.given(), *pairs)
-        archs = self.arch
-        if self.gpus > 1 and archs == USUAL_ARCHS:
-            archs = FLEET_ARCHS
-        arch = archs[0] if archs else Experiment.arch
+        arch = self.archs[0] if self.archs else Experiment.arch
         server, asked = self.server.given(), self.acceptance
         if self.y == "acceptance" and asked.is_open:
             asked = AskedAcceptance(Acceptance.acceptance_rate)  # each cell sets its own
         acceptance = asked.asked(server.pair, traffic)
-        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, scoring)
+        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
         accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if asked.is_open}
         for pair, rate in zip(map(pair_name, self.pairs), self.pair_acceptance, strict=False):
             accepted[pair] = Acceptance(rate)
         return Grid(
             base,
-            self.server.space(archs),
+            self.server.space(self.archs),
             loads,
             rates,
             self.y,
             places,
             self.num_runs,
-            goal,
+            self.goal(at_rate=not loads),
             self.warmup_share,
             self.indifference,
-            fleets(base, archs, self.gpus) if self.gpus > 1 else (),
+            fleets(base, self.archs, self.gpus) if self.gpus > 1 else (),
             self.against,
             accepted,
         )

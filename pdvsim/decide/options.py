@@ -10,7 +10,8 @@ from typing import Any, ClassVar
 from pdvsim.common.console import say
 from pdvsim.common.presets import PresetOption
 from pdvsim.decide.contest import LEAST_SEEDS
-from pdvsim.decide.goal import ATTAINMENT
+from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
+from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -126,6 +127,28 @@ class DecisionOptions(PresetOption):
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+
+@dataclass(frozen=True)
+class ChoiceOptions(DecisionOptions):
+    """By what `advise` and `map` choose."""
+
+    gpus: int = 1
+    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
+    objective: Objective | None = None
+    """What to optimise; default: headroom with --goodput, else e2el at a request rate and throughput otherwise."""
+    indifference: float = 0.01
+    """Relative leads below this are ignored, even if significant: the simpler choice is taken."""
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The architectures that are named, else the default for the number of GPUs."""
+        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
+
+    def goal(self, at_rate: bool) -> Goal:
+        """The given or default objective, at a request rate or not."""
+        usual: Objective = "headroom" if self.scoring.goodput else "e2el" if at_rate else "throughput"
+        return Goal(self.objective or usual, self.scoring.goodput, self.attainment)
 
 
 def own_rate(traffic: Traffic) -> float:
