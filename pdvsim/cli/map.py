@@ -64,8 +64,8 @@ class MapOptions(ChoiceOptions):
         loads = self.concurrency or (() if rates else LOADS)
         places: tuple[Place, ...] = self.acceptances
         if self.y == "size":
-            names = list(map(pair_name, self.pairs))
-            places = tuple(sorted(names, key=size_ratio))
+            names = sorted(map(pair_name, self.pairs), key=size_ratio)
+            places = tuple(names)
         elif self.pairs:
             raise ValueError("--pairs needs --y size")
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
