@@ -121,8 +121,8 @@ def winner_map(**options: Any) -> WinnerMap:
     from pdvsim.cli.map import MapOptions
     from pdvsim.common.options import build
     from pdvsim.decide.figures import map_figure
-    from pdvsim.decide.map_search import draw_map
     from pdvsim.decide.runs import Bench
+    from pdvsim.decide.winners import draw_map
 
     chosen = build(MapOptions, options)
     found = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))

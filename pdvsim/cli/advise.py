@@ -6,172 +6,90 @@ import math
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pdvsim.cli.page import deliver, page_file
+from pdvsim.cli.page import AnswerCommand, deliver, page_file
 from pdvsim.common.console import say
-from pdvsim.common.options import parse, plain
-from pdvsim.common.presets import PresetOption
+from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
-from pdvsim.decide.drafters import Drafted, drafters
 from pdvsim.decide.figures import advice_figure
-from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import Fleet, fleets
-from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
+from pdvsim.decide.fleet import Way, drafters, fleets
 from pdvsim.decide.options import (
     BUDGET,
     LOOP_PROMPTS,
     PROMPTS,
     WARMUP_SHARE,
-    OpenTraffic,
-    TrimmedScoring,
-    TunedServer,
+    ChoiceOptions,
     forewarn_few,
     own_rate,
 )
 from pdvsim.decide.runs import LOOP_TURNS, Bench, load_axis
-from pdvsim.decide.space import CONTROLLERS, Space
-from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Host, Scoring, Server, Traffic
-from pdvsim.sim.limits import check_ranges
-from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.sim.workload.asked import AskedAcceptance
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
 
 
 @dataclass(frozen=True)
-class AskedTraffic(OpenTraffic):
-    """Traffic: the requests and their load."""
-
-    num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests per run; default: 500 at a request rate, at least 200 in a closed loop. Without a load: a batch job,
-    all of whose requests arrive at the start."""
-    request_rate: float = math.inf
-    """Load in requests per second; default: the trace's own rate, replayed."""
-
-    def asked(self, server: Server, *pairs: str) -> Traffic:
-        """The traffic; a trace is replayed at its own rate if none is given."""
-        traffic = super().asked(server, *pairs)
-        timed = traffic.use_trace_timestamps or trace_rate(traffic) is not None
-        if math.isfinite(traffic.request_rate) or traffic.max_concurrency is not None or not timed:
-            return traffic
-        rate = own_rate(traffic)
-        say("pdvsim", f"{traffic.dataset_path} is replayed at its own rate of {rate:.3g} requests per second")
-        return replace(traffic, request_rate=rate, use_trace_timestamps=True)
-
-    def at(self, concurrency: int | None, server: Server) -> Traffic:
-        """The traffic at the given load; a ValueError if there is none, or two."""
-        rated = self.request_rate < math.inf
-        if rated and concurrency is not None:
-            raise ValueError("give one of --request-rate and --concurrency")
-        usual = PROMPTS if concurrency is None else max(LOOP_PROMPTS, LOOP_TURNS * concurrency)
-        found = replace(self, num_prompts=self.num_prompts or usual, max_concurrency=concurrency).asked(server)
-        if self.num_prompts is None and concurrency is None and math.isinf(found.request_rate):
-            raise ValueError(
-                "advise needs a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
-            )
-        return found
-
-
-@dataclass(frozen=True)
-class AdviseOptions(PresetOption):
+class AdviseOptions(ChoiceOptions):
     """The load, the service levels, the settings to test and the budget."""
 
-    arch: tuple[Arch, ...] = USUAL_ARCHS
-    """Architectures to choose from."""
-    gpus: int = 1
-    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each at its best settings, by the
-    objective and by cost."""
-    drafter_card: str | None = None
-    """With --gpus: also compare fleets in which this GPU type, e.g. l4, drafts."""
-    card_hour_usd: tuple[str, ...] = ()
-    """With --gpus: price of each GPU type per hour in dollars, e.g. h200=4.5; also compares one GPU."""
-    attainment: float = ATTAINMENT
-    """Share of requests that must meet every --goodput level."""
-    objective: Objective | None = None
-    """What to optimise among settings that meet the service levels; default: headroom with --goodput, else e2el."""
-    indifference: float = 0.01
-    """Relative differences below this are ignored, even if significant: the simpler choice is taken."""
-    try_draft_lengths: tuple[int, ...] = Space.draft_lengths
-    """Draft lengths to try, prefiltered by a formula; 0 means no drafts."""
-    try_controllers: tuple[ControllerName, ...] = CONTROLLERS
-    """Draft-length controllers to try."""
-    try_max_num_seqs: tuple[int, ...] = Space.max_num_seqs
-    """Batch limits to try."""
-    try_max_num_batched_tokens: tuple[int, ...] = Space.max_num_batched_tokens
-    """Limits to try on the prompt tokens per forward."""
-    num_runs: int = 5
-    """Replications of each finalist, with the same seeds."""
-    budget: int = BUDGET
-    """Maximum number of simulations; steps that do not fit are listed."""
-    warmup_share: float = WARMUP_SHARE
-    """Share of the requests, first by arrival, excluded from the metrics."""
-    gpu_hour_usd: float | None = None
-    """Price of a GPU per hour; adds the cost per million output tokens."""
-    jobs: int | None = None
-    """Concurrent simulations; default: one per core."""
+    request_rate: float = math.inf
+    """Load in requests per second; default: the trace's own rate, replayed."""
     concurrency: int | None = None
     """Load as concurrent requests (closed loop)."""
-    traffic: AskedTraffic = field(default_factory=AskedTraffic)
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
-    server: TunedServer = field(default_factory=TunedServer)
-    hardware: Hardware = field(default_factory=Hardware)
-    host: Host = field(default_factory=Host)
-    scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
+    budget: int = BUDGET
+    """Maximum number of simulations; steps that do not fit are listed."""
+    gpu_hour_usd: float | None = None
+    """Price of a GPU per hour; adds the cost per million output tokens. With --gpus one GPU is compared too."""
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-
-    @property
-    def archs(self) -> tuple[Arch, ...]:
-        """Architectures to choose from: those named, else the default for the number of GPUs."""
-        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
-
-    def fleets(self, base: Experiment) -> tuple[Fleet, ...]:
-        """Ways to use several GPUs; empty for one."""
-        if self.gpus > 1:
-            alone, drafted = bool(self.card_hour_usd), self.drafters(base)
-            return fleets(base, self.archs, self.gpus, self.drafter_card, alone, drafted)
-        if self.drafter_card or self.card_hour_usd:
-            raise ValueError("--drafter-card and --card-hour-usd need --gpus 2 or more")
-        return ()
+    def _ways(self, base: Experiment, drafted: tuple[Way, ...]) -> tuple[Way, ...]:
+        """What is compared instead of architectures: ways to use several GPUs, or drafters."""
+        return fleets(base, self.archs, self.gpus, bool(self.gpu_hour_usd), drafted) if self.gpus > 1 else drafted
 
     def question(self) -> Question:
         """The question of these options; a ValueError names what is wrong."""
-        space = self.server.space(
-            self.archs,
-            draft_lengths=self.try_draft_lengths,
-            controllers=self.try_controllers,
-            max_num_seqs=self.try_max_num_seqs,
-            max_num_batched_tokens=self.try_max_num_batched_tokens,
-        )
-        traffic, scoring = self.traffic.at(self.concurrency, self.server.given()), plain(Scoring, self.scoring)
-        usual: Objective = "headroom" if scoring.goodput else "e2el" if load_axis(traffic) == "load" else "throughput"
-        goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
-        base = self._base(traffic, scoring)
+        traffic = self._traffic()
+        base = self._base(traffic)
         batch = load_axis(traffic) == "requests"
         if batch and self.warmup_share != WARMUP_SHARE:
             raise ValueError("--warmup-share has no effect for a batch job: all its requests count")
-        drafters = self.drafters(base)
+        drafted = self._drafters(base)
         if traffic.dataset_path is not None and traffic.max_model_len is None:  # the same requests for all drafters
-            contexts = [way.of(base).context for way in drafters]
+            contexts = [way.of(base).context for way in drafted]
             shortest = min((context for context in (base.context, *contexts) if context is not None), default=None)
             base = replace(base, traffic=replace(base.traffic, max_model_len=shortest))
         return Question(
             base,
-            space,
-            goal,
+            self.server.space(self.archs),
+            self.goal(load_axis(traffic) == "load"),
             self.num_runs,
             self.indifference,
             0.0 if batch else self.warmup_share,
             self.budget,
             self.gpu_hour_usd,
-            self.fleets(base),
-            self.card_hour_usd,
-            drafters,
+            self._ways(base, drafted),
         )
 
-    def drafters(self, base: Experiment) -> tuple[Drafted, ...]:
+    def _traffic(self) -> Traffic:
+        """The traffic at the given load; a trace without one is replayed at its own rate."""
+        rate, concurrency = self.request_rate, self.concurrency
+        if rate < math.inf and concurrency is not None:
+            raise ValueError("give one of --request-rate and --concurrency")
+        usual = PROMPTS if concurrency is None else max(LOOP_PROMPTS, LOOP_TURNS * concurrency)
+        traffic = self.traffic.asked(usual, self.server.given(), request_rate=rate, max_concurrency=concurrency)
+        if load_axis(traffic) != "requests":
+            return traffic
+        if traffic.use_trace_timestamps or trace_rate(traffic) is not None:
+            rate = own_rate(traffic)
+            say("pdvsim", f"{traffic.dataset_path} is replayed at its own rate of {rate:.3g} requests per second")
+            return replace(traffic, request_rate=rate, use_trace_timestamps=True)
+        if self.traffic.num_prompts is None:
+            raise ValueError(
+                "advise needs a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
+            )
+        return traffic
+
+    def _drafters(self, base: Experiment) -> tuple[Way, ...]:
         """Drafters for a model that is given alone."""
         if ":" in self.server.pair or self.server.drafter is not None:
             return ()
@@ -179,31 +97,25 @@ class AdviseOptions(PresetOption):
             raise ValueError("--acceptance-from describes one drafter: name it with --drafter model, eagle3 or ngram")
         return drafters(base, self.server.pair, self.archs, None if self.acceptance.is_open else base.acceptance)
 
-    def _base(self, traffic: Traffic, scoring: Scoring) -> Experiment:
+    def _base(self, traffic: Traffic) -> Experiment:
         """With the first architecture that accepts the options; if none does, the error of the last."""
         refused, server = ValueError("arch needs at least one value"), self.server.given()
         acceptance = self.acceptance.asked(server.pair, traffic)
         for arch in self.archs:
             try:
-                return Experiment(arch, traffic, acceptance, server, self.hardware, self.host, scoring)
+                return Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
             except ValueError as error:
                 refused = error
         raise refused
 
 
 @dataclass(frozen=True)
-class AdviseCommand:
+class AdviseCommand(AnswerCommand):
     """Recommend an architecture and settings for a load, with confidence and where the answer changes."""
 
     options: AdviseOptions = field(default_factory=AdviseOptions)
     output: str | None = None
     """Folder for advice.json and advice.png; default: nothing is saved."""
-    html: str | None = None
-    """Also write the answer, its plot and provenance as one page."""
-    json: bool = False
-    """Print one JSON document instead of the text."""
-    config: str | None = None
-    """TOML file of flags; the command line takes precedence."""
 
 
 def main(argv: list[str]) -> int:

@@ -7,7 +7,7 @@ from importlib import import_module
 from inspect import isclass
 from pathlib import Path
 
-from pdvsim.cli.commands import COMMANDS, module_of
+from pdvsim.cli import COMMANDS, module_of
 from pdvsim.common.options import options
 from pdvsim.sim.hardware.models import GPUS, PRESETS, same_vocabulary
 from pdvsim.sim.policies import ARCHS

@@ -3,46 +3,32 @@
 from __future__ import annotations
 
 import webbrowser
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pdvsim.common.console import say
-from pdvsim.common.options import parse, plain
+from pdvsim.common.options import parse
 from pdvsim.common.presets import PresetOption
 from pdvsim.live.knobs import Setup
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import named
 
 if TYPE_CHECKING:
     from pdvsim.live.server import PageServer
 
+PERCENTILES = (50.0, 95.0, 99.0)
 EXTRA = "live needs bokeh: pip install 'pdvsim[live]'"
-
-
-@dataclass(frozen=True)
-class LiveTraffic(Traffic):
-    """Traffic at the start; it can be changed on the page."""
-
-    request_rate: float = 8.0
-    """Requests per second."""
-    num_prompts: Internal[int] = 1000  # unused: a session has no end
-    use_trace_timestamps: Internal[bool] = False
-
-
-@dataclass(frozen=True)
-class LiveScoring(Scoring):
-    """Service levels."""
-
-    metric_percentiles: Internal[tuple[float, ...]] = (50.0, 95.0, 99.0)
-    warmup_requests: Internal[int] = 0
-    detailed: Internal[bool] = True
 
 
 @dataclass(frozen=True)
 class LiveCommand(PresetOption):
     """Show one to four architectures on a page while they serve the same requests; change load and settings live."""
+
+    without: ClassVar[tuple[str, ...]] = (
+        "num_prompts", "use_trace_timestamps", "metric_percentiles", "warmup_requests", "detailed",
+    )  # fmt: skip
 
     arch: tuple[Arch, ...] = ("colocated", "pdv")
     """One to four serving architectures; differences are relative to the first."""
@@ -56,12 +42,14 @@ class LiveCommand(PresetOption):
     """Access token; default: a random one."""
     browser: bool = True
     """Open the page in a browser. --no-browser only prints its address."""
-    traffic: LiveTraffic = field(default_factory=LiveTraffic)
+    request_rate: float = 8.0
+    """Requests per second at the start; it can be changed on the page."""
+    traffic: Traffic = field(default_factory=Traffic)
     acceptance: Acceptance = field(default_factory=Acceptance)
     server: Server = field(default_factory=Server)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
-    scoring: LiveScoring = field(default_factory=LiveScoring)
+    scoring: Scoring = field(default_factory=Scoring)
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line takes precedence."""
 
@@ -74,7 +62,8 @@ class LiveCommand(PresetOption):
         """The session these options describe."""
         if not self.arch:
             raise ValueError("arch needs at least one value")
-        traffic, scoring = plain(Traffic, self.traffic), plain(Scoring, self.scoring)
+        traffic = replace(self.traffic, request_rate=self.request_rate)
+        scoring = replace(self.scoring, metric_percentiles=PERCENTILES)
         base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
         return Setup(self.arch, base)
 

@@ -4,25 +4,19 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 
-from pdvsim.cli.page import deliver, page_file
-from pdvsim.common.options import parse, plain
-from pdvsim.common.presets import PresetOption
+from pdvsim.cli.page import AnswerCommand, deliver, page_file
+from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
-from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import fleets, prices
-from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
-from pdvsim.decide.map_search import draw_map
-from pdvsim.decide.options import WARMUP_SHARE, CountedTraffic, TrimmedScoring, TunedServer, forewarn_few, own_rate
+from pdvsim.decide.fleet import fleets
+from pdvsim.decide.options import LOOP_PROMPTS, PROMPTS, ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.decide.winners import Axis, Family, Grid, Place, by_size, natural_pairs
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring
+from pdvsim.decide.winners import Axis, Grid, Place, draw_map, size_ratio
+from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.limits import check_ranges
-from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.workload.asked import AskedAcceptance, usual_acceptance
 from pdvsim.study import output
@@ -32,30 +26,12 @@ from pdvsim.view.setting import points_line
 
 LOADS = (1, 4, 16, 64)
 TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
-BORDER_STEPS = 3  # estimated bisection steps per row
 
 
 @dataclass(frozen=True)
-class MapTraffic(CountedTraffic):
-    """Traffic: the requests."""
-
-    max_concurrency: Internal[int | None] = None
-
-
-@dataclass(frozen=True)
-class MapOptions(PresetOption):
+class MapOptions(ChoiceOptions):
     """Architectures, the two axes, and replications."""
 
-    arch: tuple[Arch, ...] = USUAL_ARCHS
-    """Serving architectures to compare."""
-    gpus: int = 1
-    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
-    drafter_card: str | None = None
-    """With --gpus: also try this GPU type, e.g. l4, for drafting."""
-    card_hour_usd: tuple[str, ...] = ()
-    """With --gpus or --against: hourly price of each GPU type, e.g. h200=4.5."""
-    per_dollar: bool = False
-    """With --gpus: optimise per dollar, or per GPU if no prices are given."""
     y: Axis = "acceptance"
     """Second axis: acceptance, size (model pairs) or card."""
     concurrency: tuple[int, ...] = ()
@@ -65,36 +41,13 @@ class MapOptions(PresetOption):
     acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Acceptance rates for --y acceptance."""
     pairs: tuple[str, ...] = ()
-    """Pairs for --y size; default: presets that share a tokenizer."""
+    """Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes."""
     pair_acceptance: tuple[float, ...] = ()
     """Acceptance rate of each of --pairs."""
     try_cards: tuple[str, ...] = ()
     """GPUs for --y card, e.g. h200,a100-80gb."""
     against: Arch | None = None
     """Also compare each architecture with this one: metrics and paired differences."""
-    objective: Objective | None = None
-    """What to optimise; default: headroom with --goodput, else throughput in a closed loop and e2el at a rate."""
-    indifference: float = 0.01
-    """Relative leads below this are ignored, even if significant."""
-    attainment: float = ATTAINMENT
-    """Share of the requests that must meet every --goodput level."""
-    family: Family = "map"
-    """What the 95% confidence covers: the whole map or each cell alone."""
-    num_runs: int = 5
-    """Replications of each point; replication i has seed --seed + i."""
-    warmup_share: float = WARMUP_SHARE
-    """Share of the requests, first by arrival, excluded from the metrics."""
-    jobs: int | None = None
-    """Concurrent simulations; default: one per core."""
-    traffic: MapTraffic = field(default_factory=MapTraffic)
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
-    server: TunedServer = field(default_factory=TunedServer)
-    hardware: Hardware = field(default_factory=Hardware)
-    host: Host = field(default_factory=Host)
-    scoring: TrimmedScoring = field(default_factory=TrimmedScoring)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
 
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
@@ -107,14 +60,12 @@ class MapOptions(PresetOption):
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
-        scoring = plain(Scoring, self.scoring)
         rates = self.rates()
         loads = self.concurrency or (() if rates else LOADS)
-        usual: Objective = "headroom" if scoring.goodput else "throughput" if loads else "e2el"
-        goal = Goal(self.objective or usual, scoring.goodput, self.attainment)
         places: tuple[Place, ...] = self.acceptances
         if self.y == "size":
-            places = by_size(tuple(map(pair_name, self.pairs))) if self.pairs else natural_pairs()
+            names = sorted(map(pair_name, self.pairs), key=size_ratio)
+            places = tuple(names)
         elif self.pairs:
             raise ValueError("--pairs needs --y size")
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
@@ -126,54 +77,40 @@ class MapOptions(PresetOption):
         elif self.try_cards:
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.traffic.at(rates, self.server.given(), *pairs)
-        archs = self.arch
-        if self.gpus > 1 and archs == USUAL_ARCHS:
-            archs = FLEET_ARCHS
-        elif self.gpus == 1 and (self.drafter_card or self.per_dollar or (self.card_hour_usd and not self.against)):
-            raise ValueError("--drafter-card, --card-hour-usd and --per-dollar need --gpus 2 or more")
-        arch = archs[0] if archs else Experiment.arch
+        traffic = self.traffic.asked(PROMPTS if rates else LOOP_PROMPTS, self.server.given(), *pairs)
+        arch = self.archs[0] if self.archs else Experiment.arch
         server, asked = self.server.given(), self.acceptance
         if self.y == "acceptance" and asked.is_open:
             asked = AskedAcceptance(Acceptance.acceptance_rate)  # each cell sets its own
         acceptance = asked.asked(server.pair, traffic)
-        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, scoring)
+        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
         accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if asked.is_open}
         for pair, rate in zip(map(pair_name, self.pairs), self.pair_acceptance, strict=False):
             accepted[pair] = Acceptance(rate)
         return Grid(
             base,
-            self.server.space(archs),
+            self.server.space(self.archs),
             loads,
             rates,
             self.y,
             places,
             self.num_runs,
-            goal,
+            self.goal(at_rate=not loads),
             self.warmup_share,
-            self.family,
             self.indifference,
-            fleets(base, archs, self.gpus, self.drafter_card, self.per_dollar) if self.gpus > 1 else (),
-            prices(self.card_hour_usd),
-            self.per_dollar,
+            fleets(base, self.archs, self.gpus) if self.gpus > 1 else (),
             self.against,
             accepted,
         )
 
 
 @dataclass(frozen=True)
-class MapCommand:
+class MapCommand(AnswerCommand):
     """Map the best architecture over load and acceptance, model size or GPU."""
 
     options: MapOptions = field(default_factory=MapOptions)
     output: str | None = None
     """Folder for table, JSON and plots; default: results/map-DATE-TIME."""
-    html: str | None = None
-    """Also write the answer, its plot and provenance as one page."""
-    json: bool = False
-    """Print one JSON document instead of the table."""
-    config: str | None = None
-    """TOML file of flags (concurrency = [1, 8, 64]); the command line takes precedence."""
 
 
 def main(argv: list[str]) -> int:
@@ -186,8 +123,7 @@ def main(argv: list[str]) -> int:
     experiments = grid.experiments()
     forewarn_few(grid.num_runs, len(grid.archs))
     forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
-    cells = len(grid.cells()) + (BORDER_STEPS * len(grid.places) if grid.fleets else 0)
-    runs = len(experiments) * cells // len(grid.cells()) + most_runs(grid.space, cells, len(grid.archs))
+    runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
     with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
         found = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
     pictures = {"The map": map_figure(found)} if found.cells else {}

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -19,16 +20,21 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-class Wanted(Protocol):
-    """Output options of a command."""
+@dataclass(frozen=True)
+class AnswerCommand:
+    """Output options of the decision commands."""
 
-    @property
-    def json(self) -> bool: ...
+    html: str | None = None
+    """Also write the answer, its plot and provenance as one page."""
+    json: bool = False
+    """Print one JSON document instead of the text."""
+    config: str | None = None
+    """TOML file of flags (request_rate = 8, arch = ["pdv", "pd"]); the command line takes precedence."""
 
 
 def deliver(
     answer: Answer,
-    wanted: Wanted,
+    wanted: AnswerCommand,
     pictures: Mapping[str, Figure],
     files: Sequence[Path] = (),
     page: Path | None = None,

@@ -1,4 +1,4 @@
-"""`pdvsim profile`: measure, then merge the parts into one set of samples."""
+"""`pdvsim profile`: measure, then merge the parts into one set of samples; or list what pdvsim includes."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdvsim.cli.profiles import show_profiles
 from pdvsim.common.console import say
 from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
-from pdvsim.sim.hardware.models import model_or_shard, pair
+from pdvsim.sim.hardware.models import GPUS, PRESETS, model_or_shard, pair
 from pdvsim.sim.limits import Range, check_ranges
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ class ProfileCommand:
     """Processes that compile kernels in advance; 0: none."""
 
     list_: bool = False
-    """List the GPUs, models, profiles and samples included in pdvsim; measure nothing."""
+    """List the GPUs, models and profiles included in pdvsim; measure nothing."""
     json: bool = False
     """With --list: print one JSON document instead of the tables."""
 
@@ -57,7 +56,7 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code. After an interruption the finished parts are merged."""
     args = parse(ProfileCommand, argv, "pdvsim profile")
     if args.list_:
-        return show_profiles(args.json)
+        return _show_profiles(args.json)
 
     models = tuple(model_or_shard(name).name for name in args.models)
     pairs = tuple(pair(name).name for name in args.pairs)
@@ -115,3 +114,45 @@ def summary(samples: Samples) -> str:
         left = f", {len(part.left_out)} points left out" if part.left_out else ""
         lines.append(f"  {part.name}: {part.points} points, {part.samples} samples in {part.seconds:.0f} s{left}")
     return "\n".join(lines)
+
+
+def _show_profiles(json: bool) -> int:
+    """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
+    from pdvsim.sim.hardware.profile import builtin
+    from pdvsim.study import output
+    from pdvsim.view import table
+
+    profiles = {name: builtin(name) for name in GPUS}
+    document = {
+        "gpus": [
+            {
+                "gpu": name,
+                "bandwidth_tb_per_s": gpu.bandwidth_bytes_per_s / 1e12,
+                "tflop_per_s": gpu.flops_per_s / 1e12,
+                "memory_gib": gpu.memory_bytes / 2**30,
+                "source": gpu.source,
+            }
+            for name, gpu in GPUS.items()
+        ],
+        "profiles": [
+            {
+                "gpu": name,
+                "profile": p.name,
+                "foundation": p.foundation,
+                "models": len(p.models),
+                "forward_error_bar": max(p.uncertainty.values(), default=None),
+            }
+            for name, p in profiles.items()
+        ],
+        "models": [
+            {
+                "model": name,
+                "params_b": model.params / 1e9,
+                "weights_gb": model.weight_bytes / 1e9,
+                "kv_kib_per_token": model.kv_bytes_per_token / 2**10,
+            }
+            for name, model in PRESETS.items()
+        ],
+    }
+    print(output.dumps(document) if json else table.profiles_table(document))
+    return 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property, partial
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Option, converted, nearest, options, parse, plain
+from pdvsim.common.options import Option, converted, nearest, options, parse
 from pdvsim.common.presets import PresetOption
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import cores
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Internal, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study.backends import Backend, check_reachable
@@ -31,13 +30,6 @@ if TYPE_CHECKING:
 
 VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
 PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
-
-
-@dataclass(frozen=True)
-class SweepTraffic(Traffic):
-    """Traffic: the requests and their arrival times."""
-
-    request_rate: Internal[float] = math.inf  # the sweep has a list instead
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class SweepOptions(PresetOption):
     """Concurrent simulations on this machine; default: one per core."""
     scheduler: str | None = None
     """Run the points on the workers of a running Dask cluster: address of its scheduler, e.g. tcp://10.0.0.1:8786."""
-    traffic: SweepTraffic = field(default_factory=SweepTraffic)
+    traffic: Traffic = field(default_factory=Traffic)
     acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: Server = field(default_factory=Server)
     hardware: Hardware = field(default_factory=Hardware)
@@ -81,12 +73,12 @@ class SweepOptions(PresetOption):
     def _sweep(self) -> Sweep:
         if not self.arch:
             raise ValueError("arch needs at least one value")
-        traffic, vary = plain(Traffic, self.traffic), axes(self.vary)
+        vary = axes(self.vary)
         asked = self.acceptance
         if asked.is_open and VARIES_ACCEPTANCE & set(vary):
             asked = AskedAcceptance(Acceptance.acceptance_rate)  # one for all drafters, or varied
-        acceptance = asked.asked(self.server.pair, traffic)
-        base = Experiment(self.arch[0], traffic, acceptance, self.server, self.hardware, self.host, self.scoring)
+        acceptance = asked.asked(self.server.pair, self.traffic)
+        base = Experiment(self.arch[0], self.traffic, acceptance, self.server, self.hardware, self.host, self.scoring)
         return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
 
 
@@ -172,13 +164,12 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code: 1 if some points failed."""
     args = parse(SweepCommand, argv, "pdvsim sweep")
 
-    from pdvsim.cli.check import check
     from pdvsim.study import output
     from pdvsim.study.folder import SweepDir
     from pdvsim.study.sweepcheck import read_config
 
     if args.check:
-        return check(args.check, args.json)
+        return _check(args.check, args.json)
     date, csv = output.now(), output.check_file(Path(args.csv)) if args.csv else None
     sweep = args.options.sweep()
     folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
@@ -223,6 +214,21 @@ def main(argv: list[str]) -> int:
     if failures:
         say("pdvsim", f"{failures} of {total} points failed; the reasons are in {folder.path / 'failed'}")
     return 1 if failures else 0
+
+
+def _check(results: Sequence[str], json: bool) -> int:
+    """Check sweep folders and JSON files of runs; returns 0 if all are complete and unchanged, else 1."""
+    from pdvsim.study.output import dumps
+    from pdvsim.study.sweepcheck import check_run, check_sweep
+
+    verdicts = {name: (check_sweep if Path(name).is_dir() else check_run)(Path(name)) for name in results}
+    if json:
+        print(dumps({name: {"whole": verdict.whole, "lines": verdict.lines} for name, verdict in verdicts.items()}))
+    else:
+        for name, verdict in verdicts.items():
+            for line in verdict.lines:
+                print(f"{name}: {line}")
+    return 0 if all(verdict.whole for verdict in verdicts.values()) else 1
 
 
 def _notice(text: str) -> None:

@@ -10,7 +10,7 @@ from typing import Any, get_type_hints
 
 from pdvsim.common.options import build, flags_of, read
 from pdvsim.sim.config import Acceptance, Experiment
-from pdvsim.sim.policies import file_of, policy_of
+from pdvsim.sim.policies import file_of
 from pdvsim.sim.workload.asked import usual_acceptance
 
 EARLIER_PAIR = "tinyllama-1.1b:llama-2-7b"  # of recorded command lines without a pair: it was the default
@@ -45,13 +45,6 @@ def experiment_of(command: str, own_policies: bool = False) -> Experiment:
 def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> Experiment:
     """The experiment from the settings of a result or message, with the same rule; missing settings are defaults."""
     check_trusted(settings["arch"], own_policies)
-    if settings["server"].get("kv_cache", "") is None:  # older results: the architecture chose the mode
-        mode = "paged" if policy_of(settings["arch"]).in_steps() else "reserved"
-        settings = {**settings, "server": {**settings["server"], "kv_cache": mode}}
-    if "enable_prefix_caching" not in settings["server"]:  # an older result
-        settings = {**settings, "server": {**settings["server"], "enable_prefix_caching": False}}
-    if settings["hardware"].get("verify_gpu"):  # an older result
-        settings = {**settings, "hardware": {**settings["hardware"], "place": ["prefill=1", "verify=1"]}}
     groups = {name: kind for name, kind in get_type_hints(Experiment).items() if is_dataclass(kind)}
     return Experiment(settings["arch"], **{name: _configured(kind, settings[name]) for name, kind in groups.items()})
 

@@ -2,7 +2,8 @@
 
 An option is a field: `request_rate` is `--request-rate` (or `--request_rate`) on the command line, and request_rate in
 TOML and in Python. A field that is a dataclass is a group of options, an outer option replaces an inner one of the
-same name, and a field marked `Internal` is not an option. The text below a field is its help.
+same name, and a field marked `Internal` or named in the class attribute `without` is not an option. The text below a
+field is its help.
 """
 
 from __future__ import annotations
@@ -155,7 +156,8 @@ def options(command: type) -> dict[str, Option]:
             inner |= options(hint)  # type: ignore[arg-type]
         elif INTERNAL not in marks:
             own[field.name] = Option(command, field.name, hint, field.default, PLACED in marks)
-    return own | {name: option for name, option in inner.items() if name not in _own(hints)}
+    left_out = {*_own(hints), *getattr(command, "without", ())}
+    return own | {name: option for name, option in inner.items() if name not in left_out}
 
 
 def _own(hints: Mapping[str, tuple[Any, Any]]) -> set[str]:

@@ -12,8 +12,7 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, Deployment
-from pdvsim.decide.drafters import Drafted, acceptance_text
-from pdvsim.decide.fleet import Fleet, contender, hourly, prices
+from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained, level_title
 from pdvsim.decide.options import BUDGET
@@ -74,16 +73,12 @@ class Question:
     warmup_share: float = 0.2
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
-    fleets: tuple[Fleet, ...] = ()  # ways to use several GPUs, compared instead of architectures
-    card_hour_usd: tuple[str, ...] = ()  # hourly price of each GPU type, as card=dollars
-    drafters: tuple[Drafted, ...] = ()  # architectures with drafters, compared instead of architectures
+    ways: tuple[Way, ...] = ()  # compared instead of architectures
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
         check_ranges(self)
-        for fleet in self.fleets:
-            self.hourly(fleet.name)  # reports missing prices before any run
         vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
 
     def name(self, candidate: Experiment) -> str:
@@ -91,21 +86,26 @@ class Question:
         return contender(candidate, self.ways)
 
     @property
-    def ways(self) -> tuple[Fleet | Drafted, ...]:
-        """Contenders compared instead of architectures."""
-        return self.fleets or self.drafters
+    def fleets(self) -> tuple[Way, ...]:
+        """Ways to use several GPUs."""
+        return tuple(way for way in self.ways if way.hardware is not None)
+
+    @property
+    def drafters(self) -> tuple[Way, ...]:
+        """Architectures with drafters."""
+        return tuple(way for way in self.ways if way.pair is not None)
 
     def described(self, candidate: Experiment) -> str:
         """Short description of a candidate."""
         return ", ".join([self.name(candidate), *settings_text(candidate)])
 
-    def fleet(self, name: str) -> Fleet:
+    def fleet(self, name: str) -> Way:
         """The fleet of this name."""
         return next(fleet for fleet in self.fleets if fleet.name == name)
 
     def hourly(self, name: str) -> float:
-        """Hourly cost of a fleet: dollars, or GPUs if no prices are given."""
-        return hourly(self.fleet(name), self.base, prices(self.card_hour_usd))
+        """Hourly cost of a fleet: dollars, or GPUs if no price is given."""
+        return self.fleet(name).gpus(self.base) * (self.gpu_hour_usd or 1.0)
 
     @property
     def cheaper(self) -> frozenset[str]:
@@ -127,7 +127,7 @@ class Advice(Answer):
     alone: hazards.Alone | None = None
     break_even: hazards.BreakEven | None = None
     balance: hazards.Balance | None = None
-    memory: hazards.Memory | None = None
+    memory: dict[str, int] | None = None
     capacity: Capacities | None = None
     deployment: list[Block] = field(default_factory=list)  # commands to start it
     left_out: list[str] = field(default_factory=list)
@@ -258,9 +258,8 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
             "break_even_acceptance": advice.break_even and asdict(advice.break_even),
             "balance": share
             and asdict(share) | {name: getattr(share, name) for name in ("step_ratio", "speedup", "affordable")},
-            "kv_cache": advice.memory and asdict(advice.memory),
+            "kv_cache": advice.memory,
             "capacity": advice.capacity and advice.capacity.summary(),
-            "busiest_lane": dict([hazards.busiest_lane(rows)]),
         },
         "profile": rows[0]["profile"],
         "foundation": rows[0]["foundation"],
@@ -347,7 +346,7 @@ def _not_met(advice: Advice) -> str:
     """What it would take, as far as that is known."""
     held, rate = advice.held_rate, advice.question.base.traffic.request_rate
     if advice.capacity and held and held.mean > 0:
-        gpus = advice.capacity.plan.gpus[0]
+        gpus = advice.capacity.plan.gpus
         needed = max(gpus + 1, math.ceil(gpus * rate / held.mean))
         return f"on {plural(gpus, 'GPU')} it holds {held.mean:.3g} req/s: the load needs {needed}"
     return "no tested setting holds this load; the values below are of the best one"
@@ -377,7 +376,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
     rows = []
-    units = ("$/h", "$ per million tokens") if ask.card_hour_usd else ("GPU/h", "GPU-hours per million tokens")
+    units = ("$/h", "$ per million tokens") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours per million tokens")
     named = {ask.name(candidate): candidate for candidate in advice.finals}
     for name in dict.fromkeys((held.best, *held.behind, *named)):
         candidate, values = named[name], held.values.get(name)
@@ -392,7 +391,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
     lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
-    if ask.card_hour_usd and (cheapest := advice.cheapest) not in (None, best):
+    if ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
         lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
     if not held.behind:
         return [*lines, "The only finalist that meets the goal."]
@@ -408,7 +407,7 @@ def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
     name = ask.name(candidate)
     return {
         "fleet": name,
-        "cards": ask.fleet(name).cards(ask.base),
+        "gpus": ask.fleet(name).gpus(ask.base),
         "hourly": ask.hourly(name),
         "per_million_output_tokens": advice.per_million(candidate),
     }
@@ -450,9 +449,9 @@ def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
     if advice.balance is not None:
         lines.append("balanced models: " + _balance(advice.balance))
     if advice.memory is not None:
-        peak, whole = advice.memory.peak_tokens, advice.memory.capacity_tokens
+        peak, whole = advice.memory.values()
         lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
-    return [*lines, _saturation(advice), *_left_out(advice, False)]
+    return [*lines, *_saturation(advice), *_left_out(advice, False)]
 
 
 def _alone(alone: hazards.Alone, best: str) -> str:
@@ -493,25 +492,23 @@ def _balance(balance: hazards.Balance) -> str:
     return text + ": the verify alone takes longer" if balance.affordable <= 0 else text + ": the draft costs too much"
 
 
-def _saturation(advice: Advice) -> str:
-    """The distance to capacity, if it was searched. Lane utilisation does not show it, as batches grow."""
+def _saturation(advice: Advice) -> list[str]:
+    """The distance to capacity, if it was searched."""
     capacity, rate = advice.capacity, advice.held_rate
     if capacity is None or rate is None:
-        lane, busy = hazards.busiest_lane(advice.rows)
-        share = f"the {lane} lane is busy {cell(busy, 0, 100)} % of the time"
-        return f"lanes: {share}; that does not show the distance to capacity, as batches can still grow"
+        return []
     if not rate.mean:
-        return "saturation: no rate holds the service levels"
+        return ["saturation: no rate holds the service levels"]
     used = advice.question.base.traffic.request_rate / rate.mean
     load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
-    gpus = capacity.plan.gpus[0]
+    gpus = capacity.plan.gpus
     text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
     text += f"; the load needs {plural(max(gpus, math.ceil(gpus * used)), 'GPU')}"
     cost: Interval = capacity.summary()[0]["usd_per_million_output_tokens"]
     if math.isnan(cost.mean):
-        return text
+        return [text]
     there = f"${positive(cost, 3)} at that rate, ${cost.mean / used:.3f} at the given load"
-    return f"{text}; a million output tokens cost {there}"
+    return [f"{text}; a million output tokens cost {there}"]
 
 
 def _notes(advice: Advice, best: Experiment) -> list[str]:
@@ -520,7 +517,7 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     left = f"; {advice.search.skipped} more were not tested" if advice.search.skipped else ""
     who = "way to use the GPUs" if ask.fleets else "architecture"
     who += " and drafter" if ask.drafters else ""
-    accepted = dict.fromkeys(acceptance_text(way) for way in ask.drafters)
+    accepted = dict.fromkeys(way.acceptance_text for way in ask.drafters)
     counts = sorted({len(rows) for rows in advice.finals.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     warm = f", the first {ask.warmup_share:.0%} excluded" if ask.warmup_share else ""

@@ -82,8 +82,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         advice.break_even = hazards.break_even(rated, plain, who, bench)
     axis = load_axis(best.traffic)
     if axis == "load" and ask.goal.levels and room("distance to capacity", hazards.saturation_runs(who)):
-        gpus = best.hardware.replicas * best.gpus
-        advice.capacity = hazards.saturation(who, gpus, bench, ask.warmup_share, ask.gpu_hour_usd)
+        advice.capacity = hazards.saturation(who, bench, ask.warmup_share, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
     if room("one request at a time", who.runs):

@@ -49,7 +49,7 @@ from pdvsim.view.table import DETAIL, TextTable
 
 LONG = 16  # length of a run at the held rate, in request durations
 
-Case = tuple[Arch, int, int]  # architecture, GPUs, seed
+Case = tuple[Arch, int]  # architecture and seed
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,6 @@ class Plan:
 
     base: Experiment
     archs: tuple[Arch, ...]
-    gpus: tuple[int, ...]
     num_runs: int
     goal: Goal
     tolerance: float = 0.02
@@ -68,48 +67,43 @@ class Plan:
 
     def __post_init__(self) -> None:
         check_list("arch", self.archs)
-        check_list("gpus", self.gpus)
         if not self.goal.levels:
             raise ValueError("capacity needs service levels: give --goodput, e.g. --goodput ttft:500 tpot:50")
         check_ranges(self)
-        check_points("GPUs x architectures x runs", len(self.gpus), len(self.archs), self.num_runs)
-        for gpus in self.gpus:
-            if gpus % self.gpus_per_server:
-                raise ValueError(f"gpus must be a multiple of {self.gpus_per_server}, the GPUs per server, got {gpus}")
+        check_points("architectures x runs", len(self.archs), self.num_runs)
         vet(self.experiment(case, 1.0) for case in self.cases())  # reports invalid options before any run
 
     @property
-    def gpus_per_server(self) -> int:
-        return self.base.gpus
+    def gpus(self) -> int:
+        """GPUs of all servers."""
+        return self.base.hardware.replicas * self.base.gpus
 
     def cases(self) -> list[Case]:
         """Every search."""
         seeds = range(self.base.traffic.seed, self.base.traffic.seed + self.num_runs)
-        return [(arch, gpus, seed) for gpus in self.gpus for arch in self.archs for seed in seeds]
+        return [(arch, seed) for arch in self.archs for seed in seeds]
 
     def experiment(self, case: Case, rate: float) -> Experiment:
         """One run; the number of requests per server does not depend on the number of servers."""
-        arch, gpus, seed = case
-        servers = gpus // self.gpus_per_server
-        traffic = replace(self.base.traffic, seed=seed, num_prompts=servers * self.base.traffic.num_prompts)
-        hardware = replace(self.base.hardware, replicas=servers)
-        server = self.servers.get(arch, self.base.server)
-        scaled = replace(self.base, arch=arch, traffic=traffic, server=server, hardware=hardware)
+        arch, seed = case
+        prompts = self.base.hardware.replicas * self.base.traffic.num_prompts
+        traffic = replace(self.base.traffic, seed=seed, num_prompts=prompts)
+        scaled = replace(self.base, arch=arch, traffic=traffic, server=self.servers.get(arch, self.base.server))
         return at_rate(self.goal.prepared(scaled, self.warmup_share), rate * mean_gap(traffic))
 
     def with_prompts(self, num_prompts: int) -> Plan:
         """The same plan with runs of so many requests per server."""
         return replace(self, base=replace(self.base, traffic=replace(self.base.traffic, num_prompts=num_prompts)))
 
-    def needed(self, case: Case, row: Row) -> int:
+    def needed(self, row: Row) -> int:
         """Requests per server that a run at this row's rate must have, to last `LONG` durations of a request."""
         in_service = float(row["load"]) * (float(row["mean_e2el_ms"]) - float(row["breakdown_ms_queue"])) / 1e3
-        return math.ceil(LONG * in_service * self.gpus_per_server / case[1])
+        return math.ceil(LONG * in_service / self.base.hardware.replicas)
 
 
 @dataclass(repr=False)
 class Capacities(Answer):
-    """What a search found: one row per architecture, number of GPUs and seed."""
+    """What a search found: one row per architecture and seed."""
 
     plan: Plan
     gpu_hour_usd: float | None = None
@@ -118,38 +112,33 @@ class Capacities(Answer):
     interrupted: bool = False
 
     def summary(self) -> list[dict[str, Any]]:
-        """One entry per number of GPUs and architecture, with intervals over seeds."""
-        entries = []
-        for gpus in self.plan.gpus:
-            for arch in self.plan.archs:
-                rows = self._of(arch, gpus)
-                if not rows:
-                    continue
-                numbers = ("rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment")
-                settings = ", ".join(settings_text(self.plan.experiment((arch, gpus, 0), 1.0)))
-                entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
-                entry |= {name: interval(row[name] for row in rows) for name in numbers}
-                entry["rate"] = _as_known(entry["rate"], interval(row["may_hold"] for row in rows).mean)
-                entry["held_in"] = sum(row["rate"] > 0 for row in rows)
-                entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
-                entries.append(entry)
+        """One entry per architecture, with intervals over seeds."""
+        entries, gpus = [], self.plan.gpus
+        for arch in self.plan.archs:
+            rows = self._of(arch)
+            if not rows:
+                continue
+            numbers = ("rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment")
+            settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
+            entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
+            entry |= {name: interval(row[name] for row in rows) for name in numbers}
+            entry["rate"] = _as_known(entry["rate"], interval(row["may_hold"] for row in rows).mean)
+            entry["held_in"] = sum(row["rate"] > 0 for row in rows)
+            entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
+            entries.append(entry)
         return entries
 
-    def contests(self) -> dict[int, Contest]:
-        """For each number of GPUs, which architecture holds most, if the searches of at least two have finished.
+    def most(self) -> Contest | None:
+        """Which architecture holds most, if the searches of at least two have finished.
 
         Leads within the tolerance of the search or the profile's error do not count.
         """
-        found = {}
-        for gpus in self.plan.gpus:
-            rates = {arch: [row["rate"] for row in self._of(arch, gpus)] for arch in self.plan.archs}
-            whole = {arch: values for arch, values in rates.items() if len(values) == self.plan.num_runs}
-            if len(whole) > 1:
-                comparisons = len(self.plan.gpus) * (len(self.plan.archs) - 1)
-                errors = {str(arch): max(map(self._error, self._of(arch, gpus))) for arch in whole}
-                values = {str(arch): rates for arch, rates in whole.items()}
-                found[gpus] = contest(values, 1, comparisons, self.plan.tolerance, errors)
-        return found
+        rates = {str(arch): [row["rate"] for row in self._of(arch)] for arch in self.plan.archs}
+        whole = {arch: values for arch, values in rates.items() if len(values) == self.plan.num_runs}
+        if len(whole) < 2:
+            return None
+        errors = {arch: max(map(self._error, self._of(arch))) for arch in whole}
+        return contest(whole, 1, len(self.plan.archs) - 1, self.plan.tolerance, errors)
 
     def _error(self, row: Row) -> float:
         """The profile's error in a rate: that of the throughput, or of the binding latencies divided by their slope.
@@ -162,18 +151,18 @@ class Capacities(Answer):
         off = [lead_error(self.plan.base, metric) / float(row["steepness"]) for metric in missed]
         return max([lead_error(self.plan.base, "output_throughput"), *off])
 
-    def _of(self, arch: Arch, gpus: int) -> list[Row]:
-        return [row for row in self.rows if (row["arch"], row["gpus"]) == (arch, gpus)]
+    def _of(self, arch: Arch) -> list[Row]:
+        return [row for row in self.rows if row["arch"] == arch]
 
     def report(self) -> Report:
-        """One row per number of GPUs and architecture, which holds most, and the method."""
-        plan, contests, summary = self.plan, self.contests(), self.summary()
+        """One row per architecture, which holds most, and the method."""
+        plan, held, summary = self.plan, self.most(), self.summary()
         asked = "" if plan.goal.named else f" for {plan.goal.attainment:.0%}"
         lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)}{asked}."
         lines: list[str | Showable] = ["no search has finished"]
         if self.rows:
-            most = [_most(gpus, held) for gpus, held in contests.items()]
-            lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, contests)]
+            most = [_most(plan.gpus, held)] if held else []
+            lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, held)]
         return Report(
             "Capacity",
             lead,
@@ -184,7 +173,7 @@ class Capacities(Answer):
                 plan=output.settings(plan),
                 gpu_hour_usd=self.gpu_hour_usd,
                 summary=summary,
-                most_by_gpus={str(gpus): contest_document(held) for gpus, held in contests.items()},
+                most=held and contest_document(held),
                 searches=self.rows,
             ),
             f"{len(self.rows)} of {len(plan.cases())} searches" if self.interrupted else "",
@@ -229,7 +218,7 @@ def _most(gpus: int, held: Contest) -> str:
     return f"{where}: {held.best} leads {', '.join(held.unsure)} without significance; {lead}"
 
 
-def _notes(found: Capacities, summary: list[dict[str, Any]], contests: Mapping[int, Contest]) -> list[str]:
+def _notes(found: Capacities, summary: list[dict[str, Any]], held: Contest | None) -> list[str]:
     plan = found.plan
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
@@ -239,10 +228,9 @@ def _notes(found: Capacities, summary: list[dict[str, Any]], contests: Mapping[i
         f"the first {plan.warmup_share:.0%} excluded; rates within {plan.tolerance:.0%}; {found.runs} runs",
     ]
     if plan.num_runs > 1:
-        each = [f"{held.confidence:.1%}" for held in contests.values()][:1]
-        family = "".join(f"; differences are paired by seed, each at {confidence}" for confidence in each)
+        family = f"; differences are paired by seed, each at {held.confidence:.1%}" if held else ""
         notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
-        notes += [threshold_text(contests.values(), plan.tolerance)] if contests else []
+        notes += [threshold_text([held], plan.tolerance)] if held else []
     if any(vague(entry["rate"]) for entry in summary):
         notes.append("(0 to ...): the 95% interval is wider than the mean; raise --num-runs")
     if any("queue" in row["limited_by"] for row in found.rows):

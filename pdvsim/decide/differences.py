@@ -31,13 +31,12 @@ from pdvsim.view.table import (
 if TYPE_CHECKING:
     import pandas as pd
 
-COST = "usd_per_million_output_tokens"
 Spot = tuple[str, float]  # a place in words, and a load
 
 
 @dataclass(frozen=True)
 class Differences:
-    """Rows with a `place` in words and, with prices, a cost; and the settings of all at each spot."""
+    """Rows with a `place` in words, and the settings of all at each spot."""
 
     points: pd.DataFrame
     against: str
@@ -82,7 +81,6 @@ class Differences:
         tail = f"{self._tail.partition('_')[0].upper()} latency ms"
         columns |= {tail: self._tail, "accepted % of drafted": "spec_decode_acceptance_rate"}
         columns |= {"of judged": "spec_decode_judged_acceptance_rate", "tok/round": "spec_decode_acceptance_length"}
-        columns |= {"USD/M out tok": COST} if COST in entries[0] else {}
         rows = [
             {
                 **_seat(entry),
@@ -93,7 +91,6 @@ class Differences:
             for entry in entries
         ]
         notes = [*dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries), *uncertainty(entries)]
-        notes += [] if COST in entries[0] else ["no cost: give prices with --card-hour-usd"]
         spare = ("of judged", "accepted % of drafted", "tok/round", DETAIL, "mean latency ms", "settings")
         return [*fitted_table(rows, spare, _places(entries)), *notes]
 

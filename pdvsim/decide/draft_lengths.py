@@ -1,8 +1,8 @@
 """The best draft length at each batch size: simulated at a few sizes, and by formula between them.
 
 Closed loops are simulated with prompts, catch-up and power limit, at a few sizes and on both sides of every edge of the
-table. Between these sizes the formula (`formula`) is scaled to match the simulations. At k=0 the drafter of some
-engines still runs, which costs a draft step per token.
+table. Between these sizes the formula (`formula`) is scaled to match the simulations. At k=0 the drafter still runs,
+which costs a draft step per token.
 
 Not modelled: vLLM's drafter processes a whole round again before it drafts, rejected tokens included.
 """
@@ -105,16 +105,13 @@ class Speeds:
         return moved
 
     def _idle(self, sizes: Sequence[int]) -> Logs:
-        """At k=0: plain decoding, plus the drafter's pass over every token if it still runs."""
+        """At k=0: plain decoding, plus the drafter's pass over every token."""
         return self._idle_by_formula(sizes) + self._interpolated(sizes, {r: 0 for r, k in self._moved if not k})
 
     def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
-        facts, formula = self.question.facts, self.formula
-        if facts.lowest_k > 0:
+        if self.question.facts.lowest_k > 0:
             return np.full(len(sizes), -np.inf)
-        plain = self.plain(sizes)
-        if not facts.drafts_at_0:
-            return plain
+        plain, formula = self.plain(sizes), self.formula
         rounds, drafter, more_s = formula.rounds(0) + JOINING, formula.planner.models["draft"], []
         for rows in (min(size, self.fits) for size in sizes):
             step = drafter.shape(rows, 1)
@@ -138,7 +135,7 @@ def error_of(profile: Profile, experiment: Experiment) -> float:
 
 
 def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTable:
-    """The table, and one for each requested context; by formula alone without a bench. Ctrl-C keeps finished runs."""
+    """The table; by formula alone without a bench. Ctrl-C keeps finished runs."""
     started_s = time.monotonic()
     speeds, interrupted = Speeds(question), False
     try:
@@ -147,12 +144,6 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
     except KeyboardInterrupt:
         interrupted = True
     table = _table(speeds)
-    for context in question.contexts if not interrupted else ():
-        other = find_table(question.at_context(context), bench)
-        other.context = context  # the sampled prompts differ from it a little
-        table.by_context.append(other)
-        if interrupted := other.interrupted:
-            break
     table.interrupted, table.runs = interrupted, bench.runs if bench is not None else 0
     table.spent_s = time.monotonic() - started_s
     return table
@@ -160,8 +151,7 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
 
 def usual_runs(question: DraftQuestion) -> int:
     """Estimated simulations of a table: five lengths at each size, and two edges that move once."""
-    points = 5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3
-    return points * question.num_runs * (1 + len(question.contexts))
+    return (5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3) * question.num_runs
 
 
 def _sizes(most: int) -> list[int]:
@@ -193,12 +183,7 @@ def _worth_simulating(speeds: Speeds, rows: int) -> list[int]:
     best = max(1, int(logs.argmax()))
     near = {k for k in range(1, len(logs)) if abs(k - best) <= 1} | {speeds.question.compared}
     near |= {k for k in range(len(logs)) if logs[best] - logs[k] <= CLOSE}
-    return list(dict.fromkeys([PLAIN, *(_as_run(speeds, k) for k in sorted(near))]))
-
-
-def _as_run(speeds: Speeds, k: int) -> int:
-    """The length to simulate: k=0 means no drafter if the drafter does not run at k=0."""
-    return k if k or speeds.question.facts.drafts_at_0 else PLAIN
+    return list(dict.fromkeys([PLAIN, *sorted(near)]))
 
 
 def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
@@ -209,7 +194,7 @@ def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
     found = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
     first = _plain_from(plain, _chosen(logs, tiers))
     found += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
-    return list(dict.fromkeys([(rows, one) for rows, k in found for one in (PLAIN, _as_run(speeds, k))]))
+    return list(dict.fromkeys([(rows, one) for rows, k in found for one in (PLAIN, k)]))
 
 
 def _table(speeds: Speeds) -> DraftTable:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from pdvsim.decide.deploy import Block, Deployment, Served, sglang, tensorrt_llm, vllm
-from pdvsim.decide.formula import SAMPLE, Formula
-from pdvsim.decide.idle_drafter import IdleDrafter
 from pdvsim.decide.report import Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import Request, Work
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
 from pdvsim.sim.policies import named
+from pdvsim.sim.policies.colocated import Colocated
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
 from pdvsim.study.stats import Interval
@@ -23,13 +23,32 @@ from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid
 
-EngineName = Literal["vllm", "sglang", "tensorrt-llm", "pdvsim"]
+EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 
 SIZES = Range(1, 4096)
 USUAL = 4  # common default draft length
 RUN_BATCHES = 3  # least requests of a simulation, in batches
 SHOWN = 0.0005  # smallest share not printed as 0.0%
 PLAIN = -1  # in place of a draft length: a server without a drafter
+
+
+class IdleDrafter(Colocated):
+    """Plain decoding with a drafter that still runs, as in engines at k=0.
+
+    In each step the drafter processes every row's newest token; its draft is not verified. For draft length 1.
+    """
+
+    def draft(self, rows: list[Request], k: int) -> Work:
+        for row in rows:
+            row.owed = 0  # it has read all before
+        return super().draft(rows, k)
+
+    def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
+        for row in rows:
+            row.k = 0
+        return super().verify(rows, 0, drafted)
+
+
 IDLE_DRAFTER = named(IdleDrafter)
 
 
@@ -37,68 +56,52 @@ class EngineFacts(NamedTuple):
     """What an engine does with draft lengths by batch size."""
 
     padding: Padding
-    lowest_k: int
-    drafts_at_0: bool  # whether the drafter runs at k=0
+    lowest_k: int  # at k=0 the drafter still runs
     pads: str
     at_0: str
 
 
 ENGINES: dict[EngineName, EngineFacts] = {
     "vllm": EngineFacts(
-        "vllm", 0, True,
+        "vllm", 0,
         "vLLM pads the tokens of a step to 1, 2, 4, multiples of 8 up to 256 and multiples of 16 up to 512",
         "at k=0 vLLM still runs the drafter, to keep its KV cache complete (vLLM issue 49548)",
     ),
     "sglang": EngineFacts(
-        "sglang", 0, True,
+        "sglang", 0,
         "SGLang pads the requests of a step to 1 to 8, even numbers to 32, multiples of 4 to 64, of 8 to 256 and of 16",
         "at k=0 SGLang still runs the drafter",
     ),
     "tensorrt-llm": EngineFacts(
-        "tensorrt-llm", 1, False,
+        "tensorrt-llm", 1,
         "TensorRT-LLM with enable_padding pads the requests of a step to 1, 2, 4, multiples of 8 up to 128 and of 64",
         "lowest k is 1: at k=0 TensorRT-LLM leaves the drafter's KV cache stale, and later drafts are rejected "
         "(TensorRT-LLM pull request 16888)",
-    ),
-    "pdvsim": EngineFacts(
-        "profile", 0, False,
-        "requests of a step are padded as in the engine that the profile was measured on",
-        "at k=0 the drafter does not run, as with pdvsim's controllers",
     ),
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class DraftQuestion:
-    """Models, GPU and traffic; the longest draft and, in `base`, the largest batch."""
+    """Models, GPU and traffic, served by an engine; the longest draft and, in `base`, the largest batch."""
 
     base: Experiment
     max_k: int = 8
     against: int | None = None  # a fixed draft length to compare with
-    engine: EngineName | None = None
-    contexts: tuple[int, ...] = ()  # further contexts (mean cached tokens per request) to make a table for
+    engine: EngineName = "vllm"
     indifference: float = 0.02  # relative gains that start no new tier
     num_runs: int = 3
 
     def __post_init__(self) -> None:
         check_ranges(self)
         check("max-num-seqs", self.most, SIZES)
-        if self.base.kin in ("autoregressive", "baseline"):
-            why = "drafts nothing" if self.base.kin == "autoregressive" else "serves each request at batch 1"
-            raise ValueError(f"a draft table needs an architecture that drafts in batches; {self.base.arch} {why}")
         if not self.base.has_drafter:
             raise ValueError("a draft table needs a drafter: --drafter none has none")
-        if self.engine not in (None, "pdvsim") and self.base.kin != "colocated":
-            raise ValueError(f"--engine {self.engine} serves colocated batches, not {self.base.arch}")
         if self.compared > self.max_k:
             raise ValueError(f"--against {self.against} is beyond --max-k {self.max_k}")
         if self.compared < self.facts.lowest_k:
-            raise ValueError(f"--against {self.against} is below the lowest k of {self.served_by}")
-        if self.base.seats.gpus > 1:
-            raise ValueError("a draft table needs one GPU: --place does not apply")
+            raise ValueError(f"--against {self.against} is below the lowest k of {self.engine}")
         checked(self.drafting(self.max_k))
-        for context in self.contexts:
-            checked(self.at_context(context).drafting(self.max_k))
 
     @property
     def most(self) -> int:
@@ -110,26 +113,12 @@ class DraftQuestion:
         return min(USUAL, self.max_k) if self.against is None else self.against
 
     @property
-    def served_by(self) -> EngineName:
-        return self.engine or ("vllm" if self.base.kin == "colocated" else "pdvsim")
-
-    @property
     def facts(self) -> EngineFacts:
         """What the engine does; a profile from an engine's log already includes padding."""
-        engine = ENGINES[self.served_by]
+        engine = ENGINES[self.engine]
         if not profile_of(self.base).whole_steps:
             return engine
         return engine._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
-
-    def at_context(self, context: int) -> DraftQuestion:
-        """The same outputs with prompts of one length, so that requests have this mean context while they decode."""
-        formula = Formula(replace(self.base, traffic=replace(self.base.traffic, num_prompts=SAMPLE)))
-        answers = [request.output_tokens for request in formula.requests]
-        decoded = sum(n * n / 2 for n in answers) / sum(answers)
-        if context <= decoded:
-            raise ValueError(f"contexts: {context} tokens are fewer than the {decoded:.0f} of the outputs alone")
-        traffic = replace(self.base.traffic, input_len=round(context - decoded))
-        return replace(self, base=replace(self.base, traffic=traffic), contexts=())
 
     def drafting(self, k: int) -> Experiment:
         """The experiment with a fixed draft length, on one server."""
@@ -141,8 +130,7 @@ class DraftQuestion:
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
         """Replications of a closed loop of so many requests, measured after the first batch; k may be PLAIN."""
-        idle = k == 0 and self.facts.drafts_at_0
-        one = replace(self.drafting(1), arch=IDLE_DRAFTER) if idle else self.drafting(max(k, 0))
+        one = self.drafting(max(k, 0)) if k else replace(self.drafting(1), arch=IDLE_DRAFTER)
         count = max(self.base.traffic.num_prompts, RUN_BATCHES * rows)
         traffic = replace(one.traffic, num_prompts=count, max_concurrency=rows)
         scoring = replace(one.scoring, warmup_requests=min(rows, count - 1))
@@ -191,7 +179,6 @@ class DraftTable(Answer):
     profile: str
     foundation: str
     simulated: list[Simulated] = field(default_factory=list)
-    by_context: list[DraftTable] = field(default_factory=list)
     runs: int = 0
     spent_s: float = 0.0
     interrupted: bool = False
@@ -200,23 +187,18 @@ class DraftTable(Answer):
         """Whether a tier's draft length leads the next best by more than the error."""
         return not tier.over_next <= (0.0 if math.isnan(self.error) else self.error)
 
-    def ranges(self, rows: int | None = None) -> list[list[int]]:
-        """Rows of [first batch size, last, draft length], as far as a batch size."""
-        most = rows or self.question.most
-        return [[tier.first, min(tier.last, most), tier.k] for tier in self.tiers if tier.first <= most]
-
-    def k_at(self, rows: int) -> int:
-        """The draft length at a batch size."""
-        return next(tier.k for tier in self.tiers if tier.last >= rows)
+    def ranges(self) -> list[list[int]]:
+        """Rows of [first batch size, last, draft length]."""
+        return [[tier.first, tier.last, tier.k] for tier in self.tiers]
 
     def report(self) -> Report:
         """The table, its significance, and the commands to start."""
         asked, blocks = self.question, ready(self)
         served = f"{asked.base.server.pair} on {asked.base.hardware.gpu}, {asked.base.arch}"
-        title = f"Draft lengths by batch size for {asked.served_by}: {served}, context {self.context:,.0f}"
+        title = f"Draft lengths by batch size for {asked.engine}: {served}, context {self.context:,.0f}"
         document = self.document(
             question=output.settings(asked),
-            engine={"name": asked.served_by} | asked.facts._asdict(),
+            engine={"name": asked.engine} | asked.facts._asdict(),
             tiers=[asdict(tier) | {"significant": self.significant(tier)} for tier in self.tiers],
             against=asked.compared,
             best=list(self.best),
@@ -224,8 +206,11 @@ class DraftTable(Answer):
             error=self.error,
             one_draft_length={"k": self.single, "loss": self.single_lost},
             rows_measured=self.measured,
-            **self._at_context(),
-            by_context=[other._at_context() for other in self.by_context],
+            context=self.context,
+            num_speculative_tokens_per_batch_size=self.ranges(),
+            plain_is_faster_from=self.plain_from,
+            rows_that_fit=self.fits,
+            simulated=[point._asdict() | {"k": "plain" if point.k == PLAIN else point.k} for point in self.simulated],
             deployment=[asdict(block) for block in blocks],
             profile=self.profile,
             foundation=self.foundation,
@@ -234,21 +219,10 @@ class DraftTable(Answer):
         )
         sections: list[tuple[str, list[str | Showable]]] = [
             ("", [title, _tiers(self), *(f"- {note}" for note in _notes(self))]),
-            ("", ["Draft lengths by batch size and context", *_by_context(self)] if self.by_context else []),
             ("", [Deployment(blocks)]),
         ]
         stopped = "the table uses the simulations that had finished" if self.interrupted else ""
         return Report("Draft table", title, asked.base, sections, document, stopped)
-
-    def _at_context(self) -> dict[str, Any]:
-        """The document's part that every context has."""
-        return {
-            "context": self.context,
-            "num_speculative_tokens_per_batch_size": self.ranges(),
-            "plain_is_faster_from": self.plain_from,
-            "rows_that_fit": self.fits,
-            "simulated": [point._asdict() | {"k": _length(point.k)} for point in self.simulated],
-        }
 
 
 def of_table(table: DraftTable) -> Served:
@@ -261,12 +235,8 @@ def of_table(table: DraftTable) -> Served:
 
 def ready(table: DraftTable) -> list[Block]:
     """The table in the engine's format."""
-    question, served = table.question, of_table(table)
-    if question.base.arch != "colocated" or question.served_by == "pdvsim":
-        return [Block("To start", "", (f"no line: the table is for {question.base.arch} on pdvsim's engine",))]
-    if question.served_by == "sglang":
-        return sglang(served)
-    return [vllm(served) if question.served_by == "vllm" else tensorrt_llm(served)]
+    engine, served = table.question.engine, of_table(table)
+    return sglang(served) if engine == "sglang" else [vllm(served) if engine == "vllm" else tensorrt_llm(served)]
 
 
 def _tiers(table: DraftTable) -> str:
@@ -287,32 +257,6 @@ def _tiers(table: DraftTable) -> str:
         for tier in table.tiers
     ]
     return grid(header, body)
-
-
-def _length(k: int) -> int | str:
-    return "plain" if k == PLAIN else k
-
-
-def _by_context(table: DraftTable) -> list[str]:
-    tables = sorted([table, *table.by_context], key=lambda one: one.context)
-    starts = {tier.first for one in tables for tier in one.tiers} | {one.plain_from or 1 for one in tables}
-    starts |= {one.fits + 1 for one in tables if one.fits < table.question.most}
-    first = sorted(starts)
-    body = []
-    for low, high in zip(first, [*(start - 1 for start in first[1:]), table.question.most], strict=True):
-        body.append([f"{low} to {high}", *(_at(one, low) for one in tables)])
-    return [
-        grid(["batch", *(f"{one.context:,.0f} tokens" for one in tables)], body),
-        "- (plain): a server without a drafter is faster; -: the KV cache is too small",
-        "- engines take draft lengths by batch size alone: use the column of your traffic",
-    ]
-
-
-def _at(table: DraftTable, rows: int) -> str:
-    if rows > table.fits:
-        return "-"
-    faster = table.plain_from is not None and rows >= table.plain_from
-    return f"{table.k_at(rows)}{' (plain)' if faster else ''}"
 
 
 def _notes(table: DraftTable) -> list[str]:

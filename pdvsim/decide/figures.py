@@ -12,13 +12,13 @@ import numpy as np
 
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.fleet import APART, Fleet
+from pdvsim.decide.fleet import APART
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
-from pdvsim.decide.report import plural
 from pdvsim.decide.runs import load_words
 from pdvsim.decide.space import drafts_text
 from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.figure import new_figure, styled
@@ -38,18 +38,16 @@ MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are stil
 
 
 def capacity_figure(found: Capacities) -> Figure:
-    """The rate held by each architecture on each number of GPUs, and with prices the cost per million output tokens."""
+    """The rate held by each architecture, and with prices the cost per million output tokens."""
     entries = found.summary()
     panels = [("rate", "Rate held within the service levels", "req/s")]
     if found.gpu_hour_usd is not None:
         price = f"Cost at that rate, at ${found.gpu_hour_usd:g} per GPU-hour"
         panels.append(("usd_per_million_output_tokens", price, "$ per million output tokens"))
-    several = len(found.plan.gpus) > 1
-    names = [f"{e['arch']}, {plural(e['gpus'], 'GPU')}" if several else str(e["arch"]) for e in entries]
-    colours = [arch_colour(str(entry["arch"])) for entry in entries]
-    cut = any(upper(entry[key]) > _frame([e[key] for e in entries]) for key, *_ in panels for entry in entries)
+    names = [str(entry["arch"]) for entry in entries]
+    colours = list(map(arch_colour, names))
     with styled():
-        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(found, cut))
+        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(found))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)
         for axes, (key, title, unit) in zip(grid.flat, panels, strict=True):
             _bars(axes, names, [entry[key] for entry in entries], colours)
@@ -122,7 +120,7 @@ def upper(value: Interval) -> float:
     return sum(0.0 if math.isnan(part) else part for part in (value.mean, value.half_width))
 
 
-def _footnote(found: Capacities, cut: bool) -> str:
+def _footnote(found: Capacities) -> str:
     goal, first = found.plan.goal, found.rows[0]
     levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
     plan, base = found.plan, asdict(found.plan.base)
@@ -130,8 +128,7 @@ def _footnote(found: Capacities, cut: bool) -> str:
     note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its best")
     note += f" {levels}{goal.share_text}. Simulated, profile {first['profile']}."
     if found.plan.num_runs > 1:
-        note += f" Whiskers: 95% confidence over {found.plan.num_runs} replications"
-        note += " (cut at the frame)." if cut else "."
+        note += f" Whiskers, which may be cut at the frame: 95% confidence over {found.plan.num_runs} replications."
     settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in found.summary())
     return f"{note} Settings: {'; '.join(settings)}."
 
@@ -214,10 +211,9 @@ def map_figure(found: WinnerMap) -> Figure:
 
     grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
     places, loads = list(reversed(grid.places)), grid.loads
-    palette = [_fleet_colour(fleet) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
+    palette = [_colour(fleet.of(grid.base)) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
     texts = dict.fromkeys(np.ndindex(codes.shape), "")
-    whose = "the whole map" if grid.family == "map" else "each cell alone"
     note = setting_line(
         asdict(grid.base),
         f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'concurrent requests'}",
@@ -225,17 +221,15 @@ def map_figure(found: WinnerMap) -> Figure:
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
         card=f"{len(places)} cards"
         if grid.axis == "card"
-        else f"{len(grid.fleets[-1].cards(grid.base))} GPUs ({grid.base.hardware.gpu})"
+        else f"{grid.fleets[-1].gpus(grid.base)} GPUs ({grid.base.hardware.gpu})"
         if grid.fleets
         else None,
         drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its best",
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{seeds_text(found)} per cell, paired; 95% confidence for {whose}."
+    note += f"{seeds_text(found)} per cell, paired; 95% confidence for the whole map."
     note += f" Simulated, profile {found.rows[0]['profile']}."
-    if found.borders:
-        note += " Black: from here on, others lead over lanes on several GPUs."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
@@ -265,12 +259,11 @@ def map_figure(found: WinnerMap) -> Figure:
             box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
             if text:
                 axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", size=12, color="0.1", bbox=box)
-        _draw_border(axes, found)
         axes.tick_params(axis="y", rotation=0)
         axes.set_xlabel("Request rate (req/s)" if grid.request_rate else "Concurrent requests")
         sides = {"acceptance": "Acceptance rate", "size": "Pair draft:target (ratio of parameters)", "card": "Card"}
         axes.set_ylabel(sides[grid.axis])
-        axes.set_title(f"Best by {grid.objective}", fontweight="bold", loc="left")
+        axes.set_title(f"Best by {NAMES[grid.goal.objective]}", fontweight="bold", loc="left")
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
         columns = across(figure, [*archs, "not significant"])
@@ -278,28 +271,8 @@ def map_figure(found: WinnerMap) -> Figure:
     return figure
 
 
-def _fleet_colour(fleet: Fleet) -> str:
-    """Colour of its architecture; paler if the drafter has another GPU type, or if a split server is replicated."""
-    colour = arch_colour(fleet.arch)
-    single = (fleet.arch in APART or policy_of(fleet.arch).in_steps()) and fleet.hardware.tensor_parallel_size == 1
-    return paler(colour, 0.45 if fleet.hardware.cards or (single and not fleet.splits) else 0.0)
-
-
-def _draw_border(axes: Axes, found: WinnerMap) -> None:
-    """A line through the rows at the load where lanes on several GPUs stop leading; at the edge if they do not."""
-    loads, places = found.grid.loads, list(reversed(found.grid.places))
-    points = []
-    for border in found.borders:
-        low, high = border.split_leads, border.whole_lead
-        if low is None:
-            x = 0.0
-        elif high is None:
-            x = float(len(loads))
-        else:
-            x = float(np.interp(math.log(math.sqrt(low * high)), np.log(loads), np.arange(len(loads)) + 0.5))
-        points.append((places.index(border.place), x))
-    for row, x in points:
-        axes.plot([x, x], [row, row + 1], color="black", linewidth=3.5, solid_capstyle="butt")
-    for (upper, x), (lower, next_x) in itertools.pairwise(sorted(points)):
-        if lower == upper + 1:
-            axes.plot([x, next_x], [lower, lower], color="black", linewidth=3.5)
+def _colour(candidate: Experiment) -> str:
+    """Colour of its architecture; paler if a server that can be split is replicated."""
+    policy, hardware = policy_of(candidate.arch), candidate.hardware
+    single = (candidate.arch in APART or policy.in_steps()) and hardware.tensor_parallel_size == 1
+    return paler(arch_colour(candidate.arch), 0.45 if single and not hardware.place else 0.0)

@@ -115,16 +115,15 @@ def judged(
     place: Experiment | Mapping[str, Experiment],
     indifference: float,
     comparisons: int | None = None,
-    costs: Mapping[str, float] | None = None,
 ) -> Contest:
     """The contest by the goal's metric among the candidates that meet the levels and keep up.
 
     If none meets the levels, among those that keep up; if none does, among all. `place` gives the pair and the GPU, or
-    those of each contender. With `costs` the metric is divided by the cost of each.
+    those of each contender.
     """
     up = {name: mine for name, mine in rows.items() if kept_up(mine)}
     able = {name: mine for name, mine in up.items() if goal.met(mine)} or up or rows
-    values = {name: [goal.value(row) / (costs[name] if costs else 1.0) for row in mine] for name, mine in able.items()}
+    values = {name: [goal.value(row) for row in mine] for name, mine in able.items()}
     places = place if isinstance(place, Mapping) else dict.fromkeys(able, place)
     errors = {name: lead_error(places[name], goal.told_by(mine)) for name, mine in able.items()}
     return contest(values, goal.sign, comparisons, indifference, errors)

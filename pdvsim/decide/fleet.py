@@ -1,9 +1,13 @@
-"""Ways to use several GPUs: replicas, tensor parallelism, or lanes on different GPUs.
+"""Contenders other than architectures alone: ways to use several GPUs, and drafters of a model.
 
-A fleet is a number of GPUs, an architecture and a placement. Fleets of the same size are compared on the same requests,
-each with its best settings (`tune`). So a GPU for one lane is compared with a second server, and with one server
-sharded over all GPUs. With prices the comparison is per dollar; without them every GPU costs the same. Per dollar, one
-GPU alone is compared too.
+A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, or lanes on different GPUs.
+Fleets of the same size are compared on the same requests, each with its best settings (`tune`). So a GPU for one lane
+is compared with a second server, and with one server sharded over all GPUs. With a price, one GPU alone is compared
+too.
+
+Drafters of a model are its natural draft model, an EAGLE-3 head, and n-gram search in the request's own tokens. Each is
+compared in every architecture that drafts, with its recorded acceptance. A draft model has no recording, so its
+acceptance is assumed. Plain decoding is compared once.
 
 Not included: lanes that co-run on a sharded target, and an unsharded drafter on one of its GPUs if it can be sharded;
 engines have neither.
@@ -11,52 +15,56 @@ engines have neither.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from pdvsim.decide.drafters import Drafted
 from pdvsim.sim.assembly import covering_profile, kv_capacity
-from pdvsim.sim.config import SHARDED, Arch, Experiment, Hardware
-from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.limits import RANGES, check
+from pdvsim.sim.config import SHARDED, Acceptance, Arch, Experiment, Hardware
+from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.hardware.models import drafted_by, model_or_config, natural_draft
 from pdvsim.sim.policies import kin, policy_of
-from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
+from pdvsim.view.setting import acceptance_source
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
 APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # GPU of each lane
+KINDS: tuple[DrafterKind, ...] = ("model", "eagle3", "ngram")
 
 
 @dataclass(frozen=True)
-class Fleet:
-    """Some GPUs, and how they are used."""
+class Way:
+    """An architecture with its own GPUs, drafter or both, compared instead of architectures; None: as given."""
 
     name: str
     arch: Arch
-    hardware: Hardware
-    drafted: Drafted | None = None  # its drafter, if drafters are compared
+    hardware: Hardware | None = None
+    pair: str | None = None
+    acceptance: Acceptance | None = None  # of the pair's drafter
 
     def of(self, place: Experiment) -> Experiment:
-        """The experiment on this fleet."""
-        mine = place if self.drafted is None else self.drafted.of(place)
-        return replace(mine, arch=self.arch, hardware=self.hardware)
+        """The experiment served this way."""
+        server = place.server if self.pair is None else replace(place.server, pair=self.pair)
+        hardware, acceptance = self.hardware or place.hardware, self.acceptance or place.acceptance
+        return replace(place, arch=self.arch, server=server, hardware=hardware, acceptance=acceptance)
 
-    def cards(self, place: Experiment) -> tuple[str, ...]:
-        """Every GPU of it."""
+    def gpus(self, place: Experiment) -> int:
+        """The number of its GPUs."""
         mine = self.of(place)
-        seats = self.hardware.cards or (self.hardware.gpu,) * mine.seats.gpus
-        server = tuple(card for at, card in enumerate(seats) for _ in range(mine.group(at)))
-        return server * self.hardware.replicas
+        return mine.gpus * mine.hardware.replicas
 
     def named(self, candidate: Experiment) -> str:
-        """The name of a candidate's fleet: 2x colocated, or 2x colocated with eagle3 if drafters are compared."""
-        drafts = self.drafted is not None and candidate.has_drafter
-        return fleet_name(candidate) + (f" with {drafter_name(candidate.server.pair)}" if drafts else "")
+        """A candidate's name among such ways: 2x colocated, colocated with eagle3 or 2x colocated with eagle3."""
+        name = str(candidate.arch) if self.hardware is None else fleet_name(candidate)
+        drafts = self.pair is not None and candidate.has_drafter
+        return name + (f" with {drafter_name(candidate.server.pair)}" if drafts else "")
 
     @property
-    def splits(self) -> bool:
-        """Whether its servers have their lanes on several GPUs."""
-        return bool(self.hardware.place)
+    def acceptance_text(self) -> str:
+        """Where the acceptance of its drafter comes from; empty without a drafter of its own."""
+        if self.pair is None or self.acceptance is None:
+            return ""
+        return f"{drafter_name(self.pair)}: {acceptance_source(self.acceptance)}"
 
 
 def fleet_name(candidate: Experiment) -> str:
@@ -64,14 +72,13 @@ def fleet_name(candidate: Experiment) -> str:
     hardware, seats, name = candidate.hardware, candidate.seats, str(candidate.arch)
     if seats.gpus > 1:
         other = seats.prefill[0] if candidate.kin == "pd" else seats.draft[0]
-        first = hardware.cards[other] if hardware.cards else candidate.group(other)
-        name += f" on {first}+{candidate.group(seats.verify)}"
+        name += f" on {candidate.group(other)}+{candidate.group(seats.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
-def contender(candidate: Experiment, ways: Sequence[Fleet | Drafted]) -> str:
+def contender(candidate: Experiment, ways: Sequence[Way]) -> str:
     """The contender with these settings: one of the `ways` to use GPUs or to draft, else an architecture."""
     return ways[0].named(candidate) if ways else str(candidate.arch)
 
@@ -80,11 +87,10 @@ def fleets(
     base: Experiment,
     archs: Sequence[Arch],
     gpus: int,
-    drafter_card: str | None = None,
     alone: bool = False,
-    drafted: Sequence[Drafted] = (),
-) -> tuple[Fleet, ...]:
-    """Every way to use so many GPUs with these architectures, including a cheaper GPU for the drafter if given.
+    drafted: Sequence[Way] = (),
+) -> tuple[Way, ...]:
+    """Every way to use so many GPUs with these architectures.
 
     If drafters are compared (`drafted`), each way is combined with every drafter that it supports.
 
@@ -99,16 +105,12 @@ def fleets(
         raise ValueError(
             "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
         )
-    if given.profile and drafter_card is not None and given.profile != "roofline":
-        raise ValueError("--drafter-card uses the built-in profile of each GPU: leave out --profile")
-    found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, drafter_card, alone)]
+    found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, alone)]
     if drafted:
         ways = [(way.of(base), way) for way in drafted]
-        each = [(fleet, way) for mine, way in ways for fleet in _ways(mine, way.arch, gpus, drafter_card, alone)]
-        found = [replace(fleet, drafted=way) for fleet, way in each]
+        each = [(fleet, way) for mine, way in ways for fleet in _ways(mine, way.arch, gpus, alone)]
+        found = [replace(fleet, pair=way.pair, acceptance=way.acceptance) for fleet, way in each]
         found = [replace(fleet, name=fleet.named(fleet.of(base))) for fleet in found]
-    if drafter_card is not None and not any(fleet.hardware.cards for fleet in found):
-        raise ValueError("--drafter-card needs an architecture that drafts on a GPU of its own: pdv or pdv-ahead")
     fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
     if found and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
@@ -117,21 +119,21 @@ def fleets(
     return tuple(fitting)
 
 
-def _ways(base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alone: bool) -> Iterator[Fleet]:
+def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Way]:
     """Fleets of one architecture, including those whose models cannot be sharded so."""
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind, policy = kin(arch), policy_of(arch)
 
-    def made(server: int, hardware: Hardware) -> Fleet:
+    def made(server: int, hardware: Hardware) -> Way:
         count = gpus // server
         copies = replace(hardware, replicas=count, router=router) if count > 1 else hardware
-        return Fleet(fleet_name(replace(base, arch=arch, hardware=copies)), arch, copies)
+        return Way(fleet_name(replace(base, arch=arch, hardware=copies)), arch, copies)
 
     if policy.least_gpus == 1:
         if alone:
-            yield Fleet(fleet_name(replace(base, arch=arch)), arch, given)
+            yield Way(fleet_name(replace(base, arch=arch)), arch, given)
         yield made(1, given)
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
         yield made(size, replace(given, tensor_parallel_size=size))
@@ -144,14 +146,11 @@ def _ways(base: Experiment, arch: Arch, gpus: int, drafter_card: str | None, alo
             if other > 1 and kind != "pd":
                 split = replace(split, draft_tensor_parallel_size=other)
             yield made(target + other, split)
-            if drafter_card is not None and kind != "pd" and other == 1:
-                card = card_name(drafter_card, GPUS)
-                yield made(target + 1, replace(split, cards=(card, given.gpu)))
 
 
-def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:
+def _fitting(fleet: Way, base: Experiment) -> Way | None:
     """The fleet, with an unsharded drafter if it cannot be sharded; None without room for a KV cache."""
-    whole = replace(fleet, hardware=replace(fleet.hardware, draft_tensor_parallel_size=1))
+    whole = replace(fleet, hardware=replace(fleet.of(base).hardware, draft_tensor_parallel_size=1))
     for way in (fleet, whole):
         mine = way.of(base)
         try:
@@ -162,26 +161,16 @@ def _fitting(fleet: Fleet, base: Experiment) -> Fleet | None:
     return None
 
 
-def prices(texts: Sequence[str]) -> dict[str, float]:
-    """Dollars per hour by GPU type, from card=price; a ValueError names what is wrong."""
-    found: dict[str, float] = {}
-    for text in texts:
-        card, _, price = text.partition("=")
-        name = card_name(card, GPUS)
-        try:
-            found[name] = float(price)
-        except ValueError:
-            raise ValueError(f"card-hour-usd: {text!r} must be card=price, e.g. h200=4.5") from None
-        check(f"card-hour-usd {name}", found[name], RANGES["gpu_hour_usd"])
-    return found
-
-
-def hourly(fleet: Fleet, place: Experiment, usd: Mapping[str, float]) -> float:
-    """Cost of a fleet per hour; without prices its number of GPUs, if they are all of one type."""
-    cards = fleet.cards(place)
-    if not usd and len(set(cards)) == 1 and cards[0] == place.hardware.gpu:
-        return float(len(cards))
-    missing = [card for card in dict.fromkeys(cards) if card not in usd]
-    if missing:
-        raise ValueError(f"card-hour-usd has no price for {missing[0]}: give --card-hour-usd {missing[0]}=...")
-    return sum(usd[card] for card in cards)
+def drafters(base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None) -> tuple[Way, ...]:
+    """All drafters of a model in each architecture; a given `acceptance` applies to all."""
+    natural = natural_draft(model_or_config(target))
+    found: dict[str, Way] = {}  # plain decoding is the same with any drafter
+    for kind in KINDS:
+        if kind != "model" or natural is not None:
+            pair = drafted_by(kind, target)
+            mine = acceptance or usual_acceptance(pair, base.traffic)
+            for way in (Way("", arch, pair=pair, acceptance=mine) for arch in archs):
+                with suppress(ValueError):  # the architecture does not support this drafter
+                    name = way.named(way.of(base))
+                    found.setdefault(name, replace(way, name=name))
+    return tuple(found.values())

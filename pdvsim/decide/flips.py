@@ -16,9 +16,8 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest, corrected, enough
-from pdvsim.decide.drafters import Drafted
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.fleet import Fleet, contender
+from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, least_prompts, load_axis, replications
@@ -81,7 +80,7 @@ class Rivalry:
     comparisons: int  # number that share the 5% chance of error
     draft_lengths: tuple[int, ...]  # each uses the best of these at a place
     space: Space | None = None  # settings to tune before a challenger counts; None: no tuning
-    ways: tuple[Fleet | Drafted, ...] = ()  # compared instead of architectures
+    ways: tuple[Way, ...] = ()  # compared instead of architectures
 
     def name(self, candidate: Experiment) -> str:
         """Name of a candidate."""

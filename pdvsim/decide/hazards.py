@@ -156,38 +156,21 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     return Balance(drafting.arch, batch, k, seconds(draft, 1, k), seconds(target, k + 1), seconds(target, 1), yielded)
 
 
-@dataclass(frozen=True)
-class Memory:
-    """KV cache of the first replication's run, in tokens."""
-
-    peak_tokens: int
-    capacity_tokens: int
-
-
-def memory(recommended: Experiment) -> Memory:
-    """Peak use and capacity."""
+def memory(recommended: Experiment) -> dict[str, int]:
+    """Peak use and capacity of the KV cache in the first replication's run, in tokens."""
     meta = simulate(suited(recommended)).meta
-    return Memory(int(meta["kv_peak_tokens"]), int(meta["kv_capacity_tokens"]))
+    return {"peak_tokens": int(meta["kv_peak_tokens"]), "capacity_tokens": int(meta["kv_capacity_tokens"])}
 
 
-def saturation(who: Rivalry, gpus: int, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
+def saturation(who: Rivalry, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
     traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
     base = replace(suited(who.recommended), traffic=traffic)
     runs = min(FEW_RUNS, who.num_runs)
-    plan = Plan(base, (base.arch,), (gpus,), runs, who.goal, CLOSE, warmup_share)
+    plan = Plan(base, (base.arch,), runs, who.goal, CLOSE, warmup_share)
     return find_capacities(plan, bench, usd)
 
 
 def saturation_runs(who: Rivalry) -> int:
     """Estimated simulations of `saturation`."""
     return SEARCH_RUNS * min(FEW_RUNS, who.num_runs)
-
-
-def busiest_lane(rows: Sequence[Row]) -> tuple[str, Interval]:
-    """The lane that is busy for the largest share of the time, and that share."""
-    lanes = [key for key in rows[0] if key.startswith("lanes_") and key.endswith("_utilisation")]
-    # rows also have the lanes of other experiments in their batch, as nan
-    busy = {key: interval(row.get(key, math.nan) for row in rows) for key in lanes}
-    top = max((key for key in busy if not math.isnan(busy[key].mean)), key=lambda key: busy[key].mean)
-    return top.removeprefix("lanes_").removesuffix("_utilisation"), busy[top]

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 from pdvsim.common.console import say
+from pdvsim.common.presets import PresetOption
 from pdvsim.decide.contest import LEAST_SEEDS
+from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
+from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Internal, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
 BUDGET = 1500  # simulations per answer of `advise`
@@ -23,13 +30,17 @@ PROMPTS, LOOP_PROMPTS = 500, 200  # requests per run: more at a request rate, wh
 class VariedTraffic(Traffic):
     """Traffic; given lengths vary, so that the requests of a closed loop do not run in step."""
 
+    num_prompts: int | None = None  # type: ignore[assignment]
+    """Requests per run; default: 500 at a request rate, 200 or more in a closed loop, 1000 for capacity, 60 or more for
+    draft-table. advise without a load: a batch job, all of whose requests arrive at the start."""
     random_range_ratio: float | None = None  # type: ignore[assignment]
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]. Default: 0.3, less if the
     context is too short, 0 for --output-len 1. With 0, requests of a closed loop start and end together."""
 
-    def asked(self, server: Server, *pairs: str) -> Traffic:
-        """The traffic for a server and further pairs, with the default spread of lengths if none is given."""
-        given = {f.name: getattr(self, f.name) for f in fields(Traffic)}
+    def asked(self, usual_prompts: int, server: Server, *pairs: str, **load: Any) -> Traffic:
+        """The traffic for a server and further pairs, with the defaults of the settings that are not given."""
+        given = {f.name: getattr(self, f.name) for f in fields(Traffic)} | load
+        given["num_prompts"] = self.num_prompts or usual_prompts
         if self.random_range_ratio is not None:
             return Traffic(**given)
         equal = Traffic(**given | {"random_range_ratio": 0.0})
@@ -54,23 +65,6 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
 
 
 @dataclass(frozen=True)
-class OpenTraffic(VariedTraffic):
-    """Traffic: the requests."""
-
-    num_prompts: int = Traffic.usual_prompts
-    """Requests per run; a replayed trace starts at another point for each seed."""
-    request_rate: Internal[float] = math.inf
-    max_concurrency: Internal[int | None] = None
-
-
-@dataclass(frozen=True)
-class TrimmedScoring(Scoring):
-    """Metrics of a run; the warm-up is a share of the requests."""
-
-    warmup_requests: Internal[int] = 0
-
-
-@dataclass(frozen=True)
 class TunedServer(Server):
     """The server; settings that are not given are tuned for each architecture."""
 
@@ -92,8 +86,8 @@ class TunedServer(Server):
         opened = ("num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens")
         return Server(**{k: getattr(Server, k) if v is None and k in opened else v for k, v in values.items()})
 
-    def space(self, archs: tuple[Arch, ...], **tried: tuple[int, ...] | tuple[ControllerName, ...]) -> Space:
-        """The settings to tune over: `tried` by name, else all of the space, except given ones."""
+    def space(self, archs: tuple[Arch, ...]) -> Space:
+        """The settings to tune over: those that are not given."""
         k, controller = self.num_speculative_tokens, self.controller
         fixed: dict[str, tuple[object, ...]] = {}
         if k is not None:
@@ -105,24 +99,56 @@ class TunedServer(Server):
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if (value := getattr(self, name)) is not None:
                 fixed[name] = (value,)
-        for name in fixed:
-            if tried.get(name, getattr(Space, name)) != getattr(Space, name):
-                raise ValueError(f"--try-{name.replace('_', '-')} has no effect: the given settings fix it")
-        return Space(archs, **(tried | fixed))  # type: ignore[arg-type]
+        return Space(archs, **fixed)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class CountedTraffic(VariedTraffic):
-    """Traffic: the requests and their arrival times."""
+class DecisionOptions(PresetOption):
+    """What architectures are compared on, by every decision command."""
 
-    request_rate: Internal[float] = math.inf
-    num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests per run; default: 500 at a request rate, 200 in a closed loop."""
+    without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests")
 
-    def at(self, request_rate: tuple[float, ...], server: Server, *pairs: str) -> Traffic:
-        """The traffic at these rates, or of closed loops if there are none."""
-        usual = PROMPTS if request_rate else LOOP_PROMPTS
-        return (self if self.num_prompts is not None else replace(self, num_prompts=usual)).asked(server, *pairs)
+    arch: tuple[Arch, ...] = USUAL_ARCHS
+    """Serving architectures to compare."""
+    attainment: float = ATTAINMENT
+    """Share of the requests that must meet every --goodput level."""
+    num_runs: int = 5
+    """Replications of each result; replication i has seed --seed + i, the same for every architecture."""
+    warmup_share: float = WARMUP_SHARE
+    """Share of the requests, first by arrival, excluded from the metrics, because the server starts empty."""
+    jobs: int | None = None
+    """Concurrent simulations; default: one per core."""
+    traffic: VariedTraffic = field(default_factory=VariedTraffic)
+    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
+    server: TunedServer = field(default_factory=TunedServer)
+    hardware: Hardware = field(default_factory=Hardware)
+    host: Host = field(default_factory=Host)
+    scoring: Scoring = field(default_factory=Scoring)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+
+
+@dataclass(frozen=True)
+class ChoiceOptions(DecisionOptions):
+    """By what `advise` and `map` choose."""
+
+    gpus: int = 1
+    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
+    objective: Objective | None = None
+    """What to optimise; default: headroom with --goodput, else e2el at a request rate and throughput otherwise."""
+    indifference: float = 0.01
+    """Relative leads below this are ignored, even if significant: the simpler choice is taken."""
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The architectures that are named, else the default for the number of GPUs."""
+        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
+
+    def goal(self, at_rate: bool) -> Goal:
+        """The given or default objective, at a request rate or not."""
+        usual: Objective = "headroom" if self.scoring.goodput else "e2el" if at_rate else "throughput"
+        return Goal(self.objective or usual, self.scoring.goodput, self.attainment)
 
 
 def own_rate(traffic: Traffic) -> float:

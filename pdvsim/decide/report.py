@@ -9,15 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.common.files import write_whole
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide.contest import LEAST_SEEDS, Contest
 from pdvsim.sim.config import Experiment, Traffic
-from pdvsim.study import output
 from pdvsim.study.stats import Interval
 from pdvsim.view.report.sheet import PageSection, parts_html
 from pdvsim.view.setting import lengths_text
@@ -67,14 +64,6 @@ class Answer:
         import pandas as pd
 
         return pd.DataFrame(getattr(self, "rows", []))
-
-    def to_csv(self, path: str | Path | None = None) -> str | None:
-        """The rows of `points` as CSV: written to a file, or without one returned."""
-        content = output.csv(self.points)
-        if path is None:
-            return content.decode()
-        write_whole(Path(path), content)
-        return None
 
     def plot(self) -> Figure:
         """Plot of the answer; a ValueError if there is none."""

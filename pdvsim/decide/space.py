@@ -38,7 +38,7 @@ class Space:
 
     def __post_init__(self) -> None:
         for name in ("archs", "draft_lengths", "controllers", "max_num_seqs", "max_num_batched_tokens"):
-            check_list("arch" if name == "archs" else f"try-{name.replace('_', '-')}", getattr(self, name))
+            check_list("arch" if name == "archs" else name.replace("_", "-"), getattr(self, name))
         check_ranges(self)
 
     def starts(self, base: Experiment) -> list[Experiment]:

@@ -17,8 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from pdvsim.decide.drafters import Drafted
-from pdvsim.decide.fleet import Fleet, contender
+from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, least_prompts, replications, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
@@ -45,7 +44,7 @@ class Search:
     warmup_share: float
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: unlimited
-    ways: tuple[Fleet | Drafted, ...] = ()  # compared instead of architectures
+    ways: tuple[Way, ...] = ()  # compared instead of architectures
     staying: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
     figures: dict[Experiment, float] = field(default_factory=dict)
     firsts: dict[Experiment, float] = field(default_factory=dict)  # values on the first seed

@@ -1,13 +1,12 @@
 """The best architecture over a grid of loads x acceptance rates, model pairs or GPUs.
 
 In each cell every architecture is tuned (`tune`), and all run the same seeds. A winner is significant if its paired
-intervals against all others lie above the threshold. By default the confidence is 95% for the whole map, so that no
-cell is expected to be coloured by chance. Among architectures without significant difference the simplest is chosen, as
+intervals against all others lie above the threshold. The confidence is 95% for the whole map, so that no cell is
+expected to be coloured by chance. Among architectures without significant difference the simplest is chosen, as
 in `advise`. At a request rate, an architecture that does not keep up cannot win, and a cell may have no winner. One
 that misses the service levels cannot win if another meets them.
 
-With `fleets`, ways to use the same number of GPUs are compared instead of architectures. The load up to which a server
-with lanes on several GPUs leads is found by bisection between the loads of the map, on the means, tuned at every load.
+With `fleets`, ways to use the same number of GPUs are compared instead of architectures.
 
 Over sizes the acceptance rate is the same for every pair: that larger draft models agree more often is not modelled.
 """
@@ -15,15 +14,16 @@ Over sizes the acceptance rate is the same for every pair: that larger draft mod
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.differences import COST, Differences
-from pdvsim.decide.fleet import Fleet, hourly
+from pdvsim.decide.differences import Differences
+from pdvsim.decide.finals import chosen, decided, judged
+from pdvsim.decide.fleet import Way
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.report import (
@@ -35,11 +35,12 @@ from pdvsim.decide.report import (
     rests_on,
     threshold_text,
 )
-from pdvsim.decide.runs import at_acceptance, at_rate, replications
+from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
+from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.doubts import vet
-from pdvsim.sim.hardware.models import GPUS, MODELS, same_vocabulary
+from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.study import output
@@ -47,8 +48,9 @@ from pdvsim.view import table
 from pdvsim.view.setting import acceptance_notes, is_assumed
 
 Axis = Literal["acceptance", "size", "card"]
-Family = Literal["map", "cell"]
 Place = float | str  # an acceptance rate, a pair, or a card
+Ran = tuple[dict[str, list[Row]], dict[Arch, Experiment]]  # rows and best settings, by name
+CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
 PLACES = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}  # the option that names them
 
 
@@ -65,17 +67,12 @@ class Grid:
     num_runs: int
     goal: Goal
     warmup_share: float = 0.1
-    family: Family = "map"
     indifference: float = 0.0
-    fleets: tuple[Fleet, ...] = ()
-    usd: Mapping[str, float] = field(default_factory=dict)  # an hour, by card
-    per_dollar: bool = False
+    fleets: tuple[Way, ...] = ()
     against: str | None = None  # architecture that all are also compared with
     pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs with their own acceptance
 
     def __post_init__(self) -> None:
-        if self.per_dollar and (not self.fleets or self.goal.objective not in ("throughput", "goodput")):
-            raise ValueError("--per-dollar needs --gpus and --objective throughput or goodput")
         check_list("concurrency", self.concurrency, needed=False)
         check_list("request-rate", self.request_rate, needed=False)
         check_list(PLACES[self.axis], self.places)
@@ -107,16 +104,6 @@ class Grid:
         """All contenders in a cell, before tuning."""
         return [fleet.of(here) for fleet in self.fleets] or [replace(here, arch=arch) for arch in self.archs]
 
-    def costs(self, here: Experiment) -> dict[str, float] | None:
-        """Hourly cost of each fleet, if cost counts."""
-        return {fleet.name: hourly(fleet, here, self.usd) for fleet in self.fleets} if self.per_dollar else None
-
-    @property
-    def objective(self) -> str:
-        """The objective as text."""
-        unit = "dollar per hour" if self.usd else "GPU"
-        return NAMES[self.goal.objective] + (f" per {unit}" if self.per_dollar else "")
-
     @property
     def loads(self) -> tuple[float, ...]:
         return self.request_rate or tuple(map(float, self.concurrency))
@@ -128,8 +115,7 @@ class Grid:
     @property
     def comparisons(self) -> int:
         """Number of comparisons that share the 5% chance of error."""
-        cells = len(self.loads) * len(self.places) if self.family == "map" else 1
-        return cells * (len(self.archs) - 1)
+        return len(self.loads) * len(self.places) * (len(self.archs) - 1)
 
     def cells(self) -> list[tuple[float, Place]]:
         """Every load at every place."""
@@ -176,15 +162,6 @@ class Cell:
         return self.contest is not None and (self.contest.sure or not self.contest.behind)
 
 
-@dataclass(frozen=True)
-class Border:
-    """At one place, the loads between which whole servers start to lead over split lanes; None: not found."""
-
-    place: Place
-    split_leads: float | None  # highest load at which split lanes lead, by the means
-    whole_lead: float | None  # lowest load at which others lead
-
-
 @dataclass(repr=False)
 class WinnerMap(Answer):
     """The cells whose runs have all finished."""
@@ -192,7 +169,6 @@ class WinnerMap(Answer):
     grid: Grid
     cells: list[Cell] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    borders: list[Border] = field(default_factory=list)
     interrupted: bool = False
 
     def cell(self, load: float, place: Place) -> Cell | None:
@@ -206,11 +182,6 @@ class WinnerMap(Answer):
             return None
         if grid.fleets:
             points["arch"] = points["fleet"]
-        if grid.usd:
-            fleets = {fleet.name: hourly(fleet, grid.base, grid.usd) for fleet in grid.fleets}
-            rows = zip(points["arch"], points["gpu"], points["gpus"], strict=True)
-            hour = [fleets.get(arch) or grid.usd[gpu] * gpus for arch, gpu, gpus in rows]
-            points[COST] = [usd / 3600 * 1e6 for usd in hour] / points["output_throughput"]
         points["place"] = points["place"].map(place_text)
         return Differences(points, grid.against, {(place_text(c.place), c.load): c.settings for c in self.cells})
 
@@ -229,25 +200,76 @@ class WinnerMap(Answer):
             }
             for cell in self.cells
         ]
-        cards = len(grid.fleets[-1].cards(grid.base)) if grid.fleets else 1
-        who = f"way to use {cards} GPUs" if grid.fleets else "architecture"
+        who = f"way to use {grid.fleets[-1].gpus(grid.base)} GPUs" if grid.fleets else "architecture"
         return Report(
             "Winner map",
             f"The best {who} over load and {grid.axis}.",
             grid.base,
             [*(against.sections() if against else ()), ("", _lines(self) if self.cells else ["no cell has finished"])],
             self.document(
-                objective=grid.objective if grid.fleets else grid.goal.objective,
+                objective=grid.goal.objective,
                 comparisons=grid.comparisons,
                 grid=output.settings(grid),
                 cells=cells,
-                **({"borders": [asdict(border) for border in self.borders]} if grid.fleets else {}),
                 outside_measured=outside_measured(self.rows),
                 **({"summary": against.summary, "paired_differences": against.paired} if against else {}),
             ),
             f"{len(self.cells)} of {len(grid.cells())} cells" if self.interrupted else "",
             not self.cells,
         )
+
+
+def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
+    """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
+    found = WinnerMap(grid)
+    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference, ways=grid.fleets)
+    search.staying = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
+    places = [grid.placed(load, place) for load, place in grid.cells()]
+    ran: dict[int, Ran] = {}
+    try:
+        equally = grid.against is not None  # all are also compared with one architecture
+        budget = 0 if grid.fleets else None
+        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, equally):
+            ran[at] = {name: finals.rows[mine] for name, mine in finals.names.items()}, settings
+        bench.rows([run for cell in ran.values() for runs in _rest(grid, cell).values() for run in runs])
+    except KeyboardInterrupt:
+        found.interrupted = True
+    for at, (rows, settings) in ran.items():
+        load, place = grid.cells()[at]
+        rest = {name: bench.known(runs) or [] for name, runs in _rest(grid, (rows, settings)).items()}
+        for name in (name for name in grid.archs if name in rows or name in rest):
+            where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
+            where |= {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(settings[name]))}
+            where |= _chosen(settings[name])
+            found.rows += [row | where | {"run": run} for run, row in enumerate(rows.get(name) or rest[name])]
+        found.cells.append(_judged(grid, load, place, rows, settings))
+    return found
+
+
+def _chosen(experiment: Experiment) -> dict[str, Any]:
+    """The main tuned settings, as keywords of a run; no draft length if nothing is drafted."""
+    chosen = {name: getattr(experiment.server, name) for name in CHOSEN}
+    return chosen if experiment.speculates else chosen | {"controller": "fixed", "num_speculative_tokens": 0}
+
+
+def _rest(grid: Grid, cell: Ran) -> dict[str, list[Experiment]]:
+    """Runs of the architectures tuned but not replicated in a cell, if all are compared with one."""
+    rows, settings = cell
+    seeds = len(next(iter(rows.values())))
+    rest = {name: mine for name, mine in settings.items() if grid.against is not None and name not in rows}
+    return {name: replications(mine, seeds) for name, mine in rest.items()}
+
+
+def _judged(
+    grid: Grid, load: float, place: Place, rows: dict[Arch, list[Row]], settings: dict[Arch, Experiment]
+) -> Cell:
+    behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
+    if len(behind) == len(rows):
+        return Cell(load, place, None, None, behind, settings)
+    here = grid.placed(load, place)
+    told = settings if grid.fleets else here
+    held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons)
+    return Cell(load, place, chosen(held, settings, here), held, behind, settings, held.seeds)
 
 
 def _lines(found: WinnerMap) -> list[str]:
@@ -260,15 +282,13 @@ def _lines(found: WinnerMap) -> list[str]:
     contests = [cell.contest for cell in found.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
     confidence = contests[0].confidence if contests else math.nan
-    whose = "the whole map" if grid.family == "map" else "each cell alone, not the map"
     return [
         table.grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
-        f"best {grid.objective} and its lead over the second, each at its best settings",
+        f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",
-        f"{seeds_text(found)} per cell, paired; 95% confidence for {whose}, {confidence:.2%} for each comparison",
+        f"{seeds_text(found)} per cell, paired; 95% confidence for the whole map, {confidence:.2%} for each comparison",
         *_without_drafts(found),
-        *map(border_text, reversed(found.borders)),
         *rests_on(grid.base.traffic, found.rows),
         *(_on_assumption(found) if grid.axis != "acceptance" else ()),
     ]
@@ -295,40 +315,10 @@ def _on_assumption(found: WinnerMap) -> list[str]:
     return notes
 
 
-def natural_pairs() -> tuple[str, ...]:
-    """Presets with the same vocabulary, as draft:target, by increasing size ratio.
-
-    Only those measured on the H200; predicted forwards must be requested.
-    """
-    known = list(MODELS.values())
-    pairs = [
-        (draft.params / target.params, f"{draft.name}:{target.name}")
-        for target in known
-        for draft in known
-        if draft.params < target.params and draft.family == target.family and same_vocabulary(draft, target)
-    ]
-    return tuple(name for _, name in sorted(pairs))
-
-
 def size_ratio(pair: str) -> float:
     """Parameters of the draft model over those of its target."""
     models = named_pair(pair)
     return models.draft.params / models.target.params
-
-
-def by_size(pairs: Sequence[str]) -> tuple[str, ...]:
-    """Pairs in the order of their ratio."""
-    return tuple(sorted(pairs, key=size_ratio))
-
-
-def border_text(border: Border) -> str:
-    """The load at which lanes on several GPUs stop leading, as text."""
-    low, high = border.split_leads, border.whole_lead
-    at = f"{place_text(border.place)}: lanes on several GPUs "
-    if low is None:
-        return at + "lead nowhere"
-    end = "the highest load of the map" if high is None else f"others from {high:g}"
-    return f"{at}lead up to {low:g}, {end}"
 
 
 def seeds_text(found: WinnerMap) -> str:

@@ -150,7 +150,7 @@ def one_document(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 
 def test_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     document = one_document(capsys, "profile", "--list", "--json")
-    assert {"gpus", "profiles", "models", "samples"} == set(document)
+    assert {"gpus", "profiles", "models"} == set(document)
     assert main(["profile", "--list"]) == 0
     assert document["profiles"][0]["foundation"] in capsys.readouterr().out
 

@@ -126,7 +126,7 @@ def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> 
         (["sweep", "--num-runs", "3000000"], "num-runs must be 1 to 10000, got 3000000"),
         (["sweep", "--num-runs", "9999", "--vary", "num-speculative-tokens=1,2,3"], "at most 100000 are accepted"),
         (["map", "--num-runs", "9999"], "at most 100000 are accepted"),
-        (["capacity", "--goodput", "ttft:9", "--gpus", "99999"], "gpus must be 1 to 1024"),
+        (["advise", "--request-rate", "1", "--gpus", "99999"], "gpus must be 1 to 1024"),
         (["advise", "--request-rate", "3", "--budget", "1000000"], "budget must be 1 to 100000, got 1000000"),
         (["capacity", "--goodput", "ttft:9", "--gpu-hour-usd", "1e300"], "gpu-hour-usd must be 0.0001 to 1e+06"),
         (["validate", "--jobs", "99999"], "jobs must be 1 to 1024"),

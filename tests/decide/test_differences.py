@@ -1,4 +1,4 @@
-"""A map against one architecture: everyone's figures, paired differences, costs only where a price is given."""
+"""A map against one architecture: everyone's figures and paired differences."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.differences import COST
 from pdvsim.decide.tune import APART
 from pdvsim.study.sweep import SweepInterrupted, run_sweep
 
@@ -30,11 +29,10 @@ def compared(**options: Any) -> Any:
     return found
 
 
-def test_differences_are_paired_within_a_pair_and_cost_is_price_over_tokens() -> None:
-    found = compared(y="size", pairs=PAIRS, arch=["pd", "pdv"], against="pd", card_hour_usd=["h200=3.6"])
+def test_differences_are_paired_within_a_pair() -> None:
+    found = compared(y="size", pairs=PAIRS, arch=["pd", "pdv"], against="pd")
     frame = found.points
     assert len(frame) == 2 * 2 * 2
-    assert frame[COST].tolist() == pytest.approx([1e3 / rate for rate in frame["output_throughput"]])
     for entry in found.paired:
         here = frame[frame["place"] == entry["place"]].set_index(["arch", "seed"])[entry["metric"]]
         assert entry["difference"].mean == pytest.approx((here["pdv"] - here["pd"]).mean())
@@ -64,7 +62,6 @@ def test_everyone_is_compared_finalist_or_not() -> None:
         (["--y", "card", "--try-cards", "z80"], "unknown gpu 'z80'"),
         (["--y", "card", "--try-cards", "h200,h200"], "try-cards names a value twice"),
         (["--try-cards", "h200"], "--try-cards needs --y card"),
-        (["--card-hour-usd", "h200=4"], "--card-hour-usd and --per-dollar need --gpus 2 or more"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(flags: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,7 +83,6 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
         lines = [line for line in out.splitlines() if " output_throughput " in line]
         assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[said] if said else []]
         assert bool(re.search(r"the interval overlaps the profile's error of \d+\.\d%", out)) is (num_runs >= 5)
-        assert "no cost: give prices" in out
         for difference in json.loads((tmp_path / "map.json").read_text())["paired_differences"]:
             apart = difference["relative"]
             beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]

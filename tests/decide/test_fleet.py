@@ -1,4 +1,4 @@
-"""The same number of GPUs used otherwise: who competes, what it costs, and where lanes on several GPUs stop leading."""
+"""The same number of GPUs used otherwise: who competes, and what it costs."""
 
 from __future__ import annotations
 
@@ -8,39 +8,36 @@ from typing import Any
 
 import pytest
 
-from pdvsim.cli.advise import AdviseOptions, AskedTraffic
-from pdvsim.cli.map import MapOptions, MapTraffic
+from pdvsim.cli.advise import AdviseOptions
+from pdvsim.cli.map import MapOptions
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.options import parse
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.figures import flips_figure, map_figure
-from pdvsim.decide.fleet import ARCHS, Fleet, fleet_name, fleets, hourly, prices
-from pdvsim.decide.map_search import draw_map
-from pdvsim.decide.options import TunedServer
+from pdvsim.decide.figures import flips_figure
+from pdvsim.decide.fleet import ARCHS, fleet_name, fleets
+from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.winners import WinnerMap
+from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.asked import AskedAcceptance
 
-ASKED = AskedTraffic("random", num_prompts=40, request_rate=2.0, input_len=64, output_len=64)
 SETTLED = TunedServer(num_speculative_tokens=4, max_num_seqs=128, max_num_batched_tokens=2048)
 
 
 def test_every_fleet_has_as_many_gpus() -> None:
     for gpus in (2, 4):
-        for fleet in fleets(Experiment(), ARCHS, gpus, "l4"):
+        for fleet in fleets(Experiment(), ARCHS, gpus):
             experiment = fleet.of(Experiment())
-            assert len(fleet.cards(experiment)) == gpus
-            assert experiment.gpus * experiment.hardware.replicas == gpus
-            assert fleet.splits == (experiment.seats.gpus > 1)
+            assert fleet.gpus(Experiment()) == gpus
+            assert bool(experiment.hardware.place) == (experiment.seats.gpus > 1)
             assert fleet_name(experiment) == fleet.name
-    names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2, "l4")]
+    names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2)]
     assert names == [
         "2x autoregressive", "autoregressive tp2", "2x colocated", "colocated tp2",
-        "2x pd", "pd on 1+1", "2x pdv", "pdv on 1+1", "pdv on l4+1", "pdv-ahead on 1+1", "pdv-ahead on l4+1",
+        "2x pd", "pd on 1+1", "2x pdv", "pdv on 1+1", "pdv-ahead on 1+1",
     ]  # fmt: skip
     odd = [fleet.name for fleet in fleets(Experiment(), ARCHS, 3)]
     assert odd == ["3x autoregressive", "3x colocated", "3x pd", "3x pdv", "pdv on 1+2", "pdv-ahead on 1+2"]
@@ -61,38 +58,12 @@ def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:
         fleets(large, ("autoregressive", "pdv-ahead"), 2)
 
 
-def test_the_drafters_card_is_where_it_drafts() -> None:
-    fleet = next(fleet for fleet in fleets(Experiment(), ("pdv",), 2, "l4") if fleet.hardware.cards)
-    experiment = fleet.of(Experiment())
-    assert [experiment.hardware.cards[at] for at in experiment.seats.draft] == ["l4"]
-    assert experiment.hardware.cards[experiment.seats.verify] == "h200"
-
-
-def test_a_fleet_costs_what_its_cards_cost() -> None:
-    usd = prices(("h200=4", "l4=0.5"))
-    costs = {
-        fleet.name: hourly(fleet, Experiment(), usd) for fleet in fleets(Experiment(), ("colocated", "pdv"), 2, "l4")
-    }
-    assert costs.pop("pdv on l4+1") == 4.5
-    assert set(costs.values()) == {8}
-    alike = fleets(Experiment(), ("colocated", "pdv"), 2)
-    assert {hourly(fleet, Experiment(), {}) for fleet in alike} == {2.0}
-
-
 @pytest.mark.parametrize(
     ("make", "refusal"),
     [
         (lambda: fleets(Experiment(), ("pdv-unified",), 2), "at least two ways"),
-        (lambda: fleets(Experiment(), ("colocated", "pd"), 2, "l4"), "drafts on a GPU of its own"),
         (lambda: fleets(Experiment(hardware=Hardware(replicas=2)), ARCHS, 2), "leave out --place"),
         (lambda: fleets(Experiment(hardware=Hardware(tensor_parallel_size=2)), ARCHS, 2), "leave out --place"),
-        (lambda: prices(("h200",)), "card=price"),
-        (lambda: prices(("h200=-1",)), "card-hour-usd h200 must be"),
-        (lambda: hourly(fleets(Experiment(), ARCHS, 2, "l4")[-1], Experiment(), {}), "no price for l4"),
-        (lambda: hourly(fleets(Experiment(), ARCHS, 2)[0], Experiment(), {"l4": 1.0}), "no price for h200"),
-        (lambda: MapOptions(per_dollar=True).grid(), "need --gpus 2"),
-        (lambda: MapOptions(gpus=2, per_dollar=True, objective="e2el").grid(), "--objective throughput or goodput"),
-        (lambda: AdviseOptions(drafter_card="l4", traffic=AskedTraffic(request_rate=1.0)).question(), "need --gpus 2"),
     ],
 )
 def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
@@ -103,8 +74,8 @@ def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
 @pytest.fixture(scope="module")
 def drawn() -> WinnerMap:
     options = MapOptions(
-        ("pdv", "pdv-ahead"), 2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
-        server=SETTLED, traffic=MapTraffic("random", num_prompts=32, input_len=64, output_len=32),
+        ("pdv", "pdv-ahead"), gpus=2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
+        server=SETTLED, traffic=VariedTraffic("random", num_prompts=32, input_len=64, output_len=32),
     )  # fmt: skip
     return draw_map(options.grid(), Bench(1))
 
@@ -116,23 +87,12 @@ def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) ->
     assert set(drawn.points["fleet"]) == set(drawn.grid.archs)
 
 
-def test_the_border_is_where_the_lead_changes(drawn: WinnerMap) -> None:
-    """Both loads are neighbours, and what is led at each was simulated there."""
-    [border] = drawn.borders
-    low, high = border.split_leads, border.whole_lead
-    assert low is not None
-    assert high is not None
-    assert 1 <= low < high <= 32
-    assert high - low == 1 or high / low <= 1.1
-    assert str(drawn).count("lanes on several GPUs lead up to") == 1
-    assert len(map_figure(drawn).axes[0].lines) == 1  # the border, in its one row
-
-
 @pytest.fixture(scope="module")
 def advice() -> Advice:
     options = AdviseOptions(
-        ("colocated", "pdv-ahead"), 2, "l4", ("h200=4", "l4=0.5"), num_runs=5, budget=400, jobs=1, server=SETTLED,
-        acceptance=AskedAcceptance(0.8), traffic=replace(ASKED, num_prompts=24, output_len=32),
+        ("colocated", "pdv-ahead"), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
+        num_runs=5, budget=400, jobs=1, server=SETTLED, acceptance=AskedAcceptance(0.8),
+        traffic=VariedTraffic("random", num_prompts=24, input_len=64, output_len=32),
     )  # fmt: skip
     return advise(options.question(), Bench(1))
 
@@ -149,6 +109,7 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
     for finalist, rows in zip(document["finalists"], advice.finals.values(), strict=True):
         hours = [1e6 / 3600 / row["output_throughput"] for row in rows]
         cost = finalist["per_million_output_tokens"]
+        assert finalist["hourly"] == 4.0 * finalist["gpus"]
         assert cost.mean == pytest.approx(finalist["hourly"] * sum(hours) / len(hours))
     simulate(replace(advice.finalist("pdv-ahead on 1+1"), scoring=ask.base.scoring))  # no option of it does nothing
 
@@ -174,28 +135,11 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
 
 def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
     """What is not known of the L4 is no reason to doubt a lead between two fleets of H200s."""
-    ways: dict[str, Fleet] = {fleet.name: fleet for fleet in fleets(Experiment(), ("colocated", "pdv-ahead"), 2, "l4")}
-    off = {name: lead_error(fleet.of(Experiment()), "output_throughput") for name, fleet in ways.items()}
+    ways = {way.name: way.of(Experiment()) for way in fleets(Experiment(), ("colocated", "pdv-ahead"), 2)}
+    split = ways["pdv-ahead on 1+1"]
+    ways["pdv-ahead on l4+1"] = replace(split, hardware=replace(split.hardware, cards=("l4", "h200")))
+    off = {name: lead_error(mine, "output_throughput") for name, mine in ways.items()}
     assert off["2x colocated"] == off["pdv-ahead on 1+1"] < off["colocated tp2"] < off["pdv-ahead on l4+1"]
-
-
-def test_by_the_gpu_a_second_one_must_pay_for_itself() -> None:
-    """One request at a time leaves a second server idle, so one GPU alone gives the most for each."""
-    options = MapOptions(
-        ("colocated", "pdv-ahead"), 2, concurrency=(1,), acceptances=(0.8,), num_runs=2, jobs=1, per_dollar=True,
-        server=SETTLED, traffic=MapTraffic("random", num_prompts=40, input_len=64, output_len=64),
-    )  # fmt: skip
-    grid = options.grid()
-    assert grid.archs == ("1x colocated", "2x colocated", "colocated tp2", "pdv-ahead on 1+1")
-    assert grid.objective == "output throughput (tok/s) per GPU"
-    found = draw_map(grid, Bench(1))
-    cell = found.cell(1, 0.8)
-    assert cell is not None
-    assert cell.winner == "1x colocated"
-    assert cell.contest is not None
-    values = {name: value.mean for name, value in cell.contest.values.items()}
-    assert values["2x colocated"] == pytest.approx(values["1x colocated"] / 2, rel=0.02)
-    assert found.borders[0].split_leads is None
 
 
 def test_a_head_stays_with_its_target() -> None:
@@ -203,5 +147,3 @@ def test_a_head_stays_with_its_target() -> None:
     ways = fleets(base, ("colocated", "pd", "pdv", "pdv-ahead"), 2)
     assert [fleet.name for fleet in ways] == ["2x colocated", "colocated tp2", "2x pd", "2x pdv"]
     assert all(fleet.of(base).seats.gpus == 1 for fleet in ways)
-    with pytest.raises(ValueError, match="--drafter-card needs an architecture"):
-        fleets(base, ("pdv",), 2, "l4")

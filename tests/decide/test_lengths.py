@@ -8,30 +8,30 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.cli.advise import AdviseOptions, AskedTraffic
+from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.capacity import CapacityOptions
-from pdvsim.cli.draft_table import DraftTableOptions, TableTraffic
-from pdvsim.cli.map import MapOptions, MapTraffic
-from pdvsim.decide.options import SPREAD, OpenTraffic, TrimmedScoring, TunedServer
+from pdvsim.cli.draft_table import DraftTableOptions
+from pdvsim.cli.map import MapOptions
+from pdvsim.decide.options import SPREAD, TunedServer, VariedTraffic
 from pdvsim.decide.report import lengths_note
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.study.inputs import checked
 
 SHORT: dict[str, Any] = {"dataset_name": "random", "input_len": 128, "output_len": 128}
-GOODPUT = TrimmedScoring(goodput=("ttft:500",))
+GOODPUT = Scoring(goodput=("ttft:500",))
 
 
 def bases(**traffic: Any) -> list[Experiment]:
     """What each command that decides simulates."""
     return [
-        AdviseOptions(traffic=AskedTraffic(request_rate=5.0, **traffic)).question().base,
-        CapacityOptions(traffic=OpenTraffic(**traffic), scoring=GOODPUT).plan().base,
-        MapOptions(traffic=MapTraffic(**traffic)).grid().base,
-        MapOptions(traffic=MapTraffic(**traffic), gpus=2).grid().base,
-        DraftTableOptions(traffic=TableTraffic(**traffic)).question().base,
+        AdviseOptions(request_rate=5.0, traffic=VariedTraffic(**traffic)).question().base,
+        CapacityOptions(traffic=VariedTraffic(**traffic), scoring=GOODPUT).plan().base,
+        MapOptions(traffic=VariedTraffic(**traffic)).grid().base,
+        MapOptions(traffic=VariedTraffic(**traffic), gpus=2).grid().base,
+        DraftTableOptions(traffic=VariedTraffic(**traffic)).question().base,
     ]
 
 
@@ -53,15 +53,15 @@ def test_the_output_says_how_lengths_vary() -> None:
 @pytest.mark.parametrize("prompt", [1900, 1948])
 def test_what_fits_a_context_with_equal_lengths_is_not_refused(prompt: int) -> None:
     """TinyLlama's ends at 2048: the longest request takes as much of it as there is, and no more."""
-    traffic = OpenTraffic("random", num_prompts=400, input_len=prompt, output_len=100)
+    traffic = VariedTraffic("random", num_prompts=400, input_len=prompt, output_len=100)
     server = Server("tinyllama-1.1b:llama-2-7b")
-    asked = traffic.asked(server)
+    asked = traffic.asked(500, server)
     assert asked.random_range_ratio == (0.02 if prompt == 1900 else 0.0)
     assert checked(Experiment("pdv", asked, server=server)).largest().prompt_tokens >= prompt
-    assert traffic.asked(Server("llama-3.2-1b:llama-3.1-8b")).random_range_ratio == SPREAD
-    assert traffic.asked(server, "gemma-2b:gemma-7b").random_range_ratio == SPREAD
+    assert traffic.asked(500, Server("llama-3.2-1b:llama-3.1-8b")).random_range_ratio == SPREAD
+    assert traffic.asked(500, server, "gemma-2b:gemma-7b").random_range_ratio == SPREAD
     assert TunedServer("llama-3.1-8b", drafter="eagle3").given().pair == "eagle3-llama-3.1-8b:llama-3.1-8b"
-    assert traffic.asked(TunedServer("llama-3.1-8b", drafter="eagle3").given()).random_range_ratio == SPREAD
+    assert traffic.asked(500, TunedServer("llama-3.1-8b", drafter="eagle3").given()).random_range_ratio == SPREAD
 
 
 def test_a_given_length_varies_around_itself_and_leaves_the_other_alone() -> None:
@@ -88,6 +88,6 @@ def gain(traffic: Traffic) -> float:
 
 def test_a_lead_does_not_rest_on_requests_that_run_in_step() -> None:
     """One draft token at 64: +6.5% however far lengths vary, +14% where all are equal and plain decoding waits."""
-    decided = MapOptions(traffic=MapTraffic(**SHORT)).grid().base.traffic
+    decided = MapOptions(traffic=VariedTraffic(**SHORT)).grid().base.traffic
     assert gain(decided) == pytest.approx(gain(replace(decided, random_range_ratio=0.9)), abs=0.02)
     assert gain(replace(decided, random_range_ratio=0.0)) > gain(decided) + 0.05

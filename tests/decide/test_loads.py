@@ -20,8 +20,7 @@ from pdvsim.sim.config import Experiment, Traffic
 
 FEW: dict[str, Any] = {
     "arch": ["autoregressive", "colocated"], "dataset_name": "random", "input_len": 64, "output_len": 24, "jobs": 1,
-    "try_draft_lengths": [0, 2], "try_controllers": ["fixed"], "try_max_num_seqs": [8, 64], "num_runs": 2,
-    "max_num_batched_tokens": 2048, "budget": 400,
+    "controller": "fixed", "max_num_seqs": 64, "num_runs": 2, "max_num_batched_tokens": 2048, "budget": 400,
 }  # fmt: skip
 
 
@@ -49,8 +48,8 @@ def test_a_closed_loop_has_so_many_outstanding_and_is_for_throughput() -> None:
 
 def test_a_closed_loop_has_the_answer_of_a_map() -> None:
     advice = loop()
-    options = {name: value for name, value in FEW.items() if not name.startswith("try_") and name != "budget"}
-    given = {"concurrency": [4], "acceptances": [0.6], "controller": "fixed", "max_num_seqs": 64}
+    options = {name: value for name, value in FEW.items() if name != "budget"}
+    given = {"concurrency": [4], "acceptances": [0.6]}
     [cell] = pdvsim.winner_map(**options, **given).cells
     assert advice.held is not None
     assert cell.contest is not None

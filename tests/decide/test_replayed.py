@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.cli.advise import AdviseOptions, AskedTraffic
-from pdvsim.cli.map import MapOptions, MapTraffic
-from pdvsim.decide.options import TunedServer
+from pdvsim.cli.advise import AdviseOptions
+from pdvsim.cli.map import MapOptions
+from pdvsim.common.options import build
+from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import at_rate, saturated
 from pdvsim.sim.config import Experiment, Traffic
 
@@ -29,8 +30,8 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
-    def asked(**traffic: object) -> Traffic:
-        return AdviseOptions(traffic=AskedTraffic(dataset_path=trace, **traffic)).question().base.traffic  # type: ignore[arg-type]
+    def asked(**given: object) -> Traffic:
+        return build(AdviseOptions, {"dataset_path": trace} | given).question().base.traffic
 
     for given in ({}, {"use_trace_timestamps": True}):
         traffic = asked(**given)
@@ -44,7 +45,7 @@ def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys
 
 
 def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> None:
-    traffic = MapTraffic(dataset_path=trace, use_trace_timestamps=True)
+    traffic = VariedTraffic(dataset_path=trace, use_trace_timestamps=True)
     grid = MapOptions(traffic=traffic).grid()
     assert grid.request_rate == (2.5, 5, 10, 20)
     assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
@@ -54,7 +55,7 @@ def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> 
     untimed = tmp_path / "untimed.csv"
     untimed.write_text("prompt_tokens,output_tokens\n10,5\n")
     with pytest.raises(ValueError, match=r"untimed\.csv has no arrival times to replay"):
-        MapOptions(traffic=MapTraffic(dataset_path=str(untimed), use_trace_timestamps=True)).grid()
+        MapOptions(traffic=VariedTraffic(dataset_path=str(untimed), use_trace_timestamps=True)).grid()
 
 
 def test_what_has_no_rate_takes_the_lengths_alone(trace: str) -> None:
@@ -67,7 +68,7 @@ def test_all_drafters_get_the_same_requests(tmp_path: Path) -> None:
     """A head's context is its target's, 4096, and that of the natural draft model 2048."""
     path = tmp_path / "long.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,3000,5\n1,100,5\n2,200,5\n")
-    question = AdviseOptions(traffic=AskedTraffic(dataset_path=str(path)), server=TunedServer("llama-2-7b")).question()
+    question = AdviseOptions(traffic=VariedTraffic(dataset_path=str(path)), server=TunedServer("llama-2-7b")).question()
     ways = [way.of(question.base) for way in question.ways]
     assert {way.context for way in ways} == {2048, 4096}
     assert {way.traffic.longest_request for way in ways} == {2048}

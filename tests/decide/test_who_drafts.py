@@ -9,7 +9,7 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.decide.drafters import Drafted, acceptance_text, drafters
+from pdvsim.decide.fleet import drafters
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.study.sweep import Point, run_point
@@ -48,19 +48,19 @@ def test_everyone_competes_once_in_each_architecture() -> None:
     assert {way.name for way in ways} == {"autoregressive", *drafting}
     assert len(ways) == 7
     for way in ways:
-        assert Drafted.named(way.of(base)) == way.name
+        assert way.named(way.of(base)) == way.name
 
 
 def test_acceptance_is_recorded_or_said_to_be_assumed() -> None:
     base = Experiment("colocated", Traffic("random", input_len=128), server=Server("llama-3.1-8b"))
-    texts = {acceptance_text(way) for way in drafters(base, "llama-3.1-8b", ARCHS, None)}
+    texts = {way.acceptance_text for way in drafters(base, "llama-3.1-8b", ARCHS, None)}
     assert texts == {
         "llama-3.2-1b: 0.6, assumed",
         "eagle3: recorded with Llama-3.1-8B, sharegpt-eagle3",
         "ngram: recorded with Llama-3.1-8B, sharegpt-ngram",
     }
     mine = drafters(base, "llama-3.1-8b", ARCHS, Acceptance(0.7))
-    assert {acceptance_text(way).partition(": ")[2] for way in mine} == {"0.7, as given"}
+    assert {way.acceptance_text.partition(": ")[2] for way in mine} == {"0.7, as given"}
 
 
 def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:

@@ -19,13 +19,11 @@ from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.map_search import _judged, draw_map
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import Grid, WinnerMap, by_size, natural_pairs, size_ratio
+from pdvsim.decide.winners import Grid, WinnerMap, _judged, draw_map
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
-from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.study.sweep import SweepInterrupted
 
@@ -115,21 +113,8 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
     assert found.winner == "colocated"
 
 
-def test_a_whole_map_asks_for_more_than_a_cell() -> None:
-    whole, alone = (grid(("colocated", "pd", "pdv"), 0.3, 0.6, family=family) for family in ("map", "cell"))
-    assert (whole.comparisons, alone.comparisons) == (2 * 2 * 2, 2)
-
-
-def test_natural_pairs_share_tokens_and_rise_in_size() -> None:
-    pairs = natural_pairs()
-    assert "tinyllama-1.1b:llama-2-7b" in pairs
-    assert "llama-3.2-1b:llama-2-7b" not in pairs  # another tokenizer
-    assert len(pairs) == len(set(pairs))
-    assert by_size(pairs[::-1]) == pairs
-    assert all(size_ratio(pair) < 1 for pair in pairs)
-    for pair in pairs:
-        draft, target = (MODELS[name] for name in pair.split(":"))
-        assert draft.family == target.family
+def test_the_confidence_is_for_the_whole_map() -> None:
+    assert grid(("colocated", "pd", "pdv"), 0.3, 0.6).comparisons == 2 * 2 * 2
 
 
 def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> None:
@@ -195,6 +180,7 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
         (["--num-runs", "1"], "num-runs must be at least 2"),
         (["--concurrency", "1", "--request-rate", "2"], "give one of --concurrency and --request-rate"),
         (["--pairs", "a:b"], "--pairs needs --y size"),
+        (["--y", "size"], "pairs needs at least one value"),
         (["--acceptances", "0.5,0.5"], "acceptances names a value twice"),
         (["--synthetic-acceptance-rates", "0.5"], "cannot be combined with --synthetic-acceptance-rates"),
         (["--objective", "goodput"], "objective goodput needs --goodput"),

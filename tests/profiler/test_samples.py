@@ -15,7 +15,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import part_header, written_parts
 
-from pdvsim.cli.profiles import shipped
 from pdvsim.profiler.parts import NAMES, Part, read
 from pdvsim.profiler.samples import HEADER, SAMPLES, load, merge
 
@@ -171,12 +170,6 @@ def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
 def test_what_is_no_part_does_not_merge(shelf: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a part of samples"):
         merge([shelf / SAMPLES], tmp_path)
-
-
-def test_shipped_samples_are_listed_with_their_provenance(shelf: Path) -> None:
-    [line] = shipped(shelf.parent)
-    assert (line["samples"], line["gpu"], line["torch"]) == ("h200", "NVIDIA H200", "2.11")
-    assert (line["models"], line["pairs"], line["rows"]) == (1, 1, 25)
 
 
 @pytest.mark.parametrize(

@@ -379,9 +379,9 @@ def test_advice_says_plainly_that_drafts_do_not_pay() -> None:
     asked |= {"dataset_name": "random", "input_len": 64, "output_len": 64, "arch": ["autoregressive", "colocated"]}
     losing = pdvsim.advise(**asked, acceptance_rate=0.2, num_speculative_tokens=4)
     assert "\ndo not enable speculation: the best setting that drafts, colocated, is " in str(losing)
-    close = pdvsim.advise(**asked, acceptance_rate=0.2, try_draft_lengths=[2])
+    close = pdvsim.advise(**asked, acceptance_rate=0.2, controller="goodput")
     assert "\ndo not enable speculation: no setting that drafts is significantly better\n" in str(close)
-    gaining = pdvsim.advise(**asked, acceptance_rate=0.9, try_draft_lengths=[2])
+    gaining = pdvsim.advise(**asked, acceptance_rate=0.9, num_speculative_tokens=2)
     assert "do not enable" not in str(gaining)
     assert "--speculative-config" in str(gaining)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.common.commandline import experiment_from
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
@@ -63,15 +61,6 @@ def test_a_reserved_request_never_asks_again() -> None:
 def test_every_architecture_has_the_same_cache_by_default(arch: Arch) -> None:
     assert Experiment(arch).paged
     assert not Experiment(arch, server=Server(kv_cache="reserved")).paged
-
-
-@pytest.mark.parametrize(("arch", "paged"), [("colocated", True), ("autoregressive", True), ("pd", False)])
-def test_an_older_result_that_names_no_cache_means_what_it_meant(arch: Arch, paged: bool) -> None:
-    """Its settings hold null: one lane paged, several reserved."""
-    settings = json.loads(json.dumps(asdict(Experiment(arch)), default=str))
-    assert experiment_from(settings) == Experiment(arch)
-    settings["server"]["kv_cache"] = None
-    assert experiment_from(settings).paged is paged
 
 
 def test_a_scarce_cache_favours_no_architecture() -> None:

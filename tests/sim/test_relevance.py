@@ -166,9 +166,9 @@ def test_decisions_take_what_acts_in_one_of_their_architectures() -> None:
     with pytest.raises(ValueError, match="--max-speculative-tokens has no effect here"):
         Question(base, Space(("baseline",), controllers=("fixed",)), goal)
     routed = Experiment("pd", SMALL, hardware=Hardware(router="random"))
-    Plan(routed, ("pd",), (1, 2), 1, goal)
+    Plan(replace(routed, hardware=replace(routed.hardware, replicas=2)), ("pd",), 1, goal)
     with pytest.raises(ValueError, match="--router has no effect here"):
-        Plan(routed, ("pd",), (1,), 1, goal)
+        Plan(routed, ("pd",), 1, goal)
 
 
 # doubts -----------------------------------------------------------------------------------------------------------
