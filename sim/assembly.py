@@ -16,7 +16,7 @@ from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
+from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
@@ -144,8 +144,7 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
         models["draft"] = profiles[seats.draft[0]].latency(pair.draft)
     apart = None
     if seats.apart:
-        cargo = Cargo(pair, experiment.hardware.draft_probs)
-        apart = Apart(make_fabric(experiment), cargo, len(seats.draft))
+        apart = Apart(make_fabric(experiment), len(seats.draft))
     policy = policy_of(experiment.arch)
     return Planner(
         models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
@@ -156,8 +155,7 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
 
 def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
     """How co-running launches share a GPU."""
-    settings = experiment.server
-    return Sharing(experiment.hardware.contention, settings.priority, profile.contention, settings.weights())
+    return Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
 
 
 def peak_of(profile: Profile) -> tuple[float, float]:
@@ -172,13 +170,7 @@ def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
 
 def link_of(experiment: Experiment) -> LinkSpec:
     """The link between the GPUs of a server."""
-    hardware = experiment.hardware
-    link = LINKS[hardware.link]
-    if hardware.link_latency_s is not None:
-        link = replace(link, latency_s=hardware.link_latency_s, hop_s=min(link.hop_s, hardware.link_latency_s))
-    if hardware.link_bytes_per_s is not None:
-        link = replace(link, bytes_per_s=hardware.link_bytes_per_s)
-    return link
+    return LINKS[experiment.hardware.link]
 
 
 def make_fabric(experiment: Experiment) -> Fabric:
@@ -331,9 +323,8 @@ class Site:
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:
-            fabric, cargo = make_fabric(experiment), Cargo(self.pair, experiment.hardware.draft_probs)
-            self.fabrics.append(fabric)
-            device = Node(env, host, gpus, seats, fabric, cargo)
+            self.fabrics.append(fabric := make_fabric(experiment))
+            device = Node(env, host, gpus, seats, fabric, self.pair.target.kv_bytes_per_token)
         context = Context(
             env=env,
             device=device,

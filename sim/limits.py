@@ -97,14 +97,11 @@ RANGES: dict[str, Range] = {
     "hybrid_threshold": Range(0, 1_000_000),
     "ahead_fan": Range(0, 64),
     "ahead_exponent": Range(0, 10),
-    "partition": Range(0.01, 1),
     # hardware
     "gpu_memory_utilization": Range(0.01, 1),
     "kv_capacity_tokens": Range(1, 10**12),
     "tensor_parallel_size": Range(1, 8),
     "draft_tensor_parallel_size": Range(1, 8),
-    "link_latency_s": _COST_S,
-    "link_bytes_per_s": Range(1e3, 1e14),
     "replicas": Range(1, 1024),
     # host
     "launch_s": _COST_S,

@@ -15,7 +15,6 @@ from pdvsim.sim.hardware.names import card_name, unknown
 from pdvsim.sim.limits import Range
 from pdvsim.sim.reading import printable, quoted, read_toml, said
 
-
 NO_FP8 = ("a100", "a10g")  # how the names of cards begin that multiply 8-bit floats no faster than 16-bit ones
 NO_NVLINK = ("l40s", "l4", "a10g", "rtx-4090")  # cards whose data sheets have none
 

@@ -146,7 +146,6 @@ class Load:
     compute: float = 0.0  # shares of the GPU's arithmetic and bandwidth that it uses alone
     bandwidth: float = 0.0
     priority: int = 0
-    lane: str = ""
     turn_s: float = 0.0  # time per layer, alone
     nimble: float = 0.0  # share of its kernels that are small enough to run beside others
     empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill

@@ -211,7 +211,7 @@ class SimulatedGPU:
         """Compute the demand of a launch on the GPU, for the launches that share it."""
         work = job.work
         model, peak = self.books.models[work.role], (self.flops_per_s, self.bytes_per_s)
-        job.lane, job.priority = work.lane, work.priority
+        job.priority = work.priority
         prompts = [(chunk.start, chunk.tokens) for chunk in work.chunks]
         model.demand(job, peak, job.bytes, job.flops, len(work.rows), work.tokens, work.steps, prompts)
 

@@ -74,7 +74,7 @@ def test_what_a_page_hears_is_what_happened() -> None:
 
 def test_an_experiment_comes_through() -> None:
     assert experiment_from(settings(EXPERIMENT)) == EXPERIMENT
-    other = replace(EXPERIMENT, traffic=Traffic(request_rate=3.5), server=Server(partition=(0.5, 0.3, 0.2)))
+    other = replace(EXPERIMENT, traffic=Traffic(request_rate=3.5), server=Server(max_verify_batch=8))
     assert experiment_from(settings(other)) == other
 
 

@@ -19,7 +19,7 @@ from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.collectives import BAR, CURVES, OTHERS, all_reduce_s, with_collectives
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
-from pdvsim.sim.hardware.links import LINKS, Cargo, LinkName
+from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, model, shard
 from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
@@ -211,10 +211,9 @@ def test_gpus_are_counted() -> None:
     assert simulate(apart).meta["gpus"] == 3
 
 
-def test_each_gpu_of_a_group_sends_its_own_kv_and_whole_distributions() -> None:
-    whole, part = (Cargo(over(n).pair, "bf16") for n in (1, 4))
-    assert 4 * part.kv(100) == whole.kv(100)
-    assert part.drafts(7) == whole.drafts(7)
+def test_each_gpu_of_a_group_sends_its_own_kv() -> None:
+    whole, part = (over(n).pair.target.kv_bytes_per_token for n in (1, 4))
+    assert 4 * part == whole
 
 
 def test_more_gpus_hold_more_than_their_share() -> None:
