@@ -47,7 +47,7 @@ from pdvsim.sim.hardware.models import HEADS, drafter, is_config, quantised, unq
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile, covering
-from pdvsim.sim.machine.books import Books, TracedBooks
+from pdvsim.sim.machine.books import Books
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
@@ -186,7 +186,7 @@ class RealSite:
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
         peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
-        books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
+        books = Books(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots, reuse_of(experiment))

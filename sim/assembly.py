@@ -29,8 +29,7 @@ from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.controllers import Controller, Goodput
-from pdvsim.sim.policies.feedback import Feedback
+from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
 from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.reading import check_file, quoted, said
-from pdvsim.sim.workload.bench import bench_document
+from pdvsim.sim.workload.own import bench_document
 
 Floats = NDArray[np.float64]
 

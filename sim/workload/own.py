@@ -1,6 +1,7 @@
 """Custom traffic: a CSV or JSONL file of arrivals, prompt and output tokens, or vLLM's custom prompts.
 
-A file may also hold responses of OpenAI's API, one per line, or be a result of `vllm bench serve --save-detailed`.
+A file may also hold responses of OpenAI's API, one per line, or be a result of `vllm bench serve --save-detailed`, of
+which the texts are not read.
 
 Columns are found by common names, and the choice is reported. The requests of a session are a conversation if the file
 also numbers its turns, with prompts that include what was said before; otherwise sessions are only counted.
@@ -21,14 +22,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_TOKENS
-from pdvsim.sim.reading import quoted
+from pdvsim.sim.reading import quoted, read_json, said
 from pdvsim.sim.workload import datasets
-from pdvsim.sim.workload.bench import MARK, bench_rows
 from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
 
 ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "turn", "prompt"]
 Value = Any  # a cell: text in CSV, text or a number in JSON
 
+MARK = '"request_throughput"'  # a key of every result, but of no file of requests
+LATEST_S = 1e18
+DETAILED = "a result of `vllm bench serve --save-result --save-detailed`"
 CUSTOM_OUTPUT = 256  # output tokens if the file has none: vLLM's --custom-output-len
 
 NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores; the first one present is used
@@ -321,3 +324,44 @@ def _unit(typical: float) -> str:
     """The unit of times without one in their name: seconds, unless they would lie thousands of years ahead."""
     return next((unit for unit, most in (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17))
                  if typical < most), "nanoseconds")  # fmt: skip
+
+
+def bench_document(path: str) -> dict[str, Any]:
+    """A result of `vllm bench serve`, or of `realrun`; a ValueError of one line if it is not one."""
+    try:
+        document = read_json(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; expected a result of `vllm bench serve`") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {said(error)}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: not a result of `vllm bench serve`: expected a JSON object")
+    return document
+
+
+def bench_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and columns of each request of a detailed result.
+
+    Arrival times are due times: vLLM's start_times minus queue_times, by which --max-concurrency may delay a request.
+    Results of earlier versions lack both.
+    """
+    document = bench_document(path)
+    columns = {"prompt_tokens": document.get("input_lens"), "output_tokens": document.get("output_lens")}
+    if document.get("start_times"):
+        columns["arrival_s"] = document["start_times"]
+    for name, values in columns.items():
+        if not isinstance(values, list) or len(values) != len(document["input_lens"]):
+            raise bad(path, "", f"has no list of {name} for each request", DETAILED)
+    queued = document.get("queue_times")
+    for number, row in enumerate(zip(*columns.values(), strict=True)):
+        request = dict(zip(columns, row, strict=True))
+        if "arrival_s" in request and isinstance(queued, list) and number < len(queued):
+            request["arrival_s"] = _difference(path, number, request["arrival_s"], queued[number])
+        yield number, request
+
+
+def _difference(path: str, number: int, start_s: Any, queued_s: Any) -> float:
+    for name, value in (("start_times", start_s), ("queue_times", queued_s)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LATEST_S:
+            raise bad(path, f"request {number}", f"{name} holds {quoted(value)}", "seconds")
+    return float(start_s - queued_s)

@@ -35,7 +35,7 @@ from pdvsim.sim.policies import base
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.measured import FOUND_REFUSED
+from pdvsim.sim.workload.acceptance import FOUND_REFUSED
 
 MS = 1e-3
 NEAR = 1e-6  # of a millisecond: 1e-9 s
