@@ -143,23 +143,14 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
         models["draft"] = profiles[seats.draft[0]].latency(pair.draft)
     apart = None
     if seats.apart:
-        apart = Apart(make_fabric(experiment), len(seats.draft))
+        apart = Apart(Fabric(link_of(experiment), seats.gpus), len(seats.draft))
     policy = policy_of(experiment.arch)
+    sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
-        models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
+        models, sharing, profile.gpu.peak, host_times(experiment, profile),
         policy.hands_over(), apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
         policy.prefill_lane == policy.verify_lane,
     )  # fmt: skip
-
-
-def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
-    """How co-running launches share a GPU."""
-    return Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
-
-
-def peak_of(profile: Profile) -> tuple[float, float]:
-    """Arithmetic and bandwidth of a GPU per second."""
-    return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
 
 
 def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
@@ -170,11 +161,6 @@ def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
 def link_of(experiment: Experiment) -> LinkSpec:
     """The link between the GPUs of a server."""
     return LINKS[experiment.hardware.link]
-
-
-def make_fabric(experiment: Experiment) -> Fabric:
-    """The links of a server, at rest."""
-    return Fabric(link_of(experiment), experiment.seats.gpus)
 
 
 def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
@@ -312,17 +298,17 @@ class Site:
         placed = models_on(experiment)
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
             models = {role: one.latency(model) for role, model in placed[at].items()}
-            sharing = make_sharing(experiment, one)
+            sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
             gpus.append(
                 ForeseeingGPU(
-                    env, host, models, sharing, self.log.launches, drawn_verdict, peak_of(one), replica, at, one.power,
+                    env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
                     found, blocks=self.blocks,
                 )
             )  # fmt: skip
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:
-            self.fabrics.append(fabric := make_fabric(experiment))
+            self.fabrics.append(fabric := Fabric(link_of(experiment), seats.gpus))
             device = Node(env, host, gpus, seats, fabric, self.pair.target.kv_bytes_per_token)
         context = Context(
             env=env,

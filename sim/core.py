@@ -269,6 +269,11 @@ class GpuSpec:
     measured: bool
     sms: int | None = None  # multiprocessors; None: not known
 
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Arithmetic and bandwidth per second."""
+        return self.flops_per_s, self.bandwidth_bytes_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:

@@ -64,10 +64,8 @@ class Books:
             for shape in before:
                 solo, moved, flops = solo + shape.solo_0, moved + shape.bytes_0, flops + shape.flops_0
             shape = model.shape(len(rows), tokens, work.steps)
-        elif work.chunks:
-            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target", work.packed)
         else:
-            shape = model.packed(len(rows), tokens, work.packed)
+            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target", work.packed)
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
         return (
             solo + solo_0 + solo_1 * context,

@@ -213,7 +213,7 @@ class Planner:
         if not self.looks_up or not k or not self.packs:
             return self._solo(target.shape(rows, k + 1), context)
         drafted = found_share(rate, self.refused)
-        return self._solo(target.packed(rows, k + 1, round(rows * (1 + drafted * k))), context)
+        return self._solo(target.carrying(rows, k + 1, 1, (), True, round(rows * (1 + drafted * k))), context)
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""

@@ -169,57 +169,43 @@ class Streams:
 
     def draw(self, output_tokens: NDArray[np.int64], own: Uniforms | None = None) -> list[bytes]:
         """`Request.runs` for each of the next requests; `own` are per-request rates that replace the acceptance's."""
-        if self._lines is None:
-            return _drawn(self._acceptance, output_tokens, self._coins, self._rates, own)
-        first = self._drawn % len(self._lines)
-        self._drawn += len(output_tokens)
-        lines = self._lines[first:] + self._lines[:first]
-        return replay(lines, max(1, *map(max, lines)), output_tokens)
+        if self._lines is not None:
+            first = self._drawn % len(self._lines)
+            self._drawn += len(output_tokens)
+            lines = self._lines[first:] + self._lines[:first]
+            return replay(lines, max(1, *map(max, lines)), output_tokens)
+        acceptance = self._acceptance
+        base = self._base_rates(len(output_tokens)) if own is None else own
+        runs: list[bytes] = []
+        for first, last in _blocks(output_tokens):
+            # MAX_DRAFT positions beyond an output: otherwise drafts near its end would be accepted less often
+            spans = output_tokens[first:last] + MAX_DRAFT
+            ends = np.cumsum(spans)
+            uniforms = self._coins.random(int(ends[-1]), dtype=np.float32)
+            if acceptance.acceptance_model is not None:
+                flat = draw_runs(measured(acceptance.acceptance_model), uniforms, ends - spans, ends, base[first:last])
+            elif acceptance.synthetic_acceptance_rates:
+                flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
+            elif acceptance.acceptance_concentration is None and own is None:
+                flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
+            else:
+                flat = _runs(uniforms, np.repeat(base[first:last], spans), ends)
+            data = flat.tobytes()
+            runs += [data[a:b] for a, b in zip((ends - spans).tolist(), (ends - MAX_DRAFT).tolist(), strict=True)]
+        return runs
 
+    def _base_rates(self, count: int) -> Uniforms:
+        """Each request's rate: one for all, or Beta-distributed with the given mean and concentration.
 
-def _drawn(
-    acceptance: Acceptance,
-    output_tokens: NDArray[np.int64],
-    coins: np.random.Generator,
-    rates: np.random.Generator,
-    own: Uniforms | None = None,
-) -> list[bytes]:
-    """Samples in the order of the requests.
-
-    Each has MAX_DRAFT positions beyond its output; otherwise drafts near its end would be accepted less often.
-    """
-    base = _base_rates(acceptance, len(output_tokens), rates) if own is None else own
-    runs: list[bytes] = []
-    for first, last in _blocks(output_tokens):
-        lengths = output_tokens[first:last]
-        spans = lengths + MAX_DRAFT
-        ends = np.cumsum(spans)
-        uniforms = coins.random(int(ends[-1]), dtype=np.float32)
-        if acceptance.acceptance_model is not None:
-            flat = draw_runs(measured(acceptance.acceptance_model), uniforms, ends - spans, ends, base[first:last])
-        elif acceptance.synthetic_acceptance_rates:
-            flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
-        elif acceptance.acceptance_concentration is None and own is None:
-            flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
-        else:
-            flat = _runs(uniforms, np.repeat(base[first:last], spans), ends)
-        starts = (ends - spans).tolist()
-        stops = (ends - MAX_DRAFT).tolist()
-        data = flat.tobytes()
-        runs += [data[a:b] for a, b in zip(starts, stops, strict=True)]
-    return runs
-
-
-def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) -> Uniforms:
-    """Each request's rate: one for all, or Beta-distributed with the given mean and concentration; for a measured model
-    the share of requests that are harder to draft."""
-    if acceptance.acceptance_model is not None:
-        return rng.random(count, dtype=np.float32)
-    mean, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
-    # A Beta distribution needs positive shapes; with mean 0 or 1 every sample is the mean.
-    if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
-        return np.full(count, mean, dtype=np.float32)
-    return rng.beta(mean * concentration, (1 - mean) * concentration, size=count).astype(np.float32)
+        For a measured model it is the share of requests that are harder to draft.
+        """
+        if self._acceptance.acceptance_model is not None:
+            return self._rates.random(count, dtype=np.float32)
+        mean, concentration = self._acceptance.acceptance_rate, self._acceptance.acceptance_concentration
+        # A Beta distribution needs positive shapes; with mean 0 or 1 every sample is the mean.
+        if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
+            return np.full(count, mean, dtype=np.float32)
+        return self._rates.beta(mean * concentration, (1 - mean) * concentration, size=count).astype(np.float32)
 
 
 def read_trace(path: str) -> list[list[int]]:
