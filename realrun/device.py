@@ -139,7 +139,7 @@ class ServingRig:
 
     def serves(self, server: Server, needs: Needs) -> bool:
         """Whether a run with these settings and needs finds everything ready."""
-        streams = (self.server.priority, self.server.partition) == (server.priority, server.partition)
+        streams = self.server.priority == server.priority
         return streams and self.server.async_scheduling >= server.async_scheduling and self.needs.covers(needs)
 
     @property

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.memory import LaneRole
-from pdvsim.sim.config import BESIDE, Server
+from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.policies.base import PRIORITY
@@ -26,6 +26,7 @@ from pdvsim.sim.records import Columns
 
 Floats = NDArray[np.float64]
 
+SM_SHARES = {"decode": 0.4, "verify": 0.4, "prefill": 0.2}  # with --priority partition
 SM_GROUP = 8  # multiprocessors are given out in groups of this many
 RESOURCE_BYTES = 144  # the driver's CUdevResource: its kind first, its multiprocessors at 96
 ROW_GROUPS = (1, 8, 32)  # batches from so many rows on are reported together
@@ -52,8 +53,7 @@ def open_lanes(engines: dict[Role, Engine], places: Sequence[LaneRole], server: 
     device = next(iter(engines.values())).device
     streams: dict[str, torch.cuda.Stream] = {}
     if server.priority == "partition":
-        shares = dict(zip(BESIDE, server.partition, strict=True))
-        streams = partitioned(device, {name: shares[name] for name in dict.fromkeys(lane for lane, _ in places)})
+        streams = partitioned(device, {name: SM_SHARES[name] for name in dict.fromkeys(lane for lane, _ in places)})
     lanes: dict[LaneRole, GraphLane] = {}
     for name, role in places:
         level = PRIORITY[name] if server.priority == "stream" else 0

@@ -47,7 +47,7 @@ from pdvsim.sim.hardware.models import HEADS, drafter, is_config, quantised, unq
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile, covering
-from pdvsim.sim.machine.books import Books, TracedBooks
+from pdvsim.sim.machine.books import Books
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
@@ -170,7 +170,7 @@ class RealSite:
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []
         self.slots = Slots(rig.sequences)
-        settings, gpu = experiment.server, profile.gpu
+        settings = experiment.server
         models = {role: model.arch.spec for role, model in rig.models.items()}
         predicted = covering(profile, Pair(models.get("draft", models["target"]), models["target"]))
         latency: dict[Role, Latency] = {role: predicted.latency(model) for role, model in models.items()}
@@ -185,8 +185,8 @@ class RealSite:
             lookups = Lookups(on_host, None if own else partial(is_found, refused=refused))
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
-        peak, host = (gpu.flops_per_s, gpu.bandwidth_bytes_per_s), RealHost()
-        books = (TracedBooks if traced else Books)(latency if known else {}, self.log.launches)
+        host = RealHost()
+        books = Books(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots, reuse_of(experiment))
@@ -197,7 +197,7 @@ class RealSite:
         env.sources.append(self.device)
         policy = policy_of(experiment.arch)
         planner = Planner(
-            latency, sharing, peak, host_times(experiment, profile), policy.hands_over(), None,
+            latency, sharing, profile.gpu.peak, host_times(experiment, profile), policy.hands_over(), None,
             found_refused(experiment.acceptance), not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
         )  # fmt: skip
         self.context = Context(

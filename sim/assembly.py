@@ -16,7 +16,7 @@ from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.links import LINKS, Cargo, Fabric, LinkSpec
+from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
@@ -29,8 +29,7 @@ from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.controllers import Controller, Goodput
-from pdvsim.sim.policies.feedback import Feedback
+from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
 from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
@@ -144,25 +143,14 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
         models["draft"] = profiles[seats.draft[0]].latency(pair.draft)
     apart = None
     if seats.apart:
-        cargo = Cargo(pair, experiment.hardware.draft_probs)
-        apart = Apart(make_fabric(experiment), cargo, len(seats.draft))
+        apart = Apart(Fabric(link_of(experiment), seats.gpus), len(seats.draft))
     policy = policy_of(experiment.arch)
+    sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
-        models, make_sharing(experiment, profile), peak_of(profile), host_times(experiment, profile),
+        models, sharing, profile.gpu.peak, host_times(experiment, profile),
         policy.hands_over(), apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
         policy.prefill_lane == policy.verify_lane,
     )  # fmt: skip
-
-
-def make_sharing(experiment: Experiment, profile: Profile) -> Sharing:
-    """How co-running launches share a GPU."""
-    settings = experiment.server
-    return Sharing(experiment.hardware.contention, settings.priority, profile.contention, settings.weights())
-
-
-def peak_of(profile: Profile) -> tuple[float, float]:
-    """Arithmetic and bandwidth of a GPU per second."""
-    return profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s
 
 
 def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
@@ -172,18 +160,7 @@ def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
 
 def link_of(experiment: Experiment) -> LinkSpec:
     """The link between the GPUs of a server."""
-    hardware = experiment.hardware
-    link = LINKS[hardware.link]
-    if hardware.link_latency_s is not None:
-        link = replace(link, latency_s=hardware.link_latency_s, hop_s=min(link.hop_s, hardware.link_latency_s))
-    if hardware.link_bytes_per_s is not None:
-        link = replace(link, bytes_per_s=hardware.link_bytes_per_s)
-    return link
-
-
-def make_fabric(experiment: Experiment) -> Fabric:
-    """The links of a server, at rest."""
-    return Fabric(link_of(experiment), experiment.seats.gpus)
+    return LINKS[experiment.hardware.link]
 
 
 def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
@@ -321,19 +298,18 @@ class Site:
         placed = models_on(experiment)
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
             models = {role: one.latency(model) for role, model in placed[at].items()}
-            sharing = make_sharing(experiment, one)
+            sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
             gpus.append(
                 ForeseeingGPU(
-                    env, host, models, sharing, self.log.launches, drawn_verdict, peak_of(one), replica, at, one.power,
+                    env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
                     found, blocks=self.blocks,
                 )
             )  # fmt: skip
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:
-            fabric, cargo = make_fabric(experiment), Cargo(self.pair, experiment.hardware.draft_probs)
-            self.fabrics.append(fabric)
-            device = Node(env, host, gpus, seats, fabric, cargo)
+            self.fabrics.append(fabric := Fabric(link_of(experiment), seats.gpus))
+            device = Node(env, host, gpus, seats, fabric, self.pair.target.kv_bytes_per_token)
         context = Context(
             env=env,
             device=device,

@@ -269,6 +269,11 @@ class GpuSpec:
     measured: bool
     sms: int | None = None  # multiprocessors; None: not known
 
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Arithmetic and bandwidth per second."""
+        return self.flops_per_s, self.bandwidth_bytes_per_s
+
 
 @dataclass(frozen=True, slots=True)
 class Pair:
@@ -301,13 +306,13 @@ class RequestAccount:
     num_cached_tokens: int = -1  # of the prompt, found cached at its first admission; -1: not looked for
     session: int = -1  # conversation that it is a turn of; -1: none
     turn: int = 0  # of that conversation, from 0
-    admitted_s: float = -1.0
+    admitted_s: float = -1.0  # its first launch
     first_token_s: float = -1.0
     finish_s: float = -1.0
     # where its time went
-    prefill_s: float = 0.0
+    prefill_s: float = 0.0  # the target reading the prompt, and after a preemption all tokens so far
     draft_s: float = 0.0
-    wait_s: float = 0.0
+    wait_s: float = 0.0  # drafted, in the queue for verification
     verify_s: float = 0.0
 
 

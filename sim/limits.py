@@ -23,13 +23,11 @@ MAX_TOKENS = 10_000_000  # of a prompt or an output: beyond any context window
 MAX_OUTPUT_TOKENS = 1 << 32  # of all requests held at once: each is a byte of memory
 MAX_POINTS = 100_000  # of one sweep, comparison, map or search
 MAX_RUNS = 10_000  # replications
-MAX_DEPTH = 64  # of lists and tables inside each other, in a file
 
 MIB = 2**20
 MAX_CONFIG_BYTES = 64 * MIB  # of a file that describes something: JSON, TOML
 MAX_DATA_BYTES = 4096 * MIB  # of a data set, a trace or a table
 MAX_LINE_CHARS = 32 * MIB  # of a trace
-MAX_TABLE_BYTES = 8192 * MIB  # of a table once it is read
 
 
 @dataclass(frozen=True)
@@ -97,14 +95,11 @@ RANGES: dict[str, Range] = {
     "hybrid_threshold": Range(0, 1_000_000),
     "ahead_fan": Range(0, 64),
     "ahead_exponent": Range(0, 10),
-    "partition": Range(0.01, 1),
     # hardware
     "gpu_memory_utilization": Range(0.01, 1),
     "kv_capacity_tokens": Range(1, 10**12),
     "tensor_parallel_size": Range(1, 8),
     "draft_tensor_parallel_size": Range(1, 8),
-    "link_latency_s": _COST_S,
-    "link_bytes_per_s": Range(1e3, 1e14),
     "replicas": Range(1, 1024),
     # host
     "launch_s": _COST_S,

@@ -1,4 +1,4 @@
-"""Files that a user names, read within limits: regular files only, of a size that is stated, and not too deep.
+"""Files that a user names, read within limits: regular files only, of a size that is stated.
 
 A pipe or a device would hang or never end. Every refusal is a ValueError of one line that names the file.
 """
@@ -13,7 +13,7 @@ import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.sim.limits import MAX_CONFIG_BYTES, MAX_DATA_BYTES, MAX_DEPTH, MAX_TABLE_BYTES, MIB, shown
+from pdvsim.sim.limits import MAX_CONFIG_BYTES, MAX_DATA_BYTES, MIB, shown
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -71,47 +71,25 @@ def read_json(path: str | Path) -> Any:
 
 
 def parse_json(text: str) -> Any:
-    """A JSON document; a ValueError of one line if it is none, or nested too deeply for anything that walks it."""
+    """A JSON document; a ValueError of one line if it is none, or nested too deeply."""
     try:
-        document = json.loads(text)
+        return json.loads(text)
     except RecursionError:
-        raise _too_deep() from None
+        raise ValueError("holds too many lists or tables inside each other") from None
     except json.JSONDecodeError as error:
         raise ValueError(f"is not JSON: {error}") from None
     except ValueError:
         raise ValueError("is not JSON: a number of thousands of digits") from None
-    _check_depth(document)
-    return document
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file; a ValueError or an OSError otherwise."""
     try:
-        document = tomllib.loads(read_text(path))
+        return tomllib.loads(read_text(path))
     except RecursionError:
-        raise _too_deep() from None
+        raise ValueError("holds too many lists or tables inside each other") from None
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"is not TOML: {' '.join(str(error).split())}") from None
-    _check_depth(document)
-    return document
-
-
-def _check_depth(document: Any) -> None:
-    level = [document]
-    for _ in range(MAX_DEPTH):
-        level = [
-            item
-            for holder in level
-            if isinstance(holder, dict | list)
-            for item in (holder.values() if isinstance(holder, dict) else holder)
-        ]
-        if not level:
-            return
-    raise _too_deep()
-
-
-def _too_deep() -> ValueError:
-    return ValueError(f"holds more than {MAX_DEPTH} lists or tables inside each other")
 
 
 def said(error: Exception) -> str:
@@ -134,53 +112,18 @@ def quoted(value: object) -> str:
 
 
 def read_table(path: str | Path) -> pa.Table:
-    """The table in a parquet file; a ValueError or an OSError if it is none, or needs more memory than it should."""
+    """The table in a parquet file; a ValueError or an OSError if it is none."""
     import pyarrow as pa
-    import pyarrow.compute as pc
     import pyarrow.parquet as pq
 
     check_file(path)
-    most = min(MAX_TABLE_BYTES, memory_bytes() // 2)
     try:
         with pq.ParquetFile(path) as file:
-            _check_memory(_needed_bytes(file), most)
-            types = {field.name: field.type for field in file.schema_arrow}
-        texts = [name for name, kind in types.items() if pa.types.is_string(kind) or pa.types.is_binary(kind)]
-        with pq.ParquetFile(path, read_dictionary=texts) as file:
             table = file.read()
         table.validate(full=True)
-        for name in texts:  # a long text repeated is there once until it is spelt out
-            at, column = table.column_names.index(name), table.column(name)
-            long = max((pc.max(pc.binary_length(c.dictionary)).as_py() or 0 for c in column.chunks), default=0)
-            _check_memory(long * len(column), most)
-            table = table.set_column(at, name, column.cast(types[name]))
     except (pa.ArrowException, KeyError, TypeError, NotImplementedError) as error:
         raise ValueError(f"not parquet, or cut short: {said(error)[:120]}") from None
     return table
-
-
-def _needed_bytes(file: Any) -> int:
-    """Memory that a parquet file's columns would take, by its own account."""
-    found, schema, needed = file.metadata, file.schema, 0
-    for at in range(found.num_row_groups):
-        group = found.row_group(at)
-        for number in range(group.num_columns):
-            chunk = group.column(number)
-            # a column of one value repeated is tiny in the file, and as long as its rows once it is read
-            spread = max(chunk.num_values, group.num_rows) * _width(schema.column(number))
-            needed += max(spread, chunk.total_uncompressed_size)
-    return needed
-
-
-def _check_memory(needed_bytes: int, most_bytes: int) -> None:
-    if needed_bytes > most_bytes:
-        raise ValueError(f"asks for {needed_bytes // MIB} MiB of memory; at most {most_bytes // MIB} MiB are read")
-
-
-def _width(column: Any) -> int:
-    """Bytes of one value in memory; of a text, of the pointer to it and a short one."""
-    widths = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8, "INT96": 12}
-    return widths.get(column.physical_type, 64) if column.length <= 0 else int(column.length)
 
 
 def memory_bytes() -> int:

@@ -28,35 +28,13 @@ REQUESTS = 4096  # served, before they are taken into the records
 LANES: tuple[str, ...] = ("prefill", "decode", "verify", "main")
 ROLES: tuple[Role, ...] = ("draft", "target")
 
-REQUEST_DTYPES: dict[str, str] = {
-    "id": "i8",
-    "replica": "i4",
-    "arrival_s": "f8",
-    "admitted_s": "f8",  # first work launched
-    "first_token_s": "f8",
-    "finish_s": "f8",
-    "prompt_tokens": "i8",
-    "output_tokens": "i8",
-    "rounds": "i8",  # forwards of the target behind the prompt
-    "drafts": "i8",  # of these, those that had drafts to verify
-    "drafted": "i8",
-    "accepted": "i8",
-    "refused": "i8",  # at most one a round: what lies behind it is not judged
-    "bare": "i8",  # rounds without drafts in a verify beside others that had some
-    "ahead_tokens": "i8",  # drafted ahead of verdicts, in all branches, with the guesses they begin with
-    "ahead_used": "i8",  # of these, those that were verified; the others were dropped
-    "preemptions": "i8",
-    "resumptions": "i8",  # readings to the end after a preemption, each of which gave the next token
-    "recomputed_tokens": "i8",  # that left the KV cache with a preemption
-    "num_cached_tokens": "i8",  # of the prompt, found in the prefix cache at its first admission; -1: not looked for
-    "session": "i8",  # conversation that it is a turn of; -1: none
-    "turn": "i8",  # of that conversation, from 0
-    "prefill_s": "f8",  # the target reading the prompt, and after a preemption all tokens so far
-    "draft_s": "f8",
-    "wait_s": "f8",  # drafted, in the queue for verification
-    "verify_s": "f8",
-}
-
+# of `Request`, where each is described: seconds are floats, all others whole numbers
+_REQUEST_COLUMNS = (
+    "id", "replica", "arrival_s", "admitted_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "rounds",
+    "drafts", "drafted", "accepted", "refused", "bare", "ahead_tokens", "ahead_used", "preemptions", "resumptions",
+    "recomputed_tokens", "num_cached_tokens", "session", "turn", "prefill_s", "draft_s", "wait_s", "verify_s",
+)  # fmt: skip
+REQUEST_DTYPES = {name: "f8" if name.endswith("_s") else "i8" for name in _REQUEST_COLUMNS} | {"replica": "i4"}
 LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
 
 LAUNCH_DTYPES: dict[str, str] = {

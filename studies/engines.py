@@ -23,7 +23,7 @@ from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS
 from pdvsim.sim.hardware.models import MODELS, PRESETS, shard
 from pdvsim.sim.hardware.profile import builtin, covering
-from pdvsim.sim.workload.measured import measured
+from pdvsim.sim.workload.acceptance import measured
 from pdvsim.view.table import cell, grid
 
 WITHIN = 0.10  # relative error up to which a figure counts as predicted

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.common.files import write_whole
-from pdvsim.sim.workload.measured import LONGEST
+from pdvsim.sim.workload.acceptance import LONGEST
 
 DRAFTERS = ("eagle3", "ngram")
 CLASSES = 6  # of requests by mean tokens per round, with equal numbers of tokens

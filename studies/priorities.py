@@ -27,8 +27,6 @@ SETTINGS = {
     "stream": Server(PAIR),
     "none": Server(PAIR, priority="none"),
     "dynamic": Server(PAIR, priority="dynamic"),
-    "decode=3,verify=2": Server(PAIR, priority="none", lane_weights=("decode=3", "verify=2")),
-    "prefill=3": Server(PAIR, priority="none", lane_weights=("prefill=3",)),
 }
 SEEDS = 6
 METRICS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "output_throughput")

@@ -40,6 +40,7 @@ from pdvsim.sim.hardware.models import GPUS, model_or_config
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
+from pdvsim.sim.workload.own import read_requests
 from pdvsim.study.resultfiles import read_records
 from pdvsim.study.results import load
 from pdvsim.study.sweepcheck import read_config
@@ -262,9 +263,9 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "profile.json": load_profile,
     "card.toml": card_file,
     "config.json": lambda path: model_or_config(str(path)),
-    "azure.csv": lambda path: datasets.read_azure(str(path)),
-    "burst.csv": lambda path: datasets.read_burstgpt(str(path)),
-    "mooncake.jsonl": lambda path: datasets.read_mooncake(str(path)),
+    "azure.csv": lambda path: read_requests("azure", str(path)),
+    "burst.csv": lambda path: read_requests("burstgpt", str(path)),
+    "mooncake.jsonl": lambda path: read_requests("mooncake", str(path)),
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
     "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),

@@ -137,7 +137,6 @@ def _member(
     prompts = [(known, prompt // chunks)] * chunks if chunks else []
     member = Member(
         kind=str(row["kind"]),
-        lane={"draft": "decode"}.get(str(row["kind"]), str(row["kind"])),
         priority=int(row["priority"]),
         measured=rate,
         solo_s=solo_s,

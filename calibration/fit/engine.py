@@ -29,7 +29,7 @@ from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.reading import check_file, quoted, said
-from pdvsim.sim.workload.bench import bench_document
+from pdvsim.sim.workload.own import bench_document
 
 STEP = re.compile(
     r"Iteration\(\d+\): (?P<prompts>\d+) context requests, (?P<prompt>\d+) context tokens, "

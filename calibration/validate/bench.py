@@ -24,9 +24,8 @@ from pdvsim.sim.limits import MAX_REQUESTS
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.workload.acceptance import Streams
-from pdvsim.sim.workload.bench import bench_document
 from pdvsim.sim.workload.datasets import Lengths
-from pdvsim.sim.workload.own import read_own
+from pdvsim.sim.workload.own import bench_document, read_own
 from pdvsim.sim.workload.requests import Workload
 
 METRIC = re.compile(

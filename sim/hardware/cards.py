@@ -1,58 +1,19 @@
-"""GPUs as specifications: what a card can do at most, with the source of every figure. A user adds one in TOML.
+"""GPUs as specifications: what a card can do at most, with the source of every figure (`data/cards.toml`).
 
-Rates are dense bf16 with fp32 sums and the data sheet's bandwidth, except where `measured` says otherwise; memory is
-what the driver reports, which is less than the number on the box where error correction takes its part (for H100, A100,
-L40S, L4 and A10 as listed in github.com/modal-labs/modal-client, pull request 2797).
+A user adds one in TOML.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.names import card_name, unknown
-from pdvsim.sim.limits import MIB, Range
+from pdvsim.sim.limits import Range
 from pdvsim.sim.reading import printable, quoted, read_toml, said
-
-
-def _sheet(name: str, gb_per_s: float, tflops: float, memory_mib: int, sms: int, source: str) -> GpuSpec:
-    return GpuSpec(name, gb_per_s * 1e9, tflops * 1e12, memory_mib * MIB, source, measured=False, sms=sms)
-
-
-_A100 = "data sheet, NVIDIA A100 Tensor Core GPU (2021)"
-_H100 = "data sheet, NVIDIA H100 Tensor Core GPU (2023), without sparsity"
-_A10G = "data sheet, NVIDIA A10G for AWS (2022), as quoted by others, without sparsity"
-_H100_PCIE = "product brief, NVIDIA H100 PCIe GPU (PB-11133-001, 2022); data sheet for the arithmetic, without sparsity"
-
-GPUS: dict[str, GpuSpec] = {
-    card.name: card
-    for card in (
-        GpuSpec(
-            "h200",
-            bandwidth_bytes_per_s=4.27e12,
-            flops_per_s=790e12,
-            memory_bytes=143771 * MIB,
-            source="measured on one H200 SXM: device-to-device copy and 8192^3 bf16 matrix product on random data",
-            measured=True,
-            sms=132,
-        ),
-        #      name            GB/s  TFLOP/s   MiB  SMs
-        _sheet("a100-40gb", 1555, 312, 40960, 108, _A100),
-        _sheet("a100-40gb-pcie", 1555, 312, 40960, 108, _A100),
-        _sheet("a100-80gb", 2039, 312, 81920, 108, _A100),
-        _sheet("a100-80gb-pcie", 1935, 312, 81920, 108, _A100),
-        _sheet("h100-sxm", 3350, 989.4, 81559, 132, _H100),
-        _sheet("h100-pcie", 2000, 756.5, 81559, 114, _H100_PCIE),
-        _sheet("h100-nvl", 3938, 835.5, 95830, 132, _H100),
-        _sheet("l40s", 864, 362, 46068, 142, "data sheet, NVIDIA L40S (2023), without sparsity"),
-        _sheet("l4", 300, 121, 23034, 58, "data sheet, NVIDIA L4 (2023), half of that with sparsity"),
-        _sheet("a10g", 600, 70, 23028, 80, _A10G),
-        _sheet("rtx-4090", 1008, 165.2, 24564, 128, "NVIDIA Ada GPU architecture white paper (2023), fp32 sums"),
-        _sheet("b200", 8000, 2250, 183359, 148, "data sheet, NVIDIA HGX B200 (2025), without sparsity"),
-    )
-}
 
 NO_FP8 = ("a100", "a10g")  # how the names of cards begin that multiply 8-bit floats no faster than 16-bit ones
 NO_NVLINK = ("l40s", "l4", "a10g", "rtx-4090")  # cards whose data sheets have none
@@ -65,6 +26,13 @@ CARD_RANGES = {  # one unit off by a thousand falls outside
     "flops_per_s": Range(1e12, 1e17),
     "memory_bytes": Range(1e9, 4e12),
     "sms": Range(1, 1024),
+}
+
+
+_SHIPPED = Path(__file__).parent / "data" / "cards.toml"
+GPUS = {
+    card["name"]: GpuSpec(**({"measured": False} | card))
+    for card in tomllib.loads(_SHIPPED.read_text(encoding="utf-8"))["cards"]
 }
 
 

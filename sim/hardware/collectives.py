@@ -34,17 +34,7 @@ CURVES: dict[int, tuple[tuple[float, float], ...]] = {
     8: ((2 * _KIB, 5.9), (16 * _KIB, 5.7), (128 * _KIB, 7.8), (_MIB, 16.7), (2 * _MIB, 22.1), (4 * _MIB, 33.8),
         (10059776, 89), (14680064, 109), (33292288, 195), (67108864, 322)),
 }  # fmt: skip
-# Others on the same links, as (GPUs, bytes, microseconds): vLLM pull requests 24111 (2 GPUs) and 24532 (4), the best of
-# its kernels in CUDA graphs; SGLang pull request 22734 (8 H200s, MSCCL++ in CUDA graphs). NCCL itself, which engines
-# leave to large messages, takes 6 us for 2 GPUs (its issue 1259) and 17 for 8 (the same pull request).
-OTHERS: tuple[tuple[int, float, float], ...] = (
-    (2, 512 * _KIB, 7.0),
-    (4, 512 * _KIB, 10.0), (4, _MIB, 14.0), (4, 1.5 * _MIB, 19.0), (4, 2 * _MIB, 21.0), (4, 3 * _MIB, 23.0),
-    (4, 4 * _MIB, 28.0),
-    (8, 2 * _KIB, 5.86), (8, 16 * _KIB, 6.37), (8, 64 * _KIB, 8.2), (8, 128 * _KIB, 8.8), (8, 256 * _KIB, 10.56),
-    (8, 512 * _KIB, 11.96), (8, _MIB, 14.01),
-)  # fmt: skip
-BAR = 0.25  # share by which an all-reduce may be slower or faster: all of the others are within it
+BAR = 0.25  # share by which an all-reduce may be slower or faster: other published times are within it
 
 
 def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:

@@ -99,18 +99,11 @@ def max_min_of_two(
 class Sharing:
     """The contention model of one GPU: sets the rates of whatever runs together."""
 
-    def __init__(
-        self,
-        model: Contention,
-        priority: Priority,
-        fit: ContentionFit,
-        weights: dict[str, float] | None = None,  # of lanes, where they share by turns
-    ) -> None:
+    def __init__(self, model: Contention, priority: Priority, fit: ContentionFit) -> None:
         self.model = model
         # a partition is not modelled: what plans for one plans for streams
         self.priority = "stream" if priority in ("dynamic", "partition") else priority
         self.fit = fit
-        self.weights = weights or {}
         self._measured = fit.turn_exponent > 0
         self._crowd_weight = fit.stream_weight if fit.crowd_weight is None else fit.crowd_weight
 
@@ -189,7 +182,7 @@ class Sharing:
     def _share(self, load: Load) -> float:
         """The share of turns of a launch, constant over its life."""
         if not load.share:
-            load.share = self.weights.get(load.lane, 1.0)
+            load.share = 1.0
             if self._measured:
                 load.share *= load.turn_s**self.fit.turn_exponent * (1.0 - load.empty)
                 if load.nimble:

@@ -146,7 +146,6 @@ class Load:
     compute: float = 0.0  # shares of the GPU's arithmetic and bandwidth that it uses alone
     bandwidth: float = 0.0
     priority: int = 0
-    lane: str = ""
     turn_s: float = 0.0  # time per layer, alone
     nimble: float = 0.0  # share of its kernels that are small enough to run beside others
     grain: float = 0.0  # share of all experts that it reads
@@ -192,16 +191,13 @@ class Latency:
             self._shapes[key] = found
         return found
 
-    def packed(self, rows: int, tokens: int, new: int) -> Shape:
-        """Price of a forward of `new` tokens, up to `tokens` per row: attention is padded, the layers are not."""
-        read = self._distinct(rows, new / rows)
-        new = self._filled(_up_to(self.fit.row_buckets, new))
-        return self._with_layers(self._rest(rows, tokens, 1), new, new, read)
-
     def carrying(
         self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
     ) -> Shape:
-        """Like `shape`, but the first forward also carries prompt chunks and yields first tokens where prompts end."""
+        """Like `shape`, but the first forward also carries prompt chunks and yields first tokens where prompts end.
+
+        If the rows have `packed` new tokens in all, up to `tokens` each, attention is padded and the layers are not.
+        """
         new = logits = _up_to(self.fit.row_buckets, packed) if packed else self._padded(rows) * tokens
         prompt = 0
         moved = flops = 0.0
@@ -215,8 +211,8 @@ class Latency:
             moved += (start + n) * self._kv_bytes
             flops += _pairs(start, n) * self._pair_flops
         solo = self._over_prompts(read)
-        new = self._filled(new + _up_to(fit.chunk_buckets, prompt))
-        if rows:
+        new = self._filled(new + (_up_to(fit.chunk_buckets, prompt) if chunks else 0))
+        if rows and chunks:
             solo += fit.mixed_s
         rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
         priced = self._with_layers(rest, new, logits, self._distinct(rows, packed / rows if packed else tokens, read))

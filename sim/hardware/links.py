@@ -12,10 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pdvsim.sim.core import Pair
-
 LinkName = Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
-DraftProbs = Literal["none", "bf16", "fp32"]
 
 # there, in microseconds: baseLat 8.4 for a ring with the Simple protocol, hwLat 3.4 (NVLink), 5.7 (PCI), 9.6 (network)
 _NCCL = "latency as NCCL assumes it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
@@ -41,28 +38,16 @@ LINKS: dict[LinkName, LinkSpec] = {
 
 TOKEN_BYTES = 4  # an int32
 VERDICT_BYTES = 2 * TOKEN_BYTES  # how many drafts were accepted, and the target's own token
-PROB_BYTES: dict[DraftProbs, int] = {"none": 0, "bf16": 2, "fp32": 4}
 
 
-class Cargo:
-    """How many bytes lanes on different GPUs send each other."""
+def draft_bytes(tokens: int) -> float:
+    """From drafter to target: so many draft tokens. Verification is greedy, so probabilities are not sent."""
+    return TOKEN_BYTES * tokens
 
-    def __init__(self, pair: Pair, probs: DraftProbs) -> None:
-        # rejection sampling needs the drafter's whole distribution of each token; greedy verification the token alone
-        self.draft_token_bytes = TOKEN_BYTES + PROB_BYTES[probs] * pair.target.vocab * pair.target.shards
-        self.kv_token_bytes = pair.target.kv_bytes_per_token  # of a shard: each sends its own, by its own port
 
-    def drafts(self, tokens: int) -> float:
-        """From drafter to target: so many draft tokens."""
-        return self.draft_token_bytes * tokens
-
-    def verdicts(self, rows: int, owed: int = 0) -> float:
-        """From target to drafter: the verdict of each row, and tokens decoded without the drafter."""
-        return VERDICT_BYTES * rows + TOKEN_BYTES * owed
-
-    def kv(self, tokens: int) -> float:
-        """Bytes from the GPU that prefilled a prompt to the one that decodes."""
-        return self.kv_token_bytes * tokens
+def verdict_bytes(rows: int, owed: int = 0) -> float:
+    """From target to drafter: the verdict of each row, and tokens decoded without the drafter."""
+    return VERDICT_BYTES * rows + TOKEN_BYTES * owed
 
 
 class Fabric:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.links import DraftProbs, LinkName
+from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Internal, check_ranges
@@ -62,11 +62,6 @@ class Hardware:
     """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all."""
     link: LinkName = "nvlink4"
     """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
-    link_latency_s: Internal[float | None] = None  # instead of the link's
-    link_bytes_per_s: Internal[float | None] = None  # each way, instead of the link's
-    draft_probs: Internal[DraftProbs] = (
-        "none"  # what goes with a draft token to another GPU: rejection sampling needs it
-    )
     replicas: int = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"

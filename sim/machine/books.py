@@ -64,10 +64,8 @@ class Books:
             for shape in before:
                 solo, moved, flops = solo + shape.solo_0, moved + shape.bytes_0, flops + shape.flops_0
             shape = model.shape(len(rows), tokens, work.steps)
-        elif work.chunks:
-            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target", work.packed)
         else:
-            shape = model.packed(len(rows), tokens, work.packed)
+            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target", work.packed)
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
         return (
             solo + solo_0 + solo_1 * context,
@@ -102,19 +100,8 @@ class Books:
             *self._head(work.lane, work.kind, work.role), len(rows), tokens, work.steps, work.tokens,
             work.queue_depth, prompt_start, work.context, start_s, end_s, solo_s, moved, flops,
         ))  # fmt: skip
-
-
-class TracedBooks(Books):
-    """Accounting that also records the requests of each launch."""
-
-    def __init__(self, models: dict[Role, Latency], log: Launches, replica: int = 0, gpu: int = 0) -> None:
-        super().__init__(models, log, replica, gpu)
-        assert log.carried is not None
-        self._carried = log.carried
-
-    def note(self, work: Work, start_s: float, end_s: float, solo_s: float, moved: float, flops: float) -> None:
-        super().note(work, start_s, end_s, solo_s, moved, flops)
-        self._carried.append((tuple([row.id for row in work.rows]), tuple(chunk.request.id for chunk in work.chunks)))
+        if self.log.carried is not None:
+            self.log.carried.append((tuple([row.id for row in rows]), tuple(chunk.request.id for chunk in work.chunks)))
 
 
 def book(rows: Sequence[Request], verdict: Sequence[int], now_s: float, rereads: bool) -> tuple[list[int], bool]:

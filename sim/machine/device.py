@@ -25,7 +25,7 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.latency import Latency, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
-from pdvsim.sim.machine.books import Books, TracedBooks
+from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.clock import NEVER, Clock
 from pdvsim.sim.records import Launches
 
@@ -77,7 +77,7 @@ class SimulatedGPU:
         self.found = found  # where drafts are looked up: whether there is one for a request
         self.env = env
         self.host = host
-        self.books = (Books if log.carried is None else TracedBooks)(models, log, replica, gpu)
+        self.books = Books(models, log, replica, gpu)
         self.sharing = sharing
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak
@@ -211,7 +211,7 @@ class SimulatedGPU:
         """Compute the demand of a launch on the GPU, for the launches that share it."""
         work = job.work
         model, peak = self.books.models[work.role], (self.flops_per_s, self.bytes_per_s)
-        job.lane, job.priority = work.lane, work.priority
+        job.priority = work.priority
         prompts = [(chunk.start, chunk.tokens) for chunk in work.chunks]
         model.demand(job, peak, job.bytes, job.flops, len(work.rows), work.tokens, work.steps, prompts)
 

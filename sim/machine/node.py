@@ -1,6 +1,6 @@
 """The hardware as a policy sees it, which launches on lanes; and a server with several GPUs.
 
-A launch starts once its inputs from other GPUs have arrived: drafts and their probabilities for a verify, verdicts for
+A launch starts once its inputs from other GPUs have arrived: drafts for a verify, verdicts for
 a draft, the KV cache of a prompt that was prefilled elsewhere. Inputs are sent when the host has launched; the KV cache
 of a prompt when the host has noticed the end of its prefill. Prompts come with the launch, to every GPU.
 """
@@ -15,7 +15,7 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request, Seats, Work
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.links import Cargo, Fabric
+from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
 from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
@@ -43,14 +43,21 @@ class Node(Device):
     """The simulated GPUs of one server, driven by one host thread, as one device."""
 
     def __init__(
-        self, env: Clock, host: SimulatedHost, gpus: Sequence[SimulatedGPU], seats: Seats, fabric: Fabric, cargo: Cargo
+        self,
+        env: Clock,
+        host: SimulatedHost,
+        gpus: Sequence[SimulatedGPU],
+        seats: Seats,
+        fabric: Fabric,
+        kv_token_bytes: int,
     ) -> None:
+        """`kv_token_bytes` are a target GPU's of a token: each shard sends its own, by its own port."""
         self.env = env
         self.host = host
         self.gpus = gpus
         self.seats = seats
         self.fabric = fabric
-        self.cargo = cargo
+        self.kv_token_bytes = kv_token_bytes
         self._latest: dict[str, tuple[list[Request], list[Job]]] = {}  # of each lane's last work, rows and jobs
         self._free_s: dict[tuple[int, str], float] = {}  # when the last work launched on a stream could start
         self._kv_there_s: dict[Request, float] = {}  # of prompts that were read elsewhere, until they are decoded
@@ -147,12 +154,12 @@ class Node(Device):
         drafters = self.seats.draft
         if work.kind == "verify":
             if len(drafters) == 1:
-                return [(drafters[0], self.cargo.drafts(sum(row.k for row in work.rows)))]
+                return [(drafters[0], draft_bytes(sum(row.k for row in work.rows)))]
             made = [(at, sum(row.k for row in work.rows if self._drafter(row) == at)) for at in drafters]
-            return [(at, self.cargo.drafts(tokens)) for at, tokens in made if tokens]
+            return [(at, draft_bytes(tokens)) for at, tokens in made if tokens]
         if work.kind == "draft":
             owed = sum(row.owed for row in work.rows if row.owed > 1)  # one is its own last draft
-            return [(self.seats.verify, self.cargo.verdicts(len(work.rows), owed))]
+            return [(self.seats.verify, verdict_bytes(len(work.rows), owed))]
         return []
 
     def _move_kv(self, work: Work, at: int) -> None:
@@ -162,7 +169,7 @@ class Node(Device):
             if request.prompt_tokens + request.output_tokens - 1 == chunk.start + chunk.tokens:
                 self._kv_there_s.pop(request, None)  # this forward gives its last token
             else:
-                size = self.cargo.kv(chunk.tokens)
+                size = self.kv_token_bytes * chunk.tokens
                 self._kv_there_s[request] = self.fabric.send(self.env.now, at, self.seats.verify, size)
 
     def _at(self, time_s: float, what: Callable[[], None]) -> None:

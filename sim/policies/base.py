@@ -54,6 +54,7 @@ class Policy(Facts):
     # a subclass with one of these of its own is asked in every round, unless it lists them again and so vouches for it
     in_a_round: tuple[str, ...] = ("draft_length", "hold", "draft", "verify", "step", "settle")
     at_admission = ("admits", "next_chunks")  # with one of its own it is asked in every round while a request waits
+    drafter_follows = True  # the drafter prefills what the target does, as long as anything is drafted
 
     def __init__(self, context: Context) -> None:
         self.env = context.env
@@ -84,13 +85,10 @@ class Policy(Facts):
         self.early = 0  # draft tokens that the running rows are getting already
         written = next(base for base in type(self).__mro__ if "in_a_round" in vars(base))
         foresees = context.device.foresees and not self._drafts_early
-        self._foresees = foresees and not self._has_own(written, self.in_a_round)
-        self._admits_by_itself = self._has_own(written, self.at_admission)
+        self._foresees = foresees and not _has_own(type(self), written, self.in_a_round)
+        self._admits_by_itself = _has_own(type(self), written, self.at_admission)
         for process in self.processes():
             self.env.process(process)
-
-    def _has_own(self, base: type[Facts], parts: Sequence[str]) -> bool:
-        return any(getattr(type(self), part) is not getattr(base, part) for part in parts)
 
     def processes(self) -> Sequence[Process]:
         """The policy's processes."""
@@ -128,7 +126,10 @@ class Policy(Facts):
         if not self.prefilling and not self.waiting:
             return ()
         chunks: list[Chunk] = []
-        inside, most = self.in_flight, self._most_prompts()
+        inside, most = self.in_flight, 1 if self.workers != "lanes" else self.settings.max_prompts_per_forward
+        if self.workers == "lanes" and (free := len(self.readers) - self._reading) > 1:
+            share = max(1, -(-len(self.waiting) // free))  # so that other readers who are free get theirs
+            most = min(share, most or share)
         for request in [request for request in self.prefilling if request.reader == self.reader]:
             tokens = min(budget, request.to_read - request.prefilled)
             if tokens <= 0 or len(chunks) == most:
@@ -142,16 +143,6 @@ class Policy(Facts):
                 chunks.append(chunk)
                 budget -= chunk.tokens
         return tuple(chunks)
-
-    def _most_prompts(self) -> int | None:
-        """Prompts of a forward at most; so many that other readers who are free get their share."""
-        if self.workers != "lanes":
-            return 1
-        most, free = self.settings.max_prompts_per_forward, len(self.readers) - self._reading
-        if free < 2:
-            return most
-        share = max(1, -(-len(self.waiting) // free))
-        return min(share, most or share)
 
     def _admit(self, budget: int) -> Chunk | None:
         """What the next waiting request reads first; None if it is not let in yet."""
@@ -227,10 +218,6 @@ class Policy(Facts):
             self.kv.unpin(chunk.request for chunk in chunks)
         return ready
 
-    def drafter_follows(self) -> bool:
-        """Whether the drafter prefills what the target does; it need not while nothing is drafted."""
-        return self.controller.drafting
-
     def _for_drafter(self, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         """The prompt chunks that the drafter prefills too; it must catch up on the others later.
 
@@ -239,7 +226,7 @@ class Policy(Facts):
         """
         if self._looks_up:
             return ()
-        follows = self.speculates and self.drafter_follows()
+        follows = self.speculates and self.drafter_follows and self.controller.drafting
         reads = []
         for chunk in chunks:
             request = chunk.request
@@ -362,18 +349,14 @@ class Policy(Facts):
                 context_of(rows), early=True,
             ))  # fmt: skip
 
-    def _drafted_early(self, rows: list[Request]) -> bool:
-        """Whether the draft of the round that begins was launched early."""
-        early, self.early = self.early, 0
-        if early:
-            for row in rows:
-                row.k = early
-        return early > 0
-
     def step(self, rows: list[Request], k: int, chunks: tuple[Chunk, ...] = ()) -> Event:
         """Draft and verify, one after the other on the draft lane, with prompts in the first forwards. The verdict."""
         drafting, lane, followed = None, self.draft_lane, self._for_drafter(chunks) if chunks else ()
-        if k and not self._drafted_early(rows):
+        early, self.early = (self.early, 0) if k else (0, self.early)
+        if early:
+            for row in rows:
+                row.k = early
+        if k and not early:
             drafting = self.draft(rows, k)
             drafting.chunks, drafting.watched = followed, False
             self.device.launch(drafting)
@@ -493,3 +476,8 @@ class Policy(Facts):
         self.in_flight -= 1
         self.on_finish(request)
         self.look_again()
+
+
+def _has_own(policy: type[Policy], base: type[Facts], parts: Sequence[str]) -> bool:
+    """Whether a policy has methods of its own in place of a base's."""
+    return any(getattr(policy, part) is not getattr(base, part) for part in parts)

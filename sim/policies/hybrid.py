@@ -53,6 +53,7 @@ class Adaptive(Hybrid):
     """
 
     plain_rounds = True
+    drafter_follows = False  # while it decodes plainly
     options: OwnOptions = PDV.options
     tuned: Tuned = ("verify_gather", ("auto", "never"))
     beyond = "switches from one lane to three by the latency model"
@@ -66,9 +67,6 @@ class Adaptive(Hybrid):
         self.urge = 0  # batches in a row for which ending plain decoding would have paid
         super().__init__(context)
 
-    def drafter_follows(self) -> bool:
-        return self.mode != "plain" and super().drafter_follows()
-
     def atomic_length(self, rows: list[Request]) -> int | None:
         if len(self.verify_queue):
             return None
@@ -77,6 +75,7 @@ class Adaptive(Hybrid):
         context = sum(row.context for row in rows) * decoding // len(rows)
         self.learner.served.look(rows)
         self.mode = self.best_mode(rows, decoding, context, k)
+        self.drafter_follows = self.mode != "plain"
         if self.mode == "plain":
             return k if k and self.learner.tries(lambda: self.lost(rows, decoding, context, k)) else 0
         return k if self.mode == "atomic" else None

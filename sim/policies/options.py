@@ -9,13 +9,10 @@ from pdvsim.sim.core import DrafterKind, ModelSpec, Pair
 from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import Priority
-from pdvsim.sim.limits import Internal, Range, check, check_ranges
+from pdvsim.sim.limits import Internal, check_ranges
 
 ControllerName = Literal["fixed", "feedback", "goodput"]
 KvPolicy = Literal["paged", "reserved"]
-
-BESIDE = ("decode", "verify", "prefill")  # lanes that share a GPU, as shares of it are given
-LANE_WEIGHT = Range(0.001, 1000)
 
 
 @dataclass(frozen=True)
@@ -80,8 +77,6 @@ class Server:
     priority: Priority = "stream"
     """Priority between lanes (decode > verify > prefill): none, stream (CUDA streams), dynamic (stream, raised by queue
     length and age), preemptive (ideal) or partition (SM split; realrun only)."""
-    lane_weights: Internal[tuple[str, ...]] = ()  # shares of the GPU, as decode=3; those not named have 1
-    partition: Internal[tuple[float, ...]] = (0.4, 0.4, 0.2)  # priority partition: SM share of decode, verify, prefill
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -98,25 +93,6 @@ class Server:
             if limit is not None and limit > self.max_num_seqs:
                 flag = name.replace("_", "-")
                 raise ValueError(f"{flag} must be at most max-num-seqs, {self.max_num_seqs}, got {limit}")
-        self.weights()
-        if len(self.partition) != 3 or sum(self.partition) > 1.000001:
-            raise ValueError(f"partition takes three shares that sum to at most 1, got {self.partition}")
-
-    def weights(self) -> dict[str, float]:
-        """The weights of lanes that have one."""
-        weights: dict[str, float] = {}
-        for text in self.lane_weights:
-            lane, _, value = text.partition("=")
-            if lane not in BESIDE or lane in weights:
-                fault = "twice" if lane in weights else f"unknown; known: {', '.join(BESIDE)}"
-                raise ValueError(f"lane-weights: lane {lane!r} is {fault}")
-            try:
-                weight = float(value)
-            except ValueError:
-                raise ValueError(f"lane-weights: {text!r} must be lane=weight, e.g. decode=3") from None
-            check(f"lane-weights {lane}", weight, LANE_WEIGHT)
-            weights[lane] = weight
-        return weights
 
     @property
     def draft_batch(self) -> int:

@@ -7,29 +7,29 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import exp, sqrt
+from typing import NamedTuple
 
 from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.latency import Latency, Load, Shape
-from pdvsim.sim.hardware.links import Cargo, Fabric
+from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
 from pdvsim.sim.workload.acceptance import found_share
 
 
-class Apart:
+class Apart(NamedTuple):
     """What it costs that drafter and target are on different GPUs: transfers that meet no other."""
 
-    def __init__(self, fabric: Fabric, cargo: Cargo, drafters: int = 1) -> None:
-        self._fabric, self._cargo = fabric, cargo
-        self.drafters = drafters  # GPUs among which the rows of a draft are divided
+    fabric: Fabric
+    drafters: int = 1  # GPUs among which the rows of a draft are divided
 
     def drafts_s(self, rows: int, k: int) -> float:
         """Drafts on their way to the target."""
-        return self._fabric.alone_s(self._cargo.drafts(rows * k))
+        return self.fabric.alone_s(draft_bytes(rows * k))
 
     def verdicts_s(self, rows: int) -> float:
         """Verdicts on their way back."""
-        return self._fabric.alone_s(self._cargo.verdicts(rows))
+        return self.fabric.alone_s(verdict_bytes(rows))
 
 
 class Planner:
@@ -177,8 +177,8 @@ class Planner:
             drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
             return max(drafted, verified) + 2 * (self._host_s(rows) + self.handoff_s)
-        draft = self._demand("decode", 2, drafter, rows, 1, k, context)
-        verify = self._demand("verify", 1, target, rows, k + 1, 1, context)
+        draft = self._demand(2, drafter, rows, 1, k, context)
+        verify = self._demand(1, target, rows, k + 1, 1, context)
         self.sharing.solve([draft, verify])
         first, second = sorted((draft, verify), key=lambda d: d.solo_s / d.rate if d.rate > 0 else float("inf"))
         together = first.solo_s / first.rate
@@ -213,7 +213,7 @@ class Planner:
         if not self.looks_up or not k or not self.packs:
             return self._solo(target.shape(rows, k + 1), context)
         drafted = found_share(rate, self.refused)
-        return self._solo(target.packed(rows, k + 1, round(rows * (1 + drafted * k))), context)
+        return self._solo(target.carrying(rows, k + 1, 1, (), True, round(rows * (1 + drafted * k))), context)
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""
@@ -224,11 +224,9 @@ class Planner:
     def _solo(shape: Shape, context: int) -> float:
         return shape.solo_0 + shape.solo_1 * context
 
-    def _demand(
-        self, lane: str, priority: int, model: Latency, rows: int, tokens: int, steps: int, context: int
-    ) -> Load:
+    def _demand(self, priority: int, model: Latency, rows: int, tokens: int, steps: int, context: int) -> Load:
         shape = model.shape(rows, tokens, steps)
-        load = Load(priority=priority, lane=lane, solo_s=self._solo(shape, context))
+        load = Load(priority=priority, solo_s=self._solo(shape, context))
         moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
         model.demand(load, self.peak, moved, flops, rows, tokens, steps)
         return load

@@ -4,14 +4,25 @@ One uniform number u[p] is sampled for each output position p of each request. W
 at p is accepted if u[p] < alpha, in any round. So all architectures and draft lengths use the same random numbers, and
 a higher alpha never turns an acceptance into a rejection.
 
+Acceptance may also be sampled from models of recorded EAGLE-3 and n-gram drafts, by data set and drafter. A request
+belongs to one class, easy or hard to draft, for its whole output. A run of accepted drafts starts after a rejection.
+Its length depends on the class and on whether the last run was empty, so that long runs are clustered. A round may also
+start inside a run, if an earlier draft was shorter: its acceptance is sampled given the rest of the run. Classes have
+equally many tokens, not requests. So the mean over a run's tokens is the recorded one for any output lengths.
+
 Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token, or changes along
-a request (except with `synthetic_acceptance_rates`, a measured model or a recorded trace); trees of drafts.
+a request (except with `synthetic_acceptance_rates`, a measured model or a recorded trace); trees of drafts. Of measured
+models: that an output becomes easier to draft as it grows (n-gram finds more to copy), except by its class; that
+classes differ between long and short outputs; runs beyond LONGEST, which were not recorded.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Sequence
-from typing import Any
+from functools import lru_cache
+from importlib.resources import files
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,14 +31,18 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.workload.datasets import bad, json_lines
-from pdvsim.sim.workload.measured import FOUND_REFUSED, draw_runs, measured
 from pdvsim.sim.workload.options import Acceptance
 
 Uniforms = NDArray[np.float32]
+Floats = NDArray[np.float64]
 
 FIRST_ROUND = 1  # output position of the first round: the prefill emits position 0
 LONGEST_RUN = 255  # a run is stored as a byte; no draft is longer
 _WORD = 2**64 - 1
+# Share of the positions where no n-gram draft is accepted at which one is found, by data set: `realrun.ngram` over the
+# tokens of the same recordings (`studies/ngram_lookups.py`). It gains what was recorded at 97% of positions or more.
+FOUND_REFUSED = {"cnn": 0.162, "gsm8k": 0.136, "instructcoder": 0.168, "sharegpt": 0.145}
+LONGEST = 20  # longest recorded run of accepted drafts
 BLOCK = 1 << 18  # positions sampled together: many for numpy, few for the CPU cache
 
 
@@ -154,57 +169,43 @@ class Streams:
 
     def draw(self, output_tokens: NDArray[np.int64], own: Uniforms | None = None) -> list[bytes]:
         """`Request.runs` for each of the next requests; `own` are per-request rates that replace the acceptance's."""
-        if self._lines is None:
-            return _drawn(self._acceptance, output_tokens, self._coins, self._rates, own)
-        first = self._drawn % len(self._lines)
-        self._drawn += len(output_tokens)
-        lines = self._lines[first:] + self._lines[:first]
-        return replay(lines, max(1, *map(max, lines)), output_tokens)
+        if self._lines is not None:
+            first = self._drawn % len(self._lines)
+            self._drawn += len(output_tokens)
+            lines = self._lines[first:] + self._lines[:first]
+            return replay(lines, max(1, *map(max, lines)), output_tokens)
+        acceptance = self._acceptance
+        base = self._base_rates(len(output_tokens)) if own is None else own
+        runs: list[bytes] = []
+        for first, last in _blocks(output_tokens):
+            # MAX_DRAFT positions beyond an output: otherwise drafts near its end would be accepted less often
+            spans = output_tokens[first:last] + MAX_DRAFT
+            ends = np.cumsum(spans)
+            uniforms = self._coins.random(int(ends[-1]), dtype=np.float32)
+            if acceptance.acceptance_model is not None:
+                flat = draw_runs(measured(acceptance.acceptance_model), uniforms, ends - spans, ends, base[first:last])
+            elif acceptance.synthetic_acceptance_rates:
+                flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
+            elif acceptance.acceptance_concentration is None and own is None:
+                flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
+            else:
+                flat = _runs(uniforms, np.repeat(base[first:last], spans), ends)
+            data = flat.tobytes()
+            runs += [data[a:b] for a, b in zip((ends - spans).tolist(), (ends - MAX_DRAFT).tolist(), strict=True)]
+        return runs
 
+    def _base_rates(self, count: int) -> Uniforms:
+        """Each request's rate: one for all, or Beta-distributed with the given mean and concentration.
 
-def _drawn(
-    acceptance: Acceptance,
-    output_tokens: NDArray[np.int64],
-    coins: np.random.Generator,
-    rates: np.random.Generator,
-    own: Uniforms | None = None,
-) -> list[bytes]:
-    """Samples in the order of the requests.
-
-    Each has MAX_DRAFT positions beyond its output; otherwise drafts near its end would be accepted less often.
-    """
-    base = _base_rates(acceptance, len(output_tokens), rates) if own is None else own
-    runs: list[bytes] = []
-    for first, last in _blocks(output_tokens):
-        lengths = output_tokens[first:last]
-        spans = lengths + MAX_DRAFT
-        ends = np.cumsum(spans)
-        uniforms = coins.random(int(ends[-1]), dtype=np.float32)
-        if acceptance.acceptance_model is not None:
-            flat = draw_runs(measured(acceptance.acceptance_model), uniforms, ends - spans, ends, base[first:last])
-        elif acceptance.synthetic_acceptance_rates:
-            flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
-        elif acceptance.acceptance_concentration is None and own is None:
-            flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
-        else:
-            flat = _runs(uniforms, np.repeat(base[first:last], spans), ends)
-        starts = (ends - spans).tolist()
-        stops = (ends - MAX_DRAFT).tolist()
-        data = flat.tobytes()
-        runs += [data[a:b] for a, b in zip(starts, stops, strict=True)]
-    return runs
-
-
-def _base_rates(acceptance: Acceptance, count: int, rng: np.random.Generator) -> Uniforms:
-    """Each request's rate: one for all, or Beta-distributed with the given mean and concentration; for a measured model
-    the share of requests that are harder to draft."""
-    if acceptance.acceptance_model is not None:
-        return rng.random(count, dtype=np.float32)
-    mean, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
-    # A Beta distribution needs positive shapes; with mean 0 or 1 every sample is the mean.
-    if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
-        return np.full(count, mean, dtype=np.float32)
-    return rng.beta(mean * concentration, (1 - mean) * concentration, size=count).astype(np.float32)
+        For a measured model it is the share of requests that are harder to draft.
+        """
+        if self._acceptance.acceptance_model is not None:
+            return self._rates.random(count, dtype=np.float32)
+        mean, concentration = self._acceptance.acceptance_rate, self._acceptance.acceptance_concentration
+        # A Beta distribution needs positive shapes; with mean 0 or 1 every sample is the mean.
+        if concentration is None or min(mean * concentration, (1 - mean) * concentration) <= 0:
+            return np.full(count, mean, dtype=np.float32)
+        return self._rates.beta(mean * concentration, (1 - mean) * concentration, size=count).astype(np.float32)
 
 
 def read_trace(path: str) -> list[list[int]]:
@@ -262,3 +263,63 @@ def _cycle(counts: list[int], k: int) -> bytes:
         run = run + 1 if coin else 0
         runs.append(min(run, LONGEST_RUN))
     return bytes(reversed(runs))
+
+
+class MeasuredModel(NamedTuple):
+    """Cumulative shares, flat: row i starts at i, so that one search serves all rows."""
+
+    classes: int
+    starts: Floats  # rows by class and by whether the last run was empty
+    inside: Floats  # rows by class and rest of the run
+    tokens_per_round: tuple[float, ...]  # of the recording, for draft lengths 1, 2, …
+
+
+@lru_cache(maxsize=16)
+def measured(name: str) -> MeasuredModel:
+    """The included model of a name, e.g. sharegpt-eagle3."""
+    text = (files("pdvsim.sim.workload") / "data" / "acceptance.json").read_text(encoding="utf-8")
+    model = json.loads(text)["models"][name]
+    starts, inside = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
+    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_per_round"]))
+
+
+def _cumulative(rows: list[list[int]]) -> Floats:
+    table = np.zeros((len(rows), LONGEST + 1))
+    for at, row in enumerate(rows):
+        table[at, : len(row)] = row
+    ends = np.cumsum(table, axis=1) / table.sum(axis=1, keepdims=True)
+    flat: Floats = (ends + np.arange(len(rows))[:, None]).ravel()
+    return flat
+
+
+def _found(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms) -> NDArray[np.int64]:
+    """The run length of each uniform number in its row."""
+    at = np.searchsorted(cumulative, uniforms + row, side="right")
+    run: NDArray[np.int64] = np.minimum(at - row * (LONGEST + 1), LONGEST)
+    return run
+
+
+def draw_runs(
+    model: MeasuredModel, uniforms: Uniforms, starts: NDArray[np.int64], ends: NDArray[np.int64], shares: Uniforms
+) -> NDArray[np.uint8]:
+    """At each position the number of consecutive accepted drafts; requests are concatenated.
+
+    One uniform number per position decides; `shares` in [0, 1) determine the class of each request.
+    """
+    kind = (shares * model.classes).astype(np.int64)
+    runs = np.zeros(len(uniforms), dtype=np.int64)
+    begins = np.zeros(len(uniforms), dtype=bool)
+    at, before, request = starts.copy(), np.zeros_like(starts), np.arange(len(starts))
+    while len(at):  # one run of every request per step
+        run = _found(model.starts, 2 * kind[request] + (before > 0), uniforms[at])
+        runs[at] = run
+        begins[at] = True
+        at, before = at + run + 1, run
+        going = at < ends[request]
+        if not going.all():
+            at, before, request = at[going], before[going], request[going]
+    inner = np.flatnonzero(~begins)
+    start = np.maximum.accumulate(np.where(begins, np.arange(len(runs)), 0))[inner]
+    left = start + runs[start] - inner
+    runs[inner] = _found(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[inner])
+    return runs.astype(np.uint8)

@@ -1,8 +1,7 @@
-"""Prompt and output lengths, and arrival times, from published files and from the built-in model of ShareGPT.
+"""Requests as recorded, the lines of a file that holds them, and ShareGPT: its file, and a built-in model of it.
 
 A reader returns the rows of a file or raises a ValueError of one line that names the file, the line or field, and what
-is accepted. Not modelled: the text itself, which blocks of a Mooncake prompt hold earlier answers, and requests that
-failed when the trace was recorded.
+is accepted. Not modelled: the text itself, and requests that failed when they were recorded.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
-from itertools import accumulate, chain
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -22,7 +21,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
 from pdvsim.sim.reading import check_file, printable, quoted, said
-from pdvsim.sim.workload.conversations import HASHED_TOKENS, Growth
+from pdvsim.sim.workload.conversations import Growth
 
 Lengths = NDArray[np.int64]  # one row per request: prompt tokens, output tokens
 
@@ -135,31 +134,6 @@ def csv_rows(
             raise bad(path, f"line {reader.line_num}", f"is not CSV ({error})", accepted) from None
 
 
-def _columns(path: str, columns: tuple[str, ...]) -> Iterator[tuple[int, list[str]]]:
-    """Line number and the fields of `columns`, in any header order, of each row of a CSV file."""
-    accepted = "CSV with the columns " + ",".join(columns)
-    rows = csv_rows(path, accepted)
-    _, header = next(rows)
-    for name in columns:
-        if name not in header:
-            raise bad(path, "line 1", f"column {name!r} is missing", accepted)
-    at = [header.index(name) for name in columns]
-    for line, row in rows:
-        yield line, [row[i] for i in at]
-
-
-def _count(text: str) -> int:
-    """The whole number written in `text`, or -1."""
-    # Bounded first: Python refuses to read an integer of thousands of digits.
-    return int(text) if len(text) <= 8 and (text.isdecimal() or text.strip().isdecimal()) else -1
-
-
-def _refuse_tokens(path: str, line: int, fields: dict[str, str], least: int) -> ValueError:
-    """The error about the first of the fields that holds no number of tokens."""
-    name, text = next((name, text) for name, text in fields.items() if not least <= _count(text) <= MAX_TOKENS)
-    return bad(path, f"line {line}", f"{name} is {quoted(text)}", f"a whole number from {least} to {MAX_TOKENS}")
-
-
 def moment_s(value: Any) -> float:
     """A date in seconds; nan if it is none. Without a zone it is taken as it stands: this machine's plays no part."""
     try:
@@ -167,90 +141,6 @@ def moment_s(value: Any) -> float:
         return (moment - (EPOCH_UTC if moment.tzinfo else EPOCH)).total_seconds()
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def _seconds(text: str) -> float:
-    """The finite, non-negative number written in `text`, or -1."""
-    try:
-        value = float(text)
-    except ValueError:
-        return -1.0
-    return value if 0 <= value < math.inf else -1.0
-
-
-def _trace(path: str, arrivals_s: list[float], lengths: list[tuple[int, int]], accepted: str) -> Trace:
-    if not lengths:
-        raise bad(path, "", "holds no request", accepted)
-    return Trace(np.array(arrivals_s), np.array(lengths, dtype=np.int64))
-
-
-def read_azure(path: str) -> Trace:
-    """Requests of an Azure LLM inference trace (2023, and 2024 whose times carry a zone), times to the microsecond."""
-    columns = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
-    arrivals_s, lengths = [], []
-    for line, (time, context, generated) in _columns(path, columns):
-        arrival_s, prompt, output = moment_s(time), _count(context), _count(generated)
-        if math.isnan(arrival_s):
-            accepted = "a time such as 2023-11-16 18:17:03.9799600"
-            raise bad(path, f"line {line}", f"TIMESTAMP is {quoted(time)}", accepted)
-        if not (1 <= prompt <= MAX_TOKENS and 1 <= output <= MAX_TOKENS):
-            raise _refuse_tokens(path, line, {columns[1]: context, columns[2]: generated}, 1)
-        arrivals_s.append(arrival_s)
-        lengths.append((prompt, output))
-    return _trace(path, arrivals_s, lengths, "rows of " + ",".join(columns))
-
-
-def read_burstgpt(path: str) -> Trace:
-    """Requests of a BurstGPT CSV that vLLM keeps: model GPT-4 with response tokens (and with a prompt to prefill)."""
-    columns = ("Timestamp", "Model", "Request tokens", "Response tokens")
-    arrivals_s, lengths = [], []
-    for line, (time, model, asked, answered) in _columns(path, columns):
-        arrival_s, prompt, output = _seconds(time), _count(asked), _count(answered)
-        if arrival_s < 0:
-            raise bad(path, f"line {line}", f"Timestamp is {quoted(time)}", "seconds, at least 0")
-        if not (0 <= prompt <= MAX_TOKENS and 0 <= output <= MAX_TOKENS):
-            raise _refuse_tokens(path, line, {columns[2]: asked, columns[3]: answered}, 0)
-        if model == "GPT-4" and output and prompt:
-            arrivals_s.append(arrival_s)
-            lengths.append((prompt, output))
-    return _trace(path, arrivals_s, lengths, "at least one row of Model GPT-4 with Request and Response tokens above 0")
-
-
-def read_mooncake(path: str) -> Trace:
-    """Requests of a Mooncake JSONL trace; its timestamps are milliseconds."""
-    accepted = '{"timestamp": milliseconds, "input_length": tokens, "output_length": tokens} on each line'
-    arrivals_s: list[float] = []
-    lengths: list[tuple[int, int]] = []
-    hashes: list[tuple[int, ...]] = []
-    known: dict[tuple[int, int], int] = {}
-    for line, row in json_lines(path, accepted):
-        if type(row) is not dict:
-            raise bad(path, f"line {line}", f"holds {quoted(row)}", accepted)
-        time: Any = row.get("timestamp")
-        prompt: Any = row.get("input_length")
-        output: Any = row.get("output_length")
-        # The upper bound also refuses NaN, infinity and integers too long for a float.
-        if type(time) not in (int, float) or not 0 <= time <= 1e18:
-            raise bad(path, f"line {line}", f"timestamp is {quoted(time)}", "milliseconds, from 0 to 1e18")
-        for name, count in (("input_length", prompt), ("output_length", output)):
-            if type(count) is not int or not 1 <= count <= MAX_TOKENS:
-                raise bad(path, f"line {line}", f"{name} is {quoted(count)}", TOKENS_ACCEPTED)
-        if "hash_ids" in row:
-            ids = _hash_ids(path, line, row["hash_ids"])[: -(-prompt // HASHED_TOKENS)]
-            hashes.append(
-                tuple(accumulate(ids, lambda last, own: known.setdefault((last, own), len(known)), initial=-1))
-            )
-        arrivals_s.append(time / 1000)
-        lengths.append((prompt, output))
-    trace = _trace(path, arrivals_s, lengths, accepted)
-    # numbered by all hashes so far, so that equal numbers have equal prefixes whatever the file holds
-    return trace._replace(hashes=tuple(own[1:] for own in hashes)) if len(hashes) == len(lengths) else trace
-
-
-def _hash_ids(path: str, line: int, ids: Any) -> list[int]:
-    if type(ids) is not list or not ids or any(type(one) is not int or not 0 <= one < 1 << 32 for one in ids):
-        raise bad(path, f"line {line}", f"hash_ids is {quoted(ids)}", "a list of whole numbers below 2^32")
-    return ids
 
 
 def _turn(path: str, index: int, turns: list[Any], speakers: tuple[str, ...], after: int) -> int:

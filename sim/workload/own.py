@@ -1,9 +1,12 @@
-"""Custom traffic: a CSV or JSONL file of arrivals, prompt and output tokens, or vLLM's custom prompts.
+"""Files of requests: CSV or JSONL of arrivals, prompt and output tokens, vLLM's custom prompts, published traces.
 
-A file may also hold responses of OpenAI's API, one per line, or be a result of `vllm bench serve --save-detailed`.
+A file may also hold responses of OpenAI's API, one per line, or be a result of `vllm bench serve --save-detailed`, of
+which the texts are not read.
 
 Columns are found by common names, and the choice is reported. The requests of a session are a conversation if the file
 also numbers its turns, with prompts that include what was said before; otherwise sessions are only counted.
+
+Not modelled: which blocks of a Mooncake prompt hold earlier answers.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
 from os import stat
 from typing import Any, Literal
 
@@ -21,14 +24,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_TOKENS
-from pdvsim.sim.reading import quoted
+from pdvsim.sim.reading import quoted, read_json, said
 from pdvsim.sim.workload import datasets
-from pdvsim.sim.workload.bench import MARK, bench_rows
+from pdvsim.sim.workload.conversations import HASHED_TOKENS
 from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
 
 ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "turn", "prompt"]
 Value = Any  # a cell: text in CSV, text or a number in JSON
 
+MARK = '"request_throughput"'  # a key of every result, but of no file of requests
+LATEST_S = 1e18
+DETAILED = "a result of `vllm bench serve --save-result --save-detailed`"
 CUSTOM_OUTPUT = 256  # output tokens if the file has none: vLLM's --custom-output-len
 
 NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores; the first one present is used
@@ -56,15 +62,10 @@ NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores;
 }  # fmt: skip
 PUBLISHED = {  # columns that identify a published trace
     "azure": {"timestamp", "contexttokens", "generatedtokens"},
-    "burstgpt": {"timestamp", "model", "request_tokens", "response_tokens"},
-    "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},
+    "burstgpt": {"timestamp", "model", "request_tokens", "response_tokens"},  # of GPT-4's requests alone, as in vLLM
+    "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},  # in milliseconds
 }
-READERS: dict[str, Callable[[str], Trace]] = {
-    "azure": datasets.read_azure,
-    "burstgpt": datasets.read_burstgpt,
-    "mooncake": datasets.read_mooncake,
-}
-UNITS = {"seconds": 1.0, "milliseconds": 1e-3, "microseconds": 1e-6, "nanoseconds": 1e-9}
+UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}  # in a second
 A_CLOCK_S = 1e8  # larger times are dates, not times since a start
 SUFFIXES = {"s": "seconds", "sec": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 ACCEPTED = (
@@ -83,7 +84,7 @@ def columns_of(names: list[str]) -> dict[ColumnRole, str]:
 @lru_cache(maxsize=4)
 def _read(name: str, path: str, tokenizer: str | None, version: tuple[int, int]) -> Trace:
     del version  # part of the cache key: a changed file is read again
-    return READERS[name](path) if name in READERS else read_own(path, tokenizer)
+    return read_own(path, tokenizer, None if name == "custom" else name)
 
 
 def read_requests(name: str, path: str, tokenizer: str | None = None) -> Trace:
@@ -122,17 +123,22 @@ def is_array(path: str) -> bool:
         return file.readline(1 << 16).lstrip().startswith("[")
 
 
-def read_own(path: str, tokenizer: str | None = None) -> Trace:
-    """The requests of a custom file; a ValueError of one line names a bad line and field."""
-    kind = kind_of(path)
-    if kind != "custom":
-        trace = READERS[kind](path)
-        return trace._replace(notes=(f"{path} has the columns of the {kind} trace, and is read as one",))
-    rows = _rows(path)
+def read_own(path: str, tokenizer: str | None = None, kind: str | None = None) -> Trace:
+    """The requests of a file, of a kind that is inferred or given; a ValueError of one line names a bad line and field.
+
+    Of a published trace only times, lengths and hashes are read.
+    """
+    inferred = kind is None
+    kind = kind or kind_of(path)
+    rows = _rows(path, kind)
     first = next(rows, None)
     if first is None:
         raise bad(path, "", "holds no request", ACCEPTED)
     columns = columns_of(list(first[1]))
+    if kind in PUBLISHED:
+        if missing := PUBLISHED[kind].difference({"hash_ids"}, map(_plain, first[1])):
+            raise bad(path, "", f"has no column {min(missing)}", f"the columns {', '.join(sorted(PUBLISHED[kind]))}")
+        columns = {role: columns[role] for role in ("arrival_s", "prompt_tokens", "output_tokens")}
     if "prompt_tokens" not in columns and "prompt" not in columns:
         raise bad(path, "", f"no column of prompt tokens found among {quoted(', '.join(first[1]))}", ACCEPTED)
     if "prompt_tokens" in columns and "output_tokens" not in columns:
@@ -144,17 +150,21 @@ def read_own(path: str, tokenizer: str | None = None) -> Trace:
         raise ValueError(
             f"--tokenizer has no effect here: {path} already has token counts ({columns['prompt_tokens']})"
         )
-    table = _Table(path, columns)
+    table = _Table(path, columns, kind)
     for line, row in chain([first], rows):
         table.add(line, row)
-    return table.trace(tokenizer)
+    trace = table.trace(tokenizer)
+    if kind not in PUBLISHED:
+        return trace
+    notes = (f"{path} has the columns of the {kind} trace, and is read as one",) if inferred else ()
+    return trace._replace(hashes=table.hashes(), notes=notes)
 
 
 class _Table:
     """Collects the rows of a file."""
 
-    def __init__(self, path: str, columns: dict[ColumnRole, str]) -> None:
-        self.path, self.columns = path, columns
+    def __init__(self, path: str, columns: dict[ColumnRole, str], kind: str) -> None:
+        self.path, self.columns, self.kind = path, columns, kind
         self.times: list[Value] = []
         self.lengths: list[tuple[int, int]] = []
         self.acceptance: list[float] = []
@@ -162,12 +172,15 @@ class _Table:
         self.turns: list[int] = []
         self.prompts: list[str] = []
         self.lines: list[int] = []
+        self.hash_ids: list[list[int]] = []
         self.empty = 0
         self.spread = False
 
     def add(self, line: int, row: dict[str, Value]) -> None:
         """Add a row; one without prompt or output is counted and excluded, as a failed request."""
         columns = self.columns
+        if self.kind == "burstgpt" and row.get("Model") != "GPT-4":
+            return
         prompt = self._tokens(line, row, "prompt_tokens") if "prompt_tokens" in columns else 1
         output = self._tokens(line, row, "output_tokens") if "output_tokens" in columns else CUSTOM_OUTPUT
         if not prompt or not output:
@@ -190,8 +203,22 @@ class _Table:
             self.turns.append(self._tokens(line, row, "turn", "a whole number from 0"))
         if "arrival_s" in columns:
             self.times.append(row.get(columns["arrival_s"]))
+        if self.kind == "mooncake" and "hash_ids" in row:
+            ids = row["hash_ids"]
+            if type(ids) is not list or not ids or any(type(one) is not int or not 0 <= one < 1 << 32 for one in ids):
+                raise bad(self.path, f"line {line}", f"hash_ids is {quoted(ids)}", "a list of whole numbers below 2^32")
+            self.hash_ids.append(ids[: -(-prompt // HASHED_TOKENS)])
         self.lengths.append((prompt, output))
         self.lines.append(line)
+
+    def hashes(self) -> tuple[tuple[int, ...], ...] | None:
+        """Numbers of all hashes so far: equal ones have equal prefixes, whatever the file holds. None: not given."""
+        known: dict[tuple[int, int], int] = {}
+        numbered = (
+            accumulate(ids, lambda last, own: known.setdefault((last, own), len(known)), initial=-1)
+            for ids in self.hash_ids
+        )
+        return tuple(tuple(own)[1:] for own in numbered) if len(self.hash_ids) == len(self.lengths) else None
 
     def _tokens(self, line: int, row: dict[str, Value], role: ColumnRole, accepted: str = TOKENS_ACCEPTED) -> int:
         value = row.get(self.columns[role])
@@ -232,7 +259,9 @@ class _Table:
         if dated:
             return "dates", self._spread(values)
         unit = SUFFIXES.get(_plain(name).rpartition("_")[2]) or _unit(float(np.median(values)))
-        return unit, self._spread(values * UNITS[unit])
+        if self.kind == "mooncake":
+            unit = "milliseconds"
+        return unit, self._spread(values / UNITS[unit])
 
     def _spread(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
         """Times in whole seconds, as OpenAI's `created`, spread evenly within each second.
@@ -263,8 +292,10 @@ class _Table:
         return tuple(said)
 
 
-def _rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
+def _rows(path: str, kind: str) -> Iterator[tuple[int, dict[str, Value]]]:
     """Line number and cells of each row."""
+    if kind == "mooncake":
+        return _json_rows(path)
     with opened(path) as file:
         head = file.read(1 << 16).lstrip()
     if not head.startswith("{"):
@@ -321,3 +352,44 @@ def _unit(typical: float) -> str:
     """The unit of times without one in their name: seconds, unless they would lie thousands of years ahead."""
     return next((unit for unit, most in (("seconds", 1e11), ("milliseconds", 1e14), ("microseconds", 1e17))
                  if typical < most), "nanoseconds")  # fmt: skip
+
+
+def bench_document(path: str) -> dict[str, Any]:
+    """A result of `vllm bench serve`, or of `realrun`; a ValueError of one line if it is not one."""
+    try:
+        document = read_json(path)
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}; expected a result of `vllm bench serve`") from None
+    except ValueError as error:
+        raise ValueError(f"{path}: {said(error)}") from None
+    if not isinstance(document, dict):
+        raise ValueError(f"{path}: not a result of `vllm bench serve`: expected a JSON object")
+    return document
+
+
+def bench_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Number and columns of each request of a detailed result.
+
+    Arrival times are due times: vLLM's start_times minus queue_times, by which --max-concurrency may delay a request.
+    Results of earlier versions lack both.
+    """
+    document = bench_document(path)
+    columns = {"prompt_tokens": document.get("input_lens"), "output_tokens": document.get("output_lens")}
+    if document.get("start_times"):
+        columns["arrival_s"] = document["start_times"]
+    for name, values in columns.items():
+        if not isinstance(values, list) or len(values) != len(document["input_lens"]):
+            raise bad(path, "", f"has no list of {name} for each request", DETAILED)
+    queued = document.get("queue_times")
+    for number, row in enumerate(zip(*columns.values(), strict=True)):
+        request = dict(zip(columns, row, strict=True))
+        if "arrival_s" in request and isinstance(queued, list) and number < len(queued):
+            request["arrival_s"] = _difference(path, number, request["arrival_s"], queued[number])
+        yield number, request
+
+
+def _difference(path: str, number: int, start_s: Any, queued_s: Any) -> float:
+    for name, value in (("start_times", start_s), ("queue_times", queued_s)):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LATEST_S:
+            raise bad(path, f"request {number}", f"{name} holds {quoted(value)}", "seconds")
+    return float(start_s - queued_s)

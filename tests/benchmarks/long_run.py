@@ -22,8 +22,7 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
-from pdvsim.sim.metrics.streaming import Tally
-from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.metrics.summary import Tally, summarise
 from pdvsim.sim.records import Log
 from pdvsim.sim.run import no_collector, simulate
 from pdvsim.sim.workload.requests import Workload

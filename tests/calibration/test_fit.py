@@ -142,17 +142,17 @@ HELD = ContentionFit(
 def group(ordered: bool, nimble: float, triple: bool = False, long_us: float = 380.0) -> Group:
     """Works side by side, as fast as the figures above make them."""
 
-    def member(kind: str, lane: str, priority: int, *asked: float) -> Member:
+    def member(kind: str, priority: int, *asked: float) -> Member:
         names = ("compute", "bandwidth", "turn_s", "nimble", "empty")
         demand = dict(zip(names, asked, strict=True))
-        return Member(kind=kind, lane=lane, priority=priority, measured=1.0, solo_s=1e-3, **demand)
+        return Member(kind=kind, priority=priority, measured=1.0, solo_s=1e-3, **demand)
 
     members = [
-        member("draft", "decode", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 0.0),
-        member("prefill", "prefill", 0, 0.6, 0.3, long_us * 1e-6, 0.0, 0.1),
+        member("draft", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 0.0),
+        member("prefill", 0, 0.6, 0.3, long_us * 1e-6, 0.0, 0.1),
     ]
     if triple:
-        members.insert(1, member("verify", "verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
+        members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
     made = Group("a:b", f"{nimble} {triple} {long_us}", members)
     for member, slowdown in zip(members, slowdowns([made], HELD), strict=True):
         member.measured = 1 / slowdown

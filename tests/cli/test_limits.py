@@ -13,13 +13,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from pdvsim import cli
 from pdvsim.common import console
-from pdvsim.sim import limits
 from pdvsim.sim.config import Experiment, Host, Server, Traffic
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware import profile
@@ -28,7 +25,6 @@ from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import RANGES, Range, check_ranges
-from pdvsim.sim.reading import read_table
 from pdvsim.sim.run import simulate
 from pdvsim.study.estimate import cost, forewarning
 from pdvsim.study.sweep import Sweep
@@ -75,7 +71,7 @@ def test_every_range_is_kept_by_its_configuration() -> None:
     """Just inside is taken, just outside is refused by name with the range."""
     for group in (Traffic, Server, Host):
         for part in dataclasses.fields(group):
-            if part.name not in RANGES or part.name in ("partition", "max_speculative_tokens"):
+            if part.name not in RANGES or part.name == "max_speculative_tokens":
                 continue
             span, flag = RANGES[part.name], part.name.replace("_", "-")
             whole = get_type_hints(group)[part.name] in (int, int | None)
@@ -169,25 +165,6 @@ def test_only_regular_files_of_a_stated_size_are_read(
     assert "MiB are read" in said(argv, capsys)
     path.write_text("a = " + "[" * 3000 if name.endswith(".toml") else '{"schema_version": ' + "[" * 3000)
     assert name in said(argv, capsys)
-
-
-def test_a_small_table_that_asks_for_much_memory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A column of one value is tiny in the file and as long as its rows in memory; so is a long text repeated."""
-    path = tmp_path / "t.parquet"
-    ones = pa.table({"x": pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["a" * 10**7]))})
-    pq.write_table(ones.cast(pa.schema([("x", pa.dictionary(pa.int32(), pa.string()))])), path, store_schema=False)
-    assert path.stat().st_size < 3e7
-    with pytest.raises(ValueError, match=r"asks for 9536 MiB of memory; at most \d+ MiB are read"):
-        read_table(path)
-    zeros = pa.table({f"c{i}": pa.repeat(pa.scalar(0.0), 1_000_000) for i in range(4)})
-    with pq.ParquetWriter(path, zeros.schema) as writer:
-        for _ in range(3):
-            writer.write_table(zeros)
-    assert read_table(path).num_rows == 3_000_000
-    assert path.stat().st_size < 1e5
-    monkeypatch.setattr("pdvsim.sim.reading.MAX_TABLE_BYTES", 50 * limits.MIB)
-    with pytest.raises(ValueError, match="asks for 91 MiB of memory; at most 50 MiB are read"):
-        read_table(path)
 
 
 def test_what_nobody_foresaw_is_one_line_and_a_file(

@@ -173,7 +173,6 @@ def random_scenario(rng: random.Random, profiles: tuple[str | None, ...]) -> Sce
         "hardware.draft_tensor_parallel_size": rng.choice([None, 1]),
         "hardware.place": rng.choice(PLACES),
         "hardware.link": rng.choice(["nvlink4", "100gbe"]),
-        "hardware.draft_probs": rng.choice(["none", "fp32"]),
         "hardware.replicas": rng.choice([1, 1, 2, 3]),
         "hardware.router": rng.choice(["round-robin", "least-loaded", "random"]),
         "host.launch_s": host,

@@ -11,6 +11,7 @@ import pytest
 from pdvsim.sim.assembly import covering_profile, make_planner
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -20,6 +21,12 @@ from pdvsim.testing import LOADS, check_books, check_streams
 
 TWO = Hardware(place=("prefill=1", "verify=1"))
 SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
+
+
+@pytest.fixture(autouse=True)
+def link(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A link without latency."""
+    monkeypatch.setitem(LINKS, "made up", LinkSpec(0.0, 450e9, "made up"))  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("fan", [0, 1, 4])
@@ -45,7 +52,7 @@ def speed(arch: str = "pdv-ahead", host: Host = SILENT, at_once: int = 1, gpus: 
         Traffic("random", num_prompts=6 * at_once, input_len=16, output_len=2000, max_concurrency=at_once),
         Acceptance(0.8),
         Server(num_speculative_tokens=4, **server),
-        Hardware(**({"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0} if gpus > 1 else {})),
+        Hardware(**({"place": ("prefill=1", "verify=1"), "link": "made up"} if gpus > 1 else {})),
         host,
     )
     return float(summarise(simulate(experiment))["output_throughput"])
@@ -54,7 +61,7 @@ def speed(arch: str = "pdv-ahead", host: Host = SILENT, at_once: int = 1, gpus: 
 @pytest.mark.parametrize("fan", [0, 2, 8])
 def test_one_request_with_drafts_ahead(fan: int) -> None:
     """A round takes the longer of verify and draft ahead; one that was not guessed has its draft before it, or none."""
-    hardware = Hardware(place=("prefill=1", "verify=1"), link_latency_s=0.0)
+    hardware = Hardware(place=("prefill=1", "verify=1"), link="made up")
     experiment = Experiment("pdv-ahead", server=Server(num_speculative_tokens=4), hardware=hardware)
     planner = make_planner(experiment, covering_profile(experiment))
     k, context, rate = 4, 1016, 0.8

@@ -73,7 +73,6 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
             draw(demands),
             draw(demands),
             order.index(lane),
-            lane,
             draw(turns_s),
             draw(nimble),
             *(draw(halves) if lane == "prefill" else (0.0, 0.0)),
@@ -487,31 +486,6 @@ def test_a_lane_hands_out_each_request_once_in_order() -> None:
     assert [[request.id for request in lane.take(2)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
 
 
-def test_works_share_a_full_resource_by_their_lanes_weights() -> None:
-    loads = [Load(0.0, 1.0, lane=lane) for lane in ("decode", "verify", "prefill")]
-    weighted = Sharing("fluid", "none", ContentionFit(), weights={"decode": 3.0, "verify": 2.0})
-    assert rates(weighted, loads) == pytest.approx([3 / 6, 2 / 6, 1 / 6])
-
-
-@given(loads=lanes_at_work(fewest=2), fit=st.one_of(ideal, measured), factor=st.floats(0.01, 100.0))
-def test_equal_lane_weights_change_nothing(loads: list[Load], fit: ContentionFit, factor: float) -> None:
-    weighed = dict.fromkeys(("decode", "verify", "prefill"), factor)
-    for priority in TURNS:
-        alike, without = Sharing("fluid", priority, fit, weights=weighed), Sharing("fluid", priority, fit)
-        assert rates(alike, loads) == pytest.approx(rates(without, loads), abs=NEAR)
-
-
-@given(loads=lanes_at_work(fewest=2), fit=st.one_of(ideal, measured), factor=st.floats(1.0, 100.0))
-def test_a_heavier_lane_is_no_slower(loads: list[Load], fit: ContentionFit, factor: float) -> None:
-    """Of two works; and the other is no faster."""
-    loads = loads[:2]
-    for priority in TURNS:
-        before = rates(Sharing("fluid", priority, fit), loads)
-        after = rates(Sharing("fluid", priority, fit, weights={loads[0].lane: factor}), loads)
-        assert after[0] >= before[0] - NEAR
-        assert after[1] <= before[1] + NEAR
-
-
 def test_a_launch_asks_the_same_wherever_it_is_planned_or_runs() -> None:
     """The planner's verify and draft of five rows are those of the device, in every demand."""
     experiment = Experiment("pdv", Traffic("random", num_prompts=5), server=Server(num_speculative_tokens=3))
@@ -522,7 +496,7 @@ def test_a_launch_asks_the_same_wherever_it_is_planned_or_runs() -> None:
     for lane, role, tokens, steps, kind in (("verify", "target", 4, 1, "verify"), ("decode", "draft", 1, 3, "draft")):
         job = Job(gpu, Work(kind, role, lane, rows, tokens, steps), 0.0)  # type: ignore[arg-type]
         gpu.demand(job)
-        planned = planner._demand(lane, 0, planner.models[role], 5, tokens, steps, 1000)  # type: ignore[index]
+        planned = planner._demand(0, planner.models[role], 5, tokens, steps, 1000)  # type: ignore[index]
         for name in ("compute", "bandwidth", "turn_s", "nimble", "empty", "solo_s"):
             assert getattr(planned, name) == getattr(job, name), (kind, name)
         assert job.nimble > 0  # padded to the engine's sizes, five rows are more

@@ -22,8 +22,7 @@ from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.base import Context
-from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Goodput, Learner
-from pdvsim.sim.policies.feedback import Feedback
+from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Feedback, Goodput, Learner
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Result

@@ -23,8 +23,7 @@ from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.records import Launches
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found
-from pdvsim.sim.workload.measured import measured
+from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found, measured
 from pdvsim.study.band import spanned
 
 CLOSED = Traffic("random", num_prompts=60, input_len=200, output_len=200, max_concurrency=8)

@@ -176,7 +176,7 @@ def test_rows_and_prompts_of_one_forward_read_experts_together() -> None:
     read = experts.read(3 * 2**0.8 + 5**0.8)
     head = spec.head_params * 2
     assert both.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + cached)
-    packed = latency.packed(3, 4, 6)  # rows of two on average
+    packed = latency.carrying(3, 4, 1, (), True, 6)  # rows of two on average
     read = experts.read(3 * 2**0.8)
     padded = 3 * 4 * spec.kv_bytes_per_token
     assert packed.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + padded)

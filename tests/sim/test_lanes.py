@@ -49,22 +49,6 @@ def test_a_limit_above_the_common_one_is_refused(name: str) -> None:
         Server(max_num_seqs=8, **{name: 9})
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        (("main=3",), "unknown; known"),
-        (("decode=3", "decode=2"), "twice"),
-        (("decode",), "must be lane=weight"),
-        (("decode=x",), "must be lane=weight"),
-        (("decode=0",), "lane-weights decode must be"),
-        (("decode=nan",), "lane-weights decode must be"),
-    ],
-)
-def test_a_weight_that_is_none_is_refused(given: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        Server(lane_weights=given)
-
-
 class Watched(PDV):
     """Notes the priority of every work beside what it follows from."""
 

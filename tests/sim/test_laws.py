@@ -136,7 +136,6 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
         "hardware.kv_capacity_tokens": draw(st.sampled_from([need, need + 48, 2 * need, 10**6])),
         "hardware.place": draw(st.sampled_from(PLACES)),
         "hardware.link": draw(st.sampled_from(["nvlink4", "100gbe"])),
-        "hardware.draft_probs": draw(st.sampled_from(["none", "fp32"])),
         "hardware.replicas": draw(st.sampled_from([1, 1, 2, 3])),
         "hardware.router": draw(st.sampled_from(["round-robin", "least-loaded", "random"])),
         "hardware.profile": draw(st.sampled_from(profiles)),

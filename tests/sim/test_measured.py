@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from pdvsim.sim.config import ACCEPTANCE_MODELS, Acceptance
-from pdvsim.sim.workload.acceptance import Streams, mean_round
-from pdvsim.sim.workload.measured import LONGEST, measured
+from pdvsim.sim.workload.acceptance import LONGEST, Streams, mean_round, measured
 
 # Mean tokens a round for drafts of 1 to 7 tokens: the recorded answers of SpecDecode-Bench (Llama-3.1-8B) gone through
 # round by round, once.

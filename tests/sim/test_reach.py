@@ -20,7 +20,7 @@ from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import builtin, load, roofline
 from pdvsim.sim.hardware.reach import Outside, Reach, Reaches, _sizes
 from pdvsim.sim.machine.books import Books
-from pdvsim.sim.metrics import streaming
+from pdvsim.sim.metrics import summary
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
@@ -116,7 +116,7 @@ def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) ->
     assert queued["outside_measured"] == in_blocks["outside_measured"]
     assert queued["outside_measured"]["share"] > 0.1
     for blocks, requests in ((False, 4096), (True, 4096), (False, 3), (True, 3)):
-        monkeypatch.setattr(streaming, "REQUESTS", requests)
+        monkeypatch.setattr(summary, "REQUESTS", requests)
         streamed = summarise(simulate(replace(experiment, scoring=Scoring(detailed=False)), blocks=blocks))
         assert streamed["outside_measured"] == pytest.approx(queued["outside_measured"], rel=1e-9)
 

@@ -29,12 +29,13 @@ import pytest
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec, Request
 from pdvsim.sim.hardware import latency
+from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.policies import base
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.measured import FOUND_REFUSED
+from pdvsim.sim.workload.acceptance import FOUND_REFUSED
 
 MS = 1e-3
 NEAR = 1e-6  # of a millisecond: 1e-9 s
@@ -115,12 +116,15 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             for i, (at, prompt, output, accepted) in enumerate(asked)
         ]
         settings: dict[str, Any] = {"pair": "toy-draft:toy-target", "num_speculative_tokens": 2}
-        placed: dict[str, Any] = {"profile": profile, "kv_capacity_tokens": 10_000}
+        placed: dict[str, Any] = {"profile": profile, "kv_capacity_tokens": 10_000, **(hardware or {})}
+        if "link" in placed:
+            monkeypatch.setitem(LINKS, "made up", placed["link"])  # type: ignore[misc]
+            placed["link"] = "made up"
         experiment = Experiment(
             arch,
             traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
             server=Server(**settings | (server or {})),
-            hardware=Hardware(**placed | (hardware or {})),
+            hardware=Hardware(**placed),
             host=Host(**host or {}),
         )
         return simulate(suited(experiment), blocks=request.param, requests=requests)
@@ -952,24 +956,6 @@ def test_the_fixed_order_lets_it_wait(run: Run) -> None:
     assert [deliveries[-1][0] for deliveries in delivered(result)] == pytest.approx([85.225, 73.2, 94.43], abs=NEAR)
 
 
-def test_a_lane_of_weight_three(run: Run) -> None:
-    """Without priorities, prefill=3: beside decode a prompt runs at 0.75, and decode at 0.25.
-
-    24.1   R0's draft has 0.82 left: / 0.25 = 3.28 -> 27.38. R1 10.5 / 0.75 = 14 -> 38.1, first token 38.3; its draft
-           prompt 1.05 / 0.75 = 1.4 -> 39.5.
-    27.38  R0's verify does (39.5 - 27.38) / 4 = 3.03; 7.27 alone -> 46.77; 46.97. 47.07 -> 49.09 -> 59.39; 59.59.
-    """
-    check(
-        run("pd", [OVERLAP[0], (24, 5, 1, {})], server={"priority": "none", "lane_weights": ("prefill=3",)}),
-        [
-            *BEFORE,
-            "decode: draft x1 22.9-27.38, verify x1 27.38-46.77, draft x1 47.07-49.09, verify x1 49.09-59.39",
-            "prefill: prefill 24.1-38.1, prefill 38.1-39.5",
-        ],
-        [[(20.3, 1), (46.97, 2), (59.59, 1)], [(38.3, 1)]],
-    )
-
-
 def test_preemptive_priority(run: Run) -> None:
     """Decode runs as if alone; R1's prompt moves only while the decode stream is empty.
 
@@ -1011,7 +997,7 @@ def test_serial_ablation(run: Run) -> None:
     )
 
 
-LINK = {"link_latency_s": 1 * MS, "link_bytes_per_s": 8 / MS}  # a row's two drafts take 1 + 1 ms, as does a verdict
+LINK = {"link": LinkSpec(1 * MS, 8 / MS, "made up")}  # a row's two drafts take 1 + 1 ms, as does a verdict
 
 
 def test_target_on_a_second_gpu(run: Run) -> None:
@@ -1085,7 +1071,7 @@ def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
         "pd",
         [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})],
         server={"priority": "none"},
-        hardware={"place": ("prefill=0+1", "decode=2"), "link_latency_s": 1 * MS, "link_bytes_per_s": 40 / MS},
+        hardware={"place": ("prefill=0+1", "decode=2"), "link": LinkSpec(1 * MS, 40 / MS, "made up")},
         kv_heads=1,
     )
     check(
@@ -1113,7 +1099,7 @@ def test_two_gpus_draft_for_one_that_verifies(run: Run) -> None:
         [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})],
         server={"priority": "none", "verify_gather": "always"},
         hardware={
-            "place": ("decode=0+1", "verify=2", "prefill=2"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14,
+            "place": ("decode=0+1", "verify=2", "prefill=2"), "link": LinkSpec(0.0, 1e14, "made up"),
         },
     )  # fmt: skip
     check(
@@ -1143,7 +1129,7 @@ def test_drafting_ahead_as_a_chain(run: Run) -> None:
             "pdv-ahead",
             [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})],
             server={"ahead_fan": 0, "ahead_miss": "draft", "priority": "none"},
-            hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+            hardware={"place": ("prefill=1", "verify=1"), "link": LinkSpec(0.0, 1e14, "made up")},
         ),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
@@ -1168,7 +1154,7 @@ def test_drafting_ahead_for_every_outcome(run: Run) -> None:
             "pdv-ahead",
             [(0, 100, 5, {1: 1, 3: 0, 4: 0})],
             server={"ahead_fan": 1, "ahead_miss": "draft", "ahead_exponent": 10.0, "priority": "none"},
-            hardware={"place": ("prefill=1", "verify=1"), "link_latency_s": 0.0, "link_bytes_per_s": 1e14},
+            hardware={"place": ("prefill=1", "verify=1"), "link": LinkSpec(0.0, 1e14, "made up")},
         ),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",

@@ -17,9 +17,9 @@ from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity, make_plan
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.collectives import BAR, CURVES, OTHERS, all_reduce_s, with_collectives
+from pdvsim.sim.hardware.collectives import BAR, CURVES, all_reduce_s, with_collectives
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
-from pdvsim.sim.hardware.links import LINKS, Cargo, LinkName
+from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, model, shard
 from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
@@ -31,6 +31,17 @@ from pdvsim.study.band import ends, spanned
 LLAMA = "llama-3.2-1b:llama-3.1-70b"
 FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)
 NVLINK = LINKS["nvlink4"]
+KIB, MIB = 2**10, 2**20
+# Other times on the same links, as (GPUs, bytes, microseconds): vLLM pull requests 24111 (2 GPUs) and 24532 (4), the
+# best of its kernels in CUDA graphs; SGLang pull request 22734 (8 H200s, MSCCL++ in CUDA graphs). NCCL itself, which
+# engines leave to large messages, takes 6 us for 2 GPUs (its issue 1259) and 17 for 8 (the same pull request).
+OTHERS: tuple[tuple[int, float, float], ...] = (
+    (2, 512 * KIB, 7.0),
+    (4, 512 * KIB, 10.0), (4, MIB, 14.0), (4, 1.5 * MIB, 19.0), (4, 2 * MIB, 21.0), (4, 3 * MIB, 23.0),
+    (4, 4 * MIB, 28.0),
+    (8, 2 * KIB, 5.86), (8, 16 * KIB, 6.37), (8, 64 * KIB, 8.2), (8, 128 * KIB, 8.8), (8, 256 * KIB, 10.56),
+    (8, 512 * KIB, 11.96), (8, MIB, 14.01),
+)  # fmt: skip
 
 
 def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any) -> Experiment:
@@ -211,10 +222,9 @@ def test_gpus_are_counted() -> None:
     assert simulate(apart).meta["gpus"] == 3
 
 
-def test_each_gpu_of_a_group_sends_its_own_kv_and_whole_distributions() -> None:
-    whole, part = (Cargo(over(n).pair, "bf16") for n in (1, 4))
-    assert 4 * part.kv(100) == whole.kv(100)
-    assert part.drafts(7) == whole.drafts(7)
+def test_each_gpu_of_a_group_sends_its_own_kv() -> None:
+    whole, part = (over(n).pair.target.kv_bytes_per_token for n in (1, 4))
+    assert 4 * part == whole
 
 
 def test_more_gpus_hold_more_than_their_share() -> None:

@@ -112,7 +112,7 @@ def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.Mo
     )
     @settings(max_examples=8)
     def check(**drawn: Any) -> None:
-        monkeypatch.setattr("pdvsim.sim.metrics.streaming.REQUESTS", drawn["cut"])
+        monkeypatch.setattr("pdvsim.sim.metrics.summary.REQUESTS", drawn["cut"])
         traffic = Traffic(
             "random",
             num_prompts=40,

@@ -188,7 +188,7 @@ def test_pairs_and_varied_flags_are_dimensions(copy: Path) -> None:
 
 def test_what_one_sweep_varies_another_has_from_its_configuration(copy: Path, tmp_path: Path) -> None:
     points = pd.read_parquet(copy / "summary.parquet")
-    varied = {"acceptance_rate": 0.5, "acceptance_concentration": 9.0, "partition": "0.5+0.3+0.2"}
+    varied = {"acceptance_rate": 0.5, "acceptance_concentration": 9.0, "metric_percentiles": "50.0+90.0"}
     points.assign(**varied).to_parquet(copy / "summary.parquet", index=False)
     sweep = json.loads((copy / "sweep.json").read_text())["sweep"]
     edited(copy / "sweep.json", sweep=sweep | {"vary": {name: [value] for name, value in varied.items()}})
@@ -196,8 +196,8 @@ def test_what_one_sweep_varies_another_has_from_its_configuration(copy: Path, tm
     results = load([copy, tmp_path / "r.json"])
     assert results.dims == tuple(varied)
     [by_rate, by_concurrency] = [label(setting) for setting, _ in results.settings()]
-    assert by_rate.startswith("acceptance rate 0.5, acceptance concentration 9, partition 0.5+0.3+0.2")
-    assert by_concurrency.startswith("acceptance rate 0.6, acceptance concentration none, partition 0.4+0.4+0.2")
+    assert by_rate.startswith("acceptance rate 0.5, acceptance concentration 9, metric percentiles 50.0+90.0")
+    assert by_concurrency.startswith("acceptance rate 0.6, acceptance concentration none, metric percentiles 99.0")
 
 
 @pytest.mark.parametrize(
