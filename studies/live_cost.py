@@ -1,4 +1,4 @@
-"""What `realrun --live` costs the run: `python tests/benchmarks/watched.py --runs 6 <flags of realrun>`.
+"""What `realrun --live` costs the run: `python studies/live_cost.py --runs 6 <flags of realrun>`.
 
 The same run again and again on one rig, in turns: as ever, with `--live` and nobody looking on, and with the process of
 `pdvsim live --beside real` looking on, which hears, simulates and makes figures. What draws them is a third process,
@@ -23,6 +23,8 @@ from pdvsim.cli.realrun import RealCommand
 from pdvsim.common.options import parse
 from pdvsim.live.pace import TICK_S, WINDOW_S, Beside
 from pdvsim.live.wire import Broadcast, socket_path
+from pdvsim.realrun.machine import Machine
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.workload.requests import make_requests
 
 WAYS = ("as ever", "--live", "looked on")
@@ -60,7 +62,7 @@ def look_on(pipe: Connection, pair: str | None) -> None:
             pipe.send((pictures, beside.heard.gauge.total_tokens))
 
 
-def measured(args: WatchedCommand, rig: Any, way: str, page: Connection) -> dict[str, float]:
+def measured(experiment: Experiment, machine: Machine, rig: Any, way: str, page: Connection) -> dict[str, float]:
     """One run."""
     from pdvsim.realrun.site import serve
 
@@ -72,7 +74,7 @@ def measured(args: WatchedCommand, rig: Any, way: str, page: Connection) -> dict
 
     if way == "looked on":
         page.send("look")
-    result = serve(args.experiment, args.machine, rig=rig, watched_by=None if way == "as ever" else watched_by)
+    result = serve(experiment, machine, rig=rig, watched_by=None if way == "as ever" else watched_by)
     if way == "looked on":
         pictures, tokens = page.recv()
         assert pictures > 1, "the run was over before the page had looked"
@@ -93,7 +95,7 @@ def main(argv: list[str]) -> None:
     """Run and print."""
     from pdvsim.realrun.site import prepare
 
-    args = parse(WatchedCommand, argv, "watched.py")
+    args = parse(WatchedCommand, argv, "live_cost.py")
     context = get_context("spawn")
     page, theirs = context.Pipe()
     pair = args.experiment.server.pair if args.machine.tiny else None  # one that a profile knows
@@ -101,13 +103,13 @@ def main(argv: list[str]) -> None:
     page.recv()
     traffic = args.experiment.traffic
     rig = prepare(args.experiment, args.machine, make_requests(traffic, args.experiment.acceptance))
-    short = replace(args, experiment=replace(args.experiment, traffic=replace(traffic, num_prompts=8)))
-    measured(short, rig, "as ever", page)  # warms up
+    short = replace(args.experiment, traffic=replace(traffic, num_prompts=8))
+    measured(short, args.machine, rig, "as ever", page)  # warms up
     found: dict[str, list[dict[str, float]]] = {way: [] for way in WAYS}
     for turn in range(args.runs):
         for at in range(len(WAYS)):
             way = WAYS[(turn + at) % len(WAYS)]
-            found[way].append(measured(args, rig, way, page))
+            found[way].append(measured(args.experiment, args.machine, rig, way, page))
             print(turn, way, {name: round(value, 4) for name, value in found[way][-1].items()}, flush=True)
     print(f"\n{'':<48}{'median':>10}{'least':>10}{'most':>10}   against as ever, and its standard error")
     for name, words in FIGURES.items():
