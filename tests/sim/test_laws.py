@@ -33,7 +33,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.testing import check_alike, check_books
 
-DRAFT, VERIFY, DECODE = KINDS.index("draft"), KINDS.index("verify"), KINDS.index("decode")
+DRAFT = KINDS.index("draft")
 
 
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
     options = {
         "server.drafter": draw(st.sampled_from([None, None, "eagle3", "mtp", "ngram", "none"])),
         "acceptance.acceptance_rate": draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
+        "acceptance.acceptance_concentration": draw(st.sampled_from([None, None, 2.0])),
         "traffic.max_concurrency": draw(st.sampled_from([None, None, 1, 3, 8])),
         "server.num_speculative_tokens": k,
         "server.controller": draw(st.sampled_from(["fixed", "fixed", "feedback", "goodput"])),
@@ -137,6 +138,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
         "hardware.place": draw(st.sampled_from(PLACES)),
         "hardware.link": draw(st.sampled_from(["nvlink4", "100gbe"])),
         "hardware.draft_probs": draw(st.sampled_from(["none", "fp32"])),
+        "hardware.tensor_parallel_size": draw(st.sampled_from([1, 1, 1, 2])),
         "hardware.replicas": draw(st.sampled_from([1, 1, 2, 3])),
         "hardware.router": draw(st.sampled_from(["round-robin", "least-loaded", "random"])),
         "hardware.profile": draw(st.sampled_from(profiles)),
