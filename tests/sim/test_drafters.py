@@ -69,12 +69,6 @@ def test_an_mtp_layer_shares_embedding_and_output_with_its_target() -> None:
     assert head.fused_params == 0
 
 
-def test_a_layer_is_what_it_was_for_models() -> None:
-    for model in (model for model in PRESETS.values() if model.experts is None):
-        attention = model.hidden * model.head_dim * (2 * model.heads + 2 * model.kv_heads)
-        assert model.layer_params == model.layers * (attention + 3 * model.hidden * model.intermediate)
-
-
 def test_kv_cache_and_weights_of_a_drafter_are_its_own() -> None:
     target, gpu = PRESETS["llama-3.1-8b"], builtin("h200").gpu
     room = {}
@@ -271,11 +265,3 @@ def test_a_controller_stops_drafting_where_nothing_is_ever_accepted() -> None:
     assert speeds[0.0, "goodput"] <= 1.02 * plain
     assert speeds[0.7, "goodput"] <= 1.05 * speeds[0.7, "fixed"]
     assert speeds[0.7, "goodput"] < 0.7 * plain
-
-
-def test_a_drafter_is_a_setting_like_others() -> None:
-    """A sweep over drafters: without one it is plain decoding, to the last bit."""
-    runs = {kind: simulate(serving(kind, 0 if kind == "eagle3" else 4)) for kind in ("eagle3", "none")}
-    plain = simulate(Experiment("autoregressive", CLOSED, server=Server("llama-3.2-1b:llama-3.1-8b")))
-    for result in runs.values():
-        assert np.array_equal(result.requests["finish_s"], plain.requests["finish_s"])
