@@ -338,18 +338,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where 
     "advise": ("--request-rate", "4", *SMALL, "--num-runs", "2", "--arch", "pd", "--jobs", "1", "--budget", "9"),
     "draft-table": (*SMALL, "--max-num-seqs", "4", "--num-runs", "2", "--jobs", "1"),
 }
-BARE = (
-    "plot",
-    "report",
-    "validate",
-    "calibrate",
-    "reproduce",
-    "profile",
-    "nonsense",
-    "--version",
-    "-h",
-    "",
-)
+BARE = ("plot", "report", "validate", "calibrate", "reproduce", "profile", "nonsense", "--version", "-h", "")
 WRITES = {"output", "result-dir", "trace-out", "html", "label", "plot", "plots"}
 
 
