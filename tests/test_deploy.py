@@ -133,11 +133,6 @@ def test_without_drafts_there_is_no_drafter(arch: str) -> None:
         assert flags(second.text)["--enable-mixed-chunk"] is None
 
 
-def test_a_drafter_that_never_pays_is_left_out() -> None:
-    assert table(0.05).plain_from == 1
-    assert "--speculative-config" not in flags(vllm(of_table(table(0.05))).text)
-
-
 @pytest.mark.parametrize("arch", [arch for arch in ARCHS if arch not in ("autoregressive", "colocated")])
 def test_lanes_are_not_translated(arch: str) -> None:
     lanes = replace(COLOCATED, arch=arch)
@@ -193,12 +188,6 @@ def test_our_own_lines_run_just_this(arch: str) -> None:
     ours, real = deployment(experiment)[-2:]
     assert parse(RunCommand, shlex.split(ours.text)[2:]).experiment == experiment
     assert parse(RealCommand, shlex.split(real.text)[1:]).experiment == experiment
-
-
-def test_what_realrun_cannot_do_it_says() -> None:
-    block = deployment(replace(COLOCATED, hardware=Hardware(replicas=2)))[-1]
-    refusal = "realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply"
-    assert (block.text, block.notes) == ("", (refusal,))
 
 
 def test_every_preset_has_a_checkpoint() -> None:
