@@ -6,8 +6,8 @@ import functools
 import io
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -167,16 +167,6 @@ def test_the_capacity_for_a_trace_is_lindleys(one_by_one: Experiment, tmp_path: 
         rates.append(np.mean([row["rate"] for row in found.rows]))
         assert ("bursts.csv replayed, scaled to the rate" in str(found)) is traffic.use_trace_timestamps
     assert rates[0] < 0.9 * rates[1]
-
-
-def test_a_looser_level_never_holds_less(one_by_one: Experiment) -> None:
-    held: list[list[float]] = []
-    for level_ms in (12, 20, 40):
-        plan = Plan(one_by_one, ("autoregressive",), (1,), 3, Goal("throughput", (f"ttft:{level_ms}",), 0.9))
-        held.append([row["rate"] for row in find_capacities(plan, Bench(1)).rows])
-    for tight, loose in pairwise(held):
-        assert all(a <= b * 1.02 for a, b in zip(tight, loose, strict=True))
-    assert sum(held[2]) > 1.2 * sum(held[0])
 
 
 def test_two_servers_hold_at_least_twice_what_one_does(one_by_one: Experiment) -> None:
@@ -386,9 +376,6 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
         (["--goodput", "ttft:9", "--arch", "pd,pd"], "arch names a value twice"),
     ],
 )
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path, flags: list[str], says: str) -> None:
-    assert main(["capacity", "-o", str(tmp_path / "none"), *flags]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
+def test_bad_input_is_one_line(refused: Callable[..., str], tmp_path: Path, flags: list[str], says: str) -> None:
+    assert says in refused(["capacity", "-o", str(tmp_path / "none"), *flags])
     assert not (tmp_path / "none").exists()
