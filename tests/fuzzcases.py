@@ -194,10 +194,10 @@ def mutated(rng: random.Random, name: str, content: bytes) -> bytes:
     """A file's content, broken: by structure where it has one, else byte by byte."""
     if rng.random() < 0.5:
         if name.endswith(".json"):
-            return _structure(rng, [json.loads(content)])[0]
+            return restructured(rng, [json.loads(content)])[0]
         if name.endswith(".jsonl"):
             lines = [json.loads(line) for line in content.splitlines()]
-            return b"\n".join(_structure(rng, lines))
+            return b"\n".join(restructured(rng, lines))
         if name.endswith(".csv"):
             rows = [line.split(b",") for line in content.splitlines()]
             row = rng.choice(rows)
@@ -215,7 +215,7 @@ def mutated(rng: random.Random, name: str, content: bytes) -> bytes:
     return _bytes(rng, content)
 
 
-def _structure(rng: random.Random, documents: list[Any]) -> list[bytes]:
+def restructured(rng: random.Random, documents: list[Any]) -> list[bytes]:
     """JSON documents with one or two places, at any depth, replaced, removed or given a neighbour; then as text."""
     for _ in range(rng.randrange(1, 3)):
         holder: Any = documents
