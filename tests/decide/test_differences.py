@@ -9,15 +9,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.decide import runs as runs_module
 from pdvsim.decide.differences import COST
-from pdvsim.decide.tune import APART
-from pdvsim.study.sweep import SweepInterrupted, run_sweep
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
 TRAFFIC = ["--num-prompts", "6", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--jobs", "1"]
@@ -106,17 +102,3 @@ def test_too_few_runs_are_said_before_anything_is_computed(
         module.main([*argv, "--arch", "pd", "pdv"])
     line = f"pdvsim: {runs} runs per point: no difference can be significant; use at least --num-runs 5\n"
     assert (line in capsys.readouterr().err) is said
-
-
-def test_ctrl_c_keeps_the_cells_that_are_done(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(points: Any, *rest: Any) -> pd.DataFrame:
-        if points[0].experiment.traffic.seed >= APART:
-            return run_sweep(points, *rest)
-        raise SweepInterrupted(run_sweep([point for point in points if PAIRS[0] in str(point)], *rest))
-
-    monkeypatch.setattr(runs_module, "run_sweep", interrupted)
-    argv = ["map", "--y", "size", "--pairs", ",".join(PAIRS), "--concurrency", "2", "--num-runs", "2", *TRAFFIC]
-    assert main([*argv, "--arch", "baseline,pd", "--against", "pd", "-o", str(tmp_path)]) == 130
-    assert "interrupted: 1 of 2 cells saved" in capsys.readouterr().err
