@@ -512,9 +512,8 @@ def test_adaptive_judges_all_modes_for_the_same_requests() -> None:
     assert matters
 
 
-@pytest.mark.parametrize("ratio", [0.0, 0.3])
 @pytest.mark.parametrize(
-    ("concurrency", "prompt", "output"), [(128, 64, 24), (64, 64, 24), (128, 128, 24), (128, 64, 48)]
+    ("concurrency", "prompt", "output", "ratio"), [(128, 64, 24, 0.0), (64, 128, 24, 0.3), (128, 64, 48, 0.3)]
 )
 def test_adaptive_does_not_lose_to_its_own_plain_mode(concurrency: int, prompt: int, output: int, ratio: float) -> None:
     """Many short answers: what the drafter would have to prefill makes plain decoding the best mode by far."""
