@@ -341,15 +341,16 @@ def test_experts_that_cannot_be_divided_are_refused() -> None:
         shard(odd, 8)
 
 
-@pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize(
-    ("name", "drafter", "gpus"),
-    [("qwen3-30b-a3b", "eagle3", 1), ("qwen3-0.6b:qwen3-30b-a3b-fp8", None, 1), ("deepseek-v3", "mtp", 8)],
+    ("arch", "name", "drafter", "gpus"),
+    [
+        *((arch, "qwen3-0.6b:qwen3-30b-a3b-fp8", None, 1) for arch in ARCHS),
+        *((arch, "qwen3-30b-a3b", "eagle3", 1) for arch in ("colocated", "pd", "pdv")),
+        ("colocated", "deepseek-v3", "mtp", 8),
+    ],
 )
 def test_every_architecture_serves_a_mixture(arch: str, name: str, drafter: str | None, gpus: int) -> None:
     """Every request gets its tokens, and rounds in blocks are those one by one."""
-    if arch == "pdv-ahead" and drafter is not None:
-        return
     experiment = serving(name, arch, gpus, drafter=drafter)
     result, queued = simulate(experiment), simulate(experiment, blocks=False)
     assert result.requests["output_tokens"].sum() == 6 * 12
