@@ -216,7 +216,7 @@ def mutated(rng: random.Random, name: str, content: bytes) -> bytes:
 
 
 def restructured(rng: random.Random, documents: list[Any]) -> list[bytes]:
-    """JSON documents with one or two places, at any depth, replaced, removed or given a neighbour; then as text."""
+    """JSON documents with one or two places, at any depth, scaled, replaced, removed or given a neighbour; as text."""
     for _ in range(rng.randrange(1, 3)):
         holder: Any = documents
         key: Any = rng.randrange(len(documents))
@@ -228,6 +228,8 @@ def restructured(rng: random.Random, documents: list[Any]) -> list[bytes]:
             holder[rng.choice(["x", "", "\n", "schema_version"])] = copy.deepcopy(rng.choice(NASTY_VALUES))
         elif how < 0.3 and holder is not documents:
             del holder[key]
+        elif how < 0.6 and type(holder[key]) in (int, float):
+            holder[key] *= rng.choice((0.1, 0.5, 2, 10))  # which may well be taken
         else:
             holder[key] = copy.deepcopy(rng.choice(NASTY_VALUES))
     # a result is sealed again: its reader has to look at what is in it
