@@ -507,7 +507,7 @@ def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     check_gpus(result, profile_of(experiment))
 
 
-@pytest.mark.parametrize("gather", ["auto", "always", "never"])
+@pytest.mark.parametrize("gather", ["auto", "always"])
 @pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid", "adaptive"])
 def test_verify_never_waits_for_a_draft_that_never_comes(arch: Arch, gather: str) -> None:
     """A verify lane that gathers must look again when those it waits for take the atomic path instead.
@@ -598,9 +598,8 @@ SCARCE: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("pair", ["tinyllama-1.1b:llama-2-7b", "llama-3.2-1b:llama-3.1-8b"])
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_cache_that_holds_little_more_than_one_request(arch: Arch, pair: str) -> None:
+def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
     """All are served all the same, each token once, by either way; blocks never exceed the cache, and all return.
 
     Whoever is preempted reads again what left the cache, and nothing else is read twice.
@@ -611,6 +610,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch, pair: str) 
         prompts, outputs = rng.choice([1, 30, 64, 200], 14), rng.integers(1, 90, 14)
         need = int((prompts + outputs).max()) + 8
         room = need - need % -16 + int(rng.choice([0, 16, 100]))
+        pair = ("tinyllama-1.1b:llama-2-7b", "llama-3.2-1b:llama-3.1-8b")[seed % 2]
         options = options | {"server.pair": pair, "server.kv_cache": "paged", "hardware.kv_capacity_tokens": room}
         times = arrivals(str(rng.choice(["burst", "poisson"])), 14, 200.0, rng)
         scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
