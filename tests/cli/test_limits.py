@@ -101,18 +101,14 @@ def test_a_range_of_its_own_stands_in_for_the_usual_one() -> None:
     [
         (["run", "--num-prompts", "1" + "0" * 400], "num-prompts must be 1 to 10000000, got a number of 19 or more"),
         (["run", "--launch-s", "1e308"], "launch-s must be 0 to 1, got 1e+308"),
-        (["run", "--replicas", "100000"], "replicas must be 1 to 1024, got 100000"),
-        (["run", "--num-workers", "1000000000"], "num-workers must be 1 to 4096"),
         (["run", "--seed", "9" * 400], "seed must be 0 to"),
         (["run", "--goodput", "ttft:1e300"], "goodput ttft must be 0 to 1e+09"),
-        (["sweep", "--num-runs", "3000000"], "num-runs must be 1 to 10000, got 3000000"),
         (["sweep", "--num-runs", "9999", "--vary", "num-speculative-tokens=1,2,3"], "at most 100000 are accepted"),
         (["map", "--num-runs", "9999"], "at most 100000 are accepted"),
         (["capacity", "--goodput", "ttft:9", "--gpus", "99999"], "gpus must be 1 to 1024"),
         (["advise", "--request-rate", "3", "--budget", "1000000"], "budget must be 1 to 100000, got 1000000"),
         (["capacity", "--goodput", "ttft:9", "--gpu-hour-usd", "1e300"], "gpu-hour-usd must be 0.0001 to 1e+06"),
         (["validate", "--jobs", "99999"], "jobs must be 1 to 1024"),
-        (["reproduce", "three-way", "--num-runs", "99999999"], "num-runs must be 1 to 10000"),
     ],
 )
 def test_more_than_the_limit_is_refused_at_once(argv: list[str], says: str, refused: Callable[..., str]) -> None:

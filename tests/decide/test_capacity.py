@@ -25,7 +25,6 @@ from pdvsim.decide import runs as runs_module
 from pdvsim.decide.bracket import Bisection, Bracket, Held, search, steepness
 from pdvsim.decide.capacity import LONG, Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
-from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
@@ -264,25 +263,6 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
     held = found.contests()[1]
     a, b = (frame[frame["arch"] == arch]["rate"].to_numpy() for arch in (held.best, held.second))
     assert held.differences[str(held.second)].mean == pytest.approx(np.mean(a - b))
-
-
-@pytest.mark.parametrize("archs", [("pd",), ("autoregressive", "colocated", "pd", "pdv")])
-def test_a_bar_is_as_thick_alone_as_among_others(one_by_one: Experiment, archs: tuple[str, ...]) -> None:
-    plan = Plan(one_by_one, archs, (1, 2), 2, Goal("throughput", ("ttft:15",), 0.9))
-    found = Capacities(plan, gpu_hour_usd=4.0)
-    numbers = dict.fromkeys(("output_tokens_per_s", "usd_per_million_output_tokens", "attainment"), 1.0)
-    found.rows = [
-        {"arch": arch, "gpus": gpus, "rate": 1234.0 * gpus + seed, "may_hold": 1300.0 * gpus, **numbers}
-        | {"limited_by": "queue", "profile": "made-up"}
-        for arch, gpus, seed in plan.cases()
-    ]
-    figure = capacity_figure(found)
-    figure.draw_without_rendering()
-    rates, _ = figure.axes
-    assert len(rates.patches) == 2 * len(archs)
-    inches = {round(bar.get_window_extent().height / figure.dpi, 1) for bar in rates.patches}
-    assert inches <= {0.2, 0.3}
-    assert "2,468" in [text.get_text() for text in rates.texts]
 
 
 @pytest.mark.parametrize(
