@@ -536,6 +536,14 @@ def test_rows_left_behind_are_read_as_prompts_a_few_at_a_time() -> None:
     assert model.behind(rows) == pytest.approx([a + b for a, b in zip(*expected, strict=True)])
 
 
+def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
+    """Whatever mode is best: a draft in the verify queue may be waiting for these rows."""
+    for mode in ("plain", "atomic", "lanes"):
+        policy = adaptive(planner(), 0.6, 2, mode)
+        policy.verify_queue.queue.extend(batch(1, 100))
+        assert policy.atomic_length(batch(1, 100)) is None
+
+
 @pytest.mark.parametrize(("rate", "concurrency"), [(0.8, 4), (0.1, 4), (0.6, 32)])
 def test_adaptive_is_near_the_best_of_its_modes(rate: float, concurrency: int) -> None:
     """Within 10% of plain decoding, of atomic rounds and of three lanes, each kept throughout, on a stationary load."""
