@@ -240,6 +240,17 @@ def test_a_length_stays_the_best_between_its_acceptance_rates(pair: str) -> None
                 assert (math.expm1(means.max() - means[tier.k]) <= 0.02) == stays, (tier, rate)
 
 
+def test_tokens_of_a_round() -> None:
+    formula = Formula(question().drafting(4))
+
+    def tokens(given: Acceptance) -> list[float]:
+        return [formula.tokens_per_round(k, given) for k in range(3)]
+
+    assert tokens(Acceptance(acceptance_rate=0.5)) == pytest.approx([1, 1.5, 1.75])
+    assert tokens(Acceptance(acceptance_rate=1.0)) == [1, 2, 3]
+    assert tokens(Acceptance(synthetic_acceptance_rates=(0.9, 0.5))) == pytest.approx([1, 1.9, 2.4])
+
+
 def test_requests_of_unlike_rates_are_counted_by_their_rounds() -> None:
     """Tokens over rounds of many requests of one length, drawn one by one."""
     given = Acceptance(acceptance_rate=0.6, acceptance_concentration=3.0)

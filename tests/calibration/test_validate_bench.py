@@ -13,6 +13,7 @@ import pytest
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Host, Server, Traffic
+from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
@@ -122,6 +123,24 @@ def test_when_requests_were_due_is_read(tmp_path: Path) -> None:
     due = np.array(starts) - queue_s
     assert load.arrival_s.tolist() == pytest.approx((due - due.min()).tolist())
     assert not read_load(bench_of(result, tmp_path / "c.json")).arrival_s.any()
+
+
+def test_a_profile_of_the_server_predicts_it_better(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Logs of the slow server give a profile; with it, a benchmark that it has not seen is predicted better."""
+    logs, lines = tmp_path / "k0.log", list[str]()
+    for users in (1, 4, 16):
+        lines += iteration_lines(result := served(0, SLOW, max_concurrency=users), "pdvsim", "0")
+    logs.write_text("\n".join(lines) + "\n")
+    bench = bench_of(result, tmp_path / "k0-16.json")
+    profile = str(tmp_path / "mine.json")
+    command = ["calibrate", "--from-vllm", str(logs), "--bench", bench, "--pair", PAIR, "--gpu", "h200", "-o", profile]
+    assert main(command) == 0
+    capsys.readouterr()
+    other = bench_of(served(0, SLOW, max_concurrency=8), tmp_path / "k0-8.json")
+    shipped, mine = (compared(capsys, other, *more)["metrics"] for more in ((), ("--profile", profile)))
+    for name in ("output_throughput", "mean_tpot_ms", "mean_e2el_ms"):
+        assert abs(mine[name]["error"]) < abs(shipped[name]["error"]) / 2, name
+        assert abs(mine[name]["error"]) < 0.05, name
 
 
 @pytest.mark.parametrize(

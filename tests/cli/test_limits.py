@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import math
 import os
 import re
@@ -211,6 +212,18 @@ def test_closed_full_and_plain_standard_output(tmp_path: Path) -> None:
     assert plain.returncode == 2
     assert "Traceback" not in plain.stderr
     assert "unknown gpu '?'" in plain.stderr
+
+
+def test_tables_are_printed_whatever_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+
+    def command() -> int:
+        print("8.1 ±0.2")
+        return 0
+
+    assert console.guarded("pdvsim", command) == 0
+    assert raw.getvalue() == b"8.1 ?0.2\n"
 
 
 def one_run(**traffic: Any) -> list[Experiment]:

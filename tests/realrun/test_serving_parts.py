@@ -18,7 +18,7 @@ from simpy.events import AllOf, Event, Timeout
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
-from pdvsim.realrun.host import Covered, group_counts, idle_shares
+from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
 from pdvsim.realrun.memory import BEHIND, Needs, Slots, packed, pages_that_fit
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
@@ -63,6 +63,16 @@ def test_events_happen_in_order_and_never_early() -> None:
     assert all(now >= due for due, now in log)
 
 
+def test_time_never_goes_back_within_a_step() -> None:
+    clock, seen = WallClock(), []
+    event = Event(clock)
+    event.callbacks.append(lambda _: seen.extend(clock.now for _ in range(1000)))
+    event.succeed()
+    clock.run_to(event)
+    assert seen == sorted(seen)
+    assert seen[0] < seen[-1]
+
+
 def test_sources_are_polled_until_they_are_over() -> None:
     clock = WallClock()
     source = Coming(clock, 50)
@@ -96,6 +106,11 @@ def test_ctrl_c_ends_a_run_between_two_events() -> None:
     assert signal.getsignal(signal.SIGINT) is before
     clock.run_to(done)  # and it can go on
     assert log == list(range(10))
+
+
+def test_a_real_hosts_operations_are_paid_when_they_are_over() -> None:
+    host = RealHost()
+    assert host.spend(3.0, 1.0) == host.notice(0.0, 3.0) == 3.0
 
 
 def test_covered_time_is_the_union() -> None:

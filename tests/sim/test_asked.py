@@ -175,6 +175,8 @@ def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
     assert build(AskedExperiment, {"pair": EAGLE3}).asked().acceptance.acceptance_model == "sharegpt-eagle3"
     assert build(AskedExperiment, {"pair": PAIR}).asked().acceptance == Acceptance()
     assert build(AskedExperiment, {"pair": EAGLE3, "acceptance_rate": 0.6}).asked().acceptance == Acceptance()
+    spread = {"pair": PAIR, "acceptance_concentration": 5.0}
+    assert build(AskedExperiment, spread).asked().acceptance == Acceptance(0.6, 5.0)
     assert usual_acceptance("ngram:llama-3.1-8b", Traffic("random")).acceptance_model == "sharegpt-ngram"
     assert usual_acceptance("mtp-llama-3.1-8b:llama-3.1-8b", Traffic()) == Acceptance()
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import pdvsim
 from pdvsim.cli import main
 from pdvsim.common.commandline import experiment_from
 from pdvsim.realrun.machine import as_served
@@ -138,6 +139,14 @@ def test_preemptions_are_counted(more: list[str], capsys: pytest.CaptureFixture[
 
 
 # context -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_request_knows_how_often_it_was_preempted() -> None:
+    run = pdvsim.run(
+        arch="colocated", num_prompts=20, dataset_name="random", input_len=64, output_len=64, kv_capacity_tokens=640
+    )
+    assert run.metrics["preemptions"] == run.requests["preemptions"].sum() > 0
+    assert run.metrics["spec_decode_per_position_acceptance_rates"]
 
 
 @pytest.mark.parametrize(

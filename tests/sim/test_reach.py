@@ -13,6 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.calibration.fit import build
 from pdvsim.calibration.fit.build import save
+from pdvsim.cli import main
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS, Work
 from pdvsim.sim.hardware.models import GPUS
@@ -156,6 +157,18 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
 
 
 # where the ranges come from ----------------------------------------------------------------------------------------
+
+
+def test_json_and_report_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    small = ["--arch", "colocated", "--dataset-name", "random", "--input-len", "24000", "--output-len", "4"]
+    small += ["--pair", "llama-3.2-1b:llama-3.1-8b"]
+    flags = ["--num-prompts", "3", "--save-detailed", "-o", str(tmp_path / "run.json"), "--json"]
+    assert main(["run", *small, *flags]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["outside_measured"]["context_limit"] == 8000
+    assert document["outside_measured"]["share"] > 0.5
+    assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "outside the measured range" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:

@@ -535,6 +535,19 @@ def test_pdv_hybrid(run: Run) -> None:
     )
 
 
+@pytest.mark.parametrize("gather", ["auto", "always", "never"])
+def test_pdv_hybrid_leaves_nobody_behind_in_the_verify_queue(run: Run, gather: str) -> None:
+    """Threshold 2, three requests. R0 and R1 are being verified, R2 is drafted and queued for verify, when R0 finishes.
+
+    R1 goes back to decode, and since it is on its way there, the verify lane may wait to take it with R2. Two requests
+    are left, few enough to be atomic; but while R2 waits R1 has to go through the lanes, or R2 would wait for its end.
+    """
+    asked: list[Asked] = [(0, 5, 4, {}), (0, 5, 20, {}), (1, 5, 2, {})]
+    result = run("pdv-hybrid", asked, server={"hybrid_threshold": 2, "verify_gather": gather}, stream_weight=4)
+    first, second, third = (result.requests["finish_s"] / MS).tolist()
+    assert first < third < second  # R2 needs one round, R1 sixteen after R0's end
+
+
 def test_adaptive(run: Run) -> None:
     """Plain decoding, then atomic rounds once they have paid for nine batches, then plain again after four rejections.
 

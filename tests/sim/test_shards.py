@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
-from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity
+from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity, make_planner
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.collectives import BAR, CURVES, OTHERS, all_reduce_s, with_collectives
@@ -167,6 +167,14 @@ def test_a_card_without_nvlink_is_asked_about(capsys: pytest.CaptureFixture[str]
 
 
 # what a group is -----------------------------------------------------------------------------------------------------
+
+
+def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
+    experiment = over(4)
+    profile = covering_profile(experiment)
+    target = make_planner(experiment, profile).models["target"]
+    assert target.spec == experiment.pair.target
+    assert target.fit.reduce_knots == profile.fit(target.spec).reduce_knots != ()
 
 
 @pytest.mark.parametrize("arch", ARCHS)

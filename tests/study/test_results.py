@@ -13,7 +13,9 @@ import pytest
 from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
 from pdvsim.cli import main
+from pdvsim.cli.plot import PlotCommand
 from pdvsim.common.files import sealed
+from pdvsim.common.options import parse
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
 from pdvsim.study.results import Results, label, load, records
@@ -253,3 +255,9 @@ def test_bad_results_are_refused_in_one_line(
     spoil(copy)  # type: ignore[operator]
     assert says in refused(["report", str(copy), "-o", str(tmp_path / "r.html")])
     assert not (tmp_path / "r.html").exists()
+
+
+def test_results_are_given_by_place_as_many_as_one_likes(refused: Callable[..., str]) -> None:
+    assert "arguments are required: results" in refused(["plot"])
+    args = parse(PlotCommand, ["a", "b", "--format", "svg", "c", "--var-x", "load"])
+    assert (args.results, args.format, args.var_x) == (("a", "b", "c"), "svg", "load")
