@@ -265,3 +265,11 @@ def test_a_controller_stops_drafting_where_nothing_is_ever_accepted() -> None:
     assert speeds[0.0, "goodput"] <= 1.02 * plain
     assert speeds[0.7, "goodput"] <= 1.05 * speeds[0.7, "fixed"]
     assert speeds[0.7, "goodput"] < 0.7 * plain
+
+
+def test_a_drafter_is_a_setting_like_others() -> None:
+    """A sweep over drafters: without one it is plain decoding, to the last bit."""
+    runs = {kind: simulate(serving(kind, 0 if kind == "eagle3" else 4)) for kind in ("eagle3", "none")}
+    plain = simulate(Experiment("autoregressive", CLOSED, server=Server("llama-3.2-1b:llama-3.1-8b")))
+    for result in runs.values():
+        assert np.array_equal(result.requests["finish_s"], plain.requests["finish_s"])

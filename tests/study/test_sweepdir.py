@@ -414,6 +414,20 @@ def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeyp
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*") if path.name != ".lock"} == before
 
 
+def test_a_long_list_of_points_is_made_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Experiment] = []
+    asked: list[Experiment] = []
+    check = Experiment.__post_init__
+    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (made.append(self), check(self))[1])
+    monkeypatch.setattr("pdvsim.study.band.wanted", lambda experiment: bool(asked.append(experiment)))
+    assert main(["sweep", *SMALL, *ONE, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
+    assert "400 of 400 points to run" in capsys.readouterr().out
+    assert 400 <= len(made) < 450
+    assert len(asked) == 1
+
+
 def test_a_lock_that_is_a_link_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "s").mkdir()
     (tmp_path / "precious").write_text("kept")
