@@ -102,6 +102,16 @@ def test_estimate_is_the_maximum_likelihood_rate() -> None:
 SPECULATING = [arch for arch in ARCHS if arch != "autoregressive"]
 
 
+def test_estimate_follows_a_step_at_once() -> None:
+    """10,000 verdicts at 0.8 do not outweigh the next 300 at 0.3."""
+    rng = np.random.default_rng(0)
+    estimate = AcceptanceEstimate()
+    for rate, verdicts in ((0.8, 10_000), (0.3, 300)):
+        for passed in rng.random(verdicts) < rate:
+            estimate.observe(int(passed), int(not passed))
+    assert estimate.rate == pytest.approx(0.3, abs=0.1)
+
+
 @pytest.mark.parametrize("arch", SPECULATING)
 def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
     """Only the target works, every round is one plain token, and the fast path gives the same records."""
