@@ -21,8 +21,12 @@ for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ["COLUMNS"] = "160"  # tables fit the terminal: whose, decides nothing
 
-settings.register_profile(  # how fast the machine is decides nothing
-    "pdvsim", derandomize=True, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow]
+settings.register_profile(  # how fast the machine is decides nothing; `make soak` draws examples of its own
+    "pdvsim",
+    derandomize="PDVSIM_SOAK" not in os.environ,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("pdvsim")
 

@@ -195,10 +195,10 @@ def mutated(rng: random.Random, name: str, content: bytes) -> bytes:
     """A file's content, broken: by structure where it has one, else byte by byte."""
     if rng.random() < 0.5:
         if name.endswith(".json"):
-            return _structure(rng, [json.loads(content)])[0]
+            return restructured(rng, [json.loads(content)])[0]
         if name.endswith(".jsonl"):
             lines = [json.loads(line) for line in content.splitlines()]
-            return b"\n".join(_structure(rng, lines))
+            return b"\n".join(restructured(rng, lines))
         if name.endswith(".csv"):
             rows = [line.split(b",") for line in content.splitlines()]
             row = rng.choice(rows)
@@ -216,8 +216,8 @@ def mutated(rng: random.Random, name: str, content: bytes) -> bytes:
     return _bytes(rng, content)
 
 
-def _structure(rng: random.Random, documents: list[Any]) -> list[bytes]:
-    """JSON documents with one or two places, at any depth, replaced, removed or given a neighbour; then as text."""
+def restructured(rng: random.Random, documents: list[Any]) -> list[bytes]:
+    """JSON documents with one or two places, at any depth, scaled, replaced, removed or given a neighbour; as text."""
     for _ in range(rng.randrange(1, 3)):
         holder: Any = documents
         key: Any = rng.randrange(len(documents))
@@ -229,6 +229,8 @@ def _structure(rng: random.Random, documents: list[Any]) -> list[bytes]:
             holder[rng.choice(["x", "", "\n", "schema_version"])] = copy.deepcopy(rng.choice(NASTY_VALUES))
         elif how < 0.3 and holder is not documents:
             del holder[key]
+        elif how < 0.6 and type(holder[key]) in (int, float):
+            holder[key] *= rng.choice((0.1, 0.5, 2, 10))  # which may well be taken
         else:
             holder[key] = copy.deepcopy(rng.choice(NASTY_VALUES))
     # a result is sealed again: its reader has to look at what is in it
@@ -339,18 +341,7 @@ ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where 
     "advise": ("--request-rate", "4", *SMALL, "--num-runs", "2", "--arch", "pd", "--jobs", "1", "--budget", "9"),
     "draft-table": (*SMALL, "--max-num-seqs", "4", "--num-runs", "2", "--jobs", "1"),
 }
-BARE = (
-    "plot",
-    "report",
-    "validate",
-    "calibrate",
-    "reproduce",
-    "profile",
-    "nonsense",
-    "--version",
-    "-h",
-    "",
-)
+BARE = ("plot", "report", "validate", "calibrate", "reproduce", "profile", "nonsense", "--version", "-h", "")
 WRITES = {"output", "result-dir", "trace-out", "html", "label", "plot", "plots"}
 
 

@@ -27,15 +27,11 @@ def test_run() -> None:
     assert "pd, 6 requests" in repr(run)
 
 
-def test_sweep_is_a_frame() -> None:
+def test_a_sweep_is_a_frame_that_shows_its_summary_and_draws_itself() -> None:
     points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 4], jobs=1, **SMALL)
     assert points[["arch", "load"]].to_numpy().tolist() == [["pdv", 1.0], ["pd", 1.0], ["pdv", 4.0], ["pd", 4.0]]
     assert (points["completed"] == 6).all()
     assert type(points[points["load"] == 1.0]) is pd.DataFrame
-
-
-def test_a_sweep_shows_its_summary_and_draws_itself() -> None:
-    points = pdvsim.sweep(arch=["pdv", "pd"], concurrency=[1, 4], jobs=1, **SMALL)
     shown = repr(points)
     assert shown.splitlines()[0].split()[:2] == ["concurrency", "arch"]
     assert "profile h200-measured" in shown

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -22,16 +23,6 @@ from pdvsim.common.options import options, parse
 from pdvsim.sim.policies import USUAL_ARCHS
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    """The one line that refuses `argv`."""
-    assert main(argv) == 2
-    captured = capsys.readouterr()
-    assert captured.out == ""
-    assert captured.err.startswith("pdvsim: error: ")
-    assert captured.err.count("\n") == 1
-    return captured.err.removeprefix("pdvsim: error: ").strip()
 
 
 @pytest.mark.parametrize(
@@ -54,10 +45,7 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["run", "--request-rate", "fast"], "--request-rate must be a number, got 'fast'"),
         (["run", "--metric-percentiles", "50,all"], "--metric-percentiles must be a number, got 'all'"),
         (["run", "--arch", "pdx"], "unknown arch 'pdx' (did you mean pd?); known: autoregressive"),
-        (["run", "--num-prompts", "0"], "num-prompts must be 1 to 10000000, got 0"),
-        (["run", "--seed", "-1"], "seed must be 0 to 9007199254740992, got -1"),
         (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),
-        (["run", "--arch", "autoregressive", "--controller", "goodput"], "--controller has no effect here"),
         (["run", "--dataset-name", "azure"], "needs --dataset-path"),
         (["run", "--config", "/no/such.toml"], "cannot read /no/such.toml: No such file"),
         (["sweep", "--concurrency", "1", "--request-rate", "2"], "are mutually exclusive"),
@@ -65,14 +53,11 @@ def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
         (["sweep", "--concurrency", "0"], "concurrency must be 1 to 10000000, got 0"),
         (["sweep", "--concurrency", "1.5"], "--concurrency must be a whole number, got '1.5'"),
         (["sweep", "--arch", "pdv,pdv"], "names a value twice"),
-        (["sweep", "--arch", "pdv,baseline", "--controller", "feedback"], "which baseline does not have"),
-        (["sweep", "--num-runs", "0"], "num-runs must be 1 to 10000, got 0"),
-        (["sweep", "--jobs", "0"], "jobs must be 1 to 1024, got 0"),
         (["profile", "--all"], "unknown option --all"),
     ],
 )
-def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[str], says: str) -> None:
-    assert says in refused(capsys, *argv)
+def test_bad_input_is_one_line(refused: Callable[..., str], argv: list[str], says: str) -> None:
+    assert says in refused([*argv])
 
 
 @pytest.mark.parametrize(
@@ -86,24 +71,22 @@ def test_bad_input_is_one_line(capsys: pytest.CaptureFixture[str], argv: list[st
         (["--warmup-requests", "8"], "no request is left"),
     ],
 )
-def test_what_only_the_run_can_refuse_is_one_line_too(
-    capsys: pytest.CaptureFixture[str], argv: list[str], says: str
-) -> None:
-    assert says in refused(capsys, "run", *([] if "mooncake" in argv else SMALL), *argv)
+def test_what_only_the_run_can_refuse_is_one_line_too(refused: Callable[..., str], argv: list[str], says: str) -> None:
+    assert says in refused(["run", *([] if "mooncake" in argv else SMALL), *argv])
 
 
 def test_unwritable_outputs_are_refused_before_the_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     importlib.import_module("pdvsim.study.folder")  # before the patch: it would keep None under a name of its own
     monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()
     file = str(tmp_path / "file" / "r.json")
-    assert "Not a directory" in refused(capsys, "run", "--trace-out", file)
-    assert "Not a directory" in refused(capsys, "run", "-o", file)
-    assert "Is a directory" in refused(capsys, "run", "-o", str(tmp_path))
-    assert "Not a directory" in refused(capsys, "run", "--save-result", "--result-dir", file)
-    assert "Not a directory" in refused(capsys, "sweep", "-o", str(tmp_path / "file"))
+    assert "Not a directory" in refused(["run", "--trace-out", file])
+    assert "Not a directory" in refused(["run", "-o", file])
+    assert "Is a directory" in refused(["run", "-o", str(tmp_path)])
+    assert "Not a directory" in refused(["run", "--save-result", "--result-dir", file])
+    assert "Not a directory" in refused(["sweep", "-o", str(tmp_path / "file")])
     assert [p.name for p in tmp_path.iterdir()] == ["file"]  # checking leaves nothing behind
 
 
@@ -122,7 +105,7 @@ def test_both_spellings_of_a_flag() -> None:
     assert parse(RunCommand, ["--request-rate", "inf"]).experiment.traffic.request_rate == float("inf")
 
 
-def test_config_file_is_the_same_flags(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_config_file_is_the_same_flags(refused: Callable[..., str], tmp_path: Path) -> None:
     path = tmp_path / "c.toml"
     path.write_text('arch = "pd"\nrequest_rate = 8\ngoodput = ["ttft:500"]\nsave_result = true\nnum-prompts = 5\n')
     flags = ["--arch", "pd", "--request-rate", "8", "--goodput", "ttft:500", "--save-result", "--num-prompts", "5"]
@@ -140,7 +123,7 @@ def test_config_file_is_the_same_flags(capsys: pytest.CaptureFixture[str], tmp_p
         ("[traffic]\nseed = 1", "unknown key traffic"),
     ):
         path.write_text(text)
-        assert says in refused(capsys, "run", "--config", str(path))
+        assert says in refused(["run", "--config", str(path)])
 
 
 def one_document(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
@@ -254,7 +237,7 @@ def test_help_after_every_command_is_loaded(capsys: pytest.CaptureFixture[str]) 
 
 
 def test_a_result_that_is_there_is_kept_unless_told_otherwise(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
+    capsys: pytest.CaptureFixture[str], refused: Callable[..., str], tmp_path: Path
 ) -> None:
     result, timeline = tmp_path / "r.json", tmp_path / "t.json"
     argv = ["run", *SMALL, "-o", str(result)]
@@ -262,16 +245,12 @@ def test_a_result_that_is_there_is_kept_unless_told_otherwise(
     first = result.read_bytes()
     timeline.touch()
     capsys.readouterr()
-    assert f"{result} exists already; use --overwrite to replace it" in refused(capsys, *argv, "--seed", "5")
-    assert f"{timeline} exists already" in refused(capsys, "run", *SMALL, "--trace-out", str(timeline))
+    assert f"{result} exists already; use --overwrite to replace it" in refused([*argv, "--seed", "5"])
+    assert f"{timeline} exists already" in refused(["run", *SMALL, "--trace-out", str(timeline)])
     assert result.read_bytes() == first
     assert main([*argv, "--seed", "5", "--overwrite"]) == 0
     assert result.read_bytes() != first
     assert main(["run", *SMALL, "-o", "/dev/null"]) == 0  # no file that could be lost
-
-
-def test_a_flag_that_a_command_sets_itself_is_unknown_to_it(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "unknown option --request-rate" in refused(capsys, "capacity", "--request-rate", "2")
 
 
 def test_a_refusal_is_one_line_on_a_terminal_without_box_characters() -> None:

@@ -9,6 +9,7 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
@@ -35,17 +36,7 @@ CONFIGS = ("pdvsim.cli.runcommand", "pdvsim.sim.config", "pdvsim.sim.workload.op
            "pdvsim.decide.options", *map(cli.module_of, cli.COMMANDS),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
-MADE = {
-    "Case",
-    "Advice",
-    "Capacities",
-    "Bracket",
-    "WinnerMap",
-    "Cell",
-    "Border",
-    "DraftTable",
-    "Tier",
-}  # answers, not questions
+ANSWERS = {"Case", "Advice", "Capacities", "Bracket", "WinnerMap", "Cell", "Border", "DraftTable", "Tier"}
 
 
 def numeric(hint: Any) -> bool:
@@ -56,7 +47,7 @@ def numeric(hint: Any) -> bool:
 def configurations() -> list[type]:
     modules = [import_module(name) for name in CONFIGS]
     found = [c for m in modules for c in vars(m).values() if dataclasses.is_dataclass(c) and isinstance(c, type)]
-    return [c for c in dict.fromkeys(found) if c.__name__ not in MADE and c.__module__ in CONFIGS]
+    return [c for c in dict.fromkeys(found) if c.__name__ not in ANSWERS and c.__module__ in CONFIGS]
 
 
 def test_every_number_that_can_be_given_has_a_range() -> None:
@@ -102,35 +93,23 @@ def test_a_range_of_its_own_stands_in_for_the_usual_one() -> None:
     check_ranges(Mine(), jobs=Range(0, 8), budget_s=Range(1, 2, or_inf=True))
 
 
-def said(argv: list[str], capsys: pytest.CaptureFixture[str], code: int = 2) -> str:
-    assert cli.main(argv) == code
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    assert not captured.out
-    return captured.err
-
-
 @pytest.mark.parametrize(
     ("argv", "says"),
     [
         (["run", "--num-prompts", "1" + "0" * 400], "num-prompts must be 1 to 10000000, got a number of 19 or more"),
         (["run", "--launch-s", "1e308"], "launch-s must be 0 to 1, got 1e+308"),
-        (["run", "--replicas", "100000"], "replicas must be 1 to 1024, got 100000"),
-        (["run", "--num-workers", "1000000000"], "num-workers must be 1 to 4096"),
         (["run", "--seed", "9" * 400], "seed must be 0 to"),
         (["run", "--goodput", "ttft:1e300"], "goodput ttft must be 0 to 1e+09"),
-        (["sweep", "--num-runs", "3000000"], "num-runs must be 1 to 10000, got 3000000"),
         (["sweep", "--num-runs", "9999", "--vary", "num-speculative-tokens=1,2,3"], "at most 100000 are accepted"),
         (["map", "--num-runs", "9999"], "at most 100000 are accepted"),
         (["advise", "--request-rate", "1", "--gpus", "99999"], "gpus must be 1 to 1024"),
         (["advise", "--request-rate", "3", "--budget", "1000000"], "budget must be 1 to 100000, got 1000000"),
         (["capacity", "--goodput", "ttft:9", "--gpu-hour-usd", "1e300"], "gpu-hour-usd must be 0.0001 to 1e+06"),
         (["validate", "--jobs", "99999"], "jobs must be 1 to 1024"),
-        (["reproduce", "three-way", "--num-runs", "99999999"], "num-runs must be 1 to 10000"),
     ],
 )
-def test_more_than_the_limit_is_refused_at_once(argv: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert says in said(argv, capsys)
+def test_more_than_the_limit_is_refused_at_once(argv: list[str], says: str, refused: Callable[..., str]) -> None:
+    assert says in refused(argv)
 
 
 TINY = ("--num-prompts", "2", "--output-len", "3")
@@ -148,23 +127,21 @@ READS = {
 
 
 @pytest.mark.parametrize("name", READS)
-def test_only_regular_files_of_a_stated_size_are_read(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_only_regular_files_of_a_stated_size_are_read(name: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     """A pipe would hang, a device never end, a deep file overflow the stack."""
     path = tmp_path / name
     argv = [part.replace("{}", str(path)) for part in READS[name]]
     os.mkfifo(path)
-    assert "is not a regular file" in said(argv, capsys)
+    assert "is not a regular file" in refused(argv)
     path.unlink()
     path.symlink_to("/dev/zero")
-    assert "is not a regular file" in said(argv, capsys)
+    assert "is not a regular file" in refused(argv)
     path.unlink()
     with path.open("wb") as file:
         file.truncate(1 << 40)
-    assert "MiB are read" in said(argv, capsys)
+    assert "MiB are read" in refused(argv)
     path.write_text("a = " + "[" * 3000 if name.endswith(".toml") else '{"schema_version": ' + "[" * 3000)
-    assert name in said(argv, capsys)
+    assert name in refused(argv)
 
 
 def test_what_nobody_foresaw_is_one_line_and_a_file(
@@ -182,18 +159,6 @@ def test_what_nobody_foresaw_is_one_line_and_a_file(
     assert "Please report it" in report
     assert "raise ZeroDivisionError" in report
     assert "Python" in report
-
-
-@pytest.mark.parametrize("error", [RecursionError(), OverflowError("x"), KeyError("x"), AssertionError()])
-def test_the_last_net_holds_whatever_falls(
-    error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def command() -> int:
-        raise error
-
-    monkeypatch.chdir(tmp_path)
-    assert console.guarded("realrun", command) == 70
-    assert capsys.readouterr().err.startswith(f"realrun: internal error: {type(error).__name__}")
 
 
 def test_no_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

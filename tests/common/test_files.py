@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,6 @@ from pdvsim.study.sweep import SweepInterrupted
 ROOT = Path(__file__).parents[2]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
 RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "20"]
-
-
-def refused(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
-    capsys.readouterr()
-    assert main(list(argv)) == 2
-    captured = capsys.readouterr()
-    assert captured.err.count("\n") == 1
-    return captured.err
 
 
 def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
@@ -119,30 +112,32 @@ def test_a_page_a_picture_and_a_timeline_that_do_not_fit(capsys: pytest.CaptureF
     assert not list(tmp_path.glob(TEMPORARY))
 
 
-def test_one_file_for_two_things_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_one_file_for_two_things_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     path = str(tmp_path / "x.json")
-    assert f"{path} cannot be written: two options name it" in refused(capsys, *RUN, "-o", path, "--trace-out", path)
+    assert f"{path} cannot be written: two options name it" in refused([*RUN, "-o", path, "--trace-out", path])
     beside = str(tmp_path / "x.requests.parquet")
     assert "two options name it" in refused(
-        capsys, *RUN, "-o", path, "--save-detailed", "--trace-out", str(tmp_path / "." / "x.requests.parquet")
+        [*RUN, "-o", path, "--save-detailed", "--trace-out", str(tmp_path / "." / "x.requests.parquet")]
     )
     trace = tmp_path / "rounds.jsonl"
     trace.write_text("[4, 2]\n")
     argv = ["--acceptance-trace", str(trace), "-o", str(trace)]
-    assert "cannot be written: the run reads it" in refused(capsys, *RUN, *argv)
+    assert "cannot be written: the run reads it" in refused([*RUN, *argv])
     assert trace.read_text() == "[4, 2]\n"
     assert not Path(beside).exists()
 
 
-def test_a_label_stays_in_its_folder(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_label_stays_in_its_folder(refused: Callable[..., str], tmp_path: Path) -> None:
     inner = tmp_path / "a" / "b"
     argv = ["--save-result", "--result-dir", str(inner), "--label"]
-    assert "label is part of a file name" in refused(capsys, *RUN, *argv, "../../evil")
+    assert "label is part of a file name" in refused([*RUN, *argv, "../../evil"])
     assert main([*RUN, *argv, ".."]) == 0
     assert [path.parent for path in tmp_path.rglob("*.json")] == [inner]
 
 
-def test_a_run_says_whether_it_is_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_run_says_whether_it_is_whole(
+    capsys: pytest.CaptureFixture[str], refused: Callable[..., str], tmp_path: Path
+) -> None:
     path = tmp_path / "r.json"
     assert main([*RUN, "-o", str(path), "--save-detailed"]) == 0
     assert main(["sweep", "--check", str(path)]) == 0
@@ -154,9 +149,7 @@ def test_a_run_says_whether_it_is_whole(capsys: pytest.CaptureFixture[str], tmp_
     path.write_text(path.read_text().replace('"seed": 0', '"seed": 1', 1))
     assert main(["sweep", "--check", str(path), "--json"]) == 1
     assert json.loads(capsys.readouterr().out)[str(path)]["whole"] is False
-    assert "neither a sweep's folder nor a run's JSON file" in refused(
-        capsys, "sweep", "--check", str(tmp_path / "none")
-    )
+    assert "neither a sweep's folder nor a run's JSON file" in refused(["sweep", "--check", str(tmp_path / "none")])
 
 
 @pytest.mark.parametrize("name", ["capacity", "map"])

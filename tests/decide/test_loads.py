@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import pytest
 
 import pdvsim
-from pdvsim.cli import main
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
@@ -44,17 +44,6 @@ def test_a_closed_loop_has_so_many_outstanding_and_is_for_throughput() -> None:
     assert found.axis == "concurrency"
     assert set(found.probes) >= {2.0, 4.0, 8.0}
     assert len(flips_figure(advice).axes) == len(advice.flips)
-
-
-def test_a_closed_loop_has_the_answer_of_a_map() -> None:
-    advice = loop()
-    options = {name: value for name, value in FEW.items() if name != "budget"}
-    given = {"concurrency": [4], "acceptances": [0.6]}
-    [cell] = pdvsim.winner_map(**options, **given).cells
-    assert advice.held is not None
-    assert cell.contest is not None
-    plain = {name: value for name, value in advice.held.values.items() if name == "autoregressive"}
-    assert plain["autoregressive"].mean == pytest.approx(cell.contest.values["autoregressive"].mean, rel=0.02)
 
 
 def test_a_batch_job_is_for_the_time_to_finish() -> None:
@@ -103,11 +92,8 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
         (["--concurrency", "0"], "concurrency must be 1 to"),
     ],
 )
-def test_a_load_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str], flags: list[str], says: str) -> None:
-    assert main(["advise", *flags]) == 2
-    error = capsys.readouterr().err
-    assert says in error
-    assert error.count("\n") == 1
+def test_a_load_that_is_none_is_one_line(refused: Callable[..., str], flags: list[str], says: str) -> None:
+    assert says in refused(["advise", *flags])
 
 
 def test_on_several_gpus_everyone_who_can_draft_competes() -> None:
@@ -125,14 +111,3 @@ def test_on_several_gpus_everyone_who_can_draft_competes() -> None:
             assert mine.acceptance.acceptance_model == "sharegpt-eagle3"
         if "llama-3.2-1b" in fleet.name:
             assert mine.acceptance.by_rate
-
-
-def test_advice_on_two_gpus_names_the_drafter() -> None:
-    advice = pdvsim.advise(**FEW | {"pair": "llama-3.1-8b", "gpus": 2, "request_rate": 8, "num_prompts": 30})
-    text = str(advice)
-    ways = {advice.question.name(c) for c in advice.finals}
-    assert any(" with " in way for way in ways)
-    assert "each way to use the GPUs and drafter at its best" in text
-    assert "llama-3.2-1b: 0.6, assumed" in text
-    parts = ("Recommendation", "Expected", "Confidence", "Where the decision changes", "Failure modes", "To run it")
-    assert all(f"\n{part}" in f"\n{text}" for part in parts)

@@ -7,15 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdvsim.cli import main
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.common.options import build
 from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import at_rate, saturated
 from pdvsim.sim.config import Experiment, Traffic
-
-FIXED = ("--num-speculative-tokens", "1", "--max-num-seqs", "8", "--max-num-batched-tokens", "512")  # nothing to tune
 
 
 @pytest.fixture(scope="module")
@@ -72,23 +69,3 @@ def test_all_drafters_get_the_same_requests(tmp_path: Path) -> None:
     ways = [way.of(question.base) for way in question.ways]
     assert {way.context for way in ways} == {2048, 4096}
     assert {way.traffic.longest_request for way in ways} == {2048}
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        ["advise", "--budget", "9", "--num-prompts", "20"],
-        ["map", "--acceptances", "0.5", "--num-prompts", "20", "--use-trace-timestamps", "--request-rate", "4", *FIXED],
-        ["capacity", "--goodput", "ttft:500", "--num-prompts", "20", "--use-trace-timestamps", *FIXED],
-    ],
-    ids=lambda command: command[0],
-)
-def test_the_commands_replay_a_trace(
-    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: list[str]
-) -> None:
-    few = ["--arch", "autoregressive,colocated", "--num-runs", "2", "--jobs", "1", "-o", str(tmp_path)]
-    assert main([*command, "--dataset-path", trace, *few]) == 0
-    assert (
-        f"arrivals: {trace} replayed, scaled to the rate; each seed starts at another point of the trace"
-        in capsys.readouterr().out
-    )

@@ -65,15 +65,6 @@ def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goa
     assert {run.server.max_num_seqs for run in bench.asked if run.arch == "pd"} == {128}  # 8 at once, or hardly more
 
 
-def test_every_place_has_settings_of_its_own() -> None:
-    """One request at a time and 24 at once; drafts that all pass and drafts that all fail."""
-    search = Search(Goal("throughput"), Space(("colocated",), controllers=("fixed",), own=False), 0.1)
-    places = [at_acceptance(LOOP, 0.0), at_acceptance(LOOP, 1.0)]
-    none, all_ = tuned(search, places, Bench(1))
-    assert none["colocated"].server.num_speculative_tokens == 0
-    assert all_["colocated"].server.num_speculative_tokens > 4
-
-
 def test_drafts_are_tried_on_while_they_get_better() -> None:
     """Made-up figures: the best is far from what the formula finds promising, and no further than need be is tried."""
 

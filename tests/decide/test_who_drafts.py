@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 import pdvsim
-from pdvsim.cli import main
 from pdvsim.decide.fleet import drafters
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
@@ -76,16 +74,6 @@ def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:
     for run, row in zip(runs, rows, strict=True):
         alone = run_point(0, Point("request_rate", 20.0, 0, without_band(run)))
         assert {name: row[name] for name in FIGURES} == {name: alone[name] for name in FIGURES}
-
-
-def test_advice_on_a_model_names_the_drafter(capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["--arch", "autoregressive,colocated", "--request-rate", "8", "--num-prompts", "40", "--budget", "90"]
-    assert main(["advise", "--model", "llama-3.1-8b", *asked, "--num-runs", "2", "--jobs", "1", "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    finalists = {one["described"].partition(",")[0] for one in document["finalists"]}
-    assert "autoregressive" in finalists
-    assert finalists <= {"autoregressive", *(f"colocated with {who}" for who in ("llama-3.2-1b", "eagle3", "ngram"))}
-    assert len(finalists) > 1
 
 
 def test_an_assumed_acceptance_is_noted_for_its_drafter_and_only_where_it_decides() -> None:

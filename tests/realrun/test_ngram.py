@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny_engines import SLOTS_OF_FOUR
 
 from pdvsim.realrun.machine import Machine, as_served
 from pdvsim.realrun.ngram import LEAST, MOST, History
@@ -34,46 +36,39 @@ def test_the_example_of_vllm() -> None:
     assert History([1, 2, 3, 4, 9, 1, 2, 3]).drafts(4) == [4, 9, 1, 2]
 
 
-def test_the_longest_agreement_goes_before_the_earliest() -> None:
-    assert History([2, 3, 4, 7, 1, 2, 3, 4, 8, 1, 2, 3, 4]).drafts(1) == [8]
-    assert History([2, 3, 4, 7, 2, 3, 4, 8, 2, 3, 4]).drafts(1) == [7]
+few = st.lists(st.integers(0, 3), max_size=60)
+alike = st.lists(st.sampled_from([0, 1, 256, 65536, 16777216, 257]), max_size=40)  # bytes match across tokens
 
 
-@given(st.lists(st.integers(0, 3), max_size=60), st.integers(1, 8))
-def test_it_finds_what_a_plain_search_finds(tokens: list[int], k: int) -> None:
-    assert History(tokens).drafts(k) == plain(tokens, k)
-
-
-@given(st.lists(st.sampled_from([0, 1, 256, 65536, 16777216, 257]), max_size=40))
-def test_bytes_that_match_across_tokens_are_no_match(tokens: list[int]) -> None:
-    assert History(tokens).drafts(4) == plain(tokens, 4)
-
-
-@pytest.mark.parametrize("cut", [0, 3, 7])
-def test_tokens_may_come_in_parts(cut: int) -> None:
-    tokens = [5, 6, 7, 8, 5, 6, 7]
+@given(few | alike, st.integers(1, 8), st.integers(0, 60))
+def test_it_finds_what_a_plain_search_finds(tokens: list[int], k: int, cut: int) -> None:
     history = History(tokens[:cut])
-    history.extend(tokens[cut:])
-    assert len(history) == 7
-    assert history.drafts(2) == [8, 5]
+    history.extend(tokens[cut:])  # what is delivered later
+    assert len(history) == len(tokens)
+    assert history.drafts(k) == plain(tokens, k)
 
 
 # served --------------------------------------------------------------------------------------------------------------
 
 MACHINE = Machine(device="cpu", tiny=True)
+OWN = replace(MACHINE, verdict="own")
 SERVED: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid")
 
 
-def served(arch: Arch, output: int = 12, **server: object) -> Experiment:
+def served(arch: Arch, output: int = 12) -> Experiment:
     """Few slots, prompts of several chunks, and outputs from one token on."""
     traffic = Traffic(
         "random", num_prompts=9, request_rate=200.0, input_len=30, output_len=output, random_range_ratio=0.9
     )
-    small: dict[str, object] = {
-        "drafter": "ngram", "num_speculative_tokens": 3, "max_num_seqs": 4, "max_num_batched_tokens": 32,
-        "num_workers": 2, "hybrid_threshold": 2,
-    }  # fmt: skip
-    return suited(Experiment(arch, traffic, server=Server(**(small | server))))  # type: ignore[arg-type]
+    return suited(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR, drafter="ngram")))
+
+
+@cache
+def undrafted() -> dict[int, list[int]]:
+    """Each request's tokens where nothing is drafted."""
+    outputs: dict[int, list[int]] = {}
+    serve(served("autoregressive", 40), OWN, outputs=outputs)
+    return outputs
 
 
 @pytest.mark.parametrize("arch", SERVED)
@@ -92,26 +87,21 @@ def test_a_pinned_run_goes_through_the_simulators_rounds(arch: Arch) -> None:
 @pytest.mark.parametrize("arch", SERVED)
 def test_drafts_found_by_the_host_change_no_token(arch: Arch) -> None:
     """The target's own verdicts on what was found: each request reads as if nothing had been drafted."""
-    outputs: list[dict[int, list[int]]] = [{}, {}]
-    own = replace(MACHINE, verdict="own")
-    result = serve(served(arch, 40), own, outputs=outputs[0])
-    serve(served("autoregressive", 40), own, outputs=outputs[1])
-    assert outputs[0] == outputs[1]
+    outputs: dict[int, list[int]] = {}
+    result = serve(served(arch, 40), OWN, outputs=outputs)
+    assert outputs == undrafted()
     assert result.requests["accepted"].sum() > 10  # a tiny model repeats itself, and that is found
     assert result.requests["drafts"].sum() < result.requests["rounds"].sum()
 
 
 def test_a_request_that_was_preempted_is_looked_up_as_before() -> None:
-    chosen = served("colocated", 40)
-    outputs: list[dict[int, list[int]]] = [{}, {}]
-    own = replace(MACHINE, verdict="own")
+    chosen, outputs = served("colocated", 40), dict[int, list[int]]()
     tight = replace(
         chosen, hardware=Hardware(kv_capacity_tokens=128), traffic=replace(chosen.traffic, request_rate=1e6)
     )
-    result = serve(tight, own, outputs=outputs[0])
-    serve(chosen, own, outputs=outputs[1])
+    result = serve(tight, OWN, outputs=outputs)
     assert result.requests["preemptions"].sum() > 0
-    assert outputs[0] == outputs[1]
+    assert outputs == undrafted()
 
 
 def test_the_engine_pads_rows_and_the_simulator_packs_them_unless_told() -> None:

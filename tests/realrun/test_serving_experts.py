@@ -29,18 +29,8 @@ MIXTURE = DRAFT | {
     "model_type": "qwen3_moe", "hidden_size": 64, "num_hidden_layers": 2, "num_experts": 8, "num_experts_per_tok": 2,
     "moe_intermediate_size": 32, "norm_topk_prob": True,
 }  # fmt: skip
-LOAD = [
-    "--dataset-name",
-    "random",
-    "--input-len",
-    "24",
-    "--output-len",
-    "8",
-    "--num-prompts",
-    "3",
-    "--max-concurrency",
-    "2",
-]
+LOAD = ["--dataset-name", "random", "--input-len", "24", "--output-len", "8"]
+LOAD += ["--num-prompts", "3", "--max-concurrency", "2"]
 
 
 @pytest.mark.parametrize("drafter", ["draft", "eagle3"])

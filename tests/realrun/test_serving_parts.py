@@ -19,7 +19,7 @@ from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
 from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
-from pdvsim.realrun.memory import BEHIND, Needs, Slots, buckets_for, packed, pages_that_fit
+from pdvsim.realrun.memory import BEHIND, Needs, Slots, packed, pages_that_fit
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
@@ -188,12 +188,6 @@ def test_packed_chunks_keep_every_token_in_order() -> None:
     assert all(len(group) <= BEHIND and sum(c.tokens for c in group) <= 32 for group in groups)
     positions = [(c.slot, c.start + i) for group in groups for c in group for i in range(c.tokens)]
     assert positions == [(c.slot, c.start + i) for c in chunks for i in range(c.tokens)]
-
-
-def test_buckets_reach_what_is_asked() -> None:
-    assert buckets_for((1, 2, 4, 8), 3) == (1, 2, 4)
-    assert buckets_for((1, 2, 4, 8), 1) == (1,)
-    assert buckets_for((64, 128), 500) == (64, 128, 256, 512)
 
 
 def test_as_many_pages_are_taken_as_fit_and_one_request_must() -> None:

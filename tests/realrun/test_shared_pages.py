@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from test_serving import JUDGED, MACHINE, OWN, continued, let_adaptive_switch, rig_for
-from tiny_engines import CPU
+from tiny_engines import CPU, SLOTS_OF_FOUR
 
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.machine import as_served
@@ -25,20 +26,13 @@ from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
-PREFIXES = Traffic("prefix_repetition", num_prompts=9, prefix_len=40, num_prefixes=2, input_len=20, output_len=10)
 TALKS = Traffic("random", num_prompts=9, num_turns=3, input_len=20, output_len=12, random_range_ratio=0.5)
-BOTH = replace(TALKS, prefix_len=35, num_prefixes=2)
-TRAFFIC = {"prefixes": PREFIXES, "talks": TALKS, "both": BOTH}
+BOTH = replace(TALKS, prefix_len=35, num_prefixes=2)  # turns share their conversation's text, and prefixes with others
 
 
-def sharing(arch: Arch, traffic: Traffic, rate: float = 200.0, room: int | None = None, **server: object) -> Experiment:
+def sharing(arch: Arch, traffic: Traffic, rate: float = 200.0, room: int | None = None, **server: Any) -> Experiment:
     """Few slots, and prompts of several chunks."""
-    small: dict[str, object] = {
-        "num_speculative_tokens": 3, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_workers": 2,
-        "hybrid_threshold": 2,
-    }  # fmt: skip
-    settings = Server(**(small | server))  # type: ignore[arg-type]
-    chosen = Experiment(arch, replace(traffic, request_rate=rate), server=settings)
+    chosen = Experiment(arch, replace(traffic, request_rate=rate), server=Server(**SLOTS_OF_FOUR | server))
     return suited(replace(chosen, hardware=Hardware(kv_capacity_tokens=room)))
 
 
@@ -79,10 +73,9 @@ def _pages_are_free_cached_or_held_once(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize("arch", JUDGED)
-@pytest.mark.parametrize("traffic", TRAFFIC)
-def test_caching_changes_no_token(arch: Arch, traffic: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_caching_changes_no_token(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
-    chosen = sharing(arch, TRAFFIC[traffic])
+    chosen = sharing(arch, BOTH)
     (cached, result), (computed, without) = tokens_of(chosen), tokens_of(uncached(chosen))
     assert cached == computed == one_after_the_other(chosen)
     assert result.requests["num_cached_tokens"].sum() > 100
@@ -91,10 +84,9 @@ def test_caching_changes_no_token(arch: Arch, traffic: str, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pdv"])
-@pytest.mark.parametrize("traffic", TRAFFIC)
-def test_evicted_and_preempted_tokens_are_computed_again(arch: Arch, traffic: str) -> None:
+def test_evicted_and_preempted_tokens_are_computed_again(arch: Arch) -> None:
     """Over a cache that holds two of the longest requests."""
-    chosen = sharing(arch, replace(TRAFFIC[traffic], num_prompts=15), math.inf, room=16 * PAGE)
+    chosen = sharing(arch, replace(BOTH, num_prompts=15), math.inf, room=16 * PAGE)
     cached, result = tokens_of(chosen)
     assert cached == one_after_the_other(chosen)
     assert result.meta["prefix_cache_evictions"] > 0
@@ -137,11 +129,10 @@ def test_conversations_hit_as_simulated(arch: Arch, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("drafter", ["model", "ngram", "eagle3"])
-@pytest.mark.parametrize("traffic", TRAFFIC)
 @pytest.mark.parametrize("room", [4096, 20 * PAGE])
-def test_the_same_flags_give_the_same_hits(drafter: str, traffic: str, room: int) -> None:
+def test_the_same_flags_give_the_same_hits(drafter: str, room: int) -> None:
     """Where all requests are there from the start, one lane's decisions depend on no clock, evictions included."""
-    chosen = sharing("colocated", replace(TRAFFIC[traffic], num_prompts=24), math.inf, room, drafter=drafter)
+    chosen = sharing("colocated", replace(BOTH, num_prompts=24), math.inf, room, drafter=drafter)
     real, simulated = serve(chosen, MACHINE), simulate(as_served(chosen))
     assert by_turn(real, "num_cached_tokens") == by_turn(simulated, "num_cached_tokens")
     if drafter == "model":

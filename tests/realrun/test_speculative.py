@@ -123,17 +123,8 @@ def target_pairs(lanes: Stage, prompt: list[int], temperature: float) -> torch.T
     vocab = engine_.model.arch.spec.vocab
     slots = torch.arange(vocab, dtype=torch.int32)
     empty = torch.zeros(4, dtype=torch.int32)
-    batch = Batch(
-        vocab,
-        2,
-        0,
-        slots,
-        empty,
-        empty,
-        torch.zeros(4 + 1, dtype=torch.int32),
-        sequences.pages,
-        sequences.scratch,
-    )
+    bounds = torch.zeros(4 + 1, dtype=torch.int32)
+    batch = Batch(vocab, 2, 0, slots, empty, empty, bounds, sequences.pages, sequences.scratch)
     sequences.tokens[:vocab, 3] = slots
     sequences.length[:vocab] = len(prompt)
     logits = engine_.model.logits(engine_.model.forward(batch, engine_.cache, sequences).stream)

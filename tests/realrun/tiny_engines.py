@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -14,6 +15,10 @@ from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import ModelSpec
 
 CPU = torch.device("cpu")
+SLOTS_OF_FOUR: dict[str, Any] = {  # few slots, and prompts of several chunks
+    "num_speculative_tokens": 3, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_workers": 2,
+    "hybrid_threshold": 2,
+}  # fmt: skip
 
 
 def tiny_arch(

@@ -65,15 +65,6 @@ def test_expected_tokens_is_the_published_formula() -> None:
     assert expected_tokens(0.8, 5) == pytest.approx(3.68928)  # worked by hand: 1 + .8 + .64 + .512 + .4096 + .32768
 
 
-def test_the_speed_of_a_simulated_walk_is_leviathans() -> None:
-    """Theorem 3.8: the speed-up over plain decoding is (1 - alpha^(k+1)) / ((1 - alpha)(k cost + 1))."""
-    alpha, k, cost = 0.7, 5, 0.05
-    (runs,) = draw(Acceptance(acceptance_rate=alpha), [300_000])
-    seconds = len(walk(runs, k)) * (k * cost + 1)  # in target steps; plain decoding takes one a token
-    improvement = (1 - alpha ** (k + 1)) / ((1 - alpha) * (k * cost + 1))
-    assert len(runs) / seconds == pytest.approx(improvement, rel=0.01)
-
-
 def test_end_of_a_request_is_not_biased() -> None:
     """Drafts at the last output position reach beyond it; they are accepted as often as any others."""
     alpha, count = 0.9, 20_000

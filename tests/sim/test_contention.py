@@ -10,8 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim.assembly import Site, covering_profile, make_planner
-from pdvsim.sim.config import Contention, Experiment, Priority, Server, Traffic
+from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware import latency
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
@@ -23,7 +22,7 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.records import LANES, Launches, Log
+from pdvsim.sim.records import LANES, Launches
 
 TINY = 1e-9
 NEAR = 2e-6  # a resource within 1e-12 of full is full, so a demand near 1e-6 may be cut off 1e-6 early
@@ -353,60 +352,33 @@ class Bench:
         return [(LANES[lane], pytest.approx(start), pytest.approx(end)) for lane, start, end in rows]
 
 
-def test_two_memory_bound_works_share_the_bandwidth() -> None:
-    """10 ms of decode from 0, 6 ms of verify from 4, equal priority, both wanting all the bandwidth.
-
-    0-4 decode alone (6 left). From 4 each at half speed: both have 6 left, both end at 4 + 12 = 16.
-    """
-    bench = Bench("fluid", "none")
-    bench.submit(0.000, "decode", 10)
-    bench.submit(0.004, "verify", 6)
-    assert sorted(bench.run(), key=lambda row: row[0]) == [("decode", 0, 16), ("verify", 4, 16)]
-
-
-def test_the_survivor_speeds_up_again() -> None:
-    """10 ms of decode from 0, 2 ms of verify from 4: half speed each until verify ends at 8 (decode: 4 left), 12."""
-    bench = Bench("fluid", "none")
-    bench.submit(0.000, "decode", 10)
-    bench.submit(0.004, "verify", 2)
-    assert bench.run() == [("verify", 4, 8), ("decode", 0, 12)]
-
-
-def test_stream_priority_weighs_the_shares() -> None:
-    """8 ms of verify from 0, 3 ms of decode from 4, one level above: weight 3 to 1, decode has 3/4 of the bandwidth.
-
-    Decode takes 3 / (3/4) = 4, to 8; verify has done 4 + 4/4 = 5 by then, and ends at 11.
-    """
-    bench = Bench("fluid", "stream")
-    bench.submit(0.000, "verify", 8)
-    bench.submit(0.004, "decode", 3)
-    assert bench.run() == [("decode", 4, 8), ("verify", 0, 11)]
-
-
-def test_preemption_stops_the_lower_work() -> None:
-    """8 ms of verify from 0, 3 ms of decode from 4: decode as if alone to 7, verify stands still and ends at 11."""
-    bench = Bench("fluid", "preemptive")
-    bench.submit(0.000, "verify", 8)
-    bench.submit(0.004, "decode", 3)
-    assert bench.run() == [("decode", 4, 7), ("verify", 0, 11)]
-
-
-def test_serial_lets_the_running_work_end_and_then_the_highest() -> None:
-    """8 ms of prefill from 0; verify and decode come at 2 and 3 and wait to 8: decode goes first, the last to come."""
-    bench = Bench("serial", "stream")
-    bench.submit(0.000, "prefill", 8)
-    bench.submit(0.002, "verify", 2)
-    bench.submit(0.003, "decode", 4)
-    assert bench.run() == [("prefill", 0, 8), ("decode", 8, 12), ("verify", 12, 14)]
-
-
-def test_max_lets_everything_overlap_for_free() -> None:
-    bench = Bench("max", "none")
-    bench.submit(0.000, "decode", 10)
-    bench.submit(0.004, "verify", 6)
-    bench.submit(0.005, "decode", 1)
-    # the second decode still waits for the first: they share a stream
-    assert sorted(bench.run(), key=lambda row: row[0]) == [("decode", 0, 10), ("decode", 10, 11), ("verify", 4, 10)]
+@pytest.mark.parametrize(
+    ("contention", "priority", "submitted", "ran"),
+    [
+        # 0-4 decode alone (6 left). From 4 each at half speed: both have 6 left, both end at 4 + 12 = 16.
+        ("fluid", "none", [(0, "decode", 10), (4, "verify", 6)], [("decode", 0, 16), ("verify", 4, 16)]),
+        # half speed each until verify ends at 8; then decode, with 4 left, is as fast as alone
+        ("fluid", "none", [(0, "decode", 10), (4, "verify", 2)], [("decode", 0, 12), ("verify", 4, 8)]),
+        # 3 to 1: decode takes 3 / (3/4) = 4, to 8; verify has done 4 + 4/4 = 5 by then, and ends at 11
+        ("fluid", "stream", [(0, "verify", 8), (4, "decode", 3)], [("decode", 4, 8), ("verify", 0, 11)]),
+        # decode as if alone to 7, verify stands still
+        ("fluid", "preemptive", [(0, "verify", 8), (4, "decode", 3)], [("decode", 4, 7), ("verify", 0, 11)]),
+        # both wait for the prefill's end; then decode, the last to come, goes first
+        ("serial", "stream", [(0, "prefill", 8), (2, "verify", 2), (3, "decode", 4)],
+         [("decode", 8, 12), ("prefill", 0, 8), ("verify", 12, 14)]),
+        # all overlap for free, but the second decode waits for the first: they share a stream
+        ("max", "none", [(0, "decode", 10), (4, "verify", 6), (5, "decode", 1)],
+         [("decode", 0, 10), ("decode", 10, 11), ("verify", 4, 10)]),
+    ],
+)  # fmt: skip
+def test_a_schedule_by_hand(
+    contention: Contention, priority: Priority, submitted: list[tuple[int, str, int]], ran: list[tuple[str, int, int]]
+) -> None:
+    """Works that all want the whole bandwidth: (from, lane, milliseconds alone) and (lane, start, end)."""
+    bench = Bench(contention, priority)
+    for at_ms, lane, milliseconds in submitted:
+        bench.submit(at_ms / 1e3, lane, milliseconds)
+    assert sorted(bench.run(), key=lambda row: (row[0], row[1].expected)) == ran
 
 
 def test_the_host_launches_one_work_at_a_time() -> None:
@@ -444,7 +416,7 @@ def batch(rows: int, context: int) -> list[Request]:
 
 
 @pytest.mark.parametrize("priority", ["none", "stream", "preemptive"])
-@pytest.mark.parametrize(("rows", "k"), [(1, 4), (16, 8), (64, 1), (128, 4)])
+@pytest.mark.parametrize(("rows", "k"), [(1, 4), (5, 3), (16, 8), (64, 1), (128, 4)])
 def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
     """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
     gpu, planner, log = h200(priority)
@@ -484,19 +456,3 @@ def test_a_lane_hands_out_each_request_once_in_order() -> None:
     lane = Lane(Clock(), SimulatedHost(HostTimes()), "decode")
     lane.put(batch(5, 10))
     assert [[request.id for request in lane.take(2)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]
-
-
-def test_a_launch_asks_the_same_wherever_it_is_planned_or_runs() -> None:
-    """The planner's verify and draft of five rows are those of the device, in every demand."""
-    experiment = Experiment("pdv", Traffic("random", num_prompts=5), server=Server(num_speculative_tokens=3))
-    profile = covering_profile(experiment)
-    site, planner = Site(Clock(), experiment, profile, Log()), make_planner(experiment, profile)
-    rows = [Request(i, 0.0, 100, 50, bytes(50), context=200) for i in range(5)]
-    gpu = site.gpus[0]
-    for lane, role, tokens, steps, kind in (("verify", "target", 4, 1, "verify"), ("decode", "draft", 1, 3, "draft")):
-        job = Job(gpu, Work(kind, role, lane, rows, tokens, steps), 0.0)  # type: ignore[arg-type]
-        gpu.demand(job)
-        planned = planner._demand(0, planner.models[role], 5, tokens, steps, 1000)  # type: ignore[index]
-        for name in ("compute", "bandwidth", "turn_s", "nimble", "empty", "solo_s"):
-            assert getattr(planned, name) == getattr(job, name), (kind, name)
-        assert job.nimble > 0  # padded to the engine's sizes, five rows are more

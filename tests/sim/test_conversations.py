@@ -263,23 +263,3 @@ def vars_of(request: Request) -> tuple[Any, ...]:
 def test_live_has_no_conversations() -> None:
     with pytest.raises(ValueError, match="no conversations"):
         Setup(("pd",), Experiment("pd", Traffic(num_turns=3, request_rate=2.0)))
-
-
-def test_capacity_is_larger_with_caching() -> None:
-    """The decisions take the same traffic: with prefixes cached, a server holds a higher rate."""
-    held = {}
-    for caching in (True, False):
-        found = pdvsim.capacity(
-            arch="colocated", dataset_name="random", prefix_len=1500, input_len=50, output_len=10, num_prompts=60,
-            goodput="p90_ttft:300", num_speculative_tokens=1, max_num_seqs=32, max_num_batched_tokens=2048, num_runs=1,
-            enable_prefix_caching=caching,
-        )  # fmt: skip
-        held[caching] = found.summary()[0]["rate"].mean
-    assert held[True] > 1.5 * held[False]
-
-
-def test_head_and_conversation() -> None:
-    """A head loses a block of every hit; turns of a conversation lose it each time."""
-    server = Server(pair="llama-3.1-8b", drafter="eagle3")
-    requests = simulate(Experiment("colocated", TALK, server=server)).requests
-    assert requests["num_cached_tokens"].tolist() == [0, 0, 32] * 3

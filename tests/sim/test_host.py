@@ -57,19 +57,6 @@ def test_lanes_that_fill_the_thread_look_less_often() -> None:
     assert host.notice(0.0, 25e-6) == pytest.approx(40e-6)
 
 
-def test_one_more_worker_that_polls_is_no_cliff() -> None:
-    """Nor do eleven: one request at batch 1 takes half a second, and each idle worker adds a look to each operation."""
-    options = {"dataset_name": "random", "input_len": 128, "output_len": 128, "num_prompts": 1}
-
-    def run_s(workers: int) -> float:
-        experiment = build(Experiment, {"arch": "baseline", "num_workers": workers, **options})
-        return float(summarise(simulate(replace(experiment, host=Host(idle_poll_s=P))))["duration"])
-
-    taken = [run_s(workers) for workers in (1, 6, 10, 11, 12, 13, 24)]
-    assert taken == sorted(taken)
-    assert taken[-1] < 1.02 * taken[0]
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_woken_lane_starts_later_by_the_time_it_takes_to_wake(arch: Arch) -> None:
     """One prompt, whose first token is all that is asked for: the lane that admits was asleep when it came."""

@@ -16,7 +16,6 @@ from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.models import MODELS, from_config, pair
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.study.inputs import checked
 
@@ -55,12 +54,6 @@ def test_a_reserved_request_never_asks_again() -> None:
     assert not kv.admit(ask(6, 5, 1), 6)
     kv.release(request)
     assert kv.used_tokens == 0
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_every_architecture_has_the_same_cache_by_default(arch: Arch) -> None:
-    assert Experiment(arch).paged
-    assert not Experiment(arch, server=Server(kv_cache="reserved")).paged
 
 
 def test_a_scarce_cache_favours_no_architecture() -> None:
@@ -134,15 +127,15 @@ def test_preemptions_are_counted(more: list[str], capsys: pytest.CaptureFixture[
     assert "Preemptions" not in capsys.readouterr().out
 
 
+# context -------------------------------------------------------------------------------------------------------------
+
+
 def test_a_request_knows_how_often_it_was_preempted() -> None:
     run = pdvsim.run(
         arch="colocated", num_prompts=20, dataset_name="random", input_len=64, output_len=64, kv_capacity_tokens=640
     )
     assert run.metrics["preemptions"] == run.requests["preemptions"].sum() > 0
     assert run.metrics["spec_decode_per_position_acceptance_rates"]
-
-
-# context -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -72,9 +72,3 @@ def test_a_level_for_each_patience_and_at_most_one_more() -> None:
         assert level in {min(HIGHEST, PRIORITY[lane] + patience + deep) for deep in (0, 1)}
         assert level == HIGHEST or age_s < HIGHEST * PATIENCE_S
     assert any(lane == "prefill" and level == HIGHEST for lane, level, _ in Watched.seen)
-
-
-def test_the_fixed_order_stays() -> None:
-    Watched.seen = []
-    simulate(Experiment(named(Watched), BUSY))
-    assert {(lane, level) for lane, level, _ in Watched.seen} == {("decode", 2), ("verify", 1), ("prefill", 0)}

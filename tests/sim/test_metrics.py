@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,14 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from synthetic import result, served_alone
+from synthetic import result
 
-from pdvsim.sim.config import Experiment, Scoring, Traffic
+from pdvsim.sim.config import Experiment, Hardware, Scoring, Traffic
 from pdvsim.sim.metrics.summary import frames, summarise
 from pdvsim.sim.records import Result
+from pdvsim.sim.run import simulate
 from pdvsim.study.sweep import flatten
 
 POISSON = Traffic(request_rate=1.0, num_prompts=2)
+ONE, PLAIN = Hardware(), Scoring()
+DRAFTERS = Hardware(place=("decode=0+1", "verify=2", "prefill=2"))  # two GPUs draft concurrently
 
 
 def two_requests(**changes: Any) -> Result:
@@ -139,6 +143,15 @@ def test_unfinished_requests_are_failed() -> None:
     assert (summarise(run)["completed"], summarise(run)["failed"]) == (1, 1)
 
 
+def served(count: int, rate: float, seed: int, hardware: Hardware = ONE, scoring: Scoring = PLAIN) -> Result:
+    """A run of three lanes; its requests may be changed."""
+    traffic = Traffic("random", num_prompts=count, request_rate=rate, seed=seed, input_len=50, output_len=20)
+    traffic = replace(traffic, random_range_ratio=0.95)
+    run = simulate(Experiment("pdv", traffic, hardware=hardware, scoring=scoring))
+    run.requests = {name: column.copy() for name, column in run.requests.items()}
+    return run
+
+
 def oracle(run: Result) -> dict[str, float]:
     """vLLM's calculate_metrics as one would write it without numpy."""
     finishes = run.requests["finish_s"].tolist()
@@ -188,7 +201,7 @@ def oracle(run: Result) -> dict[str, float]:
     shuffled=st.booleans(),
 )  # fmt: skip
 def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bool) -> None:
-    run = served_alone(Experiment(traffic=Traffic(num_prompts=count, request_rate=rate, seed=seed)))
+    run = served(count, rate, seed)
     if shuffled:  # ids are names, not places
         order = np.random.default_rng(seed).permutation(count)
         run.requests = {name: column[order] for name, column in run.requests.items()}
@@ -204,15 +217,14 @@ def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bo
 @settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 2**16), count=st.integers(2, 30), rate=st.sampled_from([0.5, 50.0]),
-    warmup=st.integers(0, 1), replicas=st.integers(1, 2), rows=st.sampled_from([1, 7, 50]), lost=st.booleans(),
+    warmup=st.integers(0, 1), hardware=st.sampled_from([ONE, Hardware(replicas=2), DRAFTERS]),
+    rows=st.sampled_from([1, 7, 50]), lost=st.booleans(),
 )  # fmt: skip
 def test_parts_give_what_the_whole_gives(
-    seed: int, count: int, rate: float, warmup: int, replicas: int, rows: int, lost: bool
+    seed: int, count: int, rate: float, warmup: int, hardware: Hardware, rows: int, lost: bool
 ) -> None:
     """Also where works of a lane overlap, and where a request was never served. Percentiles to the last bit."""
-    scoring = Scoring(("ttft:20", "e2el:150"), warmup_requests=warmup)
-    traffic = Traffic(num_prompts=count, request_rate=rate, seed=seed)
-    run = served_alone(Experiment(traffic=traffic, scoring=scoring), replicas)
+    run = served(count, rate, seed, hardware, Scoring(("ttft:20", "e2el:150"), warmup_requests=warmup))
     if lost:
         run.requests["finish_s"][0] = -1
     whole = flatten(summarise(run))

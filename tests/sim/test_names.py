@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,13 +74,6 @@ def test_a_folder_of_that_name_comes_before_the_table(tmp_path: Path, monkeypatc
     (tmp_path / "Qwen" / "Qwen2-7B").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert Server(pair="qwen2-1.5b:Qwen/Qwen2-7B").pair == "qwen2-1.5b:Qwen/Qwen2-7B"
-
-
-def test_a_preset_says_nothing_and_stays() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        server = Server(pair="qwen2-1.5b:qwen2-7b")
-        assert replace(server, max_num_seqs=8).pair == server.pair
 
 
 def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
@@ -107,22 +105,6 @@ def test_rows_of_requests_that_failed_are_left_out_and_counted(tmp_path: Path) -
 def test_bad_files_are_one_line(tmp_path: Path, header: tuple[str, ...], row: tuple[Any, ...], says: str) -> None:
     with pytest.raises(ValueError, match=rf"^.*{re.escape(says)}.*$"):  # a dot is no line break
         read_own(csv_file(tmp_path, header, [row]))
-
-
-def one_line_or_rows(path: str) -> bool:
-    try:
-        return bool((read_own(path).lengths >= 1).all())
-    except ValueError as error:
-        return "\n" not in str(error)
-
-
-@given(content=st.binary(max_size=200), known=st.booleans())
-def test_any_bytes_are_read_or_refused_in_one_line(
-    tmp_path_factory: pytest.TempPathFactory, content: bytes, known: bool
-) -> None:
-    path = tmp_path_factory.getbasetemp() / "bytes.csv"
-    path.write_bytes((b"arrival_s,prompt_tokens,output_tokens\n" if known else b"") + content)
-    assert one_line_or_rows(str(path))
 
 
 def test_a_published_trace_is_known_by_its_columns(tmp_path: Path) -> None:

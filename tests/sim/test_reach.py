@@ -156,6 +156,9 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
     assert "(measured to 128)" in said[0]
 
 
+# where the ranges come from ----------------------------------------------------------------------------------------
+
+
 def test_json_and_report_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--arch", "colocated", "--dataset-name", "random", "--input-len", "24000", "--output-len", "4"]
     small += ["--pair", "llama-3.2-1b:llama-3.1-8b"]
@@ -166,9 +169,6 @@ def test_json_and_report_say_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert document["outside_measured"]["share"] > 0.5
     assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
     assert "outside the measured range" in (tmp_path / "report.html").read_text(encoding="utf-8")
-
-
-# where the ranges come from ----------------------------------------------------------------------------------------
 
 
 def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:
@@ -205,12 +205,3 @@ def test_published_kernels_tell_how_many_tokens_they_reach() -> None:
     profile = builtin("a100-80gb")
     assert set(profile.measured) == {"codellama-34b", "llama-2-7b", "llama-3.1-8b"}
     assert profile.measured["llama-2-7b"] == Reach(tokens=4096)
-
-
-def test_parts_give_what_the_whole_gives(monkeypatch: pytest.MonkeyPatch) -> None:
-    result = simulate(Experiment("pdv", CROWD, server=LARGE))
-    whole = summarise(result)["outside_measured"]
-    assert whole["share"] > 0.1
-    monkeypatch.setattr("pdvsim.sim.records.ROWS", 7)
-    result.launches = dict(result.launches)
-    assert summarise(result)["outside_measured"] == pytest.approx(whole, rel=1e-9)

@@ -805,26 +805,6 @@ def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
     )
 
 
-def test_closed_loop(run: Run) -> None:
-    """One outstanding: R1, due at 0, is sent when R0's last token is delivered, and its latency counts from there.
-
-    With R0 done the verify lane has nobody to hand back, and R1 does not wait for a hand-over.
-    R0: target 0.1 -> 20.1, first token 20.3, draft -> 22.1; 22.8 decode. Two rounds: draft 22.9 -> 24.92, verify 25.72
-    -> 36.02, 36.22; back at decode 36.72: 36.82 -> 38.84, 39.64 -> 49.94, 50.14: done. R1: 50.24 -> 70.24; 70.44.
-    """
-    result = run("pdv", [(0, 100, 3, {}), (0, 100, 1, {})], max_concurrency=1)
-    check(
-        result,
-        [
-            "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 50.24-70.24",
-            "decode: draft x1 22.9-24.92, draft x1 36.82-38.84",
-            "verify: verify x1 25.72-36.02, verify x1 39.64-49.94",
-        ],
-        [[(20.3, 1), (36.22, 1), (50.14, 1)], [(70.44, 1)]],
-    )
-    assert times_ms(result, "arrival_s") == [0, 50.14]
-
-
 def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) -> None:
     """Steps of 1/128 s, to the last bit, and a host that costs nothing: R0 has its tokens at 1, 2 and 3 steps.
 
@@ -847,34 +827,6 @@ def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) 
         ],
         [[(step, 1), (2 * step, 1), (3 * step, 1)], [(4 * step, 1)], [(4 * step, 1)]],
     )
-
-
-def test_replicas_take_turns(run: Run) -> None:
-    """R0 and R2 go to replica 0, R1 to replica 1, each with its own GPU and host.
-
-    Replica 0: R0 0.1 -> 20.1, token 20.3; its decode carries R2's 100 tokens, 20.1 ms: 20.4 -> 40.5; 40.7.
-    Replica 1: R1 is as fast as alone, from 1.0: 1.1 -> 21.1, 21.3.
-    """
-    result = run("autoregressive", [(0, 100, 2, {}), (1, 100, 1, {}), (5, 100, 1, {})], hardware={"replicas": 2})
-    check(
-        result,
-        ["main: prefill 0.1-20.1 @0, prefill 1.1-21.1 @1, decode x1 20.4-40.5 @0"],
-        [[(20.3, 1), (40.7, 1)], [(21.3, 1)], [(40.7, 1)]],
-        "replica",
-    )
-    assert result.requests["replica"].tolist() == [0, 1, 0]
-
-
-@pytest.mark.parametrize("arch", ["colocated", "baseline", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive"])
-def test_one_token_is_the_prefills(run: Run, arch: Arch) -> None:
-    """An output of one token needs no round: the target's forward over the prompt gives it."""
-    result = run(arch, [(0, 100, 1, {})])
-    assert {kind for _, kind, *_ in events(result)} == {"prefill"}
-    # on one stream the drafter reads first, on a stream for prompts the target does
-    when = 22.3 if arch in ("colocated", "baseline") else 20.3
-    assert result.deliveries["tokens"].tolist() == [1]
-    assert result.deliveries["time_s"] / MS == pytest.approx([when], abs=NEAR)
-    assert result.requests["rounds"].tolist() == [0]
 
 
 # R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify behind.

@@ -15,12 +15,11 @@ from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
 from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity, make_planner
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.collectives import BAR, CURVES, all_reduce_s, with_collectives
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.links import LINKS, LinkName
-from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, model, shard
+from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, shard
 from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
@@ -178,15 +177,15 @@ def test_a_card_without_nvlink_is_asked_about(capsys: pytest.CaptureFixture[str]
     assert "NVLink" not in capsys.readouterr().err
 
 
+# what a group is -----------------------------------------------------------------------------------------------------
+
+
 def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
     experiment = over(4)
     profile = covering_profile(experiment)
     target = make_planner(experiment, profile).models["target"]
     assert target.spec == experiment.pair.target
     assert target.fit.reduce_knots == profile.fit(target.spec).reduce_knots != ()
-
-
-# what a group is -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -199,14 +198,6 @@ def test_every_request_ends_with_its_tokens(arch: str, drafters: int | None) -> 
     assert result.meta["gpus"] == 2
     for name, column in result.launches.items():
         assert (column == queued.launches[name]).all()
-
-
-def test_one_gpu_is_no_group() -> None:
-    one = Experiment("pdv", FEW, server=Server("tinyllama-1.1b:llama-2-7b"))
-    named = replace(one, hardware=Hardware(tensor_parallel_size=1))
-    assert one == named
-    assert one.pair == Pair(model("tinyllama-1.1b"), model("llama-2-7b"))
-    assert covering_profile(one).models["llama-2-7b"].reduce_knots == ()
 
 
 def test_gpus_are_counted() -> None:

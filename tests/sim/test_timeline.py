@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from synthetic import result, served_alone
+from synthetic import result
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.timeline import HOSTS, REQUESTS, trace
@@ -23,7 +23,7 @@ from pdvsim.sim.run import simulate
 
 def events_of(run: Result) -> list[dict[str, Any]]:
     document = json.loads(b"".join(trace(run)))
-    assert document["otherData"]["foundation"] == "made up for a test"
+    assert document["otherData"]["foundation"] == run.meta["foundation"]
     events: list[dict[str, Any]] = document["traceEvents"]
     return events
 
@@ -31,7 +31,8 @@ def events_of(run: Result) -> list[dict[str, Any]]:
 @pytest.fixture
 def sparse() -> Result:
     """Two replicas, requests far enough apart never to share a lane."""
-    return served_alone(Experiment(traffic=Traffic(num_prompts=30, request_rate=0.05, seed=3)), replicas=2)
+    traffic = Traffic("random", num_prompts=30, request_rate=0.05, input_len=64, output_len=20, seed=3)
+    return simulate(Experiment("pdv", traffic, hardware=Hardware(replicas=2)))
 
 
 def test_one_named_track_per_lane_and_gpu(sparse: Result) -> None:

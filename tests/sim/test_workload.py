@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -181,9 +180,3 @@ def test_what_cannot_be_made_is_refused_in_one_line(traffic: Traffic, message: s
     with pytest.raises(ValueError, match=message) as error:
         make_requests(traffic, ALPHA)
     assert "\n" not in str(error.value)
-
-
-def test_requests_start_untouched() -> None:
-    for request in make_requests(Traffic(num_prompts=10, request_rate=math.inf), ALPHA):
-        assert (request.emitted, request.prefilled, request.rounds) == (0, 0, 0)
-        assert len(request.runs) == request.output_tokens

@@ -20,7 +20,7 @@ import pytest
 from deadly import doomed
 
 from pdvsim.cli import main
-from pdvsim.common.files import TEMPORARY, read_sealed, unsealed
+from pdvsim.common.files import TEMPORARY, read_sealed
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.run import simulate
@@ -122,7 +122,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
 
     Nothing here depends on how far a sweep gets in so much time, which is the machine's business.
     """
-    chance = random.Random(0)
+    chance = random.Random(int(os.environ.get("PDVSIM_SOAK", 0)))
     folder = tmp_path / "killed"
     forks = multiprocessing.get_context("forkserver")  # a fresh process each time, without a fresh import
     used = ["pdvsim.cli.sweep", "pdvsim.sim.run", "pdvsim.study.folder", "pyarrow.parquet", "pdvsim.view.plots"]
@@ -287,15 +287,6 @@ def test_an_unforeseen_error_keeps_its_traceback(tmp_path: Path, monkeypatch: py
     assert not list(tmp_path.glob("failed/*"))  # it has a row now
 
 
-def test_details_are_written_beside_the_rows(tmp_path: Path) -> None:
-    assert sweep(tmp_path, "--concurrency", "1,2", "--save-detailed") == 0
-    names = [f"0000{i}.{name}.parquet" for i in (0, 1) for name in ("deliveries", "launches", "requests")]
-    assert sorted(path.name for path in (tmp_path / "details").iterdir()) == names
-    rows = pd.read_parquet(tmp_path / "summary.parquet")
-    for index, row in rows.iterrows():
-        assert len(pd.read_parquet(tmp_path / "details" / f"0000{index}.requests.parquet")) == row["completed"]
-
-
 def test_a_dry_run_writes_nothing(capsys: pytest.CaptureFixture[str], tmp_path: Path, uninterrupted: Path) -> None:
     assert sweep(tmp_path / "s", *LOADS, "--vary", "num-speculative-tokens=2,4", "--dry-run") == 0
     out = capsys.readouterr().out
@@ -358,21 +349,6 @@ def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
         folder().check(resume=True)
 
 
-def test_no_flipped_bit_is_taken_for_a_result(tmp_path: Path, uninterrupted: Path) -> None:
-    """A bit of every byte of a part; what still counts holds what was written."""
-    data = (uninterrupted / "parts" / "00003.json").read_bytes()
-    written, chance = json.loads(data), random.Random(0)
-    accepted = 0
-    for at in range(len(data)):
-        flipped = bytearray(data)
-        flipped[at] ^= 1 << chance.randrange(8)
-        found = unsealed(bytes(flipped))
-        assert found is None or repr(found) == repr(written), (at, bytes(flipped[at - 20 : at + 20]))
-        accepted += found is not None
-    assert accepted < len(data) / 100
-    assert unsealed(data) == written
-
-
 def test_what_is_damaged_is_named_and_run_again(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -413,24 +389,17 @@ def test_what_is_damaged_is_named_and_run_again(
     assert main(["sweep", "--check", str(folder)]) == 0
 
 
-def test_a_damaged_summary_is_refused_and_made_again(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_damaged_header_or_summary_is_made_again(tmp_path: Path) -> None:
     assert sweep(tmp_path, "--concurrency", "1,2") == 0
-    summary = tmp_path / "summary.parquet"
-    before = summary.read_bytes()
-    summary.write_bytes(before.replace(b"closed loop", b"closed l00p"))
-    assert summary.read_bytes() != before
-    capsys.readouterr()
-    assert main(["sweep", "--check", str(tmp_path)]) == 1
-    assert "damaged: summary.parquet" in capsys.readouterr().out
-    assert main(["plot", str(tmp_path)]) == 2
-    assert f"{summary}: is damaged or was changed" in said(capsys)
-    assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
-    assert summary.read_bytes() == before
-    config = tmp_path / "sweep.json"
-    config.write_text(config.read_text().replace('"date": "2', '"date": "3'))
-    assert main(["sweep", "--check", str(tmp_path)]) == 1
-    assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
-    assert main(["sweep", "--check", str(tmp_path)]) == 0
+    for name, old, new in (
+        ("summary.parquet", b"closed loop", b"closed l00p"),
+        ("sweep.json", b'"date": "2', b'"date": "3'),
+    ):
+        path = tmp_path / name
+        path.write_bytes(path.read_bytes().replace(old, new))
+        assert main(["sweep", "--check", str(tmp_path)]) == 1
+        assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
+        assert main(["sweep", "--check", str(tmp_path)]) == 0
 
 
 def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

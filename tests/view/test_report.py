@@ -99,21 +99,9 @@ def test_series_obey_the_laws_of_what_they_count(folder: Path) -> None:
 
 def test_bandwidth_over_time_is_that_of_the_run_on_unlike_cards(tmp_path: Path) -> None:
     path = tmp_path / "run.json"
-    argv = ["run", "--arch", "pdv", "--place", "prefill=1", "verify=1", "--cards", "l4", "h200"]
-    argv += [
-        "--dataset-name",
-        "random",
-        "--num-prompts",
-        "20",
-        "--input-len",
-        "64",
-        "--output-len",
-        "32",
-        "--no-band",
-        "-o",
-        str(path),
-    ]
-    assert main([*argv, "--save-detailed"]) == 0
+    argv = ["run", "--arch", "pdv", "--place", "prefill=1", "verify=1", "--cards", "l4", "h200", "--no-band"]
+    argv += ["--dataset-name", "random", "--num-prompts", "20", "--input-len", "64", "--output-len", "32"]
+    assert main([*argv, "-o", str(path), "--save-detailed"]) == 0
     results = load([path])
     [(_, row)] = results.points.iterrows()
     found, bandwidths = records(row), results.bandwidths_bytes_per_s(row)

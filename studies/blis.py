@@ -1,6 +1,6 @@
 """The simulator's speed next to that of BLIS (github.com/inference-sim/inference-sim, Go), on the same requests.
 
-    python tests/benchmarks/blis.py /path/to/blis [--repeats 3] [--requests 10000]
+    python studies/blis.py /path/to/blis [--repeats 3] [--requests 10000]
 
 Both serve Llama-2-7B on one H100: default lengths, Poisson arrivals at 4 per second. BLIS replays our requests.
 Each figure is the processor time of a whole process, start-up included, the least of several: other work on the
@@ -26,7 +26,7 @@ from pathlib import Path
 from pdvsim.sim.config import Acceptance, Traffic
 from pdvsim.sim.workload.requests import make_requests
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[1]
 RATE = 4.0
 ARCHS = ("autoregressive", "colocated", "pdv")
 # BLIS's trace format; a row has a column for each name.

@@ -1,4 +1,4 @@
-"""How smooth the live page is: `python tests/benchmarks/live.py`. Four architectures, 100 requests in flight, 10×.
+"""How smooth the live page is: `python studies/live_page.py`. Four architectures, 100 requests in flight, 10×.
 
 Prints updates a second, the speed that was reached, and the processor time of the simulating processes, of the page's
 server and of one headless browser, which draws without a GPU; and what other programs took meanwhile: what they take is
