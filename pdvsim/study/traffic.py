@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import Chain
-from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, block_hashes
+from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
 from pdvsim.sim.workload.conversations import hashed_chain, recorded, session_chain
 from pdvsim.sim.workload.datasets import Trace
 
@@ -104,10 +104,11 @@ def repeated_share(trace: Trace) -> float:
     )
     for row in order.tolist():
         prompt, output = lengths[row]
-        names = block_hashes(chains[row], 0, (prompt + output - 1) // BLOCK)
-        there = seen.match(names)
+        blocks = (prompt + output - 1) // BLOCK
+        there = seen.match(chains[row], 0, blocks)
         repeated += min(there, (prompt - 1) // BLOCK)
-        seen.name(names[there:])
+        seen.hold(chains[row], 0, there)
+        seen.name(chains[row], there, blocks)
     return repeated * BLOCK / int(trace.lengths[:, 0].sum())
 
 
