@@ -214,6 +214,14 @@ class PrefixBlocks:
         """The pages of evicted blocks, for others to use."""
         return [self._pages.pop(name) for name in hashes]
 
+    def sent(self, chain: Chain, prompt_tokens: int, tokens: int) -> int:
+        """Keep the first `tokens` tokens of a request for ever; returns those of its prompt that were cached."""
+        blocks = tokens // BLOCK
+        there = self.match(chain, 0, blocks)
+        self.hold(chain, 0, there)
+        self.name(chain, there, blocks)
+        return BLOCK * min(there, (prompt_tokens - 1) // BLOCK)
+
     def check_integrity(self, held: Iterable[tuple[Chain, int]]) -> None:
         """Users are the requests that are `held`, with the number of their blocks; blocks without any are idle."""
         counts = Counter(name for texts, last in held for name in block_hashes(texts, 0, last))
