@@ -1,7 +1,8 @@
 """Requests sampled over time, from settings that may change; without a change they equal those of an ordinary run.
 
 A change starts a new sample, with its own seed, at the time of the change: pending requests of the old settings are
-dropped. Not modelled: a rate that changes between two requests.
+dropped, and conversations that have begun continue. The turns of a conversation are drawn with its first one. Not
+modelled: a rate that changes between two requests.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from pdvsim.sim.config import Acceptance, Traffic
 from pdvsim.sim.core import Request
+from pdvsim.sim.workload.conversations import TURNS
 from pdvsim.sim.workload.requests import Workload
 
 AHEAD = 100_000  # requests of one sample; then the next starts
@@ -29,7 +31,7 @@ class Arrivals:
     def turn(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:
         """Use this traffic from now on."""
         self._settings, self._from_s = (traffic, acceptance), now_s
-        self._coming = iter(self._workload())
+        self._coming = self._sample()
         self._next = self._drawn()
         self._crowd: Iterator[Request] | None = None
 
@@ -48,7 +50,7 @@ class Arrivals:
     def burst(self, count: int, now_s: float) -> list[Request]:
         """So many more requests, now."""
         if self._crowd is None:
-            self._crowd = iter(self._workload())
+            self._crowd = self._sample()
         requests = []
         for _ in range(count):
             request = next(self._crowd)
@@ -60,17 +62,29 @@ class Arrivals:
         traffic, acceptance = self._settings
         seed = (traffic.seed + self._draws * 1_000_003) % SEEDS
         self._draws += draws
-        return Workload(replace(traffic, num_prompts=self._most or AHEAD, seed=seed), acceptance, chunk)
+        ahead = AHEAD // 10 if traffic.converses else AHEAD  # all are drawn first, for the mean number of turns
+        return Workload(replace(traffic, num_prompts=self._most or ahead, seed=seed), acceptance, chunk)
 
     def _drawn(self) -> Request:
         request = next(self._coming, None)
         if request is None:
             self._from_s = self._last_s
-            self._coming = iter(self._workload())
+            self._coming = self._sample()
             request = next(self._coming)
         request.arrival_s += self._from_s
-        self._last_s = request.arrival_s
+        self._last_s = max(self._last_s, request.arrival_s)
         return request
+
+    def _sample(self) -> Iterator[Request]:
+        """A new sample: its conversations and its requests' own texts, which have odd numbers, are in no other."""
+        number = self._draws
+        for request in self._workload():
+            if request.session >= 0:
+                request.session += number * AHEAD
+            if number and request.chain:
+                more = (0, 2 * number * AHEAD * TURNS)
+                request.chain = tuple((end, text + more[text % 2]) for end, text in request.chain)
+            yield request
 
     def _numbered(self, request: Request) -> Request:
         request.id = self.sent
@@ -80,5 +94,5 @@ class Arrivals:
 
 def copied(request: Request) -> Request:
     """A fresh copy of a request, for another server."""
-    lengths = request.prompt_tokens, request.output_tokens
-    return Request(request.id, request.arrival_s, *lengths, request.runs, request.chain)
+    asked = request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs, request.chain
+    return Request(request.id, *asked, request.think_s, session=request.session, turn=request.turn)

@@ -100,7 +100,7 @@ class Session(Stations):
             self._slots += to_s == boundary_s
             for station, gauge in self.gauged():
                 gauge.take(to_s)
-                state = station.in_system, station.kv_share, station.queues(), station.controller()
+                state = station.in_system, station.kv_share, station.queues(), station.controller(), station.cache()
                 gauge.noted(*state)
                 if to_s == boundary_s:
                     gauge.next_slot()
@@ -139,7 +139,7 @@ def replay(setup: Setup, tape: Sequence[Act], until_s: float, tail_s: float = TA
             if now_s <= until_s - tail_s:
                 untraced = [n + _forgotten(station.log) for n, station in zip(untraced, them.stations, strict=True)]
         cut_s = until_s - tail_s
-        return [_kept(s, them.arrivals.sent, n, cut_s) for n, s in zip(untraced, them.stations, strict=True)]
+        return [_kept(s, n, cut_s) for n, s in zip(untraced, them.stations, strict=True)]
 
 
 def _forgotten(log: Log) -> int:
@@ -151,13 +151,13 @@ def _forgotten(log: Log) -> int:
     return count
 
 
-def _kept(station: Station, sent: int, untraced: int, cut_s: float) -> Kept:
-    """The result of an ordinary run of so many requests, and the part after the cut."""
+def _kept(station: Station, untraced: int, cut_s: float) -> Kept:
+    """The result of an ordinary run of the requests sent, and the part after the cut."""
     station.finish()
     keeper, log = station.reader, station.log
     assert isinstance(keeper, Keeper)
     keeper.take(station.env.now)
-    traffic = replace(station.experiment.traffic, num_prompts=max(1, sent))
+    traffic = replace(station.experiment.traffic, num_prompts=max(1, station.client.sent))
     made, meta = replace(station.experiment, traffic=traffic), station.site.meta()
     requests = keeper.requests()
     late = rows_of(requests, requests["finish_s"] >= cut_s)

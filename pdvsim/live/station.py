@@ -15,6 +15,8 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.prefix import BLOCK
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.records import Log, Reader
@@ -97,6 +99,10 @@ class Station:
         caches = [server.kv for server in self.site.servers]
         return sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
 
+    def cache(self) -> dict[str, float]:
+        """Who uses the KV cache, and what was evicted, where prefixes are cached."""
+        return cache_of([server.kv for server in self.site.servers])
+
     def queues(self) -> dict[str, int]:
         """Requests queued at each lane now."""
         return queues_of(self.site.servers)
@@ -120,6 +126,21 @@ class Station:
             return [_tossed(row, passed) for row, passed in zip(work.rows, verdict, strict=True)]
 
         return judged
+
+
+def cache_of(caches: Sequence[KvCache]) -> dict[str, float]:
+    """Shares of the KV caches by their users, and evicted blocks; nothing where no prefix is cached."""
+    if not any(len(kv.prefixes) for kv in caches):
+        return {}
+    shared = BLOCK * sum(kv.prefixes.shared for kv in caches)
+    tokens = {
+        "shared by requests": shared,
+        "owned by one request": sum(kv.used_tokens for kv in caches) - shared,
+        "cached, unused": sum(min(kv.cached_tokens, kv.capacity_tokens - kv.used_tokens) for kv in caches),
+    }
+    percent = 100 / max(1, sum(kv.capacity_tokens for kv in caches))
+    shares = {f"KV cache {words} (%)": percent * count for words, count in tokens.items()}
+    return shares | {"evicted blocks": float(sum(kv.prefixes.evictions for kv in caches))}
 
 
 def queues_of(servers: Sequence[Policy]) -> dict[str, int]:

@@ -21,7 +21,7 @@ import numpy as np
 
 from pdvsim.common.commandline import experiment_from
 from pdvsim.live.gauge import SLOT_S, Gauge
-from pdvsim.live.station import queues_of, seen_by
+from pdvsim.live.station import cache_of, queues_of, seen_by
 from pdvsim.sim.client import Client
 from pdvsim.sim.core import Request
 from pdvsim.sim.records import REQUEST_DTYPES, Deliveries, Launches, Log, rows_of
@@ -153,6 +153,7 @@ class _Listener:
             "kv_share": kv.used_tokens / max(1, kv.capacity_tokens),
             "queues": queues_of(site.servers),
             "controller": seen_by(site.servers[0]),
+            "cache": cache_of([kv]),
             "card": {words: card[name] for name, words in CARD.items() if name in card},
         }
         self._unsent += _message(told, launches, deliveries)
@@ -257,7 +258,7 @@ class Heard:
                 take(rows_of(rows, (rows[when] > from_s) & (rows[when] <= to_s)))
             gauge.now_s, from_s = to_s, to_s
             yet = sum(arrival_s > to_s for _, arrival_s in told["arrived"]) - int((finished["finish_s"] > to_s).sum())
-            state = told["in_system"] - yet, told["kv_share"], told["queues"], told["controller"]
+            state = told["in_system"] - yet, told["kv_share"], told["queues"], told["controller"], told["cache"]
             gauge.noted(*state)
             if to_s < now_s:
                 gauge.next_slot()
