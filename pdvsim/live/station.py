@@ -135,11 +135,11 @@ def cache_of(caches: Sequence[KvCache]) -> dict[str, float]:
     shared = BLOCK * sum(kv.prefixes.shared for kv in caches)
     tokens = {
         "shared by requests": shared,
-        "owned by one request": sum(kv.used_tokens for kv in caches) - shared,
+        "of one request": sum(kv.used_tokens for kv in caches) - shared,
         "cached, unused": sum(min(kv.cached_tokens, kv.capacity_tokens - kv.used_tokens) for kv in caches),
     }
     percent = 100 / max(1, sum(kv.capacity_tokens for kv in caches))
-    shares = {f"KV cache {words} (%)": percent * count for words, count in tokens.items()}
+    shares = {f"KV {words} (%)": percent * count for words, count in tokens.items()}
     return shares | {"evicted blocks": float(sum(kv.prefixes.evictions for kv in caches))}
 
 

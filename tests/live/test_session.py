@@ -174,9 +174,9 @@ def test_conversations_show_who_uses_the_kv_cache() -> None:
     session.advance(12.0)
     for figures in session.figures(5.0):
         shown = dict(lines([figures]))
-        shares = [shown[f"KV cache {words} (%)"][0] for words in ("shared by requests", "owned by one request")]
+        shares = [shown[f"KV {words} (%)"][0] for words in ("shared by requests", "of one request")]
         assert sum(shares) == pytest.approx(100 * figures["kv_share"])
-        assert sum(shares) + shown["KV cache cached, unused (%)"][0] == pytest.approx(100, abs=3)
+        assert sum(shares) + shown["KV cached, unused (%)"][0] == pytest.approx(100, abs=3)
         assert shown["evicted blocks"][0] > 0
         assert 0 < figures["hit_rate"] < endless
 
