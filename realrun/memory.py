@@ -27,7 +27,7 @@ from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import ModelSpec, Request, Role
 from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.machine.kv import KvCache
-from pdvsim.sim.machine.prefix import Reuse
+from pdvsim.sim.machine.prefix import Reuse, block_hashes
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.ahead import FANS, Lookahead
 
@@ -169,34 +169,35 @@ class PagedKv(KvCache):
 
     def shared(self, request: Request) -> tuple[int, list[int]]:
         """Give a request's slot the cached blocks that it names: their place in the page table, and their pages."""
-        return self._share(request, self._inside[request])
+        slot, names = self._unnumbered(request)
+        pages = self.prefixes.pages(names)
+        return self.slots.share(slot, pages), pages
 
     def number(self, request: Request) -> None:
         """The other blocks that a request names are at pages of its own."""
-        self._number(request, self._inside[request])
+        slot, names = self._unnumbered(request)
+        if names:
+            self.prefixes.number(names, self.slots.name(slot, self._inside[request]))
+
+    def _unnumbered(self, request: Request) -> tuple[int, list[int]]:
+        """The slot of a request, and the hashes of its named blocks after those that have a page."""
+        [slot] = self.slots.of([request])
+        return slot, block_hashes(request.chain, self.slots.named[slot], self._inside[request])
+
+    def _keep(self, request: Request, reuse: Reuse) -> None:
+        super()._keep(request, reuse)
+        if self._inside[request]:  # with those of the answer by now
+            self.shared(request)
+            self.number(request)
 
     def release(self, request: Request) -> None:
-        names = self._inside[request]
         super().release(request)
-        if names:  # with those of the answer by now
-            self._share(request, names)
-            self._number(request, names)
         self.slots.release_pages(request)
 
     def forget(self, blocks: int) -> list[int]:
         evicted = super().forget(blocks)
         self.slots.forget(self.prefixes.reclaim(evicted))
         return evicted
-
-    def _share(self, request: Request, names: list[int]) -> tuple[int, list[int]]:
-        [slot] = self.slots.of([request])
-        pages = self.prefixes.pages(names[self.slots.named[slot] :])
-        return self.slots.share(slot, pages), pages
-
-    def _number(self, request: Request, names: list[int]) -> None:
-        [slot] = self.slots.of([request])
-        if new := names[self.slots.named[slot] :]:
-            self.prefixes.number(new, self.slots.name(slot, len(names)))
 
 
 def most_branches(server: Server) -> int:

@@ -27,7 +27,7 @@ from pdvsim.decide.report import (
     rests_on,
     threshold_text,
 )
-from pdvsim.decide.runs import load_axis, load_words
+from pdvsim.decide.runs import conversation_output_tokens, load_axis, load_words
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
@@ -166,9 +166,15 @@ class Advice(Answer):
 
     def per_million(self, candidate: Experiment) -> Interval:
         """Cost of a million output tokens on a fleet at this load: dollars or GPU-hours."""
-        tokens = [float(row["output_throughput"]) * 3600 for row in self.finals[candidate]]
+        return self._cost_of(candidate, MILLION)
+
+    def per_conversation(self, candidate: Experiment) -> Interval:
+        """Cost of a conversation on a fleet at this load, all its turns, in the same unit."""
+        return self._cost_of(candidate, conversation_output_tokens(self.question.base.traffic))
+
+    def _cost_of(self, candidate: Experiment, tokens: float) -> Interval:
         price = self.question.hourly(self.question.name(candidate))
-        return interval(price * MILLION / each for each in tokens)
+        return interval(price * tokens / (float(row["output_throughput"]) * 3600) for row in self.finals[candidate])
 
     def _expects(self, key: str) -> Interval:
         """A metric of the recommendation."""
@@ -376,7 +382,8 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
     rows = []
-    units = ("$/h", "$ per million tokens") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours per million tokens")
+    units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
+    units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
     for name in dict.fromkeys((held.best, *held.behind, *named)):
         candidate, values = named[name], held.values.get(name)
@@ -387,6 +394,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
         ahead = lead_text(held, name) if name in held.leads else ""
         chosen = ("recommended" if advice.met else "closest") if candidate == best else ""
         costs = [f"{ask.hourly(name):.3g}", positive(advice.per_million(candidate))] if ask.fleets else []
+        costs += [positive(advice.per_conversation(candidate), scale=1000)] if ask.fleets and len(units) > 2 else []
         row = {"finalist": ask.described(candidate), NAMES[goal.objective]: positive(values)}
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
@@ -410,6 +418,7 @@ def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
         "gpus": ask.fleet(name).gpus(ask.base),
         "hourly": ask.hourly(name),
         "per_million_output_tokens": advice.per_million(candidate),
+        **({"per_conversation": advice.per_conversation(candidate)} if ask.base.traffic.converses else {}),
     }
 
 
@@ -504,11 +513,16 @@ def _saturation(advice: Advice) -> list[str]:
     gpus = capacity.plan.gpus
     text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
     text += f"; the load needs {plural(max(gpus, math.ceil(gpus * used)), 'GPU')}"
-    cost: Interval = capacity.summary()[0]["usd_per_million_output_tokens"]
-    if math.isnan(cost.mean):
-        return [text]
-    there = f"${positive(cost, 3)} at that rate, ${cost.mean / used:.3f} at the given load"
-    return [f"{text}; a million output tokens cost {there}"]
+    entry = capacity.summary()[0]
+    for key, what, scale in (
+        ("usd_per_million_output_tokens", "a million output tokens", 1),
+        ("usd_per_conversation", "a thousand conversations", 1000),
+    ):
+        cost: Interval | None = entry.get(key)
+        if cost is not None and not math.isnan(cost.mean):
+            there = f"${positive(cost, 3, scale)} at that rate, ${scale * cost.mean / used:.3f} at the given load"
+            text += f"; {what} cost {there}"
+    return [text]
 
 
 def _notes(advice: Advice, best: Experiment) -> list[str]:

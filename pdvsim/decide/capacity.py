@@ -38,9 +38,10 @@ from pdvsim.decide.report import (
 )
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
-from pdvsim.sim.config import Arch, Experiment, Server
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
+from pdvsim.sim.workload.requests import Workload
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Showable
@@ -48,6 +49,7 @@ from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable
 
 LONG = 16  # length of a run at the held rate, in request durations
+LONG_TALKS = 8  # and in durations of a conversation, where there are any
 
 Case = tuple[Arch, int]  # architecture and seed
 
@@ -96,9 +98,16 @@ class Plan:
         return replace(self, base=replace(self.base, traffic=replace(self.base.traffic, num_prompts=num_prompts)))
 
     def needed(self, row: Row) -> int:
-        """Requests per server that a run at this row's rate must have, to last `LONG` durations of a request."""
-        in_service = float(row["load"]) * (float(row["mean_e2el_ms"]) - float(row["breakdown_ms_queue"])) / 1e3
-        return math.ceil(LONG * in_service / self.base.hardware.replicas)
+        """Requests per server that a run at this row's rate must have, to be long enough.
+
+        It lasts `LONG` durations of a request, and `LONG_TALKS` of a conversation: its last turns come that late.
+        """
+        traffic, served_s = self.base.traffic, (float(row["mean_e2el_ms"]) - float(row["breakdown_ms_queue"])) / 1e3
+        lasts_s = LONG * served_s
+        if traffic.converses:
+            turns = Workload(traffic, Acceptance()).mean_turns
+            lasts_s = max(lasts_s, LONG_TALKS * turns * (served_s + traffic.think_time_s))
+        return math.ceil(float(row["load"]) * lasts_s / self.base.hardware.replicas)
 
 
 @dataclass(repr=False)
@@ -118,7 +127,8 @@ class Capacities(Answer):
             rows = self._of(arch)
             if not rows:
                 continue
-            numbers = ("rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment")
+            numbers = ["rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment"]
+            numbers += ["usd_per_conversation"] if self.plan.base.traffic.converses else []
             settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
             entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
             entry |= {name: interval(row[name] for row in rows) for name in numbers}
@@ -194,6 +204,8 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
         figures["out tok/s"] = positive(entry["output_tokens_per_s"], 0)
         if priced:
             figures["$/M out tok at that rate"] = positive(entry["usd_per_million_output_tokens"], 3)
+            if "usd_per_conversation" in entry:
+                figures["$/1000 conversations"] = positive(entry["usd_per_conversation"], 3, 1000)
         limited, missed = str(entry["limited_by"]), entry["replications"] - entry["held_in"]
         if not entry["held_in"]:
             figures = dict.fromkeys(figures, "-") | {"req/s held": "none"}
@@ -222,9 +234,11 @@ def _notes(found: Capacities, summary: list[dict[str, Any]], held: Contest | Non
     plan = found.plan
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
+    long = f"{LONG} request durations"
+    long += f" and {LONG_TALKS} durations of a conversation" if plan.base.traffic.converses else ""
     notes = [
         f"a rate is held if {whose}{levels} and the queue does not grow",
-        f"runs of {plan.base.traffic.num_prompts} requests per server, at least {LONG} request durations; "
+        f"runs of {plan.base.traffic.num_prompts} requests per server, at least {long}; "
         f"the first {plan.warmup_share:.0%} excluded; rates within {plan.tolerance:.0%}; {found.runs} runs",
     ]
     if plan.num_runs > 1:

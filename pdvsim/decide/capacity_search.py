@@ -15,7 +15,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide.capacity import Capacities, Case, Plan
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import attained
-from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, saturated
+from pdvsim.decide.runs import Bench, conversation_output_tokens, keeps_up, mean_output_tokens, saturated
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import SHORT, Search, tuned
 from pdvsim.sim.config import Arch
@@ -284,7 +284,8 @@ def _most_held(plan: Plan, case: Case, bench: Bench) -> float:
 def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: float | None) -> Row:
     arch, seed = case
     at = bracket.held or bracket.failed
-    [run] = bench.rows([plan.experiment(case, at)])
+    experiment = plan.experiment(case, at)
+    [run] = bench.rows([experiment])
     tokens_per_s = float(run["steady_output_throughput"]) if bracket.held else 0.0
     below, limit = bracket.held, "nothing"
     if bracket.failed < math.inf:
@@ -292,6 +293,9 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
     usd = math.nan
     if gpu_hour_usd is not None and tokens_per_s:
         usd = gpu_hour_usd * plan.gpus / (tokens_per_s * 3600) * 1e6
+    talk = {}
+    if experiment.traffic.converses:
+        talk["usd_per_conversation"] = usd / 1e6 * conversation_output_tokens(experiment.traffic)
     return {
         "arch": arch,
         "gpus": plan.gpus,
@@ -303,6 +307,7 @@ def _row(plan: Plan, case: Case, bracket: Bracket, bench: Bench, gpu_hour_usd: f
         "limited_by": limit,
         "output_tokens_per_s": tokens_per_s,
         "usd_per_million_output_tokens": usd,
+        **talk,
         "profile": run["profile"],
         "foundation": run["foundation"],
         "forward_error_bar": run.get("forward_error_bar"),

@@ -6,8 +6,8 @@ their share of the GPU. With a separate draft lane, every other new request arri
 drafted alone. The formula selects the draft lengths to simulate; `pdvsim draft-table` also uses it between the
 simulated batch sizes.
 
-Requests beyond the KV cache wait. Not modelled: other queueing, the spread of lengths, and slowdown by co-running
-lanes.
+Cached prefixes are not prefilled. Requests beyond the KV cache wait. Not modelled: evictions, other queueing, the
+spread of lengths, and slowdown by co-running lanes.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner
+from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Chunk, Request, Role
+from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
 from pdvsim.sim.workload.requests import make_requests
@@ -111,9 +112,20 @@ class Formula:
 
     @cached_property
     def prompt(self) -> tuple[Chunk]:
-        """Duration of a prompt of mean length."""
+        """A prompt of mean length, without what is cached of it."""
         tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
-        return (Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens),)
+        cached = min(int(self.cached_tokens), tokens - 1)
+        return (Chunk(Request(0, 0.0, tokens, 1, b""), cached, tokens - cached),)
+
+    @cached_property
+    def cached_tokens(self) -> float:
+        """Mean prompt tokens that the prefix cache has, if nothing is evicted."""
+        reuse, seen = reuse_of(self.experiment), PrefixBlocks()
+        if reuse is None or not self.experiment.traffic.shares:
+            return 0.0
+        sent = ((r.chain, r.prompt_tokens, r.output_tokens - 1 if reuse.answers else 0) for r in self.requests)
+        cached = (seen.sent(chain, prompt, prompt + more) for chain, prompt, more in sent)
+        return float(np.mean([max(0, tokens - BLOCK * reuse.lost_blocks) for tokens in cached]))
 
     def prompt_s(self, k: int) -> float:
         """Prefill of one prompt, by both models if anything is drafted."""

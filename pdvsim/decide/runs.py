@@ -150,6 +150,11 @@ def mean_output_tokens(traffic: Traffic) -> float:
     return sum(float(tokens[:, 1].sum()) for tokens in Workload(traffic, Acceptance()).lengths()) / traffic.num_prompts
 
 
+def conversation_output_tokens(traffic: Traffic) -> float:
+    """Mean output tokens of all turns of a conversation."""
+    return mean_output_tokens(traffic) * Workload(traffic, Acceptance()).mean_turns
+
+
 def saturated(experiment: Experiment) -> Experiment:
     """The same server with requests always waiting, so that it delivers its maximum throughput."""
     limit, servers = experiment.server.max_num_seqs, experiment.hardware.replicas

@@ -1,7 +1,8 @@
 """Requests sampled over time, from settings that may change; without a change they equal those of an ordinary run.
 
 A change starts a new sample, with its own seed, at the time of the change: pending requests of the old settings are
-dropped. Not modelled: a rate that changes between two requests.
+dropped, and conversations that have begun continue. The turns of a conversation are drawn with its first one. Not
+modelled: a rate that changes between two requests.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from dataclasses import replace
 
 from pdvsim.sim.config import Acceptance, Traffic
 from pdvsim.sim.core import Request
+from pdvsim.sim.workload.conversations import TURNS
 from pdvsim.sim.workload.requests import Workload
 
 AHEAD = 100_000  # requests of one sample; then the next starts
@@ -29,7 +31,7 @@ class Arrivals:
     def turn(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:
         """Use this traffic from now on."""
         self._settings, self._from_s = (traffic, acceptance), now_s
-        self._coming = iter(self._workload())
+        self._coming = self._sample()
         self._next = self._drawn()
         self._crowd: Iterator[Request] | None = None
 
@@ -44,7 +46,7 @@ class Arrivals:
     def burst(self, count: int, now_s: float) -> list[Request]:
         """So many more requests, now."""
         if self._crowd is None:
-            self._crowd = iter(self._workload())
+            self._crowd = self._sample()
         requests = []
         for _ in range(count):
             request = next(self._crowd)
@@ -56,17 +58,28 @@ class Arrivals:
         traffic, acceptance = self._settings
         seed = (traffic.seed + self._draws * 1_000_003) % SEEDS
         self._draws += 1
-        return Workload(replace(traffic, num_prompts=AHEAD, seed=seed), acceptance, CHUNK)
+        return Workload(_ahead(replace(traffic, seed=seed)), acceptance, CHUNK)
 
     def _drawn(self) -> Request:
         request = next(self._coming, None)
         if request is None:
             self._from_s = self._last_s
-            self._coming = iter(self._workload())
+            self._coming = self._sample()
             request = next(self._coming)
         request.arrival_s += self._from_s
-        self._last_s = request.arrival_s
+        self._last_s = max(self._last_s, request.arrival_s)
         return request
+
+    def _sample(self) -> Iterator[Request]:
+        """A new sample: its conversations and its requests' own texts, which have odd numbers, are in no other."""
+        number = self._draws
+        for request in self._workload():
+            if request.session >= 0:
+                request.session += number * AHEAD
+            if number and request.chain:
+                more = (0, 2 * number * AHEAD * TURNS)
+                request.chain = tuple((end, text + more[text % 2]) for end, text in request.chain)
+            yield request
 
     def _numbered(self, request: Request) -> Request:
         request.id = self.sent
@@ -76,10 +89,15 @@ class Arrivals:
 
 def largest(traffic: Traffic, acceptance: Acceptance) -> Request:
     """The request with the most tokens that may arrive."""
-    return Workload(replace(traffic, num_prompts=AHEAD), acceptance, AHEAD).largest()
+    return Workload(_ahead(traffic), acceptance, AHEAD).largest()
+
+
+def _ahead(traffic: Traffic) -> Traffic:
+    """The traffic of one sample; fewer conversations, as all are drawn first, for their mean number of turns."""
+    return replace(traffic, num_prompts=AHEAD // 10 if traffic.converses else AHEAD)
 
 
 def copied(request: Request) -> Request:
     """A fresh copy of a request, for another server."""
-    lengths = request.prompt_tokens, request.output_tokens
-    return Request(request.id, request.arrival_s, *lengths, request.runs, request.chain)
+    asked = request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs, request.chain
+    return Request(request.id, *asked, request.think_s, session=request.session, turn=request.turn)

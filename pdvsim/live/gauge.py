@@ -69,6 +69,7 @@ class Gauge(Reader):
         self.slots: deque[Slot] = deque([Slot(0.0)])
         self.queues: dict[str, int] = {}
         self.controller: dict[str, Any] = {}
+        self.cache: dict[str, float] = {}
         self.total_tokens = self.total_finished = 0
         self._inside: dict[int, Request] = {}
         self._unanswered: dict[int, float] = {}  # arrival times of requests without a token
@@ -129,12 +130,19 @@ class Gauge(Reader):
             slot.in_time += in_time(times_s, self.levels)
         self._chunks.leave(requests["id"])
 
-    def noted(self, in_system: int, kv_share: float, queues: dict[str, int], controller: dict[str, Any]) -> None:
+    def noted(
+        self,
+        in_system: int,
+        kv_share: float,
+        queues: dict[str, int],
+        controller: dict[str, Any],
+        cache: dict[str, float],
+    ) -> None:
         """Current state of the server."""
         slot = self.slots[-1]
         slot.in_system, slot.kv_share, slot.unanswered = in_system, kv_share, len(self._unanswered)
         slot.draft_length = float(controller.get("k", 0))
-        self.queues, self.controller = queues, controller
+        self.queues, self.controller, self.cache = queues, controller, cache
 
     def next_slot(self) -> None:
         """Start the next slot and drop old ones."""
@@ -174,6 +182,7 @@ class Gauge(Reader):
             "kv_share": self.slots[-1].kv_share,
             "queues": self.queues,
             "controller": self.controller,
+            "cache": self.cache,
             "acceptance": rate(accepted, accepted + refused),
             "hit_rate": rate(sum(s.cached for s in slots), sum(s.looked_up for s in slots)),
             "attainment": in_time / finished if self.levels and finished else math.nan,

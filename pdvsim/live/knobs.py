@@ -59,8 +59,6 @@ class Setup:
         traffic, server = self.base.traffic, self.base.server
         if math.isinf(traffic.request_rate) or traffic.use_trace_timestamps:
             raise ValueError("live needs a finite --request-rate")
-        if traffic.converses:
-            raise ValueError("live has no conversations: leave out --num-turns and files with turns")
         if not server.longest_draft:
             raise ValueError("start with a draft length of at least 1; it can be set to 0 on the page")
         refuse_idle([replace(self.base, arch=arch) for arch in self.archs])

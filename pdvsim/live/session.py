@@ -92,7 +92,7 @@ class Session(Stations):
             self._slots += to_s == boundary_s
             for station, gauge in self.gauged():
                 gauge.take(to_s)
-                state = station.in_system, station.kv_share, station.queues(), station.controller()
+                state = station.in_system, station.kv_share, station.queues(), station.controller(), station.cache()
                 gauge.noted(*state)
                 if to_s == boundary_s:
                     gauge.next_slot()
@@ -119,16 +119,16 @@ def replay(setup: Setup, tape: Sequence[Act], until_s: float) -> list[Result]:
                 break
             now_s = min(until_s, now_s + STEP_S, *(act.at_s for act in [*acts][:1]))
             them.run_to(now_s)
-        return [_served(station, them.arrivals.sent) for station in them.stations]
+        return [_served(station) for station in them.stations]
 
 
-def _served(station: Station, sent: int) -> Result:
-    """The result of an ordinary run of so many requests."""
+def _served(station: Station) -> Result:
+    """The result of an ordinary run of the requests sent."""
     station.finish()
     keeper = station.reader
     assert isinstance(keeper, Keeper)
     keeper.take(station.env.now)
-    traffic = replace(station.experiment.traffic, num_prompts=max(1, sent))
+    traffic = replace(station.experiment.traffic, num_prompts=max(1, station.client.sent))
     made = replace(station.experiment, traffic=traffic)
     return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.site.meta())
 

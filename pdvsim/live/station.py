@@ -14,6 +14,7 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.prefix import BLOCK
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.records import Log, Reader
 
@@ -85,6 +86,21 @@ class Station:
         """Share of the KV cache in use."""
         caches = [server.kv for server in self.site.servers]
         return sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
+
+    def cache(self) -> dict[str, float]:
+        """Shares of the KV cache by its users, and evicted blocks; nothing where no prefix is cached."""
+        caches = [server.kv for server in self.site.servers]
+        if not any(len(kv.prefixes) for kv in caches):
+            return {}
+        shared = BLOCK * sum(kv.prefixes.shared for kv in caches)
+        tokens = {
+            "shared by requests": shared,
+            "of one request": sum(kv.used_tokens for kv in caches) - shared,
+            "cached, unused": sum(min(kv.cached_tokens, kv.capacity_tokens - kv.used_tokens) for kv in caches),
+        }
+        percent = 100 / max(1, sum(kv.capacity_tokens for kv in caches))
+        shares = {f"KV {words} (%)": percent * count for words, count in tokens.items()}
+        return shares | {"evicted blocks": float(sum(kv.prefixes.evictions for kv in caches))}
 
     def queues(self) -> dict[str, int]:
         """Requests queued at each lane now."""

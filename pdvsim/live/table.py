@@ -57,6 +57,8 @@ def lines(figures: Sequence[dict[str, Any]]) -> list[Line]:
     table.append(("KV cache in use (%)", [100 * f["kv_share"] for f in figures]))
     if any(not math.isnan(f["hit_rate"]) for f in figures):
         table.append(("prefix cache hits (%)", [100 * f["hit_rate"] for f in figures]))
+    for name in dict.fromkeys(key for f in figures for key in f["cache"]):
+        table.append((name, [f["cache"].get(name) for f in figures]))
     return table
 
 

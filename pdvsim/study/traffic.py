@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import Chain
-from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, block_hashes
+from pdvsim.sim.machine.prefix import PrefixBlocks
 from pdvsim.sim.workload.conversations import hashed_chain, recorded, session_chain
 from pdvsim.sim.workload.datasets import Trace
 
@@ -104,11 +104,8 @@ def repeated_share(trace: Trace) -> float:
     )
     for row in order.tolist():
         prompt, output = lengths[row]
-        names = block_hashes(chains[row], 0, (prompt + output - 1) // BLOCK)
-        there = seen.match(names)
-        repeated += min(there, (prompt - 1) // BLOCK)
-        seen.name(names[there:])
-    return repeated * BLOCK / int(trace.lengths[:, 0].sum())
+        repeated += seen.sent(chains[row], prompt, prompt + output - 1)
+    return repeated / int(trace.lengths[:, 0].sum())
 
 
 def _spread(values: NDArray[Any]) -> dict[str, float]:

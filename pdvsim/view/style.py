@@ -46,6 +46,9 @@ NAMES = {
     "mean_num_cached_tokens": ("Cached tokens per request", "tokens", 1.0),
     "mean_ttft_hit_ms": ("Mean TTFT of hits", "ms", 1.0),
     "mean_ttft_miss_ms": ("Mean TTFT of misses", "ms", 1.0),
+    "kv_peak_shared_tokens": ("Most KV cache shared by requests", "tokens", 1.0),
+    "prefix_cache_evictions": ("Evicted blocks", "blocks", 1.0),
+    "gpu_s_per_conversation": ("GPU time per conversation", "s", 1.0),
 }
 LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 LANE = re.compile(rf"lanes_({'|'.join(LANES)})_(utilisation|bandwidth_share|mean_queue_depth)")

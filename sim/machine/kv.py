@@ -28,8 +28,7 @@ class KvCache:
         self.peak_shared_tokens = 0  # in blocks that several requests use
         self._unread: set[int] = set()  # cached blocks that the drafter has not read
         self._searched: tuple[Request | None, int] = None, -1  # for whom, and when
-        self._names: list[int] = []  # hashes of what that request has to read
-        self._found = 0  # of these, those that are cached
+        self._found = 0  # blocks of what it has to read that are cached
         self.capacity_tokens = capacity_tokens
         self.lookahead = lookahead  # drafts beyond the last output token that may be written
         self.paged = paged
@@ -37,7 +36,7 @@ class KvCache:
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
         self.batches: list[Unwritten] = []
-        self._inside: dict[Request, list[int]] = {}  # in order of admission, with the hashes of their named blocks
+        self._inside: dict[Request, int] = {}  # in order of admission, with the number of their named blocks
 
     def __contains__(self, request: Request) -> bool:
         return request in self._inside
@@ -55,8 +54,7 @@ class KvCache:
             return 0
         self.evict()
         if self._searched != (request, self.prefixes.version):
-            self._names = block_hashes(request.chain, 0, request.to_read // BLOCK)
-            self._found = self.prefixes.match(self._names)
+            self._found = self.prefixes.match(request.chain, 0, request.to_read // BLOCK)
             self._searched = request, self.prefixes.version
         if not self._found:
             return 0
@@ -69,25 +67,25 @@ class KvCache:
         tokens = self.blocks(tokens) if self.paged else self.need(request)
         if not self.take(tokens):
             return False
-        self._inside[request] = []
+        self._inside[request] = 0
         request.held_tokens = tokens
         request.pinned = True
         return True
 
     def _admit_sharing(self, request: Request, tokens: int, reuse: Reuse) -> bool:
-        cached, held_tokens = self.cached(request), self.blocks(tokens)
-        names = self._names[: min(self._found, held_tokens // BLOCK)]
-        used = self.prefixes.in_use(names)
+        cached, held_tokens, chain = self.cached(request), self.blocks(tokens), request.chain
+        found = min(self._found, held_tokens // BLOCK)
+        used = self.prefixes.in_use(chain, found) if found else 0
         more = held_tokens - BLOCK * used
         if self.used_tokens + more > self.capacity_tokens:
             return False
-        if names:
-            self.cached_tokens -= BLOCK * self.prefixes.hold(names, used)
+        if found:
+            self.cached_tokens -= BLOCK * self.prefixes.hold(chain, 0, found)
         self.take(more)
-        if new := self._names[len(names) : tokens // BLOCK]:
-            self.prefixes.name(new)
-            names += new
-        self._inside[request] = names
+        named = max(found, tokens // BLOCK)
+        if named > found:
+            self.prefixes.name(chain, found, named)
+        self._inside[request] = named
         if used:
             self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
         request.held_tokens, request.pinned, request.prefilled = held_tokens, True, cached
@@ -96,7 +94,8 @@ class KvCache:
         else:
             request.recomputed_tokens = max(0, request.recomputed_tokens - cached)
         if reuse.drafter and self._unread:
-            unread = (at for at, name in enumerate(names[: cached // BLOCK]) if name in self._unread)
+            names = block_hashes(chain, 0, cached // BLOCK)
+            unread = (at for at, name in enumerate(names) if name in self._unread)
             request.lacks = cached - BLOCK * next(unread, cached // BLOCK)
         return True
 
@@ -105,15 +104,16 @@ class KvCache:
         if self.reuse is None or not request.chain:
             return
         self.evict()
-        names = self._inside[request]
-        more = block_hashes(request.chain, len(names), tokens // BLOCK)
-        if there := self.prefixes.match(more):  # computed by another meanwhile: its own blocks are free again
-            used = self.prefixes.in_use(more[:there])
-            self.used_tokens -= BLOCK * used
-            self.cached_tokens -= BLOCK * self.prefixes.hold(more[:there], used)
-        if more:
-            self.prefixes.name(more[there:])
-            names += more
+        chain, first, last = request.chain, self._inside[request], tokens // BLOCK
+        if last <= first:
+            return
+        if there := self.prefixes.match(chain, first, last):  # computed by another meanwhile: its own are free again
+            idle = self.prefixes.hold(chain, first, first + there)
+            self.used_tokens -= BLOCK * (there - idle)
+            self.cached_tokens -= BLOCK * idle
+        if first + there < last:
+            self.prefixes.name(chain, first + there, last)
+        self._inside[request] = last
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Allocate room for the first `tokens` tokens of a request, if available."""
@@ -157,17 +157,18 @@ class KvCache:
         request.held_tokens, request.pinned = 0, False
 
     def _keep(self, request: Request, reuse: Reuse) -> None:
-        tokens, names = request.context or request.prefilled, self._inside[request]
+        tokens, chain = request.context or request.prefilled, request.chain
         if reuse.answers:
             self.name(request, tokens)
+        named = self._inside[request]
         if reuse.drafter:
-            read = max(0, tokens - request.owed) // BLOCK
+            read = min(named, max(0, tokens - request.owed) // BLOCK)
             if self._unread:
-                self._unread.difference_update(names[:read])
-            if read < len(names):
-                self._unread.update(names[read:])
-        idle = self.prefixes.release(names)
-        self.used_tokens += BLOCK * (len(names) - idle)
+                self._unread.difference_update(block_hashes(chain, 0, read))
+            if read < named:
+                self._unread.update(block_hashes(chain, read, named))
+        idle = self.prefixes.release(chain, named)
+        self.used_tokens += BLOCK * (named - idle)
         self.cached_tokens += BLOCK * idle
 
     def check_integrity(self) -> None:
@@ -175,14 +176,14 @@ class KvCache:
         self._sync()
         self.evict()
         held = [request.held_tokens for request in self._inside]
-        named = sum(map(len, self._inside.values()))
+        named = sum(self._inside.values())
         again = BLOCK * (named - len(self.prefixes) + self.prefixes.idle)  # references to blocks after the first
         assert self.used_tokens == sum(held) - again <= self.peak_tokens <= self.capacity_tokens
         assert self.used_tokens + self.cached_tokens <= self.capacity_tokens
         assert self.cached_tokens == BLOCK * self.prefixes.idle
         assert not any(tokens % self._block for tokens in held)
-        assert all(BLOCK * len(names) <= request.held_tokens for request, names in self._inside.items())
-        self.prefixes.check_integrity(self._inside.values())
+        assert all(BLOCK * named <= request.held_tokens for request, named in self._inside.items())
+        self.prefixes.check_integrity((request.chain, named) for request, named in self._inside.items())
 
     def _sync(self) -> None:
         for batch in self.batches:

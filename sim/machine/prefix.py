@@ -3,18 +3,19 @@
 A pure data structure, for the simulated KV cache and for a real page table. As in vLLM, the hash of a block covers all
 tokens up to its end, blocks that nobody uses stay until room is needed, and the least recently used is evicted first.
 Of blocks that are given up together the last of the prompt is evicted first. So a cached block always has the blocks
-before it, and a search for the longest prefix may bisect.
+before it. Of each text the first blocks are cached, so that a few numbers describe it however long it is.
 
 Not modelled: blocks that are filled in part, and copies on the host or on disk.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter, OrderedDict
+from bisect import bisect_left, insort
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from itertools import chain as chained
+from itertools import count, takewhile
 
 from pdvsim.sim.core import Chain
 
@@ -22,18 +23,28 @@ BLOCK = 16  # tokens, vLLM's default; a power of two
 _BLOCKS_OF_A_TEXT = 1 << 21  # more than the longest prompt and output have
 
 
-def block_hashes(chain: Chain, first: int, last: int) -> list[int]:
-    """Hashes of a request's blocks from `first` up to `last`, which must be full.
+def _parts(chain: Chain, first: int, last: int) -> list[tuple[int, int, int, int]]:
+    """A request's blocks from `first` up to `last` by text: the text, its first block, and those of the part.
 
     A block belongs to the text that holds its last token, and a text implies those before it in the chain.
     """
-    hashes: list[int] = []
+    parts, start = [], 0
     for end, text in chain:
-        stop = min(end // BLOCK, last)
-        if stop > first:
-            hashes += range(text * _BLOCKS_OF_A_TEXT + first, text * _BLOCKS_OF_A_TEXT + stop)
-            first = stop
-    return hashes
+        stop = end // BLOCK
+        if stop >= last:
+            stop = last
+        if stop > first and stop > start:
+            parts.append((text, start, start if start > first else first, stop))
+        if stop == last:
+            break
+        start = stop
+    return parts
+
+
+def block_hashes(chain: Chain, first: int, last: int) -> list[int]:
+    """Hashes of a request's blocks from `first` up to `last`, which must be full."""
+    parts = _parts(chain, first, last)
+    return [text * _BLOCKS_OF_A_TEXT + at for text, _, begin, stop in parts for at in range(begin, stop)]
 
 
 @dataclass(frozen=True)
@@ -45,79 +56,110 @@ class Reuse:
     drafter: bool = False  # a drafter on the GPU has a KV cache of its own
 
 
-class _Run:
-    """Blocks of a prompt that were given up together, from `first` on; the last is evicted first."""
+class _Text:
+    """Cached blocks of a text, from `start` up to `known`, and up to where each of its users uses them, in order."""
 
-    __slots__ = ("first", "names")
+    __slots__ = ("begins", "known", "number", "start", "stops")
 
-    def __init__(self, names: list[int]) -> None:
-        self.names, self.first = names, 0
+    def __init__(self, number: int, start: int) -> None:
+        self.number, self.start, self.known = number, start, start
+        self.stops: list[int] = []
+        self.begins: dict[int, int] = {}  # runs without users, by the block of this text that they begin with
+
+    @property
+    def used(self) -> int:
+        """The end of the blocks that somebody uses."""
+        return self.stops[-1] if self.stops else self.start
+
+    @property
+    def shared(self) -> int:
+        """The end of the blocks that two or more use."""
+        return self.stops[-2] if len(self.stops) > 1 else self.start
 
 
 class PrefixBlocks:
-    """Named blocks: a count of references to each, and those without any, least recently used first.
+    """Cached blocks with their users, and those without any in runs, least recently used first.
 
-    Whoever uses a block uses those before it. So of a prompt's cached blocks the first ones have several references,
-    the next ones have one, and the last ones none. These are kept in runs, and the first of a prompt begins one.
+    Whoever uses a block uses those before it. So the blocks that a request leaves without users are its last ones.
+    They are a run, which is used again from its beginning on and evicted from its end.
     """
 
     def __init__(self) -> None:
-        self._known: set[int] = set()  # hashes
-        self._more: Counter[int] = Counter()  # references after the first
-        self._runs: OrderedDict[_Run, None] = OrderedDict()  # in order of use
-        self._beginning: dict[int, _Run] = {}  # the same by their first block
+        self._texts: dict[int, _Text] = {}  # by the hash of their first block
+        self._runs: OrderedDict[int, deque[tuple[_Text, int, int]]] = OrderedDict()  # parts of texts, in order of use
+        self._numbers = count()  # of runs
         self._pages: dict[int, int] = {}  # of blocks, where there are real ones
-        self.idle = 0  # blocks without a reference
+        self._known = 0  # cached blocks
+        self.shared = 0  # blocks with two users or more
+        self.idle = 0  # blocks without a user
         self.evictions = 0
         self.version = 0  # changes whenever a prefix may match more or less than before
 
     def __len__(self) -> int:
-        return len(self._known)
+        return self._known
 
-    @property
-    def shared(self) -> int:
-        """Blocks with two references or more."""
-        return len(self._more)
+    def match(self, chain: Chain, first: int, last: int) -> int:
+        """How many of a request's blocks from `first` up to `last` are cached."""
+        for number, start, begin, stop in _parts(chain, first, last):
+            text = self._texts.get(number * _BLOCKS_OF_A_TEXT + start)
+            if text is None or text.known < stop:
+                return (begin if text is None else text.known) - first
+        return last - first
 
-    def match(self, hashes: Sequence[int]) -> int:
-        """How many of a prompt's first blocks are cached."""
-        known = self._known
-        if not hashes or hashes[0] not in known:
-            return 0
-        return bisect_left(hashes, True, key=lambda name: name not in known)
+    def in_use(self, chain: Chain, last: int) -> int:
+        """How many of a request's first blocks somebody uses, of `last` that are cached."""
+        for number, start, _, stop in _parts(chain, 0, last):
+            used = self._texts[number * _BLOCKS_OF_A_TEXT + start].used
+            if used < stop:
+                return used
+        return last
 
-    def in_use(self, hashes: Sequence[int]) -> int:
-        """How many of a prompt's first blocks somebody uses; all are cached."""
-        begins, at = self._beginning, self._shared(hashes)
-        while at < len(hashes) and hashes[at] not in begins:
-            at += 1
-        return at
+    def hold(self, chain: Chain, first: int, last: int) -> int:
+        """Add a user to cached blocks, one that has those before `first`; returns how many had none."""
+        idle = 0
+        for number, start, begin, stop in _parts(chain, first, last):
+            text = self._texts[number * _BLOCKS_OF_A_TEXT + start]
+            at = text.used
+            if at < stop:
+                idle += stop - at
+            while at < stop:
+                at = self._use_again(text, at, stop)
+            self._use(text, begin, stop)
+        self.idle -= idle
+        return idle
 
-    def _shared(self, hashes: Sequence[int]) -> int:
-        """How many of a prompt's first blocks have two references or more."""
-        more = self._more
-        return bisect_left(hashes, True, key=lambda name: name not in more) if more else 0
+    def _use_again(self, text: _Text, at: int, most: int) -> int:
+        """Take blocks of a text from the beginning of a run, up to `most`; returns where they end."""
+        number = text.begins.pop(at)
+        run = self._runs[number]
+        _, _, stop = run.popleft()
+        if stop > most:
+            run.appendleft((text, most, stop))
+        if run:
+            text, begin, _ = run[0]
+            text.begins[begin] = number
+        else:
+            del self._runs[number]
+        return min(stop, most)
 
-    def hold(self, hashes: Sequence[int], used: int) -> int:
-        """Add a reference to each of a prompt's cached blocks, the first `used` in use; returns how many are not."""
-        self._more.update(hashes[:used])
-        at = used
-        while at < len(hashes):
-            run = self._beginning.pop(hashes[at])
-            most = min(len(run.names) - run.first, len(hashes) - at)
-            shift = run.first - at
-            stop = bisect_left(range(at, at + most), True, key=lambda i: run.names[i + shift] != hashes[i]) + at
-            run.first, at = stop + shift, stop
-            if run.first == len(run.names):
-                del self._runs[run]
-            else:
-                self._beginning[run.names[run.first]] = run
-        self.idle -= len(hashes) - used
-        return len(hashes) - used
+    def _use(self, text: _Text, begin: int, stop: int) -> None:
+        """A user of a text up to `begin` uses it up to `stop`."""
+        before = text.shared
+        if begin > text.start:
+            del text.stops[bisect_left(text.stops, begin)]
+        insort(text.stops, stop)
+        self.shared += text.shared - before
 
-    def name(self, hashes: Sequence[int]) -> None:
-        """Name a prompt's next blocks, with a reference each."""
-        self._known.update(hashes)
+    def name(self, chain: Chain, first: int, last: int) -> None:
+        """Cache a request's next blocks, with one user, who has those before `first`."""
+        for number, start, begin, stop in _parts(chain, first, last):
+            key = number * _BLOCKS_OF_A_TEXT + start
+            text = self._texts.get(key)
+            if text is None:
+                text = self._texts[key] = _Text(number, start)
+            text.known = stop
+            self._use(text, begin, stop)
+        self._known += last - first
         self.version += 1
 
     def number(self, hashes: Sequence[int], pages: Sequence[int]) -> None:
@@ -128,32 +170,41 @@ class PrefixBlocks:
         """The pages of a prompt's blocks, up to the first that has none yet."""
         return [self._pages[name] for name in takewhile(self._pages.__contains__, hashes)]
 
-    def release(self, hashes: Sequence[int]) -> int:
-        """Take a reference from each of a prompt's blocks; returns how many have none left and may be evicted."""
-        more, shared = self._more, self._shared(hashes)
-        twice = bisect_left(range(shared), True, key=lambda at: more[hashes[at]] == 1)  # the first that two use
-        dict.update(more, {name: more[name] - 1 for name in hashes[:twice]})
-        for name in hashes[twice:shared]:
-            more.pop(name)
-        if len(hashes) > shared:
-            run = _Run(list(hashes[shared:]))
-            self._runs[run] = None
-            self._beginning[run.names[0]] = run
-            self.idle += len(run.names)
-        return len(hashes) - shared
+    def release(self, chain: Chain, last: int) -> int:
+        """Take a user from a request's blocks; returns how many have none left and may be evicted."""
+        run: deque[tuple[_Text, int, int]] = deque()
+        idle = 0
+        for number, start, _, stop in _parts(chain, 0, last):
+            text = self._texts[number * _BLOCKS_OF_A_TEXT + start]
+            before = text.shared
+            del text.stops[bisect_left(text.stops, stop)]
+            self.shared += text.shared - before
+            if (used := text.used) < stop:
+                run.append((text, used, stop))
+                idle += stop - used
+        if run:
+            text, begin, _ = run[0]
+            text.begins[begin] = next(self._numbers)
+            self._runs[text.begins[begin]] = run
+            self.idle += idle
+        return idle
 
     def evict(self, count: int) -> list[int]:
         """Forget the blocks that were not used for the longest time; returns their hashes."""
         evicted: list[int] = []
         while len(evicted) < count:
-            run = next(iter(self._runs))
-            begin = max(run.first, len(run.names) - count + len(evicted))
-            evicted += reversed(run.names[begin:])
-            if begin == run.first:
-                del self._runs[run], self._beginning[run.names[begin]]
-            else:
-                del run.names[begin:]
-        self._known.difference_update(evicted)
+            number, run = next(iter(self._runs.items()))
+            text, begin, stop = run.pop()
+            text.known = max(begin, stop - count + len(evicted))
+            base = text.number * _BLOCKS_OF_A_TEXT
+            evicted += range(base + stop - 1, base + text.known - 1, -1)
+            if text.known > begin:
+                run.append((text, begin, text.known))
+            elif not run:
+                del self._runs[number], text.begins[begin]
+            if text.known == text.start:
+                del self._texts[base + text.start]
+        self._known -= count
         self.idle -= count
         self.evictions += count
         self.version += 1
@@ -163,12 +214,24 @@ class PrefixBlocks:
         """The pages of evicted blocks, for others to use."""
         return [self._pages.pop(name) for name in hashes]
 
-    def check_integrity(self, held: Iterable[Sequence[int]]) -> None:
-        """References are those of the prompts that are `held`, and blocks without any are idle."""
-        counts = Counter(name for hashes in held for name in hashes)
-        idle = [name for run in self._runs for name in run.names[run.first :]]
-        assert self._known == {*counts, *idle}
-        assert len(self._known) == len(counts) + len(idle)
-        assert self.idle == len(idle)
-        assert self._more == {name: count - 1 for name, count in counts.items() if count > 1}
-        assert self._beginning == {run.names[run.first]: run for run in self._runs}
+    def sent(self, chain: Chain, prompt_tokens: int, tokens: int) -> int:
+        """Keep the first `tokens` tokens of a request for ever; returns those of its prompt that were cached."""
+        blocks = tokens // BLOCK
+        there = self.match(chain, 0, blocks)
+        self.hold(chain, 0, there)
+        self.name(chain, there, blocks)
+        return BLOCK * min(there, (prompt_tokens - 1) // BLOCK)
+
+    def check_integrity(self, held: Iterable[tuple[Chain, int]]) -> None:
+        """Users are the requests that are `held`, with the number of their blocks; blocks without any are idle."""
+        counts = Counter(name for texts, last in held for name in block_hashes(texts, 0, last))
+        cached = ((text, text.start, text.known) for text in self._texts.values())
+        known, idle = (
+            [text.number * _BLOCKS_OF_A_TEXT + at for text, begin, stop in parts for at in range(begin, stop)]
+            for parts in (cached, chained.from_iterable(self._runs.values()))
+        )
+        assert sorted(known) == sorted([*counts, *idle])
+        assert (len(self), self.idle) == (len(known), len(idle))
+        assert self.shared == sum(users > 1 for users in counts.values())
+        begins = {number: (text, at) for text in self._texts.values() for at, number in text.begins.items()}
+        assert begins == {number: run[0][:2] for number, run in self._runs.items()}

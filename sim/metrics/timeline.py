@@ -49,7 +49,8 @@ def trace(result: Result) -> Iterator[bytes]:
     header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode()
     yield ",\n".join(_names(result.launches)).encode()
-    pieces = (_launches(result), _queues(result.launches), _in_flight(result.requests), _host(result))
+    requests = result.requests
+    pieces = (_launches(result), _queues(result.launches), _in_flight(requests), _hits(requests), _host(result))
     for lines in chain(*pieces, _requests(result)):
         if lines:
             yield (",\n" + ",\n".join(lines)).encode()
@@ -155,6 +156,22 @@ def _in_flight(requests: Columns) -> Iterator[list[str]]:
             ]
 
 
+def _hits(requests: Columns) -> Iterator[list[str]]:
+    """Share of the prompt tokens so far that the prefix cache had, per replica, at each first admission."""
+    for replica in np.unique(requests["replica"]).tolist():
+        looked = (requests["replica"] == replica) & (requests["num_cached_tokens"] >= 0)
+        order = np.argsort(requests["admitted_s"][looked], kind="stable")
+        time_s, cached, asked = (
+            requests[name][looked][order] for name in ("admitted_s", "num_cached_tokens", "prompt_tokens")
+        )
+        for block in parts({"ts": time_s * 1e6, "percent": 100 * cached.cumsum() / asked.cumsum()}):
+            yield [
+                f'{{"ph":"C","name":"prefix cache hits so far (%)","pid":{_pid(replica, 0)},"ts":{ts:.3f},'
+                f'"args":{{"percent":{percent:.2f}}}}}'
+                for ts, percent in zip(block["ts"].tolist(), block["percent"].tolist(), strict=True)
+            ]
+
+
 def _host(result: Result) -> Iterator[list[str]]:
     """What each replica's host thread did, one operation at a time."""
     spans = result.host or ()
@@ -185,7 +202,8 @@ def _requests(result: Result) -> Iterator[list[str]]:
     pids = (launches["replica"].astype(np.int64) * GPUS_PER_REPLICA + launches["gpu"] + 1).tolist()
     lanes = (launches["lane"] + 1).tolist()
     times = [_nanoseconds(requests[f"{name}_s"]) for name in ("arrival", "admitted", "first_token", "finish")]
-    counted = ("prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", "preemptions", "num_cached_tokens")
+    counted = ["prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", "preemptions", "num_cached_tokens"]
+    counted += ["session", "turn"] if (requests["session"] >= 0).any() else []
     for at, (id, replica) in enumerate(zip(requests["id"].tolist(), requests["replica"].tolist(), strict=True)):
         arrival, admitted, first, finish = (int(column[at]) for column in times)
         if finish < arrival:

@@ -173,7 +173,7 @@ class Workload:
         if self._replay is not None:
             yield from (self._replay.arrival_s[part] for part in self._parts())
             return
-        rng, reached, rate = deepcopy(self._arrivals), 0.0, self.traffic.request_rate / self._mean_turns
+        rng, reached, rate = deepcopy(self._arrivals), 0.0, self.traffic.request_rate / self.mean_turns
         for count in self._starts():
             arrival_s, reached = _arrivals(rate, self.traffic.burstiness, count, rng, reached)
             yield arrival_s
@@ -185,7 +185,7 @@ class Workload:
         return (len(drawn.starts) for drawn in self._drawn())
 
     @cached_property
-    def _mean_turns(self) -> float:
+    def mean_turns(self) -> float:
         """Turns of a conversation, without the last one, which may be cut short."""
         if self._talk is None and self.traffic.num_turns == 1:
             return 1.0

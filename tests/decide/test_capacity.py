@@ -21,7 +21,7 @@ from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import capacity as capacity_module
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.capacity import LONG, Capacities, Plan
+from pdvsim.decide.capacity import LONG, LONG_TALKS, Capacities, Plan
 from pdvsim.decide.capacity_search import Bisection, Bracket, Held, find_capacities, search, steepness
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
@@ -175,6 +175,19 @@ def test_two_servers_hold_at_least_twice_what_one_does(one_by_one: Experiment) -
         for row in found.rows:  # 3.60 $ an hour are a dollar for 1000 s
             assert row["usd_per_million_output_tokens"] == pytest.approx(1e3 * servers / row["output_tokens_per_s"])
     assert held[1] > 2 * held[0]
+
+
+def test_a_conversation_costs_the_hour_over_the_conversations_of_an_hour(one_by_one: Experiment) -> None:
+    """Four turns of one request each: conversations begin at a quarter of the rate that is held."""
+    talks = replace(one_by_one, traffic=replace(one_by_one.traffic, num_turns=4, think_time_s=0.05, num_prompts=200))
+    plan = Plan(talks, ("autoregressive",), 2, Goal("throughput", ("ttft:30",), 0.9))
+    found = find_capacities(plan, Bench(1), gpu_hour_usd=3.6)
+    [entry] = found.summary()
+    assert entry["usd_per_conversation"].mean == pytest.approx(4e-3 / entry["rate"].mean, rel=0.1)
+    assert "$/1000 conversations" in str(found)
+    assert found.report().document["summary"] == [entry]
+    lasted_s = found.plan.base.traffic.num_prompts / entry["rate"].mean
+    assert lasted_s > LONG_TALKS * 4 * 0.05  # the think time alone
 
 
 def test_a_queue_that_grows_is_not_held_however_late(one_by_one: Experiment) -> None:

@@ -114,6 +114,21 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
     simulate(replace(advice.finalist("pdv-ahead on 1+1"), scoring=ask.base.scoring))  # no option of it does nothing
 
 
+def test_fleets_have_a_price_per_conversation() -> None:
+    options = AdviseOptions(
+        ("colocated",), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
+        num_runs=2, budget=12, jobs=1, server=SETTLED,
+        traffic=VariedTraffic(
+            "random", num_prompts=24, input_len=20, output_len=32, random_range_ratio=0.0, num_turns=3
+        ),
+    )  # fmt: skip
+    advice = advise(options.question(), Bench(1))
+    assert "$ per 1000 conversations" in str(advice)
+    for finalist in advice.report().document["finalists"]:
+        million, talk = finalist["per_million_output_tokens"], finalist["per_conversation"]
+        assert talk.mean == pytest.approx(million.mean * 3 * 32 / 1e6)
+
+
 def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None:
     """Commands, expected figures, where it flips and what could go wrong, of the fleet recommended."""
     best, text = advice.recommended, str(advice)

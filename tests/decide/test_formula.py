@@ -112,3 +112,18 @@ def test_a_drafter_that_leaves_no_room_for_the_batch_is_not_promising() -> None:
     assert little.fits(0) > 4 * little.fits(1) > 0
     assert little.ranked(LENGTHS)[0].k == 0
     assert Formula(replace(little.experiment, hardware=Hardware())).ranked(LENGTHS)[0].k > 0
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_cached_prefixes_are_not_prefilled(answers: bool) -> None:
+    """The cached tokens are those of a run without evictions; an answer on another GPU is not cached."""
+    traffic = Traffic(
+        "random", num_prompts=200, request_rate=8.0, prefix_len=2000, input_len=100, output_len=40, num_turns=4
+    )
+    hardware = Hardware() if answers else Hardware(place=("prefill=1",))
+    experiment = Experiment("pd", traffic, hardware=hardware)
+    formula, run = Formula(experiment), simulate(experiment).requests
+    assert formula.cached_tokens == pytest.approx(run["num_cached_tokens"].mean(), rel=0.01)
+    off = replace(experiment, server=replace(experiment.server, enable_prefix_caching=False))
+    assert Formula(off).cached_tokens == 0
+    assert formula.prompt_s(2) < 0.3 * Formula(off).prompt_s(2)

@@ -13,13 +13,14 @@ import numpy as np
 import pytest
 
 from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
-from pdvsim.live.knobs import BURST, Knobs, Setup
+from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.pace import MOST_UNREAD, Feed
 from pdvsim.live.session import Session, replay
 from pdvsim.live.table import lines
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.records import rows_of
 from pdvsim.sim.run import simulate
 from pdvsim.testing import check_alike
 
@@ -139,6 +140,49 @@ def test_hits_in_the_prefix_cache_show() -> None:
     plain = Session(Setup(("colocated",), BASE))
     plain.advance(4.0)
     assert "prefix cache hits (%)" not in dict(lines(plain.figures(10.0)))
+
+
+TALKS = Traffic(
+    "random", num_prompts=300, num_turns=4, think_time_s=0.5, request_rate=12.0, prefix_len=100, input_len=100,
+    output_len=40, seed=3,
+)  # fmt: skip
+
+
+def test_conversations_are_those_of_an_ordinary_run() -> None:
+    """A turn follows the answer to the last one; conversations begin at their own times."""
+    base = replace(BASE, arch="colocated", traffic=TALKS)
+    [kept] = replay(Setup(("colocated",), base), [], 10.0)
+    live, plain = (rows_of(r, r["finish_s"] <= 10.0) for r in (kept.requests, simulate(base).requests))
+    assert (plain["turn"] == 3).sum() > 10
+    for name in ("session", "turn", "num_cached_tokens"):
+        assert live[name].tolist() == plain[name].tolist()
+    for name in ("arrival_s", "finish_s"):
+        assert live[name] == pytest.approx(plain[name])
+
+
+def test_conversations_show_who_uses_the_kv_cache() -> None:
+    """All of a small cache is used or cached at last; it evicts, and so hits less often than an endless one."""
+    endless = (96 + 224 + 368 + 512) / (200 + 340 + 480 + 620)  # whole blocks of the prefix, then of all before
+    base = replace(BASE, traffic=TALKS, hardware=replace(BASE.hardware, kv_capacity_tokens=4000))
+    session = Session(Setup(("colocated", "pdv"), base))
+    session.advance(6.0)
+    session.turn(replace(session.knobs, request_rate=16.0))  # a new sample: its conversations are new as well
+    session.advance(12.0)
+    for figures in session.figures(5.0):
+        shown = dict(lines([figures]))
+        shares = [shown[f"KV {words} (%)"][0] for words in ("shared by requests", "of one request")]
+        assert sum(shares) == pytest.approx(100 * figures["kv_share"])
+        assert sum(shares) + shown["KV cached, unused (%)"][0] == pytest.approx(100, abs=3)
+        assert shown["evicted blocks"][0] > 0
+        assert 0 < figures["hit_rate"] < endless
+
+
+def test_a_burst_has_texts_of_its_own() -> None:
+    """Its requests share the prefix with the others, and nothing else, though they are a second sample."""
+    shared = Traffic("random", request_rate=20.0, prefix_len=160, input_len=80, output_len=16, seed=3)
+    base = replace(BASE, traffic=shared)
+    [kept] = replay(Setup(("colocated",), base), [Act(1.0)], 2.0)
+    assert kept.requests["num_cached_tokens"].max() == 160
 
 
 def test_a_burst_and_another_acceptance_show() -> None:

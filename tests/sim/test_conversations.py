@@ -11,7 +11,6 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.live.knobs import Setup
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ENDLESS, Request
 from pdvsim.sim.machine.prefix import BLOCK, block_hashes
@@ -258,8 +257,3 @@ def test_more_requests_do_not_change_the_first_ones() -> None:
 def vars_of(request: Request) -> tuple[Any, ...]:
     names = block_hashes(request.chain, 0, request.prompt_tokens // BLOCK)
     return request.prompt_tokens, request.output_tokens, request.runs, request.session, request.turn, *names
-
-
-def test_live_has_no_conversations() -> None:
-    with pytest.raises(ValueError, match="no conversations"):
-        Setup(("pd",), Experiment("pd", Traffic(num_turns=3, request_rate=2.0)))

@@ -129,6 +129,34 @@ def test_requests_without_a_chain_are_never_cached() -> None:
     assert (kv.cached_tokens, len(kv.prefixes)) == (0, 0)
 
 
+def test_real_pages_are_found_by_hash_and_come_back_when_evicted() -> None:
+    """As a page table uses it: new pages for what is missing, known ones for the rest, evicted ones used again."""
+    blocks, free = PrefixBlocks(), list(range(10, 16))
+    tables: dict[int, tuple[Chain, int]] = {}
+    ends: list[Chain] = [((2 * BLOCK, 1), (ENDLESS, text)) for text in (2, 3, 4)]  # two blocks in common
+
+    def admit(number: int, chain: Chain, last: int) -> list[int]:
+        there = blocks.match(chain, 0, last)
+        blocks.hold(chain, 0, there)
+        lacking = last - there
+        free.extend(blocks.reclaim(blocks.evict(max(0, lacking - len(free)))))
+        new = [free.pop(0) for _ in range(lacking)]
+        blocks.name(chain, there, last)
+        assert blocks.pages(block_hashes(chain, there, last)) == []
+        blocks.number(block_hashes(chain, there, last), new)
+        tables[number] = chain, last
+        blocks.check_integrity(tables.values())
+        return blocks.pages(block_hashes(chain, 0, last))
+
+    assert admit(0, ends[0], 3) == [10, 11, 12]
+    assert admit(1, ends[1], 3) == [10, 11, 13]
+    assert blocks.release(*tables.pop(0)) == 1  # of the first only its last block is not used by the second
+    assert blocks.release(*tables.pop(1)) == 3
+    assert admit(2, ends[2], 5) == [10, 11, 14, 15, 12]  # two free pages, and the one that was idle the longest
+    assert blocks.match(ends[0], 0, 3) == 2
+    assert (blocks.idle, blocks.evictions) == (1, 1)
+
+
 # theory ---------------------------------------------------------------------------------------------------------------
 
 

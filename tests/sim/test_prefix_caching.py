@@ -218,6 +218,9 @@ def test_a_timeline_names_the_cached_tokens_of_each_request() -> None:
     }
     assert list(named.values()) == result.requests["num_cached_tokens"].tolist()
     assert set(named.values()) == {0, 96}
+    shares = [event["args"]["percent"] for event in events if event["name"].startswith("prefix cache hits")]
+    assert len(shares) == len(named)
+    assert shares[-1] == pytest.approx(summarise(result)["prefix_cache_hit_rate"], abs=0.01)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -45,7 +45,10 @@ MARKS = {"mean": "mean", "median": "p50", "p95": "p95", "p99": "p99"}
 RANKS = {"p95": 95.0, "p99": 99.0}
 RATES = ("output_throughput", "request_throughput", "total_token_throughput", "request_goodput")
 ACCEPTANCE = ("spec_decode_acceptance_rate", "spec_decode_judged_acceptance_rate")
-CACHE = ("prefix_cache_hit_rate", "mean_num_cached_tokens", "mean_ttft_hit_ms", "mean_ttft_miss_ms")
+CACHE = (
+    "prefix_cache_hit_rate", "mean_num_cached_tokens", "mean_ttft_hit_ms", "mean_ttft_miss_ms", "kv_peak_shared_tokens",
+    "prefix_cache_evictions", "gpu_s_per_conversation",
+)  # fmt: skip
 LAUNCHES_PER_BIN = 3
 MANY = 100  # with more entries time series are coarser, to limit the page's size
 

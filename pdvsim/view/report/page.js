@@ -30,7 +30,7 @@ function start() {
   fill("setting", doc.settings.map((s, i) => [i, s]), 0);
   $("setting-label").hidden = doc.settings.length < 2;
   fillLoads();
-  fill("rate", Object.entries(doc.metrics).filter(([m]) => !m.endsWith("_ms")).map(([m, n]) => [m, n.title]));
+  fill("rate", Object.entries(doc.metrics).filter(([m]) => !/^[^_]+_[^_]+_ms$/.test(m)).map(([m, n]) => [m, n.title]));
   fill("latency", latencies.map((m) => [m, m.toUpperCase()]));
   fillMarks();
   fill("against", doc.archs.map((a) => [a.name, a.name]));
