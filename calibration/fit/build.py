@@ -163,10 +163,15 @@ def ranges(frame: pd.DataFrame) -> dict[str, Any]:
 
 
 def corun_errors(corun: Corun) -> dict[str, Any]:
-    """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted."""
+    """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted.
+
+    Those with mixtures of experts are apart.
+    """
     errors_by_kind: dict[str, Any] = {}
-    for label, works, ways in (("pairs", 2, ()), ("triples", 3, ("no_triples",))):
-        for held_out in ("by_shape", "by_models", *ways):
+    ways = ("by_shape", "by_models")
+    kinds = (("pairs", 2, ways), ("triples", 3, (*ways, "no_triples")), ("mixtures", None, ways[:1]))
+    for label, works, held_outs in kinds:
+        for held_out in held_outs:
             errors = corun.errors(works, held_out)
             if len(errors):
                 errors_by_kind[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}

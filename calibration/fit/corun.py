@@ -54,6 +54,10 @@ class Group:
     members: list[Member]
 
     @cached_property
+    def mixture(self) -> bool:
+        return any(member.grain for member in self.members)
+
+    @cached_property
     def ordered(self) -> bool:
         return len({member.priority for member in self.members}) > 1
 
@@ -68,13 +72,14 @@ class Corun:
     """The fitted figures, and a row a member with its measured slowdown and what fits without it predict."""
 
     fit: ContentionFit
-    # models, shapes, works, ordered, kind, measured, and predicted with these shapes or models held out (nan where
-    # nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
+    # models, mixture (whether experts ran), shapes, works, ordered, kind, measured, and predicted with these shapes or
+    # models held out (nan where nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
     frame: pd.DataFrame
 
-    def errors(self, works: int, held_out: str = "by_shape") -> Floats:
-        """Predicted over measured slowdown, less one, of pairs (2) or triples (3)."""
-        rows = self.frame[self.frame["works"] == works]
+    def errors(self, works: int | None, held_out: str = "by_shape") -> Floats:
+        """Predicted over measured slowdown, less one: of dense pairs (2) or triples (3), or of mixtures (None)."""
+        dense = ~self.frame["mixture"] & (self.frame["works"] == works)
+        rows = self.frame[dense if works else self.frame["mixture"]]
         off = np.asarray(rows[held_out] / rows["measured"] - 1, np.float64)
         return off[np.isfinite(off)]
 
@@ -192,8 +197,7 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
     """
     from scipy.optimize import minimize_scalar
 
-    mixed = [group for group in groups if any(member.grain for member in group.members)]
-    dense = [group for group in groups if group not in mixed]
+    mixed, dense = ([group for group in groups if group.mixture == mixture] for mixture in (True, False))
     fit = _fit_dense(dense or mixed)
     if fit is None or not any(group.ordered for group in mixed):
         return fit
@@ -253,7 +257,8 @@ def fit_corun(
     fold = dict(zip(shapes, (np.random.default_rng(0).permutation(len(shapes)) % FOLDS).tolist(), strict=True))
     rows = pd.DataFrame(
         [
-            {"models": g.models, "shapes": g.shapes, "works": len(g.members), "ordered": g.ordered, "kind": member.kind}
+            {"models": g.models, "mixture": g.mixture, "shapes": g.shapes, "works": len(g.members)}
+            | {"ordered": g.ordered, "kind": member.kind}
             for g in groups
             for member in g.members
         ]

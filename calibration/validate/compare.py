@@ -163,7 +163,8 @@ def validate(
         ]
         for contention, those in ways.items()
     }
-    foundation = "; ".join(dict.fromkeys(str(rows[number]["foundation"]) for number in sorted(rows)))
+    foundations = [str(rows[number]["foundation"]).split("; ") for number in sorted(rows)]
+    foundation = "; ".join(dict.fromkeys(part for parts in foundations for part in parts))
     return Validation(checked, foundation, len(rows) == len(tasks))
 
 

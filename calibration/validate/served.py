@@ -20,7 +20,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES, MAX_TOKENS
 from pdvsim.sim.reading import parse_json, read_text, said
 
-SHIPPED = ("runs.jsonl", "truth.jsonl", "ahead.jsonl")  # real runs on H200s
+SHIPPED = ("runs.jsonl", "truth.jsonl", "ahead.jsonl", "experts.jsonl", "prefixes.jsonl")  # real runs on H200s
 EARLIER_TOKENS = 2 * MAX_TOKENS  # limit of a file's requests in runs whose record has none: nothing was left out
 
 

@@ -14,7 +14,7 @@ from scipy.optimize import brentq
 
 from pdvsim.sim.core import ENDLESS, Chain, Request
 from pdvsim.sim.machine.kv import KvCache
-from pdvsim.sim.machine.prefix import BLOCK, Reuse, block_hashes
+from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
 
 
 def ask(tokens: int, *texts: tuple[int, int] | int, output: int = 1, id: int = 0) -> Request:
