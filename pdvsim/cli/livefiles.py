@@ -52,7 +52,7 @@ def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float,
 
 
 def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> str:
-    """Write table, records, timeline and page of each architecture, and one report; returns the message."""
+    """Write table, records and page of each architecture, and one report; returns the message."""
     output.check_folder(folder)
     date, made, paths, tables = output.now(), [], [], []
     for result in replay(setup, tape, now_s):
