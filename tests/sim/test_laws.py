@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.sim.assembly import Site, covering_profile, profile_of
+from pdvsim.sim.assembly import Site, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import KINDS, GpuSpec, Request
@@ -363,7 +363,7 @@ def test_conservation(arch: Arch, profiles: tuple[str | None, ...]) -> None:
         result = scenario.run()
         check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
-        check_gpus(result, profile_of(scenario.experiment))
+        check_gpus(result, covering_profile(scenario.experiment))
         assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
         if arch == "autoregressive":
             assert not result.requests["drafted"].any()
@@ -509,7 +509,7 @@ def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     assert np.all(finish > arrival)
     overtaken_by = np.sum((arrival[None, :] > arrival[:, None]) & (finish[None, :] < finish[:, None]), axis=1)
     assert overtaken_by.max() <= 2 * 12
-    check_gpus(result, profile_of(experiment))
+    check_gpus(result, covering_profile(experiment))
 
 
 @pytest.mark.parametrize("gather", ["auto", "always"])
