@@ -4,7 +4,7 @@
 group; a lead is the error of one prediction over another, at the 95th percentile.
 
 Runs are grouped by what their errors depend on: the load, how many lanes share the GPU, and whether the run is
-demanding (long prompts, sizes beyond those measured, a draft length that changes). Predictions for a machine whose pace
+demanding (long prompts, sizes beyond those measured, a draft length that changes, experts, 8-bit weights). Predictions for a machine whose pace
 is known (`--machine`) have narrower bars of their own.
 
 Runs unlike any that was served have no bar. `unvalidated` says which these are.
@@ -71,8 +71,9 @@ def groups(experiment: Experiment, prompt_tokens: float, outside: float) -> tupl
     """
     load, policy = load_kind(experiment.traffic), policy_of(experiment.arch)
     style = "sequential" if policy.workers == "requests" else "one lane" if policy.in_steps() else "lanes"
-    changes = experiment.server.controller != "fixed"
-    if style != "sequential" and (prompt_tokens >= LONG_PROMPT or outside > TELLING or changes):
+    changes, target = experiment.server.controller != "fixed", experiment.pair.target
+    fewer = target.experts is not None or target.is_quantised  # weights that a forward reads
+    if style != "sequential" and (prompt_tokens >= LONG_PROMPT or outside > TELLING or changes or fewer):
         style += ", demanding"
     return f"{load}, {style}", load, ANY
 
@@ -99,9 +100,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     if server.priority not in ("none", "stream"):
         return "no real run had this --priority"
     if server.kv_cache_dtype != "auto":
-        return f"no real run had --kv-cache-dtype {server.kv_cache_dtype}"
-    if metrics.get("prefix_cache_hits") or experiment.traffic.converses:
-        return "no real run shared prefixes"
+        return f"too few real runs had --kv-cache-dtype {server.kv_cache_dtype}"
     if server.async_scheduling:
         return "too few real runs used --async-scheduling"
     if hardware.profile == "roofline":

@@ -26,11 +26,11 @@ SHIPPED = ROOT / "sim" / "hardware" / "data" / "h200.json"
 
 @pytest.fixture(scope="module")
 def again(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What the command makes of the shipped samples and runs: about 30 s of one core."""
+    """What the command makes of the shipped samples and runs: about 60 s of one core."""
     folder = tmp_path_factory.mktemp("calibrated")
-    samples, served = (str(DATA / "h200" / name) for name in ("samples.parquet", "runs.jsonl"))
+    samples, *served = (str(DATA / "h200" / name) for name in ("samples.parquet", "runs.jsonl", "experts.jsonl"))
     paths = ["-o", str(folder / "h200.json"), "--plots", str(folder / "plots")]
-    assert main(["calibrate", samples, "--served", served, *paths]) == 0
+    assert main(["calibrate", samples, "--served", *served, *paths]) == 0
     return {"folder": folder, "profile": json.loads((folder / "h200.json").read_text(encoding="utf-8"))}
 
 
