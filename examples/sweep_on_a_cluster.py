@@ -1,11 +1,10 @@
-"""Sweep on a cluster: the points of a sweep run wherever Dask or Ray has workers.
+"""Sweep on a cluster: the points of a sweep run wherever Dask has workers.
 
-    python sweep_on_a_cluster.py                          # this machine's cores
-    python sweep_on_a_cluster.py dask tcp://10.0.0.1:8786
-    python sweep_on_a_cluster.py ray
+    python sweep_on_a_cluster.py                     # this machine's cores
+    python sweep_on_a_cluster.py tcp://10.0.0.1:8786
 
-Rows have the same order and values on every backend. For long sweeps use the command,
-`pdvsim sweep --backend dask --scheduler … -o FOLDER`: it saves each finished point, and --resume continues.
+Rows have the same order and values everywhere. For long sweeps use the command,
+`pdvsim sweep --scheduler … -o FOLDER`: it saves each finished point, and --resume continues.
 """
 
 import sys
@@ -13,7 +12,7 @@ import sys
 import pdvsim
 
 
-def main(backend: str = "loky", scheduler: str | None = None, num_prompts: int = 100) -> None:
+def main(scheduler: str | None = None, num_prompts: int = 100) -> None:
     """Two architectures, four loads, three draft lengths, three seeds each."""
     points = pdvsim.sweep(
         arch=["colocated", "pdv"],
@@ -21,7 +20,6 @@ def main(backend: str = "loky", scheduler: str | None = None, num_prompts: int =
         vary={"num_speculative_tokens": [1, 2, 4]},
         num_runs=3,
         num_prompts=num_prompts,
-        backend=backend,
         scheduler=scheduler,
     )
     best = points.groupby(["load", "arch", "num_speculative_tokens"])["output_throughput"].mean().unstack().round(0)

@@ -4,8 +4,8 @@
 group; a lead is the error of one prediction over another, at the 95th percentile.
 
 Runs are grouped by what their errors depend on: the load, how many lanes share the GPU, and whether the run is
-demanding (long prompts, sizes beyond those measured, a draft length that changes, experts, 8-bit weights). Predictions for a machine whose pace
-is known (`--machine`) have narrower bars of their own.
+demanding (long prompts, sizes beyond those measured, a draft length that changes, experts, 8-bit weights). Predictions
+for a machine whose pace is known (`--machine`) have narrower bars of their own.
 
 Runs unlike any that was served have no bar. `unvalidated` says which these are.
 """

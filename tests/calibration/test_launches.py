@@ -27,7 +27,7 @@ def launches(**columns: object) -> pd.DataFrame:
 
 def test_saved_settings_are_those_of_the_run() -> None:
     assert experiment_from(settings(EXPERIMENT)) == EXPERIMENT
-    other = Experiment("pdv", Traffic(request_rate=3.5), server=Server(partition=(0.5, 0.3, 0.2)))
+    other = Experiment("pdv", Traffic(request_rate=3.5), server=Server(max_num_seqs=48))
     assert experiment_from(settings(other)) == other
 
 

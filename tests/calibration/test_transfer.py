@@ -31,6 +31,7 @@ from studies.efficiency import (
     DATA_SHEET_FLOPS,
     Measured,
     errors_of,
+    learned_from,
     leave_one_out,
     measured_models,
     spread,
@@ -48,7 +49,7 @@ def samples() -> Samples:
 
 @pytest.fixture(scope="module")
 def models(samples: Samples) -> dict[str, Measured]:
-    return measured_models(samples)
+    return learned_from(measured_models(samples))
 
 
 @pytest.fixture(scope="module")

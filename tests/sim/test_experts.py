@@ -239,11 +239,11 @@ def test_eight_bits_halve_reading_and_arithmetic() -> None:
 
 def test_a_quantised_model_is_predicted_and_its_head_is_as_measured() -> None:
     h200 = builtin("h200")
-    profile = covering(h200, pair("eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8"))
-    assert profile.models["eagle3-llama-3.1-8b-fp8"] == h200.models["eagle3-llama-3.1-8b"]
-    assert "; transferred: llama-3.1-8b-fp8; quantised weights by their bytes, with an error" in profile.foundation
-    assert profile.bar(model("llama-3.1-8b-fp8")) >= shipped().bar(card_known=True)
-    assert profile.bar(model("eagle3-llama-3.1-8b-fp8")) == 0
+    profile = covering(h200, pair("eagle3-qwen2-7b-fp8:qwen2-7b-fp8"))
+    assert profile.models["eagle3-qwen2-7b-fp8"] == h200.models["eagle3-qwen2-7b"]
+    assert "; transferred: qwen2-7b-fp8; quantised weights by their bytes, with an error" in profile.foundation
+    assert profile.bar(model("qwen2-7b-fp8")) >= shipped().bar(card_known=True)
+    assert profile.bar(model("eagle3-qwen2-7b-fp8")) == 0
     four = covering(h200, pair("none:gpt-oss-20b"))
     assert "; transferred: gpt-oss-20b; experts and quantised weights by their bytes" in four.foundation
 
