@@ -24,6 +24,7 @@ import pytest
 from markdown_it import MarkdownIt
 
 import pdvsim
+from pdvsim.calibration.validate.served import SHIPPED
 from pdvsim.cli import COMMANDS, main
 from pdvsim.cli.completion import command_class
 from pdvsim.cli.realrun import RealCommand
@@ -188,9 +189,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pq.write_table(kept, folder / "samples.parquet")
     header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(kept)}
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
-    for name in ("runs.jsonl", "ahead.jsonl", "plan.jsonl", "truth.jsonl"):
+    for name in (*SHIPPED, "plan.jsonl"):
         runs = (source / name).read_text(encoding="utf-8").splitlines()
-        (folder / name).write_text("\n".join(runs[::20]), encoding="utf-8")
+        (folder / name).write_text("\n".join(runs[::7] if len(runs) < 50 else runs[::20]), encoding="utf-8")
     shutil.copytree(source.parent / "traffic", target / "data" / "traffic")  # that runs are made with
     return target
 
