@@ -216,8 +216,8 @@ def main(argv: Sequence[str]) -> None:
     middle, high, bias = spread(every)
     print(f"{'all':16} {len(every):6} {middle:8.1%} {high:8.1%} {bias:+8.1%}")
     for name in [name for name in every_model if name not in models]:
-        middle, high, bias = spread(found := errors_of(whole, every_model[name], gpu))
-        print(f"{name:18} {len(found):4} {middle:8.1%} {high:8.1%} {bias:+8.1%}   not learned from")
+        middle, high, bias = spread(errors := errors_of(whole, every_model[name], gpu))
+        print(f"{name:18} {len(errors):4} {middle:8.1%} {high:8.1%} {bias:+8.1%}   not learned from")
 
 
 if __name__ == "__main__":

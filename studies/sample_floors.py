@@ -44,8 +44,8 @@ def main(names: list[str]) -> None:
         for prompt in PROMPTS:
             chunk = Chunk(Request(0, 0.0, prompt, 1, runs=bytes(1)), 0, prompt)
             floor_s = floor.carrying(0, 0, 1, [chunk], True).solo_0
-            found = read_alone[read_alone["chunk_tokens"] == prompt]["seconds"] / floor_s
-            cells.append(f"{found.iloc[0]:.2f}" if len(found) else "-")
+            ratios = read_alone[read_alone["chunk_tokens"] == prompt]["seconds"] / floor_s
+            cells.append(f"{ratios.iloc[0]:.2f}" if len(ratios) else "-")
         rows.append([name, *cells])
     print(grid(["times its floor", *(f"{r} x {t}" for r, t in VERIFIES), *(f"prompt {p}" for p in PROMPTS)], rows))
 

@@ -166,11 +166,14 @@ def planned(folder: Path, say: Callable[[str], None] = lambda text: None) -> lis
 
 
 def planned_servers(
-    servers: Sequence[tuple[str, Server]], first_seed: int, folder: Path, say: Callable[[str], None] = lambda text: None
+    servers: Sequence[tuple[str, Server]],
+    rates: Sequence[float],
+    first_seed: int,
+    folder: Path,
+    say: Callable[[str], None] = lambda text: None,
 ) -> list[ServedRun]:
     """Chat and ShareGPT on each server, for a file in `folder`: two closed loops, then rates."""
-    found: list[ServedRun] = []
-    rates = RATES if servers is DRAFTERS else RATES[1:]
+    runs: list[ServedRun] = []
     for at, (arch, server) in enumerate(servers):
         server = replace(server, max_num_seqs=SEATS, max_num_batched_tokens=CHUNKS[at % 2 + 1])
         recorded = "ngram" if server.drafter == "ngram" else "eagle3"
@@ -178,27 +181,27 @@ def planned_servers(
         loads = (few, many, *rates)
         turn = at % 3 if len(loads) == HELD_OUT else 0  # another load of each server is held out
         for load in (*loads[turn:], *loads[:turn]):
-            seed = first_seed + len(found)
+            seed = first_seed + len(runs)
             traffic, data = (Traffic(), "sharegpt") if (seed + at) % 2 else (CHAT, "gsm8k")
             known = server.drafter in ("eagle3", "mtp", "ngram")
             acceptance = Acceptance(acceptance_model=f"{data}-{recorded}") if known else ACCEPTANCE
             experiment = Experiment(arch, replace(traffic, seed=seed), acceptance, server, scoring=SCORING)
-            found.append(_run(experiment, load, folder))
-        say(f"{len(found)} runs: {server.drafter}, {server.pair}, {arch}")
-    return found
+            runs.append(_run(experiment, load, folder))
+        say(f"{len(runs)} runs: {server.drafter}, {server.pair}, {arch}")
+    return runs
 
 
 def planned_prefixes(folder: Path, say: Callable[[str], None] = lambda text: None) -> list[ServedRun]:
     """The plan of shared prefixes and conversations, for a file in `folder`."""
-    found: list[ServedRun] = []
+    runs: list[ServedRun] = []
     for arch, server, kv_tokens, loads in PREFIXES:
         server = replace(server, max_num_seqs=SEATS)
         for traffic, load in loads:
-            traffic = replace(traffic, seed=PREFIX_SEED + len(found))
+            traffic = replace(traffic, seed=PREFIX_SEED + len(runs))
             hardware = Hardware(kv_capacity_tokens=kv_tokens)
-            found.append(_run(Experiment(arch, traffic, ACCEPTANCE, server, hardware, scoring=SCORING), load, folder))
-        say(f"{len(found)} runs: {server.pair}, {arch}")
-    return found
+            runs.append(_run(Experiment(arch, traffic, ACCEPTANCE, server, hardware, scoring=SCORING), load, folder))
+        say(f"{len(runs)} runs: {server.pair}, {arch}")
+    return runs
 
 
 def _run(experiment: Experiment, load: float, folder: Path) -> ServedRun:
@@ -333,7 +336,7 @@ def _longest(experiment: Experiment, folder: Path) -> int:
 
 if __name__ == "__main__":
     plans = Path(sys.argv[1])
-    drafters = planned_servers(DRAFTERS, DRAFTER_SEED, plans, print)
+    drafters = planned_servers(DRAFTERS, RATES, DRAFTER_SEED, plans, print)
     write_runs(plans / "plan.jsonl", [*planned(plans, print), *drafters])
-    write_runs(plans / "experts.plan.jsonl", planned_servers(EXPERTS, EXPERT_SEED, plans, print))
+    write_runs(plans / "experts.plan.jsonl", planned_servers(EXPERTS, RATES[1:], EXPERT_SEED, plans, print))
     write_runs(plans / "prefixes.plan.jsonl", planned_prefixes(plans, print))

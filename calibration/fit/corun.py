@@ -55,7 +55,7 @@ class Group:
 
     @cached_property
     def mixture(self) -> bool:
-        return any(member.grain for member in self.members)
+        return any(member.experts_read for member in self.members)
 
     @cached_property
     def ordered(self) -> bool:
@@ -203,10 +203,10 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
         return fit
 
     def of_mixtures(x: float) -> float:
-        return _loss(mixed, replace(fit, grain_weight=float(np.exp(x))))
+        return _loss(mixed, replace(fit, expert_weight=float(np.exp(x))))
 
     best = minimize_scalar(of_mixtures, bounds=(0.0, 3.0), method="bounded")
-    return replace(fit, grain_weight=float(np.exp(best.x)))
+    return replace(fit, expert_weight=float(np.exp(best.x)))
 
 
 def _loss(groups: Sequence[Group], fit: ContentionFit) -> float:

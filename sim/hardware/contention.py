@@ -151,9 +151,9 @@ class Sharing:
             for i, load in enumerate(loads):
                 level = levels.index(load.priority)
                 weights[i] *= crowd**level
-                if load.grain and level:
-                    below = max([x.grain for x in loads if x.priority < load.priority])
-                    weights[i] *= self.fit.grain_weight ** (load.grain * below)
+                if load.experts_read and level:
+                    below = max([x.experts_read for x in loads if x.priority < load.priority])
+                    weights[i] *= self.fit.expert_weight ** (load.experts_read * below)
                 if load.nimble and level and load.priority == levels[-1]:
                     longest_s = max(x.turn_s for x in loads if x.priority < load.priority)
                     weights[i] *= self._first(load, longest_s, crowd)
@@ -167,8 +167,8 @@ class Sharing:
         heavy, light = self._share(a), self._share(b)
         if self.priority == "stream" and a.priority != b.priority:
             heavy *= self.fit.stream_weight
-            if a.grain and b.grain:
-                heavy *= self.fit.grain_weight ** (a.grain * b.grain)
+            if a.experts_read and b.experts_read:
+                heavy *= self.fit.expert_weight ** (a.experts_read * b.experts_read)
             if a.nimble:
                 heavy *= self._first(a, b.turn_s, self.fit.stream_weight)
         if heavy < light:

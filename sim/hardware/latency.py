@@ -148,7 +148,7 @@ class Load:
     priority: int = 0
     turn_s: float = 0.0  # time per layer, alone
     nimble: float = 0.0  # share of its kernels that are small enough to run beside others
-    grain: float = 0.0  # share of all experts that it reads
+    experts_read: float = 0.0  # share of all experts
     empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
     share: float = 0.0  # of the turns, kept here once worked out; 0 before
     rate: float = 0.0
@@ -250,7 +250,7 @@ class Latency:
         load.nimble = self.nimble(rows, width, prompt, solo_s / steps)
         load.empty = self.room(prompts, solo_s)
         if self.spec.experts is not None:
-            load.grain = self._distinct(rows, width, prompts) / self.spec.experts.count
+            load.experts_read = self._distinct(rows, width, prompts) / self.spec.experts.count
 
     def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
         """Share of a forward's time in kernels that leave room for others."""

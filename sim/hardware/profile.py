@@ -78,9 +78,9 @@ class ContentionFit:
     nimble_weight: float = 1.0
     # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
     yielding: float = 0.0
-    # Kernels of experts have many short blocks, and where a block ends, one of the stream that goes first is next: of
-    # two works that read all experts, its share is this much larger.
-    grain_weight: float = 1.0
+    # Kernels of experts have many short blocks. When a block ends, one of the stream with the higher priority is
+    # scheduled: of two launches that read all experts, its share is this many times larger.
+    expert_weight: float = 1.0
     # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
     # arithmetic it uses, 1 at most. All held together is at most 1. Zeros: no limit.
     hold: float = 0.0
@@ -100,7 +100,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "turn_exponent": _EXPONENT,
     "nimble_weight": _WEIGHT,
     "yielding": _EXPONENT,
-    "grain_weight": _WEIGHT,
+    "expert_weight": _WEIGHT,
     "hold": Range(0, 1),
     "hold_compute": Range(0, 10),
     "crowd_hold": Range(0.1, 1),
