@@ -6,6 +6,8 @@ import json
 import random
 import re
 import shutil
+import subprocess
+import sys
 from collections import Counter
 from dataclasses import replace
 from importlib import import_module
@@ -38,6 +40,10 @@ H200 = ROOT / "calibration" / "data" / "h200"
 STUDIES = sorted(path.stem for path in (ROOT / "studies").glob("*.py"))
 
 
+def source(name: str) -> str:
+    return (ROOT / "studies" / f"{name}.py").read_text(encoding="utf-8")
+
+
 def test_the_readme_names_each_study() -> None:
     text = (ROOT / "studies" / "README.md").read_text(encoding="utf-8")
     assert sorted(set(re.findall(r"`python studies/(\w+)\.py", text))) == STUDIES
@@ -48,6 +54,12 @@ def test_a_study_can_be_imported_and_says_how_it_is_run(name: str) -> None:
     if name.startswith("engine_"):
         pytest.importorskip("triton")
     assert f"studies/{name}.py" in str(import_module(f"studies.{name}").__doc__)
+
+
+@pytest.mark.parametrize("name", [name for name in STUDIES if "from studies" in source(name)])
+def test_a_study_that_uses_another_runs_from_any_folder(name: str, tmp_path: Path) -> None:
+    program = f"import runpy; runpy.run_path({str(ROOT / 'studies' / name)!r} + '.py')"
+    subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=300)
 
 
 def test_figures_of_engines() -> None:
