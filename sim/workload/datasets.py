@@ -167,7 +167,7 @@ def _conversations(path: str, most: int = 1) -> list[list[tuple[str, str]]]:
             raise bad(path, "", "holds a number too long or lists too deep", SHAREGPT_ACCEPTED) from None
     if type(entries) is not list:
         raise bad(path, "", f"holds {quoted(entries)}", SHAREGPT_ACCEPTED)
-    found = []
+    talks = []
     for index, entry in enumerate(entries):
         turns = entry.get("conversations", []) if type(entry) is dict else None
         if type(turns) is not list:
@@ -181,8 +181,8 @@ def _conversations(path: str, most: int = 1) -> list[list[tuple[str, str]]]:
                 break
             pairs.append((turns[human]["value"], turns[reply]["value"]))
         if pairs:
-            found.append(pairs)
-    return found
+            talks.append(pairs)
+    return talks
 
 
 def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:

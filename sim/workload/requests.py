@@ -151,14 +151,14 @@ class Workload:
 
     def largest(self) -> Request:
         """The first of the requests with the most tokens, arriving at time 0."""
-        most, found, first = -1, (0, 0, 0), 0
+        most, largest, first = -1, (0, 0, 0), 0
         for tokens in self.lengths():
             total = tokens.sum(axis=1)
             at = int(total.argmax())
             if int(total[at]) > most:
-                most, found = int(total[at]), (first + at, int(tokens[at, 0]), int(tokens[at, 1]))
+                most, largest = int(total[at]), (first + at, int(tokens[at, 0]), int(tokens[at, 1]))
             first += len(tokens)
-        return Request(found[0], 0.0, found[1], found[2], b"", ((ENDLESS, 0),) if self.shares else ())
+        return Request(largest[0], 0.0, largest[1], largest[2], b"", ((ENDLESS, 0),) if self.shares else ())
 
     def arrivals(self) -> Iterator[NDArray[np.float64]]:
         """Arrival times, chunk by chunk; of conversations that are not replayed, those of their first turns."""
