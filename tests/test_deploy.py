@@ -15,11 +15,12 @@ import pytest
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.options import parse
-from pdvsim.decide.deploy import CHECKPOINTS, Block, Deployment, deployment, sglang, vllm
+from pdvsim.decide.deploy import Block, Deployment, deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS
+from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHS, policy_of
 
 # what was found in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
