@@ -6,9 +6,10 @@ A seed gives every architecture, load and setting the same requests, so rows of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import islice
 from typing import TYPE_CHECKING, Literal
 
 from pdvsim.common.outcomes import Row
@@ -48,10 +49,8 @@ class Bench:
         """One row per experiment, in order. Ctrl-C raises KeyboardInterrupt; finished rows are kept."""
         asked, experiments = experiments, list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
-        new.sort(
-            key=lambda experiment: -experiment.traffic.num_prompts
-        )  # longest first: a long run started last would leave cores idle
-        # points are numbered, as they finish in any order
+        # longest first: a long run started last would leave cores idle; numbered, as points finish in any order
+        new.sort(key=lambda experiment: -experiment.traffic.num_prompts)
         points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
         before = self.runs
         if points:
@@ -61,6 +60,11 @@ class Bench:
                 self._keep(new, stop.points)
                 raise
         return self.known(asked) or []
+
+    def replicated(self, candidates: Mapping[str, Experiment], seeds: int) -> dict[str, list[Row]]:
+        """The rows of so many replications of each candidate, by name."""
+        rows = iter(self.rows([run for candidate in candidates.values() for run in replications(candidate, seeds)]))
+        return {name: list(islice(rows, seeds)) for name in candidates}
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
         """The rows of experiments if all have been run, else None."""

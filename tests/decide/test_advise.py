@@ -33,7 +33,8 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.hazards import balance, break_even
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
-from pdvsim.decide.space import complexity
+from pdvsim.decide.space import Space, complexity
+from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
@@ -118,18 +119,23 @@ DRAFTING = GOAL.prepared(BASE, 0.0)
 PLAIN = replace(DRAFTING, arch="autoregressive")
 
 
+def rivalry(best: Experiment, rival: Experiment, goal: Goal, num_runs: int, *lengths: int) -> Rivalry:
+    """Two of which nothing but the draft length is tuned."""
+    space = Space(("colocated",), lengths, ("fixed",), (128,), (2048,), own=False)
+    return Rivalry(best, (rival,), Search(goal, space, 0.0, 0.0), num_runs, 1)
+
+
 def mean_e2el(experiment: Experiment) -> float:
     return sum(row["mean_e2el_ms"] for row in Bench(1).rows(replications(experiment, 3))) / 3
 
 
 def test_the_break_even_acceptance_has_a_winner_on_either_side() -> None:
-    who = Rivalry(DRAFTING, (PLAIN,), GOAL, 3, 0.0, 1, (4,))
-    found = break_even(DRAFTING, PLAIN, who, Bench(1))
-    assert found.loses_at is not None
-    assert found.wins_at is not None
-    assert found.wins_at - found.loses_at == pytest.approx(1 / 32)
-    assert mean_e2el(at_acceptance(DRAFTING, found.loses_at)) >= mean_e2el(PLAIN)
-    assert mean_e2el(at_acceptance(DRAFTING, found.wins_at)) < mean_e2el(PLAIN)
+    even = break_even(DRAFTING, PLAIN, rivalry(DRAFTING, PLAIN, GOAL, 3, 4), Bench(1))
+    assert even.loses_at is not None
+    assert even.wins_at is not None
+    assert even.wins_at - even.loses_at == pytest.approx(1 / 32)
+    assert mean_e2el(at_acceptance(DRAFTING, even.loses_at)) >= mean_e2el(PLAIN)
+    assert mean_e2el(at_acceptance(DRAFTING, even.wins_at)) < mean_e2el(PLAIN)
 
 
 def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
@@ -140,41 +146,41 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
     assert Formula(drafting).ranked((0, 1, 2))[0].k == 0
     fast, slow = (row["output_throughput"] for row in Bench(1).rows([drafting, suited(plain)]))
     assert fast > slow
-    even = break_even(drafting, plain, Rivalry(drafting, (plain,), goal, 1, 0.0, 1, (0, 1, 2)), Bench(1))
+    even = break_even(drafting, plain, rivalry(drafting, plain, goal, 1, 0, 1, 2), Bench(1))
     assert even.wins_at is not None
     assert even.wins_at <= drafting.acceptance.acceptance_rate
 
 
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
     """Drafting against plain decoding: as acceptance falls, plain decoding takes over."""
-    who = Rivalry(at_acceptance(DRAFTING, 0.9), (PLAIN,), GOAL, 5, 0.0, 1, (4,))
-    found = find_flips("acceptance", 0.9, (0.1, 0.5, 0.9, 0.95), at_acceptance, who, Bench(1), 1000)
-    assert found.below is not None
-    assert found.above is not None
-    assert (found.above.falls, found.above.reason, found.above.stands) == (None, "not found", 0.95)
-    assert found.below.reason == "beaten"
-    assert found.below.challenger == "autoregressive"
-    assert found.below.falls is not None
-    assert found.below.falls < found.below.stands < 0.9
+    who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)
+    flips = find_flips("acceptance", 0.9, (0.1, 0.5, 0.9, 0.95), at_acceptance, who, Bench(1), 1000)
+    below, above = flips.below, flips.above
+    assert below is not None
+    assert above is not None
+    assert (above.falls, above.reason, above.stands) == (None, "not found", 0.95)
+    assert (below.reason, below.challenger) == ("beaten", "autoregressive")
+    assert below.falls is not None
+    assert below.falls < below.stands < 0.9
 
     def pair(rate: float) -> dict[str, list[float]]:
         rows = {c.arch: Bench(1).rows(replications(at_acceptance(c, rate), 5)) for c in (DRAFTING, PLAIN)}
         return {str(arch): [row["mean_e2el_ms"] for row in mine] for arch, mine in rows.items()}
 
     error = lead_error(Experiment(), "mean_e2el_ms")
-    beyond, before = (contest(pair(rate), -1, None, error) for rate in (found.below.falls, found.below.stands))
+    beyond, before = (contest(pair(rate), -1, None, error) for rate in (below.falls, below.stands))
     assert (beyond.best, beyond.sure) == ("autoregressive", True)
     assert (before.best, before.sure) != ("autoregressive", True)
 
 
 def test_beyond_what_anyone_holds_nobody_wins() -> None:
     slow = replace(DRAFTING, server=Server(max_num_seqs=1), traffic=replace(DRAFTING.traffic, num_prompts=100))
-    who = Rivalry(at_rate(slow, 2.0), (replace(slow, arch="autoregressive"),), GOAL, 2, 0.0, 1, (4,))
-    found = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), 1000)
-    assert found.above is not None
-    assert found.probes[64.0].able == ()
-    assert found.above.falls is not None
-    assert found.above.falls <= 64
+    who = rivalry(at_rate(slow, 2.0), replace(slow, arch="autoregressive"), GOAL, 2, 4)
+    flips = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), 1000)
+    assert flips.probes[64.0].able == ()
+    assert flips.above is not None
+    assert flips.above.falls is not None
+    assert flips.above.falls <= 64
 
 
 @pytest.mark.parametrize("k", [1, 4])

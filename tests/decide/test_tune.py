@@ -148,10 +148,11 @@ def test_a_budget_that_runs_out_is_counted_by_turns() -> None:
 def test_flips_tune_the_drafts_again_where_they_look() -> None:
     """Also of a choice that drafts nothing at the load asked about; but not what the user gave."""
     undrafted = replace(LOAD, server=Server(num_speculative_tokens=0))
-    who = Rivalry(undrafted, (), Goal("e2el"), 5, 0.01, 1, Space.draft_lengths)
+    search = Search(Goal("e2el"), Space(), 0.0)
+    who = Rivalry(undrafted, (), search, 5, 1)
     for acceptance, drafts in ((0.0, {0}), (0.95, {4, 5, 6, 7, 8})):
         assert who.placed(at_acceptance(undrafted, acceptance)).server.num_speculative_tokens in drafts
-    given = replace(who, draft_lengths=(3,))
+    given = replace(who, search=replace(search, space=Space(draft_lengths=(3,))))
     mine = replace(LOAD, server=Server(num_speculative_tokens=3))
     assert given.placed(at_rate(mine, 5.0)).server.num_speculative_tokens == 3
 
@@ -190,7 +191,7 @@ def test_seeds_are_added_while_that_would_tell(
 
     for module in ("goal", "finals"):
         monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
-    both = [LOOP, replace(LOOP, arch="pdv")]
+    both = {"pd": LOOP, "pdv": replace(LOOP, arch="pdv")}
     *_, finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
     assert {len(rows) for rows in finals.rows.values()} == {seeds}
     assert finals.held.seeds == seeds
@@ -214,10 +215,10 @@ def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool, monkeyp
 
     for module in ("goal", "finals"):
         monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
-    three = [replace(LOOP, arch=arch) for arch in ("pd", "pdv", "autoregressive")]
+    three = {arch: replace(LOOP, arch=arch) for arch in ("pd", "pdv", "autoregressive")}
     first, *_, last = replicated(three, Goal("throughput"), Made(1), 5, 0.035, equally=equally)
     assert first.held.unsure == ("pdv",)
-    assert {c.arch: len(rows) for c, rows in last.rows.items()} == {
+    assert {name: len(rows) for name, rows in last.rows.items()} == {
         "pd": 20, "pdv": 20, "autoregressive": 20 if equally else 5,
     }  # fmt: skip
     assert last.held.best == "pd"  # though plain decoding, without the slow seeds, has the higher mean
