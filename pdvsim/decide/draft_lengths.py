@@ -61,8 +61,8 @@ class Speeds:
     def learn(self, points: Iterable[SizeAndLength], bench: Bench) -> None:
         """Use simulated points."""
         for rows, k in sorted(points):  # plain decoding first: k=0 depends on it
-            if found := bench.known(self.question.loops(rows, k)):
-                speeds = interval(float(row["output_throughput"]) for row in found)
+            if runs := bench.known(self.question.loops(rows, k)):
+                speeds = interval(float(row["output_throughput"]) for row in runs)
                 self.simulated[rows, k] = speeds
                 formula = self._by_formula([rows], k) if k else self._idle_by_formula([rows])
                 self._moved[rows, k] = math.log(speeds.mean) - float(formula[0])
@@ -191,10 +191,10 @@ def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
     sizes = range(1, most + 1)
     logs, plain = speeds.logs(sizes), speeds.plain(sizes)
     tiers = _merged(logs, logs.argmax(axis=1).tolist(), speeds.question.indifference)
-    found = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
+    points = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
     first = _plain_from(plain, _chosen(logs, tiers))
-    found += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
-    return list(dict.fromkeys([(rows, one) for rows, k in found for one in (PLAIN, k)]))
+    points += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
+    return list(dict.fromkeys([(rows, one) for rows, k in points for one in (PLAIN, k)]))
 
 
 def _table(speeds: Speeds) -> DraftTable:
@@ -265,13 +265,13 @@ def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRa
             spans, before, *_ = cheapest[start]
             ways.append((spans + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
         cheapest.append(min(ways))
-    found = []
+    ranges = []
     end = len(runs)
     while end:
         _, _, start, k = cheapest[end]
-        found.append(SizeRange(runs[start].first, runs[end - 1].last, k))
+        ranges.append(SizeRange(runs[start].first, runs[end - 1].last, k))
         end = start
-    return found[::-1]
+    return ranges[::-1]
 
 
 def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int) -> Tier:

@@ -105,14 +105,14 @@ def fleets(
         raise ValueError(
             "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
         )
-    found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, alone)]
+    possible = [fleet for arch in archs for fleet in _ways(base, arch, gpus, alone)]
     if drafted:
         ways = [(way.of(base), way) for way in drafted]
         each = [(fleet, way) for mine, way in ways for fleet in _ways(mine, way.arch, gpus, alone)]
-        found = [replace(fleet, pair=way.pair, acceptance=way.acceptance) for fleet, way in each]
-        found = [replace(fleet, name=fleet.named(fleet.of(base))) for fleet in found]
-    fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
-    if found and not fitting:
+        possible = [replace(fleet, pair=way.pair, acceptance=way.acceptance) for fleet, way in each]
+        possible = [replace(fleet, name=fleet.named(fleet.of(base))) for fleet in possible]
+    fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
+    if possible and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
     if len(fitting) < 2:
         raise ValueError("--gpus needs at least two ways to use them")
@@ -164,7 +164,7 @@ def _fitting(fleet: Way, base: Experiment) -> Way | None:
 def drafters(base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None) -> tuple[Way, ...]:
     """All drafters of a model in each architecture; a given `acceptance` applies to all."""
     natural = natural_draft(model_or_config(target))
-    found: dict[str, Way] = {}  # plain decoding is the same with any drafter
+    ways: dict[str, Way] = {}  # plain decoding is the same with any drafter
     for kind in KINDS:
         if kind != "model" or natural is not None:
             pair = drafted_by(kind, target)
@@ -172,5 +172,5 @@ def drafters(base: Experiment, target: str, archs: Sequence[Arch], acceptance: A
             for way in (Way("", arch, pair=pair, acceptance=mine) for arch in archs):
                 with suppress(ValueError):  # the architecture does not support this drafter
                     name = way.named(way.of(base))
-                    found.setdefault(name, replace(way, name=name))
-    return tuple(found.values())
+                    ways.setdefault(name, replace(way, name=name))
+    return tuple(ways.values())

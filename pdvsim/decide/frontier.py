@@ -124,7 +124,7 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
     up = [key for key, mine in rows.items() if kept_up([_open(row) for row in mine.to_dict("records")])]
     first = [up[at] for at in pareto([(sum(figures[key][0]), sum(figures[key][1])) for key in up])]
     confidence = corrected(len(up) - len(first))
-    found = Frontier(points, dims, x, y, errors)
+    frontier = Frontier(points, dims, x, y, errors)
     for key in rows:
         x_mean, y_mean = map(interval, figures[key])
         point = FrontierPoint(str(key[0]), tuple(key[1:]), x_mean, y_mean, "does not keep up")
@@ -136,9 +136,9 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
             sure = all(map(exceeds, ahead[most], errors))
             verdict: Standing = "dominated" if sure else "not significant"
             point = replace(point, verdict=verdict, by=", ".join(map(str, most)) if sure else "")
-        found.points.append(point)
-    found.points.sort(key=lambda point: (point.verdict == "does not keep up", point.x.mean, point.y.mean))
-    return found
+        frontier.points.append(point)
+    frontier.points.sort(key=lambda point: (point.verdict == "does not keep up", point.x.mean, point.y.mean))
+    return frontier
 
 
 def _error(points: pd.DataFrame, metric: str) -> float:
@@ -171,19 +171,19 @@ def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
     return [interval([-s for s in shares(a, b)], confidence) for a, b in zip(mine, theirs, strict=True)]
 
 
-def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure:
+def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Figure:
     """One marker per point with its setting and intervals, pale if dominated; the frontier as a stair.
 
     `configs` are those of the base experiments, for the caption and the service levels.
     """
     from matplotlib.lines import Line2D
 
-    shown, stair = found.shown, found.those("frontier")
+    shown, stair = frontier.shown, frontier.those("frontier")
     archs = list(dict.fromkeys(point.arch for point in shown))
-    behind = len(found.those("does not keep up"))
-    note = points_line(found.runs, configs)
+    behind = len(frontier.those("does not keep up"))
+    note = points_line(frontier.runs, configs)
     note += " Pale: dominated beyond the profile's error. Bars: 95% confidence. Dashed: service levels."
-    note += f" Numbers: {', '.join(found.dims)}." if found.dims else ""
+    note += f" Numbers: {', '.join(frontier.dims)}." if frontier.dims else ""
     note += f" Not shown: {behind} that did not keep up." if behind else ""
     with styled():
         figure = new_figure(9.5, 6.2, note)
@@ -207,8 +207,8 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
             axes.step([x[0], *x, right], [top, *y, y[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
             spans += [(a, b, c, b) for a, b, c in zip(x, y, [*x[1:], right], strict=True)]
             spans += [(a, b, a, c) for a, b, c in zip(x, [top, *y[:-1]], y, strict=True)]
-        _draw_levels(axes, found, configs)
-        names = [name_of(metric) for metric in (found.x, found.y)]
+        _draw_levels(axes, frontier, configs)
+        names = [name_of(metric) for metric in (frontier.x, frontier.y)]
         axes.set_xlabel("{} ({})".format(*names[0][:2]))
         axes.set_ylabel("{} ({})".format(*names[1][:2]))
         handles = [
@@ -218,7 +218,7 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
         handles.append(Line2D([], [], color="0.25", linewidth=1.8, label="frontier"))
         figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
         named = [(x, y, "; ".join(texts), arch_colour(arch)) for (arch, x, y), texts in labels.items()]
-        if found.dims and named:
+        if frontier.dims and named:
             label_points(axes, named, spans)
     return figure
 
@@ -249,12 +249,15 @@ def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
     axes.minorticks_off()
 
 
-def _draw_levels(axes: Axes, found: Frontier, configs: Sequence[Settings]) -> None:
+def _draw_levels(axes: Axes, frontier: Frontier, configs: Sequence[Settings]) -> None:
     """Lines for service levels on an axis, if within the frame."""
     levels = {
         name: s for config in configs for name, s in Scoring(goodput=tuple(config["scoring"]["goodput"])).slo().items()
     }
-    for metric, ends, line in ((found.x, axes.get_xlim(), axes.axvline), (found.y, axes.get_ylim(), axes.axhline)):
+    for metric, ends, line in (
+        (frontier.x, axes.get_xlim(), axes.axvline),
+        (frontier.y, axes.get_ylim(), axes.axhline),
+    ):
         level_ms = 1e3 * levels.get(metric.removesuffix("_ms").rpartition("_")[2], math.nan)
         if ends[0] <= level_ms <= ends[1]:
             line(level_ms, color="0.35", linewidth=1.4, linestyle="--", zorder=1)

@@ -97,9 +97,9 @@ def test_a_tie_is_no_win() -> None:
 
 def printed(held: Contest, other: str) -> tuple[float, float]:
     """A lead and the half width of its interval, as shares, from the text."""
-    found = re.fullmatch(r"([+-]\d+\.\d)(?: ±(\d+\.\d))? %", lead_text(held, other))
-    assert found is not None
-    return float(found[1]) / 100, float(found[2] or 0) / 100
+    match = re.fullmatch(r"([+-]\d+\.\d)(?: ±(\d+\.\d))? %", lead_text(held, other))
+    assert match is not None
+    return float(match[1]) / 100, float(match[2] or 0) / 100
 
 
 @given(values=fields(LEAST_SEEDS), sign=signs, comparisons=st.integers(1, 50))

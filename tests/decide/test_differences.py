@@ -21,27 +21,27 @@ FIXED: dict[str, Any] = {"num_speculative_tokens": 2, "max_num_seqs": 8, "max_nu
 
 
 def compared(**options: Any) -> Any:
-    found = pdvsim.winner_map(**{"concurrency": 2, "num_runs": 2, **SMALL, **FIXED} | options).differences
-    assert found is not None
-    return found
+    differences = pdvsim.winner_map(**{"concurrency": 2, "num_runs": 2, **SMALL, **FIXED} | options).differences
+    assert differences is not None
+    return differences
 
 
 def test_differences_are_paired_within_a_pair() -> None:
-    found = compared(y="size", pairs=PAIRS, arch=["pd", "pdv"], against="pd")
-    frame = found.points
+    differences = compared(y="size", pairs=PAIRS, arch=["pd", "pdv"], against="pd")
+    frame = differences.points
     assert len(frame) == 2 * 2 * 2
-    for entry in found.paired:
+    for entry in differences.paired:
         here = frame[frame["place"] == entry["place"]].set_index(["arch", "seed"])[entry["metric"]]
         assert entry["difference"].mean == pytest.approx((here["pdv"] - here["pd"]).mean())
-    assert [d["pair"] for d in found.paired if d["metric"] == "mean_e2el_ms"] == sorted(PAIRS, reverse=True)
+    assert [d["pair"] for d in differences.paired if d["metric"] == "mean_e2el_ms"] == sorted(PAIRS, reverse=True)
 
 
 def test_everyone_is_compared_finalist_or_not() -> None:
     """The best four and plain decoding are finalists; six compete, and all stand in the table."""
     archs = ["baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid"]
-    found = compared(acceptances=0.6, arch=archs, against="baseline")
-    assert [entry["arch"] for entry in found.summary] == archs
-    assert {entry["replications"] for entry in found.summary} == {2}
+    differences = compared(acceptances=0.6, arch=archs, against="baseline")
+    assert [entry["arch"] for entry in differences.summary] == archs
+    assert {entry["replications"] for entry in differences.summary} == {2}
 
 
 @pytest.mark.parametrize(

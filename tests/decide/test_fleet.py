@@ -135,11 +135,11 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
     assert best is not None
     parts = ("Recommendation", "Expected", "Confidence", "Where the decision changes", "Failure modes", "To run it")
     assert all(f"\n{part}" in f"\n{text}" for part in parts)
-    assert [found.axis for found in advice.flips] == ["load", "acceptance"]
-    for found in advice.flips:
-        assert advice.question.name(best) in found.probes[found.here].values
-        assert found.below is not None
-        assert found.above is not None
+    assert [flips.axis for flips in advice.flips] == ["load", "acceptance"]
+    for flips in advice.flips:
+        assert advice.question.name(best) in flips.probes[flips.here].values
+        assert flips.below is not None
+        assert flips.above is not None
     assert len(flips_figure(advice).axes) == 2
     vllm, sglang, ours, real = advice.deployment
     assert "--tensor-parallel-size 2" in vllm.text

@@ -40,9 +40,9 @@ def test_a_closed_loop_has_so_many_outstanding_and_is_for_throughput() -> None:
     assert {row["max_concurrent_requests"] for row in advice.rows} == {4}
     assert "at concurrency 4" in str(advice)
     assert advice.capacity is None
-    [found, *_] = advice.flips
-    assert found.axis == "concurrency"
-    assert set(found.probes) >= {2.0, 4.0, 8.0}
+    [flips, *_] = advice.flips
+    assert flips.axis == "concurrency"
+    assert set(flips.probes) >= {2.0, 4.0, 8.0}
     assert len(flips_figure(advice).axes) == len(advice.flips)
 
 

@@ -34,7 +34,7 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
     """To the last bit: who is taken, with which settings, by which lead; and capacity, as closely, what advice says."""
     ask = QUESTIONS[name] | {"num_prompts": 60}
     advice = pdvsim.advise(**ask, budget=200)  # enough for all but the flips
-    [cell] = (found := pdvsim.winner_map(**ask | {"request_rate": [ask["request_rate"]]}, acceptances=[0.6])).cells
+    [cell] = (winner_map := pdvsim.winner_map(**ask | {"request_rate": [ask["request_rate"]]}, acceptances=[0.6])).cells
     best = advice.recommended
     assert best is not None
     assert advice.held is not None
@@ -44,7 +44,7 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
         assert candidate.server == cell.settings[candidate.arch].server
     assert advice.held.values == cell.contest.values
     assert advice.held.leads == cell.contest.leads
-    assert len(found.rows) == sum(map(len, advice.finals.values()))
+    assert len(winner_map.rows) == sum(map(len, advice.finals.values()))
     if advice.capacity is None:
         return
     del ask["request_rate"], ask["num_prompts"]  # capacity takes as many requests as it needs by itself

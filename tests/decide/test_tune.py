@@ -81,7 +81,7 @@ def test_drafts_are_tried_on_while_they_get_better() -> None:
     unlikely = at_acceptance(LOOP, 0.1)
     [best] = tuned(search, [unlikely], Made(1))
     assert best["pd"].server.num_speculative_tokens == 7
-    promising = {found.k for found in Formula(unlikely).ranked(Space.draft_lengths)[:PROMISING]}
+    promising = {predicted.k for predicted in Formula(unlikely).ranked(Space.draft_lengths)[:PROMISING]}
     assert {c.server.num_speculative_tokens for c in search.figures} == promising | set(range(max(promising), 9))
 
 
@@ -241,15 +241,15 @@ COMMANDS = {
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """Everything that is simulated for a decision."""
-    found: list[Experiment] = []
+    experiments: list[Experiment] = []
     real = runs_module.run_sweep
 
     def run_sweep(points: Any, *rest: Any) -> pd.DataFrame:
-        found.extend(point.experiment for point in points)
+        experiments.extend(point.experiment for point in points)
         return real(points, *rest)
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
-    return found
+    return experiments
 
 
 @pytest.mark.usefixtures("quick_plots")
@@ -286,9 +286,9 @@ def answer(**changes: Any) -> Advice:
     return pdvsim.advise(**options)
 
 
-def text_of(found: Advice) -> str:
+def text_of(advice: Advice) -> str:
     """The whole document but for how long it took."""
-    document = found.report().document
+    document = advice.report().document
     del document["search"]["spent_s"]
     return output.dumps(document)
 
@@ -302,15 +302,15 @@ def test_the_same_question_has_the_same_answer_on_any_number_of_cores() -> None:
 def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
     """Beyond it are only the finals, which are always run."""
     for budget in (1, 24):
-        found = answer(budget=budget, goodput=["ttft:500"])
-        finals = sum(map(len, found.finals.values()))
-        assert found.runs <= max(budget, SEEDS + finals + budget // 2)
-        assert {len(rows) for rows in found.finals.values()} == {5}
-        assert found.left_out
-        for what in found.left_out:
-            assert f"not tested (raise --budget): {what}" in str(found)
-        assert f"; {found.search.skipped} more were not tested; " in str(found)
-        assert found.report().document["search"]["left_out"] == found.left_out
+        advice = answer(budget=budget, goodput=["ttft:500"])
+        finals = sum(map(len, advice.finals.values()))
+        assert advice.runs <= max(budget, SEEDS + finals + budget // 2)
+        assert {len(rows) for rows in advice.finals.values()} == {5}
+        assert advice.left_out
+        for what in advice.left_out:
+            assert f"not tested (raise --budget): {what}" in str(advice)
+        assert f"; {advice.search.skipped} more were not tested; " in str(advice)
+        assert advice.report().document["search"]["left_out"] == advice.left_out
     whole = answer(budget=5000)
     assert not whole.left_out
     assert not whole.search.skipped

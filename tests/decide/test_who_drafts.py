@@ -78,16 +78,16 @@ def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:
 
 def test_an_assumed_acceptance_is_noted_for_its_drafter_and_only_where_it_decides() -> None:
     load = {"request_rate": 8, "num_prompts": 40, "num_runs": 2, "budget": 90, "jobs": 1}
-    found = pdvsim.advise(model="llama-3.1-8b", arch=["autoregressive", "colocated"], **load)
-    assert found.held is not None
+    advice = pdvsim.advise(model="llama-3.1-8b", arch=["autoregressive", "colocated"], **load)
+    assert advice.held is not None
     note = "note: acceptance 0.6 is assumed for llama-3.2-1b:"
-    finalists = {found.question.name(c): c for c in found.finals}
+    finalists = {advice.question.name(c): c for c in advice.finals}
     noted = {}
     for name, candidate in finalists.items():
-        alone = replace(found, recommended=candidate, held=replace(found.held, best=name, alike=()))
+        alone = replace(advice, recommended=candidate, held=replace(advice.held, best=name, alike=()))
         noted[name] = note in str(alone).partition("Expected\n")[0]
     assert noted == {name: "eagle3" not in name and "ngram" not in name for name in finalists}
     assert {"autoregressive", "colocated with eagle3", "colocated with llama-3.2-1b"} <= set(noted)
     eagle3 = finalists["colocated with eagle3"]
-    tie = replace(found.held, best="colocated with eagle3", alike=("colocated with llama-3.2-1b",))
-    assert note in str(replace(found, recommended=eagle3, held=tie)).partition("Expected\n")[0]
+    tie = replace(advice.held, best="colocated with eagle3", alike=("colocated with llama-3.2-1b",))
+    assert note in str(replace(advice, recommended=eagle3, held=tie)).partition("Expected\n")[0]

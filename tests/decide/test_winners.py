@@ -49,18 +49,20 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
 
     The margin is that of the runs, seed by seed. With an indifference of 99% less is sure, which is hatched.
     """
-    found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
-    runs = found.points[found.points["load"] == 8].pivot(index=["place", "seed"], columns="arch")["output_throughput"]
+    winner_map = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
+    runs = winner_map.points[winner_map.points["load"] == 8].pivot(index=["place", "seed"], columns="arch")[
+        "output_throughput"
+    ]
     margin = (runs["colocated"] / runs["autoregressive"] - 1).loc[1.0].mean()
     for load in (1.0, 8.0):
         for place, winner in ((0.0, "autoregressive"), (1.0, "colocated")):
-            cell = found.cell(load, place)
+            cell = winner_map.cell(load, place)
             assert cell is not None
             assert (cell.winner, cell.sure) == (winner, True)
             assert cell.contest is not None
             assert cell.contest.margin > 0
             assert load == 1 or place == 0 or cell.contest.margin == pytest.approx(margin)
-    masked = drawn(replace(found.grid, indifference=0.99))
+    masked = drawn(replace(winner_map.grid, indifference=0.99))
     unsure = sum(not cell.sure for cell in masked.cells)
     assert len([patch for patch in map_figure(masked).axes[0].patches if patch.get_hatch()]) == unsure >= 2
 
@@ -68,8 +70,8 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
 def test_nobody_loses_for_drafts_that_need_not_be() -> None:
     """At its own best colocated batching drafts nothing where drafts fail, and is plain decoding; else it wins."""
     archs: tuple[Arch, ...] = ("autoregressive", "colocated")
-    found = drawn(grid(archs, 0.0, 1.0, concurrency=(4,), space=Space(archs, controllers=("fixed",), own=False)))
-    fails, passes = found.cells
+    winner_map = drawn(grid(archs, 0.0, 1.0, concurrency=(4,), space=Space(archs, controllers=("fixed",), own=False)))
+    fails, passes = winner_map.cells
     assert fails.settings["colocated"].server.num_speculative_tokens == 0
     assert not fails.sure
     assert fails.contest is not None
@@ -77,17 +79,17 @@ def test_nobody_loses_for_drafts_that_need_not_be() -> None:
     assert passes.settings["colocated"].server.num_speculative_tokens > 4
     assert (passes.winner, passes.sure) == ("colocated", True)
     k = passes.settings["colocated"].server.num_speculative_tokens
-    assert f"colocated k={k} +" in str(found)
-    shown = found.points.groupby(["place", "arch"])["settings"].unique()
+    assert f"colocated k={k} +" in str(winner_map)
+    shown = winner_map.points.groupby(["place", "arch"])["settings"].unique()
     assert shown[1.0, "colocated"].tolist() == [f"k={k}, batch 128, chunk 2048"]
 
 
 def test_an_architecture_against_itself_is_masked_everywhere() -> None:
     """pdv-hybrid that never takes its atomic path is pdv."""
-    found = drawn(grid(("pdv", "pdv-hybrid"), 0.3, 0.9, server=Server(hybrid_threshold=0)))
-    assert len(found.cells) == 4
-    assert not any(cell.sure for cell in found.cells)
-    assert all(cell.contest is not None and cell.contest.margin == 0 for cell in found.cells)
+    winner_map = drawn(grid(("pdv", "pdv-hybrid"), 0.3, 0.9, server=Server(hybrid_threshold=0)))
+    assert len(winner_map.cells) == 4
+    assert not any(cell.sure for cell in winner_map.cells)
+    assert all(cell.contest is not None and cell.contest.margin == 0 for cell in winner_map.cells)
 
 
 def test_where_nobody_keeps_up_nobody_wins() -> None:
@@ -108,10 +110,10 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
 
     base = of.placed(4.0, 0.6)
     settings = {arch: replace(base, arch=arch) for arch in ("colocated", "pd")}
-    found = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
-    assert found.winner == "pd"
-    found = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
-    assert found.winner == "colocated"
+    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
+    assert cell.winner == "pd"
+    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
+    assert cell.winner == "colocated"
 
 
 def test_the_confidence_is_for_the_whole_map() -> None:
@@ -121,17 +123,17 @@ def test_the_confidence_is_for_the_whole_map() -> None:
 def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> None:
     measured = builtin("h200")
     save(replace(measured, uncertainty={"gemma-7b": 0.3}), tmp_path / "card.json")
-    found = pdvsim.winner_map(
+    winner_map = pdvsim.winner_map(
         y="size", pairs=["tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b"], arch=["autoregressive", "pd"], num_runs=5,
         concurrency=[1], jobs=1, num_speculative_tokens=4, profile=str(tmp_path / "card.json"),
         dataset_name="random", num_prompts=6, input_len=32, output_len=8,
     )  # fmt: skip
-    assert "gemma-2b:gemma-7b (0.29)" in str(found)
-    limits = {cell.place: cell.contest.thresholds for cell in found.cells if cell.contest}
+    assert "gemma-2b:gemma-7b (0.29)" in str(winner_map)
+    limits = {cell.place: cell.contest.thresholds for cell in winner_map.cells if cell.contest}
     error = lead_error(Experiment(), "output_throughput")  # of the card that was measured
     assert [set(limit.values()) for limit in limits.values()] == [{error}, {0.3}]
     reason = "depending on the pair and the binding level, are within the profile's error"
-    assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(found)
+    assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(winner_map)
 
 
 COMMAND = [
