@@ -79,7 +79,7 @@ def test_simulations_agree_at_every_edge(pair: str) -> None:
 def test_plain_decoding_wins_where_simulations_say_so(pair: str) -> None:
     """Both sides of where the table says that a drafter no longer pays were simulated, and are on their sides."""
     table = simulated(pair)
-    speeds = {(point.rows, point.k): point.tokens_per_s.mean for point in table.simulated}
+    speeds = {point: speed.mean for point, speed in table.simulated.items()}
     first = table.plain_from
     assert first is not None
     assert first > 1
@@ -273,7 +273,7 @@ def test_what_memory_does_not_hold_is_not_simulated() -> None:
     asked = replace(question(), base=replace(question().base, hardware=hardware))
     table = find_table(asked, Bench(1))
     assert table.fits == 1500 // table.context
-    assert max(point.rows for point in table.simulated) == table.fits
+    assert max(rows for rows, _ in table.simulated) == table.fits
     assert k_at(table, table.fits) == k_at(table, MOST)
     assert f"holds about {table.fits} requests" in str(table)
 

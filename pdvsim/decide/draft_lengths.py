@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, Simulated, Tier
+from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, SizeAndLength, Tier
 from pdvsim.decide.formula import JOINING, RATES, SAMPLE, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.sim.assembly import bar_of, covering_profile, models_of
@@ -34,8 +34,6 @@ TRIED_SIZES = 16  # of a tier, at these rates
 SPACING = 4  # ratio of consecutive simulated sizes
 CLOSE = 0.1  # lengths within this of the best are simulated too, as are its neighbours
 TURNS = 4  # rounds of simulating edges that moved
-
-SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
 
 
 class SizeRange(NamedTuple):
@@ -223,7 +221,7 @@ def _table(speeds: Speeds) -> DraftTable:
         min(reaches, default=None),
         profile.name,
         profile.foundation,
-        [Simulated(rows, k, speed) for (rows, k), speed in sorted(speeds.simulated.items())],
+        dict(sorted(speeds.simulated.items())),
     )
 
 

@@ -105,12 +105,11 @@ def fleets(
         raise ValueError(
             "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
         )
-    possible = [fleet for arch in archs for fleet in _ways(base, arch, gpus, alone)]
-    if drafted:
-        ways = [(way.of(base), way) for way in drafted]
-        each = [(fleet, way) for mine, way in ways for fleet in _ways(mine, way.arch, gpus, alone)]
-        possible = [replace(fleet, pair=way.pair, acceptance=way.acceptance) for fleet, way in each]
-        possible = [replace(fleet, name=fleet.named(fleet.of(base))) for fleet in possible]
+    possible = []
+    for way in drafted or [Way("", arch) for arch in archs]:
+        for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone):
+            fleet = replace(way, hardware=hardware)
+            possible.append(replace(fleet, name=fleet.named(fleet.of(base))))
     fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
     if possible and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
@@ -119,24 +118,23 @@ def fleets(
     return tuple(fitting)
 
 
-def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Way]:
-    """Fleets of one architecture, including those whose models cannot be sharded so."""
+def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hardware]:
+    """The GPUs of all fleets of an architecture, including those on which its models cannot be sharded so."""
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind, policy = kin(arch), policy_of(arch)
 
-    def made(server: int, hardware: Hardware) -> Way:
+    def copies(server: int, hardware: Hardware) -> Hardware:
         count = gpus // server
-        copies = replace(hardware, replicas=count, router=router) if count > 1 else hardware
-        return Way(fleet_name(replace(base, arch=arch, hardware=copies)), arch, copies)
+        return replace(hardware, replicas=count, router=router) if count > 1 else hardware
 
     if policy.least_gpus == 1:
         if alone:
-            yield Way(fleet_name(replace(base, arch=arch)), arch, given)
-        yield made(1, given)
+            yield given
+        yield copies(1, given)
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
-        yield made(size, replace(given, tensor_parallel_size=size))
+        yield copies(size, replace(given, tensor_parallel_size=size))
     for target in SHARDED if policy.placeable() and apart else ():
         # pd runs the target in both lanes; the others draft on one GPU, or on as many as the target
         for other in sorted({target} if kind == "pd" else {1, target}):
@@ -145,7 +143,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Way]
             split = replace(given, place=APART["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
             if other > 1 and kind != "pd":
                 split = replace(split, draft_tensor_parallel_size=other)
-            yield made(target + other, split)
+            yield copies(target + other, split)
 
 
 def _fitting(fleet: Way, base: Experiment) -> Way | None:

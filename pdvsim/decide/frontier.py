@@ -188,25 +188,24 @@ def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Fig
     with styled():
         figure = new_figure(9.5, 6.2, note)
         axes = figure.subplots()
-        for point in shown:
-            pale = point.verdict == "dominated"
-            x_bar, y_bar = (0.0 if math.isnan(v.half_width) else v.half_width for v in (point.x, point.y))
-            axes.errorbar(
-                point.x.mean, point.y.mean, y_bar, x_bar,
-                color=paler(arch_colour(point.arch), 0.55 if pale else 0), marker=arch_marker(point.arch),
-                markersize=10, markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
-            )  # fmt: skip
         labels: dict[tuple[str, float, float], list[str]] = {}  # coinciding points of one architecture share a label
+        spans = []
         for point in shown:
-            labels.setdefault((point.arch, point.x.mean, point.y.mean), []).append(", ".join(map(str, point.values)))
+            colour = paler(arch_colour(point.arch), 0.55 if point.verdict == "dominated" else 0)
+            (x, dx), (y, dy) = ((v.mean, 0.0 if math.isnan(v.half_width) else v.half_width) for v in (point.x, point.y))
+            axes.errorbar(
+                x, y, dy, dx, color=colour, marker=arch_marker(point.arch), markersize=10,
+                markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
+            )  # fmt: skip
+            labels.setdefault((point.arch, x, y), []).append(", ".join(map(str, point.values)))
+            spans += [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
         _frame(axes, shown)
-        spans = [span for point in shown for span in _whiskers(point)]
         if stair:  # the attainable region extends to the frame, up and to the right
             (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
-            x, y = [point.x.mean for point in stair], [point.y.mean for point in stair]
-            axes.step([x[0], *x, right], [top, *y, y[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
-            spans += [(a, b, c, b) for a, b, c in zip(x, y, [*x[1:], right], strict=True)]
-            spans += [(a, b, a, c) for a, b, c in zip(x, [top, *y[:-1]], y, strict=True)]
+            xs, ys = [point.x.mean for point in stair], [point.y.mean for point in stair]
+            axes.step([xs[0], *xs, right], [top, *ys, ys[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
+            spans += [(a, b, c, b) for a, b, c in zip(xs, ys, [*xs[1:], right], strict=True)]
+            spans += [(a, b, a, c) for a, b, c in zip(xs, [top, *ys[:-1]], ys, strict=True)]
         _draw_levels(axes, frontier, configs)
         names = [name_of(metric) for metric in (frontier.x, frontier.y)]
         axes.set_xlabel("{} ({})".format(*names[0][:2]))
@@ -221,12 +220,6 @@ def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Fig
         if frontier.dims and named:
             label_points(axes, named, spans)
     return figure
-
-
-def _whiskers(point: FrontierPoint) -> list[tuple[float, float, float, float]]:
-    """Error bars of a point."""
-    (x, dx), (y, dy) = ((v.mean, 0.0 if math.isnan(v.half_width) else v.half_width) for v in (point.x, point.y))
-    return [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
 
 
 def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
