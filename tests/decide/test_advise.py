@@ -320,7 +320,10 @@ def test_ctrl_c_tells_what_is_known(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "give --request-rate"),
+        ([], "give --request-rate, --concurrency, or --num-prompts alone"),
+        (["--request-rate", "3", "--concurrency", "2"], "give one of --request-rate and --concurrency"),
+        (["--num-prompts", "30", "--warmup-share", "0.1"], "--warmup-share has no effect for a batch job"),
+        (["--concurrency", "0"], "concurrency must be 1 to"),
         (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
         (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
         (["--request-rate", "3", "--arch", "pd", "--place", "prefill=1", "verify=1"], "pd verifies in its decode lane"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -93,19 +92,6 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
     assert least_prompts(kinds["12 req/s"], 125) == 125
     assert least_prompts(kinds["concurrency 8"], 10) == 16
     assert least_prompts(kinds["a batch of 700 requests"], 175) == 512
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ([], "give --request-rate, --concurrency, or --num-prompts alone"),
-        (["--request-rate", "3", "--concurrency", "2"], "give one of --request-rate and --concurrency"),
-        (["--num-prompts", "30", "--warmup-share", "0.1"], "--warmup-share has no effect for a batch job"),
-        (["--concurrency", "0"], "concurrency must be 1 to"),
-    ],
-)
-def test_a_load_that_is_none_is_one_line(refused: Callable[..., str], flags: list[str], says: str) -> None:
-    assert says in refused(["advise", *flags])
 
 
 def test_on_several_gpus_everyone_who_can_draft_competes() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -50,6 +50,20 @@ class Log(Bench):
         return super().rows(experiments)
 
 
+class Made(Bench):
+    """A bench of made-up throughputs, in runs that keep up."""
+
+    def __init__(self, speed: Callable[[Experiment], float]) -> None:
+        super().__init__(1)
+        self.speed = speed
+
+    def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+        self.runs += len(experiments)
+        kept_up: Row = {"stability": "stable", "load": math.inf, "breakdown_ms_queue": 0.0, "completed": 1.0}
+        row = kept_up | {"max_concurrent_requests": 1}
+        return [row | {"output_throughput": self.speed(experiment)} for experiment in experiments]
+
+
 @pytest.mark.parametrize(("place", "goal"), [(LOOP, Goal("throughput")), (LOAD, Goal("e2el"))])
 def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goal) -> None:
     """On the seeds of the search, where nothing is too small to count. Every architecture is there, the best first."""
@@ -73,59 +87,37 @@ def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goa
 def test_drafts_are_tried_on_while_they_get_better() -> None:
     """Made-up figures: the best is far from what the formula finds promising, and no further than need be is tried."""
 
-    class Made(Bench):
-        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-            return [
-                {"output_throughput": 100 - abs(e.server.num_speculative_tokens - 7), "max_concurrent_requests": 1}
-                for e in experiments
-            ]
-
     search = Search(
         Goal("throughput"), Space(("pd",), Space.draft_lengths, ("fixed",), (128,), (2048,), False), 0.0, 0.0
     )
     unlikely = at_acceptance(LOOP, 0.1)
-    [best] = tuned(search, [unlikely], Made(1))
+    [best] = tuned(search, [unlikely], Made(lambda e: 100 - abs(e.server.num_speculative_tokens - 7)))
     assert best["pd"].server.num_speculative_tokens == 7
     promising = {predicted.k for predicted in Formula(unlikely).ranked(Space.draft_lengths)[:PROMISING]}
     assert {c.server.num_speculative_tokens for c in search.figures} == promising | set(range(max(promising), 9))
 
 
-class Made(Bench):
-    """A bench of made-up figures: by draft length, and on the second seed a tenth less."""
-
-    speeds: ClassVar = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
-
-    def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-        self.runs += len(experiments)
-        return [
-            {
-                "output_throughput": self.speeds[e.server.num_speculative_tokens] * (1 - 0.1 * (e.traffic.seed % 2)),
-                "max_concurrent_requests": 1,
-            }
-            for e in experiments
-        ]
-
-
 def test_what_is_far_behind_on_the_first_seed_runs_no_second_and_keeps_its_place() -> None:
-    space = Space(("pd",), (0, 1, 2, 3), ("fixed",), (128,), (2048,), own=False)
-    search, bench = Search(Goal("throughput"), space, 0.0, 0.0), Made(1)
+    """Made-up figures: by draft length, and on the second seed a tenth less."""
+    speeds = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
+    space = Space(("pd",), tuple(speeds), ("fixed",), (128,), (2048,), own=False)
+    search = Search(Goal("throughput"), space, 0.0, 0.0)
+    bench = Made(lambda e: speeds[e.server.num_speculative_tokens] * (1 - 0.1 * (e.traffic.seed % 2)))
     tuned(search, [LOOP], bench)
     figures = {c.server.num_speculative_tokens: figure for c, figure in search.figures.items()}
-    assert figures == pytest.approx({k: 0.95 * bench.speeds[k] for k in figures})
+    assert figures == pytest.approx({k: 0.95 * speeds[k] for k in figures})
     start = Formula(LOOP).ranked(space.draft_lengths)[0].k  # it ran before there was anything to be behind
-    assert bench.runs == sum(2 if k == start or bench.speeds[k] > 100 / BEHIND else 1 for k in figures)
+    assert bench.runs == sum(2 if k == start or speeds[k] > 100 / BEHIND else 1 for k in figures)
 
 
 def test_nobody_is_out_for_drafts_that_the_formula_liked() -> None:
     """Every draft passes, so that the formula wants many; but only without any is this made-up server fast."""
 
-    class Slow(Made):
-        speeds: ClassVar = {k: 1.0 + 99 * (k == 0) for k in range(9)}
-
     space = Space(("autoregressive", "pd"), Space.draft_lengths, ("fixed",), (128,), (2048,), own=False)
     base = replace(at_acceptance(LOOP, 1.0), arch="autoregressive", server=Server(num_speculative_tokens=0))
     assert Formula(replace(base, arch="pd")).ranked(Space.draft_lengths)[0].k > 1
-    [best] = tuned(Search(Goal("throughput"), space, 0.0, 0.0), [base], Slow(1))
+    slow = Made(lambda e: 1.0 + 99 * (e.server.num_speculative_tokens == 0))
+    [best] = tuned(Search(Goal("throughput"), space, 0.0, 0.0), [base], slow)
     assert best["pd"].server.num_speculative_tokens == 0
 
 
@@ -181,47 +173,31 @@ def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
         (0.30, 0.30, 19, 5),  # as long as the budget has room for all of them
     ],
 )
-def test_seeds_are_added_while_that_would_tell(
-    lead: float, scatter: float, budget: int | None, seeds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_are_added_while_that_would_tell(lead: float, scatter: float, budget: int | None, seeds: int) -> None:
     """Two candidates by made-up figures: the one leads, more in every other seed."""
 
-    class Made(Bench):
-        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-            self.runs = len(experiments)
-            return [
-                {"output_throughput": 1 + (lead + scatter * (-1) ** e.traffic.seed) * (e.arch == "pd")}
-                for e in experiments
-            ]
+    def speed(experiment: Experiment) -> float:
+        return 1 + (lead + scatter * (-1) ** experiment.traffic.seed) * (experiment.arch == "pd")
 
-    for module in ("goal", "finals"):
-        monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
     both = {"pd": LOOP, "pdv": replace(LOOP, arch="pdv")}
-    *_, finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
+    *_, finals = replicated(both, Goal("throughput"), Made(speed), 5, 0.035, budget)
     assert {len(rows) for rows in finals.rows.values()} == {seeds}
     assert finals.held.seeds == seeds
     assert finals.held.best == "pd"
 
 
 @pytest.mark.parametrize("equally", [False, True])
-def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool) -> None:
     """Made-up figures: pd leads pdv by what scatters, and leads plain decoding surely. Later seeds are slow for all."""
 
-    class Made(Bench):
-        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-            scatter = {"pd": 0.3, "pdv": 0.0, "autoregressive": -0.2}
-            return [
-                {
-                    "output_throughput": (1 + scatter[e.arch] + 0.3 * (e.arch == "pd") * (-1) ** e.traffic.seed)
-                    * (1.0 if e.traffic.seed < 5 else 0.4)
-                }
-                for e in experiments
-            ]
+    means = {"pd": 1.3, "pdv": 1.0, "autoregressive": 0.8}
 
-    for module in ("goal", "finals"):
-        monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
+    def speed(experiment: Experiment) -> float:
+        scatter = 0.3 * (experiment.arch == "pd") * (-1) ** experiment.traffic.seed
+        return (means[experiment.arch] + scatter) * (1.0 if experiment.traffic.seed < 5 else 0.4)
+
     three = {arch: replace(LOOP, arch=arch) for arch in ("pd", "pdv", "autoregressive")}
-    first, *_, last = replicated(three, Goal("throughput"), Made(1), 5, 0.035, equally=equally)
+    first, *_, last = replicated(three, Goal("throughput"), Made(speed), 5, 0.035, equally=equally)
     assert first.held.unsure == ("pdv",)
     assert {name: len(rows) for name, rows in last.rows.items()} == {
         "pd": 20, "pdv": 20, "autoregressive": 20 if equally else 5,

@@ -188,6 +188,11 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
         (["--acceptances", "0.5,0.5"], "acceptances names a value twice"),
         (["--synthetic-acceptance-rates", "0.5"], "cannot be combined with --synthetic-acceptance-rates"),
         (["--objective", "goodput"], "objective goodput needs --goodput"),
+        (["--against", "pd", "--arch", "pdv,colocated"], "--against pd is not one of those compared: pdv, colocated"),
+        (["--y", "card"], "try-cards needs at least one value"),
+        (["--y", "card", "--try-cards", "z80"], "unknown gpu 'z80'"),
+        (["--y", "card", "--try-cards", "h200,h200"], "try-cards names a value twice"),
+        (["--try-cards", "h200"], "--try-cards needs --y card"),
     ],
 )
 def test_bad_input_is_one_line(refused: Callable[..., str], tmp_path: Path, flags: list[str], says: str) -> None:
@@ -232,20 +237,6 @@ def test_everyone_is_compared_finalist_or_not() -> None:
     differences = compared(acceptances=0.6, arch=archs, against="baseline")
     assert [entry["arch"] for entry in differences.summary] == archs
     assert {entry["replications"] for entry in differences.summary} == {2}
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        (["--against", "pd", "--arch", "pdv,colocated"], "--against pd is not one of those compared: pdv, colocated"),
-        (["--y", "card"], "try-cards needs at least one value"),
-        (["--y", "card", "--try-cards", "z80"], "unknown gpu 'z80'"),
-        (["--y", "card", "--try-cards", "h200,h200"], "try-cards names a value twice"),
-        (["--try-cards", "h200"], "--try-cards needs --y card"),
-    ],
-)
-def test_what_cannot_be_compared_is_refused(flags: list[str], says: str, refused: Callable[..., str]) -> None:
-    assert says in refused(["map", *flags])
 
 
 @pytest.mark.usefixtures("quick_plots")
