@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import NamedTuple
@@ -62,14 +62,11 @@ class Speeds:
             if runs := bench.known(self.question.loops(rows, k)):
                 speeds = interval(float(row["output_throughput"]) for row in runs)
                 self.simulated[rows, k] = speeds
-                formula = self._by_formula([rows], k) if k else self._idle_by_formula([rows])
-                self._moved[rows, k] = math.log(speeds.mean) - float(formula[0])
+                self._moved[rows, k] = math.log(speeds.mean) - float(self._by_formula([rows], k)[0])
 
     def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
         """For each batch size, by draft length from 0 on; minus infinity for lengths that the engine does not have."""
-        columns = [self._idle(sizes)]
-        columns += [self.length(sizes, k, acceptance) for k in range(1, self.question.max_k + 1)]
-        return np.column_stack(columns)
+        return np.column_stack([self.length(sizes, k, acceptance) for k in range(self.question.max_k + 1)])
 
     def plain(self, sizes: Sequence[int]) -> Logs:
         """For each batch size, on a server without a drafter."""
@@ -80,33 +77,16 @@ class Speeds:
         return self._by_formula(sizes, k, acceptance) + self._moves(sizes, k)
 
     def _by_formula(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
+        if k == 0:
+            return self._idle_by_formula(sizes)
         formula = self.formula
         if acceptance is not None:
             changed = replace(formula.experiment, acceptance=acceptance)
             formula = self._formulas.setdefault(acceptance, Formula(changed))
         return np.log([speed for _, speed in formula.loops(max(k, 0), sizes)])
 
-    def _moves(self, sizes: Sequence[int], k: int) -> Logs:
-        """Simulated over predicted (log) for the nearest simulated length at each size."""
-        at: dict[int, int] = {}
-        for rows, other in self._moved:
-            if other and (rows not in at or abs(other - k) < abs(at[rows] - k)):
-                at[rows] = other
-        return self._interpolated(sizes, at)
-
-    def _interpolated(self, sizes: Sequence[int], at: Mapping[int, int]) -> Logs:
-        """Interpolated between simulated sizes, linearly in the logarithm of the size."""
-        if not at:
-            return np.zeros(len(sizes))
-        places = sorted(at)
-        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._moved[rows, at[rows]] for rows in places])
-        return moved
-
-    def _idle(self, sizes: Sequence[int]) -> Logs:
-        """At k=0: plain decoding, plus the drafter's pass over every token."""
-        return self._idle_by_formula(sizes) + self._interpolated(sizes, {r: 0 for r, k in self._moved if not k})
-
     def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
+        """At k=0: plain decoding, plus the drafter's pass over every token."""
         if self.question.facts.lowest_k > 0:
             return np.full(len(sizes), -np.inf)
         plain, formula = self.plain(sizes), self.formula
@@ -117,6 +97,21 @@ class Speeds:
             prompt_s = drafter.carrying(rows, 1, 1, formula.prompt, False).solo_0 - step.solo_0
             more_s.append((rounds * step_s / rows + prompt_s) / formula.output_tokens)
         return -np.log(np.exp(-plain) + more_s)
+
+    def _moves(self, sizes: Sequence[int], k: int) -> Logs:
+        """Simulated over predicted (log) for the nearest simulated length at each size; k=0 has its own.
+
+        Between simulated sizes it is interpolated linearly in the logarithm of the size.
+        """
+        nearest: dict[int, int] = {}
+        for rows, other in self._moved:
+            if bool(other) == bool(k) and (rows not in nearest or abs(other - k) < abs(nearest[rows] - k)):
+                nearest[rows] = other
+        if not nearest:
+            return np.zeros(len(sizes))
+        places = sorted(nearest)
+        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._moved[rows, nearest[rows]] for rows in places])
+        return moved
 
 
 def error_of(profile: Profile, experiment: Experiment) -> float:

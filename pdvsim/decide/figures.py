@@ -16,8 +16,7 @@ from pdvsim.decide.fleet import APART
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.runs import load_words
-from pdvsim.decide.space import drafts_text
-from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
+from pdvsim.decide.winners import WinnerMap, place_text, seeds_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval, interval
@@ -241,15 +240,11 @@ def map_figure(answer: WinnerMap) -> Figure:
         for i, place in enumerate(places):
             for j, load in enumerate(loads):
                 cell = answer.cell(load, place)
-                if cell is None or cell.winner is None:
-                    texts[i, j] = "not run" if cell is None else "none\nkeeps up"
-                    continue
-                codes[i, j] = archs.index(cell.winner)
-                drafts = drafts_text(cell.settings[cell.winner])
-                texts[i, j] = "\n".join(filter(None, (cell.winner, f"{drafts} {margin_text(cell)}".strip())))
-                if not cell.sure:
-                    texts[i, j] += "\n" + alike_text(cell, 1 if grid.fleets else 2)
-                    unsure.append((j, i))
+                words = cell.words(1 if grid.fleets else 2) if cell else ["not run"]
+                texts[i, j] = "\n".join(words).replace("none keeps", "none\nkeeps")
+                if cell is not None and cell.winner is not None:
+                    codes[i, j] = archs.index(cell.winner)
+                    unsure += [] if cell.sure else [(j, i)]
         sns.heatmap(
             codes, ax=axes, cmap=ListedColormap(palette), vmin=-0.5, vmax=len(archs) - 0.5, cbar=False,
             linewidths=2, linecolor="white", xticklabels=[f"{x:g}" for x in loads],

@@ -108,8 +108,8 @@ def fleets(
     possible = []
     for way in drafted or [Way("", arch) for arch in archs]:
         for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone):
-            fleet = replace(way, hardware=hardware)
-            possible.append(replace(fleet, name=fleet.named(fleet.of(base))))
+            mine = replace(way, hardware=hardware)
+            possible.append(replace(mine, name=mine.named(mine.of(base))))
     fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
     if possible and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")

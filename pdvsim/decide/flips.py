@@ -211,7 +211,7 @@ def _probe(at: float, everyone: Mapping[str, Experiment], who: Rivalry, bench: B
     figures = {name: [goal.value(row) for row in runs] for name, runs in rows.items()}
     able = tuple(name for name, runs in rows.items() if goal.met(runs))
     challenger, lead = None, math.nan
-    still_open = few and not all(map(goal.holds, rows[mine]))
+    still_open = few and not all(goal.met([row]) for row in rows[mine])
     held = contest(figures, goal.sign)
     for rival in sorted(figures, key=lambda name: -goal.sign * held.values[name].mean):
         if rival == mine or (able and rival not in able):

@@ -159,6 +159,21 @@ class Cell:
         """Whether the winner differs significantly from every other that kept up, or is the only one that did."""
         return self.contest is not None and (self.contest.sure or not self.contest.behind)
 
+    def words(self, names: int = 2) -> list[str]:
+        """The winner, its draft length with its lead over the second, and up to so many that it does not beat.
+
+        There is no lead if the winner was chosen as the simplest.
+        """
+        held = self.contest
+        if self.winner is None or held is None:
+            return ["none keeps up"]
+        lead = percent(held.margin) if held.behind and self.winner == held.best else ""
+        words = [self.winner, f"{drafts_text(self.settings[self.winner])} {lead}".strip()]
+        if not self.sure:
+            alike = [name for name in (held.best, *held.unsure) if name != self.winner]
+            words.append(f"≈ {', '.join(alike[:names])}{', …' if len(alike) > names else ''}")
+        return [word for word in words if word]
+
 
 @dataclass(repr=False)
 class WinnerMap(Answer):
@@ -325,27 +340,8 @@ def place_text(place: Place) -> str:
     return place if place in GPUS else f"{place} ({size_ratio(place):.2f})"
 
 
-def margin_text(cell: Cell) -> str:
-    """The winner's relative lead over the second; empty if it was chosen as the simplest."""
-    if cell.contest is None or cell.contest.second is None or cell.winner != cell.contest.best:
-        return ""
-    return percent(cell.contest.margin)
-
-
-def alike_text(cell: Cell, names: int = 2) -> str:
-    """Architectures without significant difference from the winner, up to so many names."""
-    held = cell.contest
-    unsure = [name for name in (held.best, *held.unsure) if name != cell.winner] if held else []
-    return f"≈ {', '.join(unsure[:names])}{', …' if len(unsure) > names else ''}"
-
-
 def _won(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    if cell.winner is None:
-        return "none keeps up"
-    words = (cell.winner, drafts_text(cell.settings[cell.winner]), margin_text(cell))
-    text = " ".join(filter(None, words))
-    if cell.contest and not cell.contest.behind:
-        return f"{text} alone"
-    return text if cell.sure else f"({text} {alike_text(cell)})"
+    text = " ".join(cell.words()) if cell else ""
+    if cell is None or cell.winner is None or cell.sure:
+        return f"{text} alone" if cell and cell.contest and not cell.contest.behind else text
+    return f"({text})"
