@@ -43,7 +43,7 @@ from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.study import output
-from pdvsim.study.stats import Interval, interval
+from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable
@@ -132,7 +132,9 @@ class Capacities(Answer):
             settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
             entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
             entry |= {name: interval(row[name] for row in rows) for name in numbers}
-            entry["rate"] = _as_known(entry["rate"], interval(row["may_hold"] for row in rows).mean)
+            below, rate = interval(row["may_hold"] for row in rows).mean, entry["rate"]
+            # at least as wide as from the rate to the upper limit of the capacity; nan, from one replication, stays
+            entry["rate"] = replace(rate, half_width=max(rate.half_width, below - rate.mean))
             entry["held_in"] = sum(row["rate"] > 0 for row in rows)
             entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
             entries.append(entry)
@@ -189,11 +191,6 @@ class Capacities(Answer):
             f"{len(self.rows)} of {len(plan.cases())} searches" if self.interrupted else "",
             not self.rows,
         )
-
-
-def _as_known(rate: Interval, below: float) -> Interval:
-    """The interval, but at least as wide as from the rate to the upper limit of the capacity."""
-    return replace(rate, half_width=max(rate.half_width, below - rate.mean))  # nan, from one replication, stays
 
 
 def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:

@@ -12,9 +12,9 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -231,38 +231,28 @@ def _plain_from(plain: Logs, chosen: Logs) -> int:
     return int(behind[-1]) + 2 if len(behind) else 1
 
 
-def _spans(lengths: Sequence[int]) -> Iterator[SizeRange]:
-    """Runs of equal draft lengths."""
-    first = 1
-    for k, group in groupby(lengths):
-        last = first + sum(1 for _ in group) - 1
-        yield SizeRange(first, last, k)
-        first = last + 1
-
-
 def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
-    """The fewest spans, then the smallest loss: at most `indifference` for any range with one best length."""
-    runs = list(_spans(best))
-    behind = logs.max(axis=1, keepdims=True) - logs
-    lost = np.array([behind[first - 1 : last].sum(axis=0) for first, last, _ in runs])
-    count = np.array([last - first + 1 for first, last, _ in runs])
-    will_do = np.expm1(lost / count[:, None]) <= indifference
-    cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each run: spans, lost, last one's start, k
-    for end in range(1, len(runs) + 1):
+    """The fewest ranges, then the smallest loss: at most `indifference` for sizes in a row with one best length."""
+    starts = np.flatnonzero(np.diff(best, prepend=-1)).tolist()  # where the best length changes
+    edges = [*starts, len(best)]
+    lost = np.add.reduceat(logs.max(axis=1, keepdims=True) - logs, starts)
+    will_do = np.expm1(lost / np.diff(edges)[:, None]) <= indifference
+    cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each edge: ranges, lost, last one's start, k
+    for end in range(1, len(edges)):
         ways = []
         for start in range(end - 1, -1, -1):
             able = np.flatnonzero(will_do[start:end].all(axis=0))
             if not len(able):
                 break
             costs = lost[start:end, able].sum(axis=0)
-            spans, before, *_ = cheapest[start]
-            ways.append((spans + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
+            count, before, *_ = cheapest[start]
+            ways.append((count + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
         cheapest.append(min(ways))
     ranges = []
-    end = len(runs)
+    end = len(starts)
     while end:
         _, _, start, k = cheapest[end]
-        ranges.append(SizeRange(runs[start].first, runs[end - 1].last, k))
+        ranges.append(SizeRange(edges[start] + 1, edges[end], k))
         end = start
     return ranges[::-1]
 
