@@ -26,7 +26,7 @@ from pdvsim.common.files import write_whole
 from pdvsim.decide.finals import chosen, replicated
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.space import Space, described
+from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
@@ -134,7 +134,7 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
         entries.append(
             {
                 "role": role,
-                "described": described(candidate),
+                "described": ", ".join([candidate.arch, *settings_text(candidate)]),
                 "command": command_line("realrun", served),
                 "predicted": goal.value(row),
                 "decided_by": means.get(candidate),  # the mean over seeds, at a rate of longer runs

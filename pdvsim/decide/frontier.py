@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, shares
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.report import positive
@@ -121,7 +120,7 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
         raise ValueError("points are compared seed by seed: all must have the same seeds")
     errors = (_error(points, x), _error(points, y))
     figures = {key: (mine[x].tolist(), mine[y].tolist()) for key, mine in rows.items()}
-    up = [key for key, mine in rows.items() if kept_up([_open(row) for row in mine.to_dict("records")])]
+    up = [key for key, mine in rows.items() if kept_up(mine.to_dict("records"))]
     first = [up[at] for at in pareto([(sum(figures[key][0]), sum(figures[key][1])) for key in up])]
     confidence = corrected(len(up) - len(first))
     frontier = Frontier(points, dims, x, y, errors)
@@ -146,11 +145,6 @@ def _error(points: pd.DataFrame, metric: str) -> float:
     places = points[["pair", "gpu"]].drop_duplicates().itertuples(index=False)
     seats = (Experiment(server=Server(pair=pair), hardware=Hardware(gpu=gpu)) for pair, gpu in places)
     return max(lead_error(seat, metric) for seat in seats)
-
-
-def _open(row: dict[Any, Any]) -> Row:
-    """A row with an infinite load for closed loops, whose queue is bounded by the loop."""
-    return row | {"load": math.inf} if row["load_kind"] == "concurrency" else row
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:

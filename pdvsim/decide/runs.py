@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
@@ -175,7 +175,7 @@ def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
     return replace(experiment, acceptance=replace(experiment.acceptance, acceptance_rate=rate))
 
 
-def keeps_up(row: Row) -> bool:
+def keeps_up(row: Mapping[Any, Any]) -> bool:
     """Whether a run's queue stayed bounded: it is not labelled overloaded, and few requests waited.
 
     Near saturation a short run's label is "inconclusive". There the wait for admission decides: above saturation the
@@ -183,11 +183,13 @@ def keeps_up(row: Row) -> bool:
     """
     if row["stability"] == "overloaded":
         return False
-    rate = float(row["load"])  # infinite in a closed loop, where the loop bounds the queue
+    rate = float(row["load"])
+    if math.isinf(rate) or row.get("load_kind") == "concurrency":  # a closed loop bounds the queue
+        return True
     waiting = rate * float(row["breakdown_ms_queue"]) / 1e3  # Little's law
-    return math.isinf(rate) or waiting <= WAITING * float(row["completed"])
+    return waiting <= WAITING * float(row["completed"])
 
 
-def kept_up(rows: Sequence[Row]) -> bool:
+def kept_up(rows: Sequence[Mapping[Any, Any]]) -> bool:
     """Whether more than half of the replications kept up."""
     return 2 * sum(map(keeps_up, rows)) > len(rows)

@@ -134,11 +134,6 @@ def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, 
     return arch, candidate.gpus, controller, moved, k
 
 
-def described(candidate: Experiment) -> str:
-    """Short description of a candidate."""
-    return ", ".join([candidate.arch, *settings_text(candidate)])
-
-
 def settings_text(candidate: Experiment) -> list[str]:
     """Its settings, one by one."""
     server, words = candidate.server, []
