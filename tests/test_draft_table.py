@@ -81,7 +81,6 @@ def test_plain_decoding_wins_where_simulations_say_so(pair: str) -> None:
     table = simulated(pair)
     speeds = {point: speed.mean for point, speed in table.simulated.items()}
     first = table.plain_from
-    assert first is not None
     assert first > 1
     assert speeds[first, PLAIN] > speeds[first, k_at(table, first)]
     assert speeds[first - 1, PLAIN] <= speeds[first - 1, k_at(table, first - 1)]
@@ -208,7 +207,6 @@ def test_small_gains_get_no_range_of_their_own() -> None:
 def test_a_length_stays_the_best_between_its_acceptance_rates(pair: str) -> None:
     table = by_formula(pair)
     for tier in table.tiers:
-        assert tier.acceptance is not None
         low, high = tier.acceptance
         assert low <= 0.6 <= high
         sizes = np.unique(np.linspace(tier.first, tier.last, min(16, tier.last - tier.first + 1)).astype(int)).tolist()

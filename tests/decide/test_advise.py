@@ -86,12 +86,10 @@ def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None
     advice = whole_advice()
     goal = advice.question.goal
     figures = {str(c.arch): [goal.value(row) for row in rows] for c, rows in advice.finals.items() if goal.met(rows)}
-    assert advice.held is not None
     held = contest(figures, goal.sign, None, 0.01)
     assert (held.best, held.leads, held.alike) == (advice.held.best, advice.held.leads, advice.held.alike)
     assert set(advice.held.alike) <= set(advice.held.unsure)
     tied = {held.best, *held.alike}
-    assert advice.recommended is not None
     assert advice.recommended.arch == min(tied, key=lambda arch: ARCHS.index(arch))  # type: ignore[arg-type]
     assert advice.met
 
@@ -106,7 +104,6 @@ def test_the_text_says_what_the_document_says() -> None:
     assert document["search"]["left_out"] == []
     [line] = [line for line in text.splitlines() if line.startswith("saturation: ")]
     capacity = whole_advice().capacity
-    assert capacity is not None
     assert f"the load is {20 / capacity.summary()[0]['rate'].mean:.0%} of that" in line
 
 
@@ -131,8 +128,6 @@ def mean_e2el(experiment: Experiment) -> float:
 
 def test_the_break_even_acceptance_has_a_winner_on_either_side() -> None:
     even = break_even(DRAFTING, PLAIN, rivalry(DRAFTING, PLAIN, GOAL, 3, 4), Bench(1))
-    assert even.loses_at is not None
-    assert even.wins_at is not None
     assert even.wins_at - even.loses_at == pytest.approx(1 / 32)
     assert mean_e2el(at_acceptance(DRAFTING, even.loses_at)) >= mean_e2el(PLAIN)
     assert mean_e2el(at_acceptance(DRAFTING, even.wins_at)) < mean_e2el(PLAIN)
@@ -147,7 +142,6 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
     fast, slow = (row["output_throughput"] for row in Bench(1).rows([drafting, suited(plain)]))
     assert fast > slow
     even = break_even(drafting, plain, rivalry(drafting, plain, goal, 1, 0, 1, 2), Bench(1))
-    assert even.wins_at is not None
     assert even.wins_at <= drafting.acceptance.acceptance_rate
 
 
@@ -156,11 +150,8 @@ def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
     who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)
     flips = find_flips("acceptance", 0.9, (0.1, 0.5, 0.9, 0.95), at_acceptance, who, Bench(1), 1000)
     below, above = flips.below, flips.above
-    assert below is not None
-    assert above is not None
     assert (above.falls, above.reason, above.stands) == (None, "not found", 0.95)
     assert (below.reason, below.challenger) == ("beaten", "autoregressive")
-    assert below.falls is not None
     assert below.falls < below.stands < 0.9
 
     def pair(rate: float) -> dict[str, list[float]]:
@@ -178,8 +169,6 @@ def test_beyond_what_anyone_holds_nobody_wins() -> None:
     who = rivalry(at_rate(slow, 2.0), replace(slow, arch="autoregressive"), GOAL, 2, 4)
     flips = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), 1000)
     assert flips.probes[64.0].able == ()
-    assert flips.above is not None
-    assert flips.above.falls is not None
     assert flips.above.falls <= 64
 
 
@@ -192,7 +181,6 @@ def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_pa
     experiment = replace(DRAFTING, hardware=Hardware(profile=str(path)), server=Server(num_speculative_tokens=k))
     rows = Bench(1).rows(replications(replace(experiment, traffic=replace(DRAFTING.traffic, num_prompts=100)), 2))
     round_costs = balance(experiment, rows)
-    assert round_costs is not None
     assert (round_costs.k, round_costs.step_ratio) == (k, pytest.approx(0.1))
     assert round_costs.tokens_per_round == pytest.approx(expected_tokens(0.6, k), rel=0.05)
     assert round_costs.speedup == pytest.approx(expected_tokens(0.6, k) / (k * 0.1 + 1), rel=0.05)
@@ -342,7 +330,6 @@ def test_a_load_that_nothing_holds_is_said_so_with_the_gpus_it_takes() -> None:
     assert not advice.met
     assert str(advice).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; closest:\n")
     assert "Recommendation" not in str(advice)
-    assert advice.capacity is not None
     held = advice.capacity.summary()[0]["rate"].mean
     assert 0 < held < 42
     assert f"it holds {held:.3g} req/s: the load needs {math.ceil(100 / held)}" in str(advice)

@@ -272,7 +272,6 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
         assert entry["rate"].half_width == pytest.approx(max(scatter, below), rel=1e-4)
     assert capacities._repr_html_().count("<tr>") == 1 + 2  # the header, and an architecture each
     held = capacities.most()
-    assert held is not None
     a, b = (frame[frame["arch"] == arch]["rate"].to_numpy() for arch in (held.best, held.behind[0]))
     assert held.differences[held.behind[0]].mean == pytest.approx(np.mean(a - b))
 
@@ -299,7 +298,6 @@ def test_a_lead_within_the_tolerance_or_the_profiles_error_is_none(
         for rate in (10.0, 11.0, 12.0, 13.0, 14.0)
     ]
     held = capacities.most()
-    assert held is not None
     assert (held.best, held.sure) == ("colocated", sure)
 
 

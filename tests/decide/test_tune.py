@@ -335,9 +335,6 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
     advice = pdvsim.advise(**ask, budget=200)  # enough for all but the flips
     [cell] = (winner_map := pdvsim.winner_map(**ask | {"request_rate": [ask["request_rate"]]}, acceptances=[0.6])).cells
     best = advice.recommended
-    assert best is not None
-    assert advice.held is not None
-    assert cell.contest is not None
     assert best.arch == cell.winner
     for candidate in advice.finals:
         assert candidate.server == cell.settings[candidate.arch].server

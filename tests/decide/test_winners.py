@@ -58,9 +58,7 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
     for load in (1.0, 8.0):
         for place, winner in ((0.0, "autoregressive"), (1.0, "colocated")):
             cell = answer.cell(load, place)
-            assert cell is not None
             assert (cell.winner, cell.sure) == (winner, True)
-            assert cell.contest is not None
             assert cell.contest.margin > 0
             assert load == 1 or place == 0 or cell.contest.margin == pytest.approx(margin)
     masked = drawn(replace(answer.grid, indifference=0.99))
@@ -75,7 +73,6 @@ def test_nobody_loses_for_drafts_that_need_not_be() -> None:
     fails, passes = answer.cells
     assert fails.settings["colocated"].server.num_speculative_tokens == 0
     assert not fails.sure
-    assert fails.contest is not None
     assert fails.contest.margin < 0.01
     assert passes.settings["colocated"].server.num_speculative_tokens > 4
     assert (passes.winner, passes.sure) == ("colocated", True)
@@ -216,9 +213,7 @@ FIXED: dict[str, Any] = {"num_speculative_tokens": 2, "max_num_seqs": 8, "max_nu
 
 
 def compared(**options: Any) -> Any:
-    differences = pdvsim.winner_map(**{"concurrency": 2, "num_runs": 2, **SMALL, **FIXED} | options).differences
-    assert differences is not None
-    return differences
+    return pdvsim.winner_map(**{"concurrency": 2, "num_runs": 2, **SMALL, **FIXED} | options).differences
 
 
 def test_differences_are_paired_within_a_pair() -> None:
