@@ -54,8 +54,8 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
     """
     if equal.output_len == 1:
         return 0.0
-    found = [named_pair(replace(server, pair=name).pair) for name in pairs or (server.pair,)]
-    models = [model for pair in found for model in (pair.draft, pair.target)]
+    known_pairs = [named_pair(replace(server, pair=name).pair) for name in pairs or (server.pair,)]
+    models = [model for pair in known_pairs for model in (pair.draft, pair.target)]
     contexts = [model.max_position_embeddings for model in models if model.max_position_embeddings is not None]
     if not contexts:
         return SPREAD
