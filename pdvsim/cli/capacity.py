@@ -37,8 +37,7 @@ class CapacityOptions(DecisionOptions):
         server = self.server.given()
         traffic = self.traffic.asked(Traffic.usual_prompts, server)
         arch = self.arch[0] if self.arch else Experiment.arch
-        acceptance = self.acceptance.asked(server.pair, traffic)
-        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
+        base = self.experiment(arch, traffic, server)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
         space = self.server.space(self.arch) if self.arch else None
         return Plan(base, self.arch, self.num_runs, goal, self.tolerance, self.warmup_share, space)
