@@ -400,11 +400,11 @@ def case(seed: int, yard: Yard, commands: float = 0.1, cheap: bool = True) -> Ca
 # ---- the law ---------------------------------------------------------------------------------------------------------
 
 
-def violation(found: Case, yard: Yard) -> str | None:
+def violation(broken: Case, yard: Yard) -> str | None:
     """How a case breaks the law; None if it does not."""
     try:
         with _limited():
-            return _loaded(found.call) if found.call is not None else _commanded(found.argv, yard)
+            return _loaded(broken.call) if broken.call is not None else _commanded(broken.argv, yard)
     except TooLong:
         return f"took more than {MOST_CPU_S:.0f} s of processor time"
 

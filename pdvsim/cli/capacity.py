@@ -68,5 +68,7 @@ def main(argv: list[str]) -> int:
     forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
     with Progress(len(runs) + tuning, "runs", args.json, after_s=0, bound="about") as progress:
-        found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
-    return deliver(found, args, {"Rates held": capacity_figure(found)} if found.rows else {}, files, page, date)
+        capacities = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
+    return deliver(
+        capacities, args, {"Rates held": capacity_figure(capacities)} if capacities.rows else {}, files, page, date
+    )

@@ -122,12 +122,12 @@ def main(argv: list[str]) -> int:
     forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
     runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
     with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
-        found = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
-    pictures = {"The map": map_figure(found)} if found.cells else {}
-    if found.differences is not None:
+        winners = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
+    pictures = {"The map": map_figure(winners)} if winners.cells else {}
+    if winners.differences is not None:
         files.append(output.check_file(files[0].with_name("differences.png")))
         bases = [asdict(grid.placed(load, place)) for load, place in grid.cells()]
-        setting = points_line(found.differences.points, bases)
-        if found.differences.paired:
-            pictures["Differences"] = forest_figure(found.differences.summary, found.differences.paired, setting)
-    return deliver(found, args, pictures, files, page, date)
+        setting = points_line(winners.differences.points, bases)
+        if winners.differences.paired:
+            pictures["Differences"] = forest_figure(winners.differences.summary, winners.differences.paired, setting)
+    return deliver(winners, args, pictures, files, page, date)

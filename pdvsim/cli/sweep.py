@@ -170,10 +170,10 @@ def main(argv: list[str]) -> int:
     with folder.opened(date, args.resume):
         if where.scheduler is None:
             forewarn([point.experiment for point in sweep.points()], where.jobs)
-        found = folder.survey()
-        for line in found.notices():
+        survey = folder.survey()
+        for line in survey.notices():
             _notice(f"{folder.path}: {line}")
-        rows = found.rows
+        rows = survey.rows
         try:
             with Progress(total, "points", args.json, after_s=0) as progress:
                 failures = folder.run(where, args.continue_on_error, progress.update, rows, _notice)

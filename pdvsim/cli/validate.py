@@ -139,8 +139,8 @@ def main(argv: list[str]) -> int:
             progress.total = total
             progress.update(done)
 
-        found = compare.validate(runs, contentions, args.profile, args.jobs, told)
-    document = compare.document(found, numbers)
+        validation = compare.validate(runs, contentions, args.profile, args.jobs, told)
+    document = compare.document(validation, numbers)
     print(output.dumps(document) if args.json else _tables(document))
     if (plot or page) and document["runs"]:
         from pdvsim.cli.page import write_page
@@ -154,8 +154,8 @@ def main(argv: list[str]) -> int:
         facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
         pictures = {"Predicted and measured": figure}
         write_page(page, Sheet("Simulated against real", lead, [("", [_tables(document)])], pictures, facts))
-    if not found.complete:
-        done = len(found.checked[args.contention])
+    if not validation.complete:
+        done = len(validation.checked[args.contention])
         say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")
         return 130
     if args.write:
@@ -223,13 +223,13 @@ def _tables(document: Mapping[str, Any]) -> str:
     blocks = []
     if document["runs"]:
         blocks += [_errors(document), _worst(document["runs"])]
-    if (found := document["leads"])["pairs"]:
+    if (leads := document["leads"])["pairs"]:
         rows = [
             [_short(m), _percent(lead["median"]), _percent(lead["p95"]), f"{lead['order_right']} of {lead['apart']}"]
-            for m, lead in found["by_metric"].items()
+            for m, lead in leads["by_metric"].items()
         ]
         header = ["error of a predicted lead", "median", "95%", "order right, leads over 3%"]
-        pairs = f"{found['pairs']} pair{'s' if found['pairs'] > 1 else ''} of servers"
+        pairs = f"{leads['pairs']} pair{'s' if leads['pairs'] > 1 else ''} of servers"
         blocks.append(f"{grid(header, rows)}\n{pairs}, each on the same requests in a closed loop (without baseline)")
     blocks += [_bars(document)] if document["bars"] else []
     if held := document["held_out"]:
@@ -349,18 +349,18 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
     experiment = suited(replace(experiment, hardware=hardware))
     profile = covering_profile(experiment)
     measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
-    found = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
-    found["dataset"], found["arch"], found["pair"] = (
+    comparison = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
+    comparison["dataset"], comparison["arch"], comparison["pair"] = (
         compare.dataset(experiment),
         experiment.arch,
         experiment.server.pair,
     )
-    found["output_throughput"] = metrics.get("output_throughput")
-    print(output.dumps(found) if args.json else "\n\n".join(_launch_tables(found)))
+    comparison["output_throughput"] = metrics.get("output_throughput")
+    print(output.dumps(comparison) if args.json else "\n\n".join(_launch_tables(comparison)))
     if plot:
         from pdvsim.view.calibration_plots import launches_figure
 
-        output.save({plot: output.picture(launches_figure(measured, predicted, found), plot)})
+        output.save({plot: output.picture(launches_figure(measured, predicted, comparison), plot)})
     return 0
 
 
@@ -380,10 +380,10 @@ def _chosen(args: ValidateCommand) -> tuple[Experiment, pd.DataFrame, Mapping[st
     return run.experiment, launches_of(run), run.metrics, f"run {args.run}: {run.command}"
 
 
-def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
+def _launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
     """Contributions to the error by kind and size, largest first; then the gaps."""
-    yield f"{found['run']}\nprofile {found['foundation']}"
-    shown = [row for row in found["rows"] if abs(row["share"]) >= LEAST_SHARE]
+    yield f"{comparison['run']}\nprofile {comparison['foundation']}"
+    shown = [row for row in comparison["rows"] if abs(row["share"]) >= LEAST_SHARE]
     rows = [
         [
             row["what"],
@@ -398,15 +398,15 @@ def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
         ]
         for row in sorted(shown, key=lambda row: -abs(row["share"]))
     ]
-    rows.append(["all", *[""] * 7, _percent(found["error"], "+")])
+    rows.append(["all", *[""] * 7, _percent(comparison["error"], "+")])
     header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
               "share of GPU time"]  # fmt: skip
     yield grid(header, rows)
     rows = []
-    for lane, sides in found["gaps"].items():
+    for lane, sides in comparison["gaps"].items():
         real, sim = (sides[side] for side in ("measured", "predicted"))
         figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
         rows.append([lane, *figures, f"{_percent(real['share'])} / {_percent(sim['share'])}"])
-    idle = " / ".join(_percent(found["idle"][side]) for side in ("measured", "predicted"))
+    idle = " / ".join(_percent(comparison["idle"][side]) for side in ("measured", "predicted"))
     rows.append(["GPU idle", "-", "-", idle])
     yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)

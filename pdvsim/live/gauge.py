@@ -48,7 +48,7 @@ class Slot:
     tokens: int = 0
     judged: Array = field(default_factory=lambda: np.zeros(2, int))  # draft tokens accepted and rejected
     looked_up: int = 0  # prompt tokens of finished requests, in the prefix cache
-    cached: int = 0  # of these, those found
+    cached: int = 0  # of these, those that were cached
     in_system: float = 0.0  # at its end
     unanswered: int = 0  # requests without a token, at its end
     kv_share: float = 0.0
