@@ -91,12 +91,9 @@ class Session(Stations):
             self.run_to(to_s)
             self._slots += to_s == boundary_s
             for station, gauge in self.gauged():
-                gauge.take(to_s)
-                state = station.in_system, station.kv_share, station.queues(), station.controller(), station.cache()
-                gauge.noted(*state)
+                gauge.take(to_s, station.state())
                 if to_s == boundary_s:
                     gauge.next_slot()
-                    gauge.noted(*state)
 
     def figures(self, window_s: float) -> list[dict[str, Any]]:
         """Recent metrics of each architecture."""
