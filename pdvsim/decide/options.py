@@ -105,7 +105,9 @@ class TunedServer(Server):
 class DecisionOptions(ExperimentOptions):
     """What architectures are compared on, by every decision command."""
 
-    without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests")
+    without: ClassVar[tuple[str, ...]] = (
+        "max_concurrency", "warmup_requests", "host", "launch_s", "completion_s", "handoff_s", "band", "detailed",
+    )  # fmt: skip
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
