@@ -22,7 +22,7 @@ from pdvsim.sim.relevance import suited
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import cell, grid, rows_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -247,42 +247,38 @@ def _tables(document: Mapping[str, Any]) -> str:
 
 def _errors(document: Mapping[str, Any]) -> str:
     """Median and 95th percentile overall, by metric and by group, with targets, ablations and the spread."""
-    ablations, spread, targets = document["ablations"], document["spread"], document["targets"]
-    paced = document["paced"]
-
-    def row(name: str, errors: Mapping[str, Any], target: str, part: str = "") -> list[str]:
-        others = [model[part].get(name) if part else _overall(model) for model in ablations.values()]
-        repeated = None if spread is None else spread["by_metric"].get(name) if part == "by_metric" else None
-        repeated = _overall(spread) if spread and not part else repeated
-        label = _short(name) if part == "by_metric" else name
-        count = str(errors.get("runs", len(document["runs"])))
-        known = [paced["after"][part].get(name) if part == "by_metric" else None if part else _overall(paced["after"])
-                 ] if paced else []  # fmt: skip
-        missed = "" if part or not target else " missed" * _missed(errors, targets)
-        missed = " missed" if part and target and errors["p95"] > float(target.rstrip("%")) / 100 else missed
-        return [label, count, _percent(errors["median"]), _percent(errors["p95"]), target + missed,
-                *(_both(other) for other in (*known, *others, repeated))]  # fmt: skip
-
-    rows = [row("all", _overall(document), f"{_percent(targets['median'])} / {_percent(targets['p95'])}")]
-    for name, errors in document["by_metric"].items():
-        rows.append(row(name, errors, _percent(targets[name]) if name in targets else "", "by_metric"))
-    for group in ("arch", "pair", "dataset", "load"):
-        for name, errors in document[f"by_{group}"].items():
-            rows.append(row(name, errors, _percent(targets["group"]), f"by_{group}"))
-    known = ["pace known"] if paced else []
-    text = grid(["errors of", "runs", "median", "95%", "target", *known, *ablations, "repeated runs"], rows)
-    if paced:
-        raw, after = (_both(_overall(paced[side])) for side in ("raw", "after"))
-        text += f"\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
-    return text
+    targets, paced = document["targets"], document["paced"]
+    others = {"pace known": paced["after"]} if paced else {}
+    others |= {**document["ablations"], "repeated runs": document["spread"] or {}}
+    rows = []
+    for part in ("", "by_metric", "by_arch", "by_pair", "by_dataset", "by_load"):
+        for name, errors in _parts(document, part).items():
+            limits = {"median": targets["median"], "p95": targets["p95"]}
+            if part:
+                limit = targets.get(name) if part == "by_metric" else targets["group"]
+                limits = {} if limit is None else {"p95": limit}
+            missed = " missed" * any(errors[key] > limit for key, limit in limits.items())
+            rows.append(
+                {
+                    "errors of": _short(name) if part == "by_metric" else name,
+                    "runs": str(errors.get("runs", len(document["runs"]))),
+                    "median": _percent(errors["median"]),
+                    "95%": _percent(errors["p95"]),
+                    "target": " / ".join(map(_percent, limits.values())) + missed,
+                    **{title: _both(_parts(model, part).get(name)) for title, model in others.items()},
+                }
+            )
+    if not paced:
+        return rows_table(rows)
+    raw, after = (_both(_parts(paced[side], "")["all"]) for side in ("raw", "after"))
+    return f"{rows_table(rows)}\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
 
 
-def _missed(errors: Mapping[str, float], targets: Mapping[str, float]) -> bool:
-    return errors["median"] > targets["median"] or errors["p95"] > targets["p95"]
-
-
-def _overall(model: Mapping[str, Any]) -> dict[str, float]:
-    return {"median": model["median_abs_error"], "p95": model["p95_abs_error"]}
+def _parts(model: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """The errors of a model by the names of a part; without a part, those of all metrics and runs."""
+    if part or "median_abs_error" not in model:
+        return model.get(part, {})  # type: ignore[no-any-return]
+    return {"all": {"median": model["median_abs_error"], "p95": model["p95_abs_error"]}}
 
 
 def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -296,20 +292,19 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
         metric = max(run["errors"], key=lambda name: abs(run["errors"][name]))
         real, predicted = (run[side]["output_throughput"] for side in ("measured", "predicted"))
         rows.append(
-            [
-                str(run["number"] or "-"),
-                run["arch"],
-                run["pair"],
-                run["dataset"],
-                run["load"],
-                f"{real:.0f}",
-                f"{predicted:.0f}",
-                _percent(off(run)),
-                f"{_short(metric)} {_percent(run['errors'][metric], '+')}",
-            ]
+            {
+                "worst runs": str(run["number"] or "-"),
+                "arch": run["arch"],
+                "pair": run["pair"],
+                "data set": run["dataset"],
+                "load": run["load"],
+                "real tok/s": f"{real:.0f}",
+                "sim tok/s": f"{predicted:.0f}",
+                "mean error": _percent(off(run)),
+                "largest": f"{_short(metric)} {_percent(run['errors'][metric], '+')}",
+            }
         )
-    header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "largest"]
-    return grid(header, rows)
+    return rows_table(rows)
 
 
 def _bars(document: Mapping[str, Any]) -> str:
