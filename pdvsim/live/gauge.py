@@ -76,8 +76,8 @@ class Gauge(Reader):
     def finished(self, request: Request) -> None:
         self.served.append(request)
 
-    def take(self, now_s: float, state: StationState) -> None:
-        """Read new rows of the log, up to now, when the station has this state."""
+    def take(self, now_s: float) -> None:
+        """Read new rows of the log, up to now."""
         slot, launches, deliveries = self.slots[-1], self.log.launches.drain(), self.log.deliveries.drain()
         if len(launches["start_s"]):
             slot.launches.append(launches)
@@ -92,7 +92,7 @@ class Gauge(Reader):
         judged = self._judged + _judged(self._inside.values())
         slot.counts += judged - self._counted
         self._counted = judged
-        self.now_s, slot.state, slot.unanswered = now_s, state, len(self._unanswered)
+        self.now_s, slot.unanswered = now_s, len(self._unanswered)
 
     def _delivered(self, slot: Slot, deliveries: Columns) -> None:
         """Count deliveries of tokens, in order of time."""

@@ -91,7 +91,8 @@ class Session(Stations):
             self.run_to(to_s)
             self._slots += to_s == boundary_s
             for station, gauge in self.gauged():
-                gauge.take(to_s, station.state())
+                gauge.take(to_s)
+                gauge.slots[-1].state = station.state()
                 if to_s == boundary_s:
                     gauge.next_slot()
 
