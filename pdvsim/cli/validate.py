@@ -292,19 +292,20 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
         metric = max(run["errors"], key=lambda name: abs(run["errors"][name]))
         real, predicted = (run[side]["output_throughput"] for side in ("measured", "predicted"))
         rows.append(
-            {
-                "worst runs": str(run["number"] or "-"),
-                "arch": run["arch"],
-                "pair": run["pair"],
-                "data set": run["dataset"],
-                "load": run["load"],
-                "real tok/s": f"{real:.0f}",
-                "sim tok/s": f"{predicted:.0f}",
-                "mean error": _percent(off(run)),
-                "largest": f"{_short(metric)} {_percent(run['errors'][metric], '+')}",
-            }
+            [
+                str(run["number"] or "-"),
+                run["arch"],
+                run["pair"],
+                run["dataset"],
+                run["load"],
+                f"{real:.0f}",
+                f"{predicted:.0f}",
+                _percent(off(run)),
+                f"{_short(metric)} {_percent(run['errors'][metric], '+')}",
+            ]
         )
-    return rows_table(rows)
+    header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "largest"]
+    return grid(header, rows)
 
 
 def _bars(document: Mapping[str, Any]) -> str:
