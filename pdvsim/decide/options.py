@@ -106,7 +106,7 @@ class DecisionOptions(ExperimentOptions):
     """What architectures are compared on, by every decision command."""
 
     without: ClassVar[tuple[str, ...]] = (
-        "max_concurrency", "warmup_requests", "host", "launch_s", "completion_s", "handoff_s", "band", "detailed",
+        "max_concurrency", "warmup_requests", "launch_s", "completion_s", "handoff_s", "band", "detailed",
     )  # fmt: skip
 
     arch: tuple[Arch, ...] = USUAL_ARCHS

@@ -175,6 +175,8 @@ def _in_one(
     if handed:
         handed_at = 3 if drafting else 0
         wait_s = _total_s(column(handed_at), column(handed_at + 2))
+        if count and not drafting:
+            wait_s += begin_s - gpu.env._now  # the rows were ready while the host was busy
     passed = PassedRounds(
         column(verify_at + 2), at_s[stop], at_s[stop - 1] if handed else at_s[stop], ends_s[-1] if count else 0.0,
         gpu.mean_w, launches, (draft_s, wait_s, _total_s(starts_s, ends_s)),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Chunk, Request
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.base import Process
@@ -83,6 +83,15 @@ def test_whoever_looks_or_changes_the_list_gets_the_same_run(policy: type[Coloca
     requests = at_once.requests
     check_books(at_once, requests["output_tokens"].tolist(), requests["arrival_s"].tolist())
     assert hardware is not SCARCE or requests["preemptions"].sum() > 0
+
+
+@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
+def test_rows_handed_over_without_drafts_wait_for_a_busy_host(arch: Arch) -> None:
+    traffic = Traffic(num_prompts=60, request_rate=20.0)
+    experiment = Experiment(arch, traffic, server=Server(num_speculative_tokens=0))
+    quick, slow = (simulate(experiment, blocks=blocks).requests["wait_s"] for blocks in (True, False))
+    assert quick.max() > 0
+    assert quick.tolist() == pytest.approx(slow.tolist(), abs=1e-12)
 
 
 def test_rounds_pass_without_the_policy_being_asked() -> None:
