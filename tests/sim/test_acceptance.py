@@ -100,6 +100,7 @@ def test_streams_do_not_depend_on_what_follows_or_on_blocks(monkeypatch: pytest.
         Acceptance(),
         Acceptance(acceptance_concentration=8.0),
         Acceptance(synthetic_acceptance_rates=(0.9, 0.4)),
+        Acceptance(acceptance_model="cnn-eagle3"),
     ):
         whole = draw(form, lengths)
         first = draw(form, lengths[:70])

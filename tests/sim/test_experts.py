@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import config_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -283,17 +283,13 @@ def test_quantization_is_short_for_the_targets_name() -> None:
 
 
 def test_a_configuration_is_quantised_by_its_path(tmp_path: Path) -> None:
-    shape = {"model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
-    shape |= {"intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256}
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(shape))
+    path = config_file(tmp_path)
     experiment = serving(str(path), drafter="eagle3", quantization="fp8")
     assert experiment.pair.target.layer_bytes == 1.0
     assert experiment.pair.draft.layer_bytes is None
     assert experiment.files == (str(path),)
-    (tmp_path / "model-fp8").mkdir()  # a folder that is only called so
-    (tmp_path / "model-fp8" / "config.json").write_text(json.dumps(shape))
-    assert serving(str(tmp_path / "model-fp8"), drafter="none").pair.target.layer_bytes is None
+    folder = config_file(tmp_path / "model-fp8").parent  # that is only called so
+    assert serving(str(folder), drafter="none").pair.target.layer_bytes is None
 
 
 def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> None:
@@ -384,8 +380,8 @@ def test_a_table_says_plainly_that_drafts_do_not_pay() -> None:
 
 
 def test_a_map_counts_where_drafts_do_not_pay() -> None:
-    found = pdvsim.winner_map(
+    winners = pdvsim.winner_map(
         pair="eagle3-qwen3-30b-a3b:qwen3-30b-a3b", concurrency=[4], acceptances=[0.1, 0.9], num_prompts=16, num_runs=5,
         arch=["autoregressive", "colocated"], dataset_name="random", input_len=64, output_len=32,
     )  # fmt: skip
-    assert "do not enable speculation in 1 of 2 cells: the best setting there has no drafts" in str(found)
+    assert "do not enable speculation in 1 of 2 cells: the best setting there has no drafts" in str(winners)
