@@ -283,7 +283,15 @@ def test_a_head_fuses_once_a_draft_and_reads_what_was_accepted_again(run: Run) -
     )
 
 
-def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up a row's drafts takes 0.4, however long its text, and finds only drafts that are accepted."""
+    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
+    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
+    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
+
+
+def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, look_up: None) -> None:
     """The host takes 0.4 a row to look; R0 has drafts where one is accepted, R1 never. No drafter reads the prompts.
 
     0       both prompts in one forward of 200 tokens: 0.1 -> 30.1; first tokens 30.3.
@@ -292,10 +300,7 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, mo
     41.8    looks -> 42.6 and finds nothing: a plain token each, 10.2: 42.7 -> 52.9; 53.1.
     53.1    looks -> 53.9; R0 again has 2: 54.0 -> 64.4; 64.6: of R0's two tokens one was left, R1 has its last.
     """
-    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
-    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
-    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
-    result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (0, 100, 4, {})], drafter="ngram")  # fmt: skip
+    result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (0, 100, 4, {})], drafter="ngram")
     check(
         result,
         ["main: prefill 0.1-30.1 @200, verify x2 31.2-41.6 @4, decode x2 42.7-52.9 @2, verify x2 54-64.4 @4"],
@@ -307,16 +312,13 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, mo
     assert times_ms(result, "draft_s") == [2.4, 2.4]
 
 
-def test_ngram_drafts_in_three_lanes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ngram_drafts_in_three_lanes(run: Run, look_up: None) -> None:
     """The decode lane looks while nothing runs, and hands over.
 
     0       R0: 0.1 -> 20.1, first token 20.3; no drafter reads, so it is handed over by 20.8.
     20.8    the host looks, 0.4 -> 21.2, and hands over -> 21.7; verify 10.3: 21.8 -> 32.1; 32.3: R0 gains 3.
     32.3    handed back -> 32.8; looks -> 33.2, finds nothing; handed over -> 33.7; a plain token 10.1: 33.8 -> 43.9.
     """
-    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
-    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
-    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
     check(
         run("pdv", [(0, 100, 5, {1: 2})], drafter="ngram"),
         ["prefill: prefill 0.1-20.1", "verify: verify x1 21.8-32.1, decode x1 33.8-43.9"],
@@ -720,7 +722,9 @@ def test_bounded_decode_queue_of_pdv(run: Run) -> None:
              R1's draft 49.52 - 9.6 - 31 = 8.92 -> 285.04.
     285.24   R1 handed over 285.74, verify 285.84 -> 296.14; 296.34.
     """
-    result = run("pdv", [(0, 100, 2, {}), (0, 100, 2, {}), (0, 100, 1, {})], max_decode_queue=1, max_num_batched_tokens=100, verify_gather="never", priority="none", draft_ms=(30.0, 0.01))  # fmt: skip
+    asked: list[Asked] = [(0, 100, 2, {}), (0, 100, 2, {}), (0, 100, 1, {})]
+    limits = {"max_decode_queue": 1, "max_num_batched_tokens": 100}
+    result = run("pdv", asked, verify_gather="never", priority="none", draft_ms=(30.0, 0.01), **limits)
     check(
         result,
         [
@@ -785,15 +789,9 @@ def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) 
     R1 arrives within the third step, R2 at the instant of its end: one forward reads both prompts.
     """
     step = 1000 / 128
-    result = run(
-        "autoregressive",
-        [(0, 1, 3, {}), (2.5 * step, 1, 1, {}), (3 * step, 1, 1, {})],
-        launch_s=0.0,
-        completion_s=0.0,
-        handoff_s=0.0,
-        target_ms=(step, 0.0),
-        sharpness=None,
-    )
+    free_host = dict.fromkeys(("launch_s", "completion_s", "handoff_s"), 0.0)
+    asked: list[Asked] = [(0, 1, 3, {}), (2.5 * step, 1, 1, {}), (3 * step, 1, 1, {})]
+    result = run("autoregressive", asked, target_ms=(step, 0.0), sharpness=None, **free_host)
     assert result.requests["arrival_s"].tolist() == [0, 2.5 / 128, 3 / 128]
     check(
         result,
@@ -926,6 +924,9 @@ def test_serial_ablation(run: Run) -> None:
 
 
 LINK = LinkSpec(1 * MS, 8 / MS, "made up")  # a row's two drafts take 1 + 1 ms, as does a verdict
+NO_TIME = LinkSpec(0.0, 1e14, "made up")
+APART = ("prefill=1", "verify=1")
+AHEAD = {"ahead_miss": "draft", "priority": "none", "place": APART, "link": NO_TIME}
 
 
 def test_target_on_a_second_gpu(run: Run) -> None:
@@ -942,14 +943,8 @@ def test_target_on_a_second_gpu(run: Run) -> None:
            55.13; verify of R1 is launched next, 51.2, there 53.2 -> 63.5; 63.7: R1's last tokens.
     63.7   R0, drafted at 55.33, is verified: 63.8, there 65.8 -> 76.1; 76.3.
     """
-    result = run(
-        "pdv",
-        [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})],
-        verify_gather="never",
-        priority="none",
-        place=("prefill=1", "verify=1"),
-        link=LINK,
-    )
+    asked: list[Asked] = [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})]
+    result = run("pdv", asked, verify_gather="never", priority="none", place=APART, link=LINK)
     check(
         result,
         [
@@ -971,7 +966,7 @@ def test_atomic_round_across_two_gpus(run: Run) -> None:
     37.72  all accepted, so a catch-up draft: 37.82, there 39.82 -> 41.85, 42.05; verify 42.15, there 44.15 -> 54.45.
     """
     check(
-        run("pdv-hybrid", [(0, 100, 5, {1: 2, 4: 0})], priority="none", place=("prefill=1", "verify=1"), link=LINK),
+        run("pdv-hybrid", [(0, 100, 5, {1: 2, 4: 0})], priority="none", place=APART, link=LINK),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 22.9-24.92 @0, verify x1 27.22-37.52 @1, draft x1 39.82-41.85 @0",
@@ -992,14 +987,8 @@ def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     20.3   R0's first token; its 400 bytes wait for GPU 2's way in: 21.3 -> 31.3, there 32.3. Decode is busy.
     32.8   draft of R0 32.9 -> 34.92 -> verify 45.22; 45.42.
     """
-    result = run(
-        "pd",
-        [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})],
-        priority="none",
-        place=("prefill=0+1", "decode=2"),
-        link=LinkSpec(1 * MS, 40 / MS, "made up"),
-        kv_heads=1,
-    )
+    asked, link = [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})], LinkSpec(1 * MS, 40 / MS, "made up")
+    result = run("pd", asked, priority="none", place=("prefill=0+1", "decode=2"), link=link, kv_heads=1)
     check(
         result,
         [
@@ -1020,7 +1009,8 @@ def test_two_gpus_draft_for_one_that_verifies(run: Run) -> None:
     0      target 0.1 -> 30.1 on GPU 2; drafts 0.2 -> 2.2 on GPU 0 and 0.3 -> 2.3 on GPU 1. First tokens 30.3, 30.8.
     30.8   drafts 30.9 -> 32.92 and 31 -> 33.02, completed 33.12 and 33.32. Handed over 33.82; verify 33.92 -> 44.52.
     """
-    result = run("pdv", [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})], priority="none", verify_gather="always", place=("decode=0+1", "verify=2", "prefill=2"), link=LinkSpec(0.0, 1e14, "made up"))  # fmt: skip
+    place = ("decode=0+1", "verify=2", "prefill=2")
+    result = run("pdv", TWO, priority="none", verify_gather="always", place=place, link=NO_TIME)
     check(
         result,
         [
@@ -1044,15 +1034,7 @@ def test_drafting_ahead_as_a_chain(run: Run) -> None:
     59.25  none accepted: 59.75, draft 59.85 -> 61.87, 62.07, 62.57; verify 62.67 -> 72.97, 73.17.
     """
     check(
-        run(
-            "pdv-ahead",
-            [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})],
-            ahead_fan=0,
-            ahead_miss="draft",
-            priority="none",
-            place=("prefill=1", "verify=1"),
-            link=LinkSpec(0.0, 1e14, "made up"),
-        ),
+        run("pdv-ahead", [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})], ahead_fan=0, **AHEAD),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 20.9-22.92 @0, ahead x1 23.82-26.85 @0, ahead x1 34.92-37.95 @0",
@@ -1072,16 +1054,7 @@ def test_drafting_ahead_for_every_outcome(run: Run) -> None:
     45.32  none accepted: 45.82, draft 45.92 -> 47.94, 48.14, 48.64; verify 48.74 -> 59.04, 59.24.
     """
     check(
-        run(
-            "pdv-ahead",
-            [(0, 100, 5, {1: 1, 3: 0, 4: 0})],
-            ahead_fan=1,
-            ahead_miss="draft",
-            ahead_exponent=10.0,
-            priority="none",
-            place=("prefill=1", "verify=1"),
-            link=LinkSpec(0.0, 1e14, "made up"),
-        ),
+        run("pdv-ahead", [(0, 100, 5, {1: 1, 3: 0, 4: 0})], ahead_fan=1, ahead_exponent=10.0, **AHEAD),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 20.9-22.92 @0, ahead x3 23.82-26.91 @0, draft x1 45.92-47.94 @0",
