@@ -126,10 +126,14 @@ def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
         check_alike(result, simulated(experiment, blocks=False))
 
 
-def test_length_0_in_one_lane_is_the_yardstick() -> None:
-    traffic = Traffic("random", num_prompts=16, input_len=64, output_len=40, max_concurrency=4)
-    plain = simulated(Experiment("autoregressive", traffic))
-    none = simulated(Experiment("colocated", traffic, server=Server(num_speculative_tokens=0)))
+@pytest.mark.parametrize(
+    "server", [Server(PAIR, 0), Server("llama-2-7b", 0, "eagle3"), Server("llama-2-7b", 4, "none")]
+)
+def test_without_drafts_one_lane_is_the_yardstick(server: Server) -> None:
+    """With length 0, or without a drafter: plain decoding, to the last bit."""
+    traffic = Traffic("random", num_prompts=60, input_len=200, output_len=200, max_concurrency=8)
+    plain = simulated(Experiment("autoregressive", traffic, server=Server(PAIR)))
+    none = simulated(Experiment("colocated", traffic, server=server))
     for name in ("start_s", "end_s", "rows", "tokens", "kind"):
         assert np.array_equal(plain.launches[name], none.launches[name])
     assert plain.meta["kv_capacity_tokens"] == none.meta["kv_capacity_tokens"]
@@ -299,7 +303,7 @@ def speed_late(experiment: Experiment) -> float:
 def test_goodput_comes_near_the_best_fixed_length_from_any_start(
     arch: Arch, pair: str, rate: float, concurrency: int, fixed: Sequence[int], starts: Sequence[int]
 ) -> None:
-    """97% of its tokens per second; `fixed` holds the best of 0 to 8, as studies/controllers.py found it.
+    """97% of its tokens per second; `fixed` holds the best of 0 to 8, by studies/controllers.py.
 
     Lengths vary by 30%. Requests of equal length that are never drafted for finish together and have their prompts
     prefilled in one forward for ever; a single round with drafts ends that, and with it 5% of the speed.
