@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning import PAIR, batch, planner
 
 from pdvsim.sim.config import Priority
-from pdvsim.sim.core import Request, Role, Work
+from pdvsim.sim.core import Work
 from pdvsim.sim.hardware import latency
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
 from pdvsim.sim.machine.clock import Clock
@@ -299,42 +299,27 @@ def test_the_ablations(loads: list[Load], priority: Priority) -> None:
 
 # the H200's works ---------------------------------------------------------------------------------------------------
 
-PAIR = pair("tinyllama-1.1b:llama-2-7b")
-
 
 def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
     """The GPU of the shipped profile, with a host that costs nothing, and what is planned with."""
-    profile, env = builtin("h200"), Clock()
-    models: dict[Role, Latency] = {
-        "draft": Latency(PAIR.draft, profile.fit(PAIR.draft)), "target": Latency(PAIR.target, profile.fit(PAIR.target))
-    }  # fmt: skip
-    sharing = Sharing("fluid", priority, profile.contention)
-    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
-    host = HostTimes()
-    log = Launches()
-    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, log, lambda work: None, peak)
-    return gpu, Planner(models, sharing, peak, host), log
-
-
-def batch(rows: int, context: int) -> list[Request]:
-    requests = [Request(i, 0.0, context, 1, b"") for i in range(rows)]
-    for request in requests:
-        request.context = context
-    return requests
+    host, log = HostTimes(), Launches()
+    plan = planner(host, priority)
+    gpu = SimulatedGPU(Clock(), SimulatedHost(host), plan.models, plan.sharing, log, lambda work: None, plan.peak)
+    return gpu, plan, log
 
 
 @pytest.mark.parametrize("priority", ["none", "stream", "preemptive"])
 @pytest.mark.parametrize(("rows", "k"), [(1, 4), (5, 3), (16, 8), (64, 1), (128, 4)])
 def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
     """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
-    gpu, planner, log = h200(priority)
+    gpu, plan, log = h200(priority)
     mine, others = batch(rows, 300), batch(rows, 300)
     gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
     gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1))
     gpu.env.run()
     ends = log.drain()["end_s"]
     assert len(ends) == 2
-    assert ends.max() == pytest.approx(planner.overlapped_s(rows, rows * 300, k), rel=1e-12)
+    assert ends.max() == pytest.approx(plan.overlapped_s(rows, rows * 300, k), rel=1e-12)
 
 
 def beside_others(gpu: SimulatedGPU, work: Work) -> Job:
@@ -354,7 +339,7 @@ def test_a_draft_is_as_nimble_as_its_steps() -> None:
     for tokens, steps, nimble in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 1.0)):
         job = beside_others(gpu, Work("draft", "draft", "decode", rows, tokens, steps))
         assert job.nimble == nimble
-        assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
+        assert job.turn_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
     assert not beside_others(gpu, Work("draft", "draft", "decode", batch(33, 300), 1, 4)).nimble
     # a large model's products take most of its time, and leave no room
     assert 0 < beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble < 0.5

@@ -200,11 +200,6 @@ def test_gpus_are_counted() -> None:
     assert simulate(apart).meta["gpus"] == 3
 
 
-def test_each_gpu_of_a_group_sends_its_own_kv() -> None:
-    whole, part = (over(n).pair.target.kv_bytes_per_token for n in (1, 4))
-    assert 4 * part == whole
-
-
 def test_more_gpus_hold_more_than_their_share() -> None:
     """The weights are shared, so the KV cache grows faster than the number of GPUs; a whole drafter leaves less."""
     room = [kv_capacity(over(n), covering_profile(over(n))) for n in SHARDED]
