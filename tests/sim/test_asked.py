@@ -196,6 +196,7 @@ def test_a_command_line_keeps_the_acceptance_of_a_head(acceptance: Acceptance) -
     assert parse(RunCommand, command[2:]).experiment == experiment
 
 
+@pytest.mark.usefixtures("quick_plots")
 def test_an_assumed_rate_is_called_so_wherever_it_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "12"]
     few = ["--arch", "autoregressive,colocated", "--num-runs", "2", "--jobs", "1", "--num-speculative-tokens", "2"]
