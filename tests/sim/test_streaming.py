@@ -57,6 +57,7 @@ TRACE = "".join(
         ({}, {}),
         ({"dataset_name": "random", "random_range_ratio": 0.5, "input_len": 40, "output_len": 9}, {}),
         ({"request_rate": 5.0, "burstiness": 0.3}, {"acceptance_concentration": 3.0}),
+        ({"request_rate": 5.0}, {"acceptance_model": "cnn-eagle3"}),
         ({"dataset_name": "mooncake"}, {"synthetic_acceptance_rates": (0.8, 0.4)}),
         ({"dataset_name": "mooncake", "use_trace_timestamps": True, "num_prompts": 37}, {"acceptance_trace": "rounds"}),
     ],

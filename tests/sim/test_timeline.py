@@ -31,8 +31,12 @@ def test_requests_in_flight_rise_and_return_to_zero() -> None:
     """Two replicas, requests far enough apart never to share a lane."""
     traffic = Traffic("random", num_prompts=30, request_rate=0.05, input_len=64, output_len=20, seed=3)
     events = events_of(simulate(Experiment("pdv", traffic, hardware=Hardware(replicas=2))))
-    gpus = [e["args"]["name"] for e in events if e["name"] == "process_name" and e["pid"] < HOSTS]
+    gpus, lanes = (
+        [e["args"]["name"] for e in events if e["name"] == name and e["pid"] < HOSTS]
+        for name in ("process_name", "thread_name")
+    )
     assert gpus == ["replica 0, GPU 0", "replica 1, GPU 0"]
+    assert sorted(lanes) == ["decode", "decode", "prefill", "prefill", "verify", "verify"]
     counts: dict[int, list[int]] = defaultdict(list)
     for event in events:
         if event["ph"] == "C" and event["name"] == "requests in flight":
