@@ -68,8 +68,8 @@ def sweep(**options: Any) -> SweepPoints:
     from pdvsim.view.setting import points_line
 
     chosen = build(SweepOptions, options)
-    asked = chosen.sweep()
-    points = SweepPoints(tidy(run_sweep(asked.points(), backend=chosen.where())))
+    asked = chosen.sweep
+    points = SweepPoints(tidy(run_sweep(asked.points(), backend=chosen.backend)))
     points.setting = points_line(points, [asdict(asked.base)])
     return points
 

@@ -51,7 +51,7 @@ class Explorer:
             del self.options["request_rate"]
         given = self.options[self.load]
         self.options[self.load] = first = given if isinstance(given, int | float) else next(iter(given))
-        base = build(SweepOptions, self.options).sweep().base  # reports invalid options first
+        base = build(SweepOptions, self.options).sweep.base  # reports invalid options first
         common = {"continuous_update": False, "style": {"description_width": "110px"}}
         low, high = math.log2(first) - 4, math.log2(first) + 4
         self.sliders: dict[str, Any] = {
@@ -88,7 +88,7 @@ class Explorer:
 
     def rows(self) -> list[Row]:
         """A short simulation of each architecture, with the sliders' settings."""
-        points = build(SweepOptions, self.settings()).sweep().points()
+        points = build(SweepOptions, self.settings()).sweep.points()
         return [run_point(index, point) for index, point in enumerate(points)]
 
     def update(self) -> None:
@@ -105,7 +105,7 @@ class Explorer:
 
     def picture(self) -> bytes:
         """The table at the sliders' values, as the content of a PNG file."""
-        base = build(SweepOptions, self.settings()).sweep().base
+        base = build(SweepOptions, self.settings()).sweep.base
         return sweep_png(pd.DataFrame(self._shown), asdict(base), DPI)
 
 

@@ -43,7 +43,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import Latency, Lookup
-from pdvsim.sim.hardware.models import HEADS, drafter, is_config, quantised, unquantised
+from pdvsim.sim.hardware.models import drafter, is_config, quantised, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile, covering
@@ -234,15 +234,6 @@ class RealSite:
         self.on_finish(request)
 
 
-def check_prompts(experiment: Experiment, requests: Sequence[Request]) -> None:
-    """Refuse prompts that a head's first forward would reach back beyond."""
-    shortest, least = min(request.prompt_tokens for request in requests), experiment.longest_draft + 1
-    if experiment.server.drafted_by in HEADS and shortest < least:
-        raise ValueError(
-            f"--drafter {experiment.server.drafted_by} needs prompts of {least} tokens, one has {shortest}"
-        )
-
-
 def check_models(models: Mapping[Role, Transformer], archs: Mapping[Role, ModelArchitecture]) -> None:
     """Refuse models that are not the run's own; their vocabulary may have been cut to that of the other."""
     for role, model in models.items():
@@ -266,7 +257,6 @@ def prepare(
     experiment = as_served(experiment)
     archs, needs, dtype = architectures(experiment, machine), Needs.of(experiment, requests), dtype_of(machine)
     check_context([arch.spec for arch in archs.values()], requests)
-    check_prompts(experiment, requests)
     gc.collect()  # an earlier run's graphs and caches
     if machine.device == "cuda":
         torch.cuda.empty_cache()
@@ -352,7 +342,6 @@ def serve(
         rig = prepare(experiment, machine, requests, quiet)
     elif not rig.serves(experiment.server, Needs.of(experiment, requests)):
         raise ValueError("the run needs more memory than the rig has")
-    check_prompts(experiment, requests)
     env = WallClock()
     site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)
     site.outputs = outputs

@@ -189,6 +189,12 @@ class ModelSpec:
         return self.layer_bytes is not None or (self.experts is not None and self.experts.weight_bytes is not None)
 
     @property
+    def has_few_bits(self) -> bool:
+        """Whether weights of its layers have fewer than 8 bits."""
+        parts = (self.layer_bytes, None if self.experts is None else self.experts.weight_bytes)
+        return any(item is not None and item < 1 for item in parts)
+
+    @property
     def common_bytes(self) -> float:
         """Size of the layers' weights that every forward reads."""
         return self.common_params * (self.dtype_bytes if self.layer_bytes is None else self.layer_bytes)

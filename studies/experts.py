@@ -9,8 +9,12 @@ Drafts that are trees count by the tokens that are verified. Batches are taken t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pdvsim.sim.core import Experts, HeadKind, Latent, ModelSpec
 from pdvsim.sim.hardware.models import PRESETS, drafter, quantised

@@ -23,10 +23,10 @@ from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.decide.finals import replicated
+from pdvsim.decide.finals import chosen, replicated
 from pdvsim.decide.goal import Goal, Objective
 from pdvsim.decide.runs import Bench
-from pdvsim.decide.space import Space, described
+from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
@@ -116,18 +116,17 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     """The decision, and the entries to serve."""
     base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
     [best] = tuned(Search(goal, SPACE, WARMUP), [base], bench)
-    *_, finals = replicated(list(best.values()), goal, bench, SEEDS, 0.01)
-    chosen = finals.chosen(base).arch
+    *_, finals = replicated(best, goal, bench, SEEDS, 0.01)
+    recommended = best[chosen(finals.held, best, base)]
     tied = (finals.held.best, *finals.held.unsure)
-    means = {candidate: interval(map(goal.value, rows)).mean for candidate, rows in finals.rows.items()}
-    server = best[chosen].server
-    longer = server.num_speculative_tokens + 1 if best[chosen].speculates else 1
-    drafting = best[chosen if best[chosen].speculates else "colocated"]
+    means = {best[name]: interval(map(goal.value, rows)).mean for name, rows in finals.rows.items()}
+    longer = recommended.server.num_speculative_tokens + 1 if recommended.speculates else 1
+    drafting = recommended if recommended.speculates else best["colocated"]
     others = {
         "usual": replace(base, server=replace(base.server, num_speculative_tokens=4)),
         "neighbour": replace(drafting, server=replace(drafting.server, num_speculative_tokens=longer)),
     }
-    roles = [("recommended" if arch == chosen else "rival", candidate) for arch, candidate in best.items()]
+    roles = [("recommended" if candidate == recommended else "rival", candidate) for candidate in best.values()]
     entries: list[dict[str, Any]] = []
     for role, candidate in [*roles, *others.items()]:
         served = trial.served(candidate)
@@ -135,7 +134,7 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
         entries.append(
             {
                 "role": role,
-                "described": described(candidate),
+                "described": ", ".join([candidate.arch, *settings_text(candidate)]),
                 "command": command_line("realrun", served),
                 "predicted": goal.value(row),
                 "decided_by": means.get(candidate),  # the mean over seeds, at a rate of longer runs

@@ -26,12 +26,7 @@ from pdvsim import cli
 from pdvsim.calibration.fit import vidur
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
-from pdvsim.cli.advise import AdviseCommand
-from pdvsim.cli.capacity import CapacityCommand
-from pdvsim.cli.draft_table import DraftTableCommand
-from pdvsim.cli.map import MapCommand
-from pdvsim.cli.runcommand import RunCommand
-from pdvsim.cli.sweep import SweepCommand
+from pdvsim.cli.completion import command_class
 from pdvsim.common.files import SEAL, sealed
 from pdvsim.common.options import options
 from pdvsim.profiler import parts, samples
@@ -329,10 +324,6 @@ def _broken_file(rng: random.Random, yard: Yard, name: str) -> Path:
 
 # ---- command lines ---------------------------------------------------------------------------------------------------
 
-COMMANDS: dict[str, type] = {
-    "run": RunCommand, "sweep": SweepCommand, "map": MapCommand,
-    "capacity": CapacityCommand, "advise": AdviseCommand, "draft-table": DraftTableCommand,
-}  # fmt: skip
 ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where nothing else is said
     "run": SMALL,
     "sweep": (*SMALL, "--dry-run", "--request-rate", "4"),
@@ -355,7 +346,7 @@ def _command_line(rng: random.Random, yard: Yard, cheap: bool) -> tuple[str, ...
             words.append(f"--{flag}={rng.choice(['-1', 'nan', ''])}")
         return (name, *words) if name else ()
     name = rng.choice(["run"] * 5 + ["sweep"] * 2 + ["map"] * 2 + ["capacity", "advise", "draft-table"])
-    known = {option.flag[2:]: option.hint for option in options(COMMANDS[name]).values()}
+    known = {option.flag[2:]: option.hint for option in options(command_class(name)).values()}
     chosen = rng.sample(sorted(known), rng.randrange(1, 3))
     argv: list[str] = [name, *ALWAYS[name]]
     if name not in ("run", "sweep"):
@@ -400,11 +391,11 @@ def case(seed: int, yard: Yard, commands: float = 0.1, cheap: bool = True) -> Ca
 # ---- the law ---------------------------------------------------------------------------------------------------------
 
 
-def violation(found: Case, yard: Yard) -> str | None:
+def violation(broken: Case, yard: Yard) -> str | None:
     """How a case breaks the law; None if it does not."""
     try:
         with _limited():
-            return _loaded(found.call) if found.call is not None else _commanded(found.argv, yard)
+            return _loaded(broken.call) if broken.call is not None else _commanded(broken.argv, yard)
     except TooLong:
         return f"took more than {MOST_CPU_S:.0f} s of processor time"
 

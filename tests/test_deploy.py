@@ -15,14 +15,15 @@ import pytest
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.options import parse
-from pdvsim.decide.deploy import CHECKPOINTS, Block, Deployment, deployment, sglang, vllm
+from pdvsim.decide.deploy import Block, Deployment, deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS
+from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHS, policy_of
 
-# what was found in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
+# as in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
 VLLM_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--gpu-memory-utilization",
     "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype",
@@ -42,7 +43,7 @@ COLOCATED = Experiment("colocated", TRAFFIC, server=Server("tinyllama-1.1b:llama
 
 
 @cache
-def table(rate: float = 0.6, pair: str = COLOCATED.server.pair, replicas: int = 1) -> DraftTable:
+def by_formula(rate: float = 0.6, pair: str = COLOCATED.server.pair, replicas: int = 1) -> DraftTable:
     server, hardware = replace(COLOCATED.server, pair=pair), Hardware(replicas=replicas)
     base = replace(COLOCATED, acceptance=Acceptance(acceptance_rate=rate), server=server, hardware=hardware)
     return find_table(DraftQuestion(base, indifference=0.005))
@@ -71,16 +72,16 @@ def speculative(block: Block) -> dict[str, Any]:
 
 
 def test_the_table_the_limits_and_the_versions_are_in_the_line() -> None:
-    found = table()
-    config = speculative(vllm(of_table(found)))
+    draft_table = by_formula()
+    config = speculative(vllm(of_table(draft_table)))
     assert config == {
         "method": "draft_model",
         "model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-        "num_speculative_tokens": max(found.best),
-        "num_speculative_tokens_per_batch_size": found.ranges(),
+        "num_speculative_tokens": max(draft_table.best),
+        "num_speculative_tokens_per_batch_size": draft_table.ranges(),
     }
-    assert len(found.ranges()) > 1
-    block = vllm(of_table(found))
+    assert len(draft_table.ranges()) > 1
+    block = vllm(of_table(draft_table))
     given = flags(block.text)
     assert shlex.split(block.text)[:3] == ["vllm", "serve", "meta-llama/Llama-2-7b-chat-hf"]
     assert given["--max-num-seqs"] == "128"
@@ -148,16 +149,16 @@ def test_a_second_gpu_and_a_policy_of_ones_own_are_named(tmp_path: Path) -> None
 
 
 def test_sglang_has_one_length_for_a_draft_model() -> None:
-    line, file = sglang(of_table(table()))
+    line, file = sglang(of_table(by_formula()))
     given = flags(line.text)
     assert set(given) <= SGLANG_FLAGS
     assert shlex.split(line.text)[:3] == ["python3", "-m", "sglang.launch_server"]
     assert (given["--speculative-algorithm"], given["--speculative-eagle-topk"]) == ("STANDALONE", "1")
-    steps = table().single
+    steps = by_formula().single
     assert (given["--speculative-num-steps"], given["--speculative-num-draft-tokens"]) == (str(steps), str(steps + 1))
     assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "2048")
     slots = json.loads(file.text)
-    assert slots == {str(first): {"candidate_steps": [k]} for first, _, k in table().ranges()}
+    assert slots == {str(first): {"candidate_steps": [k]} for first, _, k in by_formula().ranges()}
     assert "only for EAGLE and EAGLE3 drafters" in file.notes[1]
 
 

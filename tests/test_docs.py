@@ -67,17 +67,17 @@ class Block:
 
 def blocks(page: str, text: str) -> list[Block]:
     """The blocks of a page, each with what is shown as its output."""
-    found: list[Block] = []
+    listed: list[Block] = []
     mark, shown = "", False
     for token in MARKDOWN.parse(text):
         code = token.type in ("fence", "code_block")
         if code and shown and token.info.strip() == "text":
-            found[-1] = replace(found[-1], output=token.content)
+            listed[-1] = replace(listed[-1], output=token.content)
         elif code:
             assert token.map is not None
-            found.append(Block(page, token.map[0] + 1, token.info.strip(), token.content, mark))
+            listed.append(Block(page, token.map[0] + 1, token.info.strip(), token.content, mark))
         mark, shown = token.content.strip() if token.type == "html_block" else "", code
-    return found
+    return listed
 
 
 def inline(text: str, kind: str) -> Iterator[Any]:
@@ -294,8 +294,8 @@ def test_commands_are_found() -> None:
         "    pdvsim run --arch pd \\\n        --seed 1   # why\n    make test\n\n"
         f"{FILE}\n```console\nrealrun --tiny\n```\n```python\npass\n```\n```text\n8\n```\n"
     )
-    found = blocks("page", text)
-    assert [(b.language, b.mark, [shlex.split(c) for c in b.commands], b.output) for b in found] == [
+    parsed = blocks("page", text)
+    assert [(b.language, b.mark, [shlex.split(c) for c in b.commands], b.output) for b in parsed] == [
         ("", "", [["pdvsim", "run", "--arch", "pd", "--seed", "1"]], ""),
         ("console", FILE, [["realrun", "--tiny"]], ""),
         ("python", "", [], "8\n"),

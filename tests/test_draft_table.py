@@ -39,7 +39,7 @@ def question(pair: str = PAIRS[0], rate: float = 0.6, engine: EngineName = "vllm
 
 
 @cache
-def table(pair: str = PAIRS[0], rate: float = 0.6, engine: EngineName = "vllm", least: float = 0.02) -> DraftTable:
+def by_formula(pair: str = PAIRS[0], rate: float = 0.6, engine: EngineName = "vllm", least: float = 0.02) -> DraftTable:
     """By formula alone, which takes a tenth of the time."""
     return find_table(question(pair, rate, engine, indifference=least))
 
@@ -53,8 +53,8 @@ def speed(experiment: Experiment) -> float:
     return float(pdvsim.Run(simulate(experiment)).metrics["output_throughput"])
 
 
-def k_at(found: DraftTable, rows: int) -> int:
-    return next(tier.k for tier in found.tiers if tier.last >= rows)
+def k_at(table: DraftTable, rows: int) -> int:
+    return next(tier.k for tier in table.tiers if tier.last >= rows)
 
 
 @pytest.mark.parametrize("pair", PAIRS[:2])
@@ -63,12 +63,12 @@ def test_simulations_agree_at_every_edge(pair: str) -> None:
 
     Three percent of room: two pairs of runs, whose gains scatter by one percent.
     """
-    found = simulated(pair)
-    asked = found.question
+    table = simulated(pair)
+    asked = table.question
     fresh = replace(asked, base=replace(asked.base, traffic=replace(asked.base.traffic, seed=500)))
-    for at, tier in enumerate(found.tiers):
+    for at, tier in enumerate(table.tiers):
         for rows, over_plain in zip((tier.first, tier.last), tier.over_plain, strict=True):
-            lengths = {tier.k, PLAIN, *(other.k for other in found.tiers[max(0, at - 1) : at + 2])}
+            lengths = {tier.k, PLAIN, *(other.k for other in table.tiers[max(0, at - 1) : at + 2])}
             speeds = {k: np.mean([speed(run) for run in fresh.loops(rows, k)]) for k in lengths}
             assert speeds[tier.k] / speeds[PLAIN] - 1 == pytest.approx(over_plain, abs=0.03), (rows, tier)
             rivals = [speeds[k] / speeds[tier.k] - 1 for k in lengths - {PLAIN, tier.k}]
@@ -78,25 +78,24 @@ def test_simulations_agree_at_every_edge(pair: str) -> None:
 @pytest.mark.parametrize("pair", PAIRS[:2])
 def test_plain_decoding_wins_where_simulations_say_so(pair: str) -> None:
     """Both sides of where the table says that a drafter no longer pays were simulated, and are on their sides."""
-    found = simulated(pair)
-    speeds = {(point.rows, point.k): point.tokens_per_s.mean for point in found.simulated}
-    first = found.plain_from
-    assert first is not None
+    table = simulated(pair)
+    speeds = {point: speed.mean for point, speed in table.simulated.items()}
+    first = table.plain_from
     assert first > 1
-    assert speeds[first, PLAIN] > speeds[first, k_at(found, first)]
-    assert speeds[first - 1, PLAIN] <= speeds[first - 1, k_at(found, first - 1)]
+    assert speeds[first, PLAIN] > speeds[first, k_at(table, first)]
+    assert speeds[first - 1, PLAIN] <= speeds[first - 1, k_at(table, first - 1)]
 
 
 @pytest.mark.parametrize(("pair", "rate"), [*product(PAIRS, (0.3, 0.6, 0.8, 1.0))])
 def test_ranges_are_a_partition(pair: str, rate: float) -> None:
-    found = table(pair, rate)
-    ranges = found.ranges()
+    table = by_formula(pair, rate)
+    ranges = table.ranges()
     assert (ranges[0][0], ranges[-1][1]) == (1, MOST)
     for (_, last, k), (first, _, other) in pairwise(ranges):
         assert first == last + 1
         assert other != k
     assert all(0 <= k <= 4 for *_, k in ranges)
-    assert [k_at(found, rows) for rows in range(1, MOST + 1)] == [k for a, b, k in ranges for _ in range(a, b + 1)]
+    assert [k_at(table, rows) for rows in range(1, MOST + 1)] == [k for a, b, k in ranges for _ in range(a, b + 1)]
 
 
 @pytest.mark.parametrize(("pair", "engine"), [*product(PAIRS, ENGINES)])
@@ -123,7 +122,7 @@ def test_what_no_drafts_cost(pair: str) -> None:
 @pytest.mark.parametrize("pair", PAIRS)
 def test_the_lowest_k_is_the_engines(pair: str) -> None:
     """Where next to nothing is accepted, TensorRT-LLM's table ends at 1."""
-    low = table(pair, 0.05, "tensorrt-llm")
+    low = by_formula(pair, 0.05, "tensorrt-llm")
     assert set(low.best) == {1}
     assert low.plain_from == 1
     assert "lowest k is 1" in str(low)
@@ -155,14 +154,14 @@ def test_each_engine_is_simulated_as_it_pads() -> None:
     for engine, facts in ENGINES.items():
         asked = question(engine=engine)
         assert {run.hardware.padding for k in (PLAIN, 1) for run in asked.loops(8, k)} == {facts.padding}
-        assert facts.pads in str(table(engine=engine))
-    assert "multiples of 16 up to 512" in str(table())
+        assert facts.pads in str(by_formula(engine=engine))
+    assert "multiples of 16 up to 512" in str(by_formula())
 
 
 def test_tensorrt_llm_takes_the_table_by_its_last_sizes() -> None:
-    found = table(engine="tensorrt-llm")
-    [block] = found.report().document["deployment"]
-    schedule = {str(last): k for _, last, k in found.ranges()}
+    table = by_formula(engine="tensorrt-llm")
+    [block] = table.report().document["deployment"]
+    schedule = {str(last): k for _, last, k in table.ranges()}
     assert json.loads(block["text"]) == {"max_draft_len": max(schedule.values()), "draft_len_schedule": schedule}
 
 
@@ -191,13 +190,13 @@ def test_the_fewest_ranges(speeds: list[list[int]], indifference: float) -> None
         lost = [behind[run, k].sum() for run, k in zip(runs, chosen, strict=True)]
         if all(math.expm1(cost / len(run)) <= indifference for cost, run in zip(lost, runs, strict=True)):
             ways.append((1 + sum(a != b for a, b in pairwise(chosen)), sum(lost)))
-    found = _merged(logs, best, indifference)
-    lost = sum(behind[first - 1 : last, k].sum() for first, last, k in found)
-    assert (len(found), lost) == pytest.approx(min(ways))
+    ranges = _merged(logs, best, indifference)
+    lost = sum(behind[first - 1 : last, k].sum() for first, last, k in ranges)
+    assert (len(ranges), lost) == pytest.approx(min(ways))
 
 
 def test_small_gains_get_no_range_of_their_own() -> None:
-    every, few = table(PAIRS[1], 0.7, least=0.0), table(PAIRS[1], 0.7)
+    every, few = by_formula(PAIRS[1], 0.7, least=0.0), by_formula(PAIRS[1], 0.7)
     assert len(few.tiers) < len(every.tiers)
     assert every.lost == 0
     assert 0 < few.lost < 0.05
@@ -206,9 +205,8 @@ def test_small_gains_get_no_range_of_their_own() -> None:
 
 @pytest.mark.parametrize("pair", PAIRS)
 def test_a_length_stays_the_best_between_its_acceptance_rates(pair: str) -> None:
-    found = table(pair)
-    for tier in found.tiers:
-        assert tier.acceptance is not None
+    table = by_formula(pair)
+    for tier in table.tiers:
         low, high = tier.acceptance
         assert low <= 0.6 <= high
         sizes = np.unique(np.linspace(tier.first, tier.last, min(16, tier.last - tier.first + 1)).astype(int)).tolist()
@@ -242,9 +240,9 @@ def test_requests_of_unlike_rates_are_counted_by_their_rounds() -> None:
 def test_a_trace_says_what_it_recorded(tmp_path: Path) -> None:
     (tmp_path / "trace.jsonl").write_text("[2, 2, 2]\n", encoding="utf-8")
     given = Acceptance(acceptance_trace=str(tmp_path / "trace.jsonl"))
-    found = find_table(DraftQuestion(replace(question().base, acceptance=given), max_k=2))
-    assert set(found.best) == {2}
-    assert all(tier.acceptance is None for tier in found.tiers)
+    table = find_table(DraftQuestion(replace(question().base, acceptance=given), max_k=2))
+    assert set(table.best) == {2}
+    assert all(tier.acceptance is None for tier in table.tiers)
 
 
 def test_the_error_is_the_profiles_own() -> None:
@@ -258,10 +256,10 @@ def test_the_error_is_the_profiles_own() -> None:
 
 
 def test_gains_within_the_error_are_marked() -> None:
-    found = find_table(replace(question(), base=replace(question().base, hardware=Hardware(gpu="h100-sxm"))))
-    assert found.tiers[0].over_next < found.error
-    assert not found.significant(found.tiers[0])
-    assert "no significant difference" in str(found).splitlines()[3]
+    table = find_table(replace(question(), base=replace(question().base, hardware=Hardware(gpu="h100-sxm"))))
+    assert table.tiers[0].over_next < table.error
+    assert not table.significant(table.tiers[0])
+    assert "no significant difference" in str(table).splitlines()[3]
     unknown = find_table(replace(question(), base=replace(question().base, hardware=Hardware(profile="roofline"))))
     assert "states no error" in str(unknown)
     assert json.loads(dumps(unknown.report().document))["error"] is None
@@ -271,11 +269,11 @@ def test_what_memory_does_not_hold_is_not_simulated() -> None:
     """Batches stop growing there, and so does the table."""
     hardware = Hardware(kv_capacity_tokens=1500)
     asked = replace(question(), base=replace(question().base, hardware=hardware))
-    found = find_table(asked, Bench(1))
-    assert found.fits == 1500 // found.context
-    assert max(point.rows for point in found.simulated) == found.fits
-    assert k_at(found, found.fits) == k_at(found, MOST)
-    assert f"holds about {found.fits} requests" in str(found)
+    table = find_table(asked, Bench(1))
+    assert table.fits == 1500 // table.context
+    assert max(rows for rows, _ in table.simulated) == table.fits
+    assert k_at(table, table.fits) == k_at(table, MOST)
+    assert f"holds about {table.fits} requests" in str(table)
 
 
 def test_runs_are_paired_by_seed_and_measured_after_the_first_batch() -> None:
@@ -309,15 +307,15 @@ def test_the_document_and_the_file(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_python_and_the_command_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    found = pdvsim.draft_table(
+    table = pdvsim.draft_table(
         dataset_name="random", input_len=64, output_len=16, max_num_seqs=8, num_prompts=6, num_runs=2, jobs=1
     )
     assert main([*COMMAND, *QUICK]) == 0
-    printed, mine = capsys.readouterr().out.splitlines(), repr(found).splitlines()
+    printed, mine = capsys.readouterr().out.splitlines(), repr(table).splitlines()
     assert len(printed) == len(mine)
     for line, other in zip(printed, mine, strict=True):
         assert line == other or line.startswith("- profile ")  # which ends with the time it took
-    assert found.runs == 2 * len(found.simulated)
+    assert table.runs == 2 * len(table.simulated)
 
 
 def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,11 +99,10 @@ class AdviseOptions(ChoiceOptions):
 
     def _base(self, traffic: Traffic) -> Experiment:
         """With the first architecture that accepts the options; if none does, the error of the last."""
-        refused, server = ValueError("arch needs at least one value"), self.server.given()
-        acceptance = self.acceptance.asked(server.pair, traffic)
+        refused = ValueError("arch needs at least one value")
         for arch in self.archs:
             try:
-                return Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
+                return self.experiment(arch, traffic, self.server.given())
             except ValueError as error:
                 refused = error
         raise refused

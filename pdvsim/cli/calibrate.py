@@ -73,10 +73,10 @@ def main(argv: list[str]) -> int:
     folder = output.check_folder(Path(args.plots) if args.plots else path.parent)
     with Progress(build.parts(samples), "fits", args.json) as progress:
         done = iter(range(1, build.parts(samples) + 1))
-        found = build.calibrate(samples, args.name or path.stem, lambda: progress.update(next(done)), served)
-    save(found.profile, path)
-    saved = [path, *_plots(found, folder, path.stem)]
-    document = found.document() | {"files": [str(file) for file in saved]}
+        calibration = build.calibrate(samples, args.name or path.stem, lambda: progress.update(next(done)), served)
+    save(calibration.profile, path)
+    saved = [path, *_plots(calibration, folder, path.stem)]
+    document = calibration.document() | {"files": [str(file) for file in saved]}
     print(output.dumps(document) if args.json else _table(document))
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
     return 0
@@ -95,18 +95,18 @@ def _engine(args: CalibrateCommand) -> int:
         raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
     path = output.check_file(Path(args.output))
     log, benches = read_logs(args.from_vllm), tuple(map(read_bench, args.bench))
-    found = calibrate_engine(log, benches, pair(args.pair), gpu(args.gpu[0]), args.name or path.stem)
-    save(found.profile, path)
+    fit = calibrate_engine(log, benches, pair(args.pair), gpu(args.gpu[0]), args.name or path.stem)
+    save(fit.profile, path)
     if args.json:
-        print(output.dumps(found.document() | {"files": [str(path)]}))
+        print(output.dumps(fit.document() | {"files": [str(path)]}))
     else:
         rows = [
             [str(size), *(f"{cell(error[key], 1, 100)}%" for key in ("median", "p95"))]
-            for size, error in found.errors.items()
+            for size, error in fit.errors.items()
         ]
-        print(f"Errors at batch sizes left out of the fit; {found.profile.foundation}, {found.steps:,} steps")
+        print(f"Errors at batch sizes left out of the fit; {fit.profile.foundation}, {fit.steps:,} steps")
         print(grid(["concurrent requests, up to", "median error", "p95"], rows))
-        print(f"\nBetween steps: {cell(found.host_s, 2, 1e3)} ms" + ("" if benches else " (no --bench: assumed 0)"))
+        print(f"\nBetween steps: {cell(fit.host_s, 2, 1e3)} ms" + ("" if benches else " (no --bench: assumed 0)"))
         if log.cache_tokens:
             print(f"KV cache: --kv-capacity-tokens {log.cache_tokens}")
     say("pdvsim", f"saved {path}")
@@ -140,13 +140,13 @@ def _vidur(args: CalibrateCommand, folder: str) -> int:
     return 0
 
 
-def _plots(found: Calibration, folder: Path, stem: str) -> list[Path]:
+def _plots(calibration: Calibration, folder: Path, stem: str) -> list[Path]:
     from pdvsim.study.output import picture
     from pdvsim.view.calibration_plots import corun_figure, solo_figure
 
-    figures = {"solo": solo_figure(found.solos, found.profile.foundation)}
-    if found.corun:
-        figures["corun"] = corun_figure(found.corun, found.profile.foundation)
+    figures = {"solo": solo_figure(calibration.solos, calibration.profile.foundation)}
+    if calibration.corun:
+        figures["corun"] = corun_figure(calibration.corun, calibration.profile.foundation)
     content = {folder / f"{stem}.{name}.png": figure for name, figure in figures.items()}
     write_all({path: picture(figure, path) for path, figure in content.items()})
     return list(content)

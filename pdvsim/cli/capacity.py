@@ -37,8 +37,7 @@ class CapacityOptions(DecisionOptions):
         server = self.server.given()
         traffic = self.traffic.asked(Traffic.usual_prompts, server)
         arch = self.arch[0] if self.arch else Experiment.arch
-        acceptance = self.acceptance.asked(server.pair, traffic)
-        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
+        base = self.experiment(arch, traffic, server)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
         space = self.server.space(self.arch) if self.arch else None
         return Plan(base, self.arch, self.num_runs, goal, self.tolerance, self.warmup_share, space)
@@ -69,5 +68,7 @@ def main(argv: list[str]) -> int:
     forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0
     with Progress(len(runs) + tuning, "runs", args.json, after_s=0, bound="about") as progress:
-        found = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
-    return deliver(found, args, {"Rates held": capacity_figure(found)} if found.rows else {}, files, page, date)
+        capacities = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
+    return deliver(
+        capacities, args, {"Rates held": capacity_figure(capacities)} if capacities.rows else {}, files, page, date
+    )

@@ -48,8 +48,8 @@ def main(argv: list[str]) -> int:
 def command_class(name: str) -> type:
     """The dataclass of a command."""
     module = import_module(module_of(name))
-    found = [value for key, value in vars(module).items() if key.endswith("Command") and isclass(value)]
-    return next((value for value in found if value.__module__ == module.__name__), found[0])
+    classes = [value for key, value in vars(module).items() if key.endswith("Command") and isclass(value)]
+    return next((value for value in classes if value.__module__ == module.__name__), classes[0])
 
 
 def completed(words: Sequence[str]) -> list[str]:

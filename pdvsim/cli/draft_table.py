@@ -7,16 +7,15 @@ from pathlib import Path
 from typing import ClassVar
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.options import parse, plain
-from pdvsim.common.presets import PresetOption
+from pdvsim.common.options import options, parse, plain
+from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import VariedTraffic
 from pdvsim.decide.runs import Bench
-from pdvsim.sim.config import Experiment, Hardware, Host, Server
+from pdvsim.sim.config import Host, Scoring, Server
 from pdvsim.sim.limits import check_ranges
-from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study import output
 
 PROMPTS = 60  # requests per simulation, at least three times the batch size
@@ -31,12 +30,12 @@ class TableServer(Server):
 
 
 @dataclass(frozen=True)
-class DraftTableOptions(PresetOption):
+class DraftTableOptions(ExperimentOptions):
     """Models, GPU and traffic, and the draft lengths to compare."""
 
     without: ClassVar[tuple[str, ...]] = (
         "request_rate", "max_concurrency", "burstiness", "use_trace_timestamps", "num_speculative_tokens", "controller",
-        "min_speculative_tokens", "max_speculative_tokens", "band", "padding",
+        "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Host), *options(Scoring),
     )  # fmt: skip
 
     max_k: int = 8
@@ -52,10 +51,7 @@ class DraftTableOptions(PresetOption):
     jobs: int | None = None
     """Concurrent simulations; default: one per core."""
     traffic: VariedTraffic = field(default_factory=VariedTraffic)
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TableServer = field(default_factory=TableServer)
-    hardware: Hardware = field(default_factory=Hardware)
-    host: Host = field(default_factory=Host)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -64,8 +60,7 @@ class DraftTableOptions(PresetOption):
         """The question of these options; a ValueError names what is wrong."""
         server = plain(Server, self.server)
         traffic = self.traffic.asked(PROMPTS, server)
-        acceptance = self.acceptance.asked(server.pair, traffic)
-        base = Experiment("colocated", traffic, acceptance, server, self.hardware, self.host)
+        base = self.experiment("colocated", traffic, server)
         return DraftQuestion(base, self.max_k, self.against, self.engine, self.indifference, self.num_runs)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, ClassVar
 
 from pdvsim.common.console import say
 from pdvsim.common.options import parse
-from pdvsim.common.presets import PresetOption
+from pdvsim.common.presets import ExperimentOptions
 from pdvsim.live.knobs import Setup
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import named
 
@@ -23,11 +23,11 @@ EXTRA = "live needs bokeh: pip install 'pdvsim[live]'"
 
 
 @dataclass(frozen=True)
-class LiveCommand(PresetOption):
+class LiveCommand(ExperimentOptions):
     """Show one to four architectures on a page while they serve the same requests; change load and settings live."""
 
     without: ClassVar[tuple[str, ...]] = (
-        "num_prompts", "use_trace_timestamps", "metric_percentiles", "warmup_requests", "detailed",
+        "num_prompts", "use_trace_timestamps", "metric_percentiles", "warmup_requests", "detailed", "band",
     )  # fmt: skip
 
     arch: tuple[Arch, ...] = ("colocated", "pdv")
@@ -44,12 +44,7 @@ class LiveCommand(PresetOption):
     """Open the page in a browser. --no-browser only prints its address."""
     request_rate: float = 8.0
     """Requests per second at the start; it can be changed on the page."""
-    traffic: Traffic = field(default_factory=Traffic)
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    server: Server = field(default_factory=Server)
-    hardware: Hardware = field(default_factory=Hardware)
-    host: Host = field(default_factory=Host)
-    scoring: Scoring = field(default_factory=Scoring)
+    acceptance: Acceptance = field(default_factory=Acceptance)  # type: ignore[assignment]
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line takes precedence."""
 

@@ -18,7 +18,7 @@ from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.relevance import suited
-from pdvsim.sim.workload.asked import AskedAcceptance, usual_acceptance
+from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 from pdvsim.view.forest import forest_figure
@@ -79,12 +79,9 @@ class MapOptions(ChoiceOptions):
         pairs = tuple(map(str, places if self.y == "size" else ()))
         traffic = self.traffic.asked(PROMPTS if rates else LOOP_PROMPTS, self.server.given(), *pairs)
         arch = self.archs[0] if self.archs else Experiment.arch
-        server, asked = self.server.given(), self.acceptance
-        if self.y == "acceptance" and asked.is_open:
-            asked = AskedAcceptance(Acceptance.acceptance_rate)  # each cell sets its own
-        acceptance = asked.asked(server.pair, traffic)
-        base = Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
-        accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if asked.is_open}
+        # each cell of --y acceptance sets its own
+        base = self.experiment(arch, traffic, self.server.given(), assumed=self.y == "acceptance")
+        accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if self.acceptance.is_open}
         for pair, rate in zip(map(pair_name, self.pairs), self.pair_acceptance, strict=False):
             accepted[pair] = Acceptance(rate)
         return Grid(
@@ -125,12 +122,12 @@ def main(argv: list[str]) -> int:
     forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
     runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
     with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
-        found = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
-    pictures = {"The map": map_figure(found)} if found.cells else {}
-    if found.differences is not None:
+        winners = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
+    pictures = {"The map": map_figure(winners)} if winners.cells else {}
+    if winners.differences is not None:
         files.append(output.check_file(files[0].with_name("differences.png")))
         bases = [asdict(grid.placed(load, place)) for load, place in grid.cells()]
-        setting = points_line(found.differences.points, bases)
-        if found.differences.paired:
-            pictures["Differences"] = forest_figure(found.differences.summary, found.differences.paired, setting)
-    return deliver(found, args, pictures, files, page, date)
+        setting = points_line(winners.differences.points, bases)
+        if winners.differences.paired:
+            pictures["Differences"] = forest_figure(winners.differences.summary, winners.differences.paired, setting)
+    return deliver(winners, args, pictures, files, page, date)

@@ -98,12 +98,12 @@ def main(argv: list[str]) -> int:
     for line in said:
         if "throttled" in line or ": failed: " in line:
             say("pdvsim", line)
-    found = sorted(parts.glob("*.npz"))
-    if found:
-        print(summary(merge(found, folder)))
+    part_files = sorted(parts.glob("*.npz"))
+    if part_files:
+        print(summary(merge(part_files, folder)))
         say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
     if interrupted:
-        say("pdvsim", f"interrupted: {len(found)} parts kept in {folder}; repeat the command to continue")
+        say("pdvsim", f"interrupted: {len(part_files)} parts kept in {folder}; repeat the command to continue")
     return 130 if interrupted else int(bool(failed))
 
 

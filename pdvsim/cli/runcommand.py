@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from pdvsim.common.options import plain
-from pdvsim.common.presets import PresetOption
+from pdvsim.common.presets import ExperimentOptions
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.workload.asked import AskedAcceptance
 
 
 @dataclass(frozen=True)
-class AskedExperiment(PresetOption, Experiment):
+class AskedExperiment(ExperimentOptions, Experiment):
     """One run: an architecture, under a load, on a GPU."""
 
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
-
     def asked(self) -> Experiment:
-        """The experiment with the acceptance that is given, read, recorded or assumed."""
-        acceptance = self.acceptance.asked(self.server.pair, self.traffic)
-        return replace(plain(Experiment, self), acceptance=acceptance)
+        """The experiment, with its acceptance."""
+        return self.experiment(self.arch)
 
 
 @dataclass(frozen=True)

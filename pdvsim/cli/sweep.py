@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.options import Option, converted, nearest, options, parse
-from pdvsim.common.presets import PresetOption
+from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import cores
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study.backends import Backend, check_reachable
 from pdvsim.study.estimate import cost, forewarn
 from pdvsim.study.inputs import check_points
@@ -33,7 +32,7 @@ PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpo
 
 
 @dataclass(frozen=True)
-class SweepOptions(PresetOption):
+class SweepOptions(ExperimentOptions):
     """Architectures, loads and replications, and the experiment they vary."""
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
@@ -50,35 +49,22 @@ class SweepOptions(PresetOption):
     """Concurrent simulations on this machine; default: one per core."""
     scheduler: str | None = None
     """Run the points on the workers of a running Dask cluster: address of its scheduler, e.g. tcp://10.0.0.1:8786."""
-    traffic: Traffic = field(default_factory=Traffic)
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
-    server: Server = field(default_factory=Server)
-    hardware: Hardware = field(default_factory=Hardware)
-    host: Host = field(default_factory=Host)
-    scoring: Scoring = field(default_factory=Scoring)
 
     def __post_init__(self) -> None:
-        self.where()
-        _ = self._sweep
+        _ = self.backend, self.sweep
 
-    def where(self) -> Backend:
-        """The backend."""
+    @property
+    def backend(self) -> Backend:
+        """Where the points run."""
         return Backend(self.jobs, self.scheduler)
 
+    @cached_property
     def sweep(self) -> Sweep:
         """The sweep these options describe."""
-        return self._sweep
-
-    @cached_property
-    def _sweep(self) -> Sweep:
         if not self.arch:
             raise ValueError("arch needs at least one value")
         vary = axes(self.vary)
-        asked = self.acceptance
-        if asked.is_open and VARIES_ACCEPTANCE & set(vary):
-            asked = AskedAcceptance(Acceptance.acceptance_rate)  # one for all drafters, or varied
-        acceptance = asked.asked(self.server.pair, self.traffic)
-        base = Experiment(self.arch[0], self.traffic, acceptance, self.server, self.hardware, self.host, self.scoring)
+        base = self.experiment(self.arch[0], assumed=bool(VARIES_ACCEPTANCE & set(vary)))
         return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
 
 
@@ -171,23 +157,23 @@ def main(argv: list[str]) -> int:
     if args.check:
         return _check(args.check, args.json)
     date, csv = output.now(), output.check_file(Path(args.csv)) if args.csv else None
-    sweep = args.options.sweep()
+    sweep = args.options.sweep
     folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
     check_points(sweep.points(), servable=not args.continue_on_error)  # before anything is written
     if args.dry_run:
         return _dry_run(folder, args)
 
-    where = args.options.where()
+    where = args.options.backend
     check_reachable(where)
     total = len(sweep.points())
     failures, interrupted = 0, False
     with folder.opened(date, args.resume):
         if where.scheduler is None:
             forewarn([point.experiment for point in sweep.points()], where.jobs)
-        found = folder.survey()
-        for line in found.notices():
+        survey = folder.survey()
+        for line in survey.notices():
             _notice(f"{folder.path}: {line}")
-        rows = found.rows
+        rows = survey.rows
         try:
             with Progress(total, "points", args.json, after_s=0) as progress:
                 failures = folder.run(where, args.continue_on_error, progress.update, rows, _notice)

@@ -45,18 +45,18 @@ def main(argv: list[str]) -> int:
             raise ValueError(f"{path} exists already; use --overwrite to replace it")
     kind = args.dataset_name or kind_of(args.file)
     trace = read_requests(kind, args.file, args.tokenizer)
-    found = account(Path(args.file).name, trace)
+    statistics = account(Path(args.file).name, trace)
     if args.json:
-        print(dumps({"file": args.file, "dataset_name": kind, "notes": trace.notes, **found.summary()}))
+        print(dumps({"file": args.file, "dataset_name": kind, "notes": trace.notes, **statistics.summary()}))
     else:
         for note in trace.notes:
             print(note)
-        print(traffic_text(found))
+        print(traffic_text(statistics))
         named = f"--dataset-name {kind} --dataset-path {args.file}"
-        if found.window_s:
+        if statistics.window_s:
             print(f"replay it: pdvsim run {named} --use-trace-timestamps")
-            rate, shape = found.summary()["request_rate"], found.summary()["burstiness"]
+            rate, shape = statistics.summary()["request_rate"], statistics.summary()["burstiness"]
             print(f"use its lengths at any rate: pdvsim run {named} --request-rate {rate:.3g} --burstiness {shape:.2g}")
     if path is not None:
-        return save({path: picture(traffic_figure(found), path, DPI)})
+        return save({path: picture(traffic_figure(statistics), path, DPI)})
     return 0

@@ -22,7 +22,7 @@ from pdvsim.sim.relevance import suited
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import cell, grid, rows_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -139,8 +139,8 @@ def main(argv: list[str]) -> int:
             progress.total = total
             progress.update(done)
 
-        found = compare.validate(runs, contentions, args.profile, args.jobs, told)
-    document = compare.document(found, numbers)
+        validation = compare.validate(runs, contentions, args.profile, args.jobs, told)
+    document = compare.document(validation, numbers)
     print(output.dumps(document) if args.json else _tables(document))
     if (plot or page) and document["runs"]:
         from pdvsim.cli.page import write_page
@@ -154,8 +154,8 @@ def main(argv: list[str]) -> int:
         facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
         pictures = {"Predicted and measured": figure}
         write_page(page, Sheet("Simulated against real", lead, [("", [_tables(document)])], pictures, facts))
-    if not found.complete:
-        done = len(found.checked[args.contention])
+    if not validation.complete:
+        done = len(validation.checked[args.contention])
         say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")
         return 130
     if args.write:
@@ -223,13 +223,13 @@ def _tables(document: Mapping[str, Any]) -> str:
     blocks = []
     if document["runs"]:
         blocks += [_errors(document), _worst(document["runs"])]
-    if (found := document["leads"])["pairs"]:
+    if (leads := document["leads"])["pairs"]:
         rows = [
             [_short(m), _percent(lead["median"]), _percent(lead["p95"]), f"{lead['order_right']} of {lead['apart']}"]
-            for m, lead in found["by_metric"].items()
+            for m, lead in leads["by_metric"].items()
         ]
         header = ["error of a predicted lead", "median", "95%", "order right, leads over 3%"]
-        pairs = f"{found['pairs']} pair{'s' if found['pairs'] > 1 else ''} of servers"
+        pairs = f"{leads['pairs']} pair{'s' if leads['pairs'] > 1 else ''} of servers"
         blocks.append(f"{grid(header, rows)}\n{pairs}, each on the same requests in a closed loop (without baseline)")
     blocks += [_bars(document)] if document["bars"] else []
     if held := document["held_out"]:
@@ -247,42 +247,38 @@ def _tables(document: Mapping[str, Any]) -> str:
 
 def _errors(document: Mapping[str, Any]) -> str:
     """Median and 95th percentile overall, by metric and by group, with targets, ablations and the spread."""
-    ablations, spread, targets = document["ablations"], document["spread"], document["targets"]
-    paced = document["paced"]
-
-    def row(name: str, errors: Mapping[str, Any], target: str, part: str = "") -> list[str]:
-        others = [model[part].get(name) if part else _overall(model) for model in ablations.values()]
-        repeated = None if spread is None else spread["by_metric"].get(name) if part == "by_metric" else None
-        repeated = _overall(spread) if spread and not part else repeated
-        label = _short(name) if part == "by_metric" else name
-        count = str(errors.get("runs", len(document["runs"])))
-        known = [paced["after"][part].get(name) if part == "by_metric" else None if part else _overall(paced["after"])
-                 ] if paced else []  # fmt: skip
-        missed = "" if part or not target else " missed" * _missed(errors, targets)
-        missed = " missed" if part and target and errors["p95"] > float(target.rstrip("%")) / 100 else missed
-        return [label, count, _percent(errors["median"]), _percent(errors["p95"]), target + missed,
-                *(_both(other) for other in (*known, *others, repeated))]  # fmt: skip
-
-    rows = [row("all", _overall(document), f"{_percent(targets['median'])} / {_percent(targets['p95'])}")]
-    for name, errors in document["by_metric"].items():
-        rows.append(row(name, errors, _percent(targets[name]) if name in targets else "", "by_metric"))
-    for group in ("arch", "pair", "dataset", "load"):
-        for name, errors in document[f"by_{group}"].items():
-            rows.append(row(name, errors, _percent(targets["group"]), f"by_{group}"))
-    known = ["pace known"] if paced else []
-    text = grid(["errors of", "runs", "median", "95%", "target", *known, *ablations, "repeated runs"], rows)
-    if paced:
-        raw, after = (_both(_overall(paced[side])) for side in ("raw", "after"))
-        text += f"\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
-    return text
+    targets, paced = document["targets"], document["paced"]
+    others = {"pace known": paced["after"]} if paced else {}
+    others |= {**document["ablations"], "repeated runs": document["spread"] or {}}
+    rows = []
+    for part in ("", "by_metric", "by_arch", "by_pair", "by_dataset", "by_load"):
+        for name, errors in _parts(document, part).items():
+            limits = {"median": targets["median"], "p95": targets["p95"]}
+            if part:
+                limit = targets.get(name) if part == "by_metric" else targets["group"]
+                limits = {} if limit is None else {"p95": limit}
+            missed = " missed" * any(errors[key] > limit for key, limit in limits.items())
+            rows.append(
+                {
+                    "errors of": _short(name) if part == "by_metric" else name,
+                    "runs": str(errors.get("runs", len(document["runs"]))),
+                    "median": _percent(errors["median"]),
+                    "95%": _percent(errors["p95"]),
+                    "target": " / ".join(map(_percent, limits.values())) + missed,
+                    **{title: _both(_parts(model, part).get(name)) for title, model in others.items()},
+                }
+            )
+    if not paced:
+        return rows_table(rows)
+    raw, after = (_both(_parts(paced[side], "")["all"]) for side in ("raw", "after"))
+    return f"{rows_table(rows)}\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
 
 
-def _missed(errors: Mapping[str, float], targets: Mapping[str, float]) -> bool:
-    return errors["median"] > targets["median"] or errors["p95"] > targets["p95"]
-
-
-def _overall(model: Mapping[str, Any]) -> dict[str, float]:
-    return {"median": model["median_abs_error"], "p95": model["p95_abs_error"]}
+def _parts(model: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """The errors of a model by the names of a part; without a part, those of all metrics and runs."""
+    if part or "median_abs_error" not in model:
+        return model.get(part, {})  # type: ignore[no-any-return]
+    return {"all": {"median": model["median_abs_error"], "p95": model["p95_abs_error"]}}
 
 
 def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -349,18 +345,18 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
     experiment = suited(replace(experiment, hardware=hardware))
     profile = covering_profile(experiment)
     measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
-    found = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
-    found["dataset"], found["arch"], found["pair"] = (
+    comparison = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
+    comparison["dataset"], comparison["arch"], comparison["pair"] = (
         compare.dataset(experiment),
         experiment.arch,
         experiment.server.pair,
     )
-    found["output_throughput"] = metrics.get("output_throughput")
-    print(output.dumps(found) if args.json else "\n\n".join(_launch_tables(found)))
+    comparison["output_throughput"] = metrics.get("output_throughput")
+    print(output.dumps(comparison) if args.json else "\n\n".join(_launch_tables(comparison)))
     if plot:
         from pdvsim.view.calibration_plots import launches_figure
 
-        output.save({plot: output.picture(launches_figure(measured, predicted, found), plot)})
+        output.save({plot: output.picture(launches_figure(measured, predicted, comparison), plot)})
     return 0
 
 
@@ -380,10 +376,10 @@ def _chosen(args: ValidateCommand) -> tuple[Experiment, pd.DataFrame, Mapping[st
     return run.experiment, launches_of(run), run.metrics, f"run {args.run}: {run.command}"
 
 
-def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
+def _launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
     """Contributions to the error by kind and size, largest first; then the gaps."""
-    yield f"{found['run']}\nprofile {found['foundation']}"
-    shown = [row for row in found["rows"] if abs(row["share"]) >= LEAST_SHARE]
+    yield f"{comparison['run']}\nprofile {comparison['foundation']}"
+    shown = [row for row in comparison["rows"] if abs(row["share"]) >= LEAST_SHARE]
     rows = [
         [
             row["what"],
@@ -398,15 +394,15 @@ def _launch_tables(found: Mapping[str, Any]) -> Iterator[str]:
         ]
         for row in sorted(shown, key=lambda row: -abs(row["share"]))
     ]
-    rows.append(["all", *[""] * 7, _percent(found["error"], "+")])
+    rows.append(["all", *[""] * 7, _percent(comparison["error"], "+")])
     header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
               "share of GPU time"]  # fmt: skip
     yield grid(header, rows)
     rows = []
-    for lane, sides in found["gaps"].items():
+    for lane, sides in comparison["gaps"].items():
         real, sim = (sides[side] for side in ("measured", "predicted"))
         figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
         rows.append([lane, *figures, f"{_percent(real['share'])} / {_percent(sim['share'])}"])
-    idle = " / ".join(_percent(found["idle"][side]) for side in ("measured", "predicted"))
+    idle = " / ".join(_percent(comparison["idle"][side]) for side in ("measured", "predicted"))
     rows.append(["GPU idle", "-", "-", idle])
     yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)

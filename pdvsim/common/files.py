@@ -151,18 +151,10 @@ def unbroken(document: Any) -> bool:
     return isinstance(document, dict) and document.get(SEAL) == fingerprint(document)
 
 
-def unsealed(data: bytes) -> dict[str, Any] | None:
-    """The sealed document in a file's content; None if there is none or it was changed."""
+def read_sealed(path: Path) -> dict[str, Any] | None:
+    """The sealed document in a file; None if it is not a regular file, has none, or was changed."""
     try:
-        document = json.loads(data)
-    except (ValueError, RecursionError):
+        document = json.loads(read_bytes(path))
+    except (OSError, ValueError, RecursionError):
         return None
     return document if unbroken(document) else None
-
-
-def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The same for a file; None if it is not a regular file."""
-    try:
-        return unsealed(read_bytes(path))
-    except (OSError, ValueError):
-        return None

@@ -127,14 +127,14 @@ class Option:
 @cache
 def _texts(module: str) -> dict[tuple[str, str], str]:
     """The text below each field of each class of a module."""
-    found = {}
+    texts = {}
     classes = ast.parse(inspect.getsource(sys.modules[module])).body if module != "builtins" else []
     for cls in (node for node in classes if isinstance(node, ast.ClassDef)):
         for line, below in zip(cls.body, cls.body[1:], strict=False):
             if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(below, ast.Expr):
                 text = ast.literal_eval(below.value)
-                found[cls.name, line.target.id] = " ".join(text.split("\n\n")[0].split())
-    return found
+                texts[cls.name, line.target.id] = " ".join(text.split("\n\n")[0].split())
+    return texts
 
 
 @cache
@@ -359,18 +359,18 @@ def _text(value: Any) -> str:
 
 def _help(command: type, prog: str, everything: bool) -> str:
     """The help of a command: the main and its own options, or all by group."""
-    found = options(command)
-    placed = [option for option in found.values() if option.placed]
+    known = options(command)
+    placed = [option for option in known.values() if option.placed]
     places = "".join(f" {option.name.upper()}{' ...' if option.is_list else ''}" for option in placed)
     width = min(WIDEST, get_terminal_size().columns)
     layout = partial(_Layout, max_help_position=INDENT, width=width)
     about = (inspect.getdoc(command) or "").replace("\n\n", "\n").replace("\n", " ")
     usage = f"{prog} [OPTIONS]{places}"
     parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)
-    several = {"tensor_parallel_size", "replicas"} if "gpus" in found else set()  # which --gpus chooses
-    usual = [found[name] for name in MOST_USED if name in found and name not in several]
+    several = {"tensor_parallel_size", "replicas"} if "gpus" in known else set()  # which --gpus chooses
+    usual = [known[name] for name in MOST_USED if name in known and name not in several]
     groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
-    for option in found.values():
+    for option in known.values():
         own = any(is_dataclass(hint) for hint, _ in _hints(option.owner).values()) or option.owner is command
         if not option.placed and (everything or (own and option not in usual)):
             title = "Options of this command" if own else _sentence(option.owner)
@@ -385,7 +385,7 @@ def _help(command: type, prog: str, everything: bool) -> str:
                 section.add_argument(f"--{'no-' * option.default}{option.flag[2:]}", action="store_true", help=text)
             else:
                 section.add_argument(*option.flags, metavar=_takes(option), help=text)
-    left = len(found) - sum(map(len, groups.values()))
+    left = len(known) - sum(map(len, groups.values()))
     return parser.format_help() + (f"\n{left} more options: {prog} --help-all\n" if left else "")
 
 

@@ -99,18 +99,14 @@ class Question:
         """Short description of a candidate."""
         return ", ".join([self.name(candidate), *settings_text(candidate)])
 
-    def fleet(self, name: str) -> Way:
-        """The fleet of this name."""
-        return next(fleet for fleet in self.fleets if fleet.name == name)
-
-    def hourly(self, name: str) -> float:
+    def hourly(self, candidate: Experiment) -> float:
         """Hourly cost of a fleet: dollars, or GPUs if no price is given."""
-        return self.fleet(name).gpus(self.base) * (self.gpu_hour_usd or 1.0)
+        return candidate.hardware.replicas * candidate.gpus * (self.gpu_hour_usd or 1.0)
 
     @property
     def cheaper(self) -> frozenset[str]:
         """Fleets that cost less than others."""
-        costs = {fleet.name: self.hourly(fleet.name) for fleet in self.fleets}
+        costs = {fleet.name: self.hourly(fleet.of(self.base)) for fleet in self.fleets}
         return frozenset(name for name, cost in costs.items() if cost < max(costs.values()))
 
 
@@ -162,7 +158,7 @@ class Advice(Answer):
         """The cheapest fleet that meets the service levels and keeps up."""
         ask = self.question
         able = [c for c, rows in self.finals.items() if ask.goal.met(rows)] if ask.fleets else []
-        return min(able, key=lambda c: ask.hourly(ask.name(c)), default=None)
+        return min(able, key=ask.hourly, default=None)
 
     def per_million(self, candidate: Experiment) -> Interval:
         """Cost of a million output tokens on a fleet at this load: dollars or GPU-hours."""
@@ -173,7 +169,7 @@ class Advice(Answer):
         return self._cost_of(candidate, conversation_output_tokens(self.question.base.traffic))
 
     def _cost_of(self, candidate: Experiment, tokens: float) -> Interval:
-        price = self.question.hourly(self.question.name(candidate))
+        price = self.question.hourly(candidate)
         return interval(price * tokens / (float(row["output_throughput"]) * 3600) for row in self.finals[candidate])
 
     def _expects(self, key: str) -> Interval:
@@ -393,7 +389,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
             state = "misses the levels" if goal.levels else "does not keep up"
         ahead = lead_text(held, name) if name in held.leads else ""
         chosen = ("recommended" if advice.met else "closest") if candidate == best else ""
-        costs = [f"{ask.hourly(name):.3g}", positive(advice.per_million(candidate))] if ask.fleets else []
+        costs = [f"{ask.hourly(candidate):.3g}", positive(advice.per_million(candidate))] if ask.fleets else []
         costs += [positive(advice.per_conversation(candidate), scale=1000)] if ask.fleets and len(units) > 2 else []
         row = {"finalist": ask.described(candidate), NAMES[goal.objective]: positive(values)}
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
@@ -412,11 +408,10 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
 
 def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
     ask = advice.question
-    name = ask.name(candidate)
     return {
-        "fleet": name,
-        "gpus": ask.fleet(name).gpus(ask.base),
-        "hourly": ask.hourly(name),
+        "fleet": ask.name(candidate),
+        "gpus": candidate.hardware.replicas * candidate.gpus,
+        "hourly": ask.hourly(candidate),
         "per_million_output_tokens": advice.per_million(candidate),
         **({"per_conversation": advice.per_conversation(candidate)} if ask.base.traffic.converses else {}),
     }

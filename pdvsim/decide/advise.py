@@ -12,7 +12,7 @@ import time
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.finals import decided
+from pdvsim.decide.finals import chosen, decided
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
 from pdvsim.decide.tune import Search
@@ -30,14 +30,22 @@ ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 def advise(question: Question, bench: Bench) -> Advice:
     """Answer within the budget; the finals are always run. Ctrl-C keeps finished steps."""
     started_s = time.monotonic()
-    budget = int(SEARCH_SHARE * question.budget)
-    search = Search(question.goal, question.space, question.warmup_share, question.indifference, budget)
-    search.ways, search.staying = question.ways, question.cheaper
+    search = Search(
+        question.goal,
+        question.space,
+        question.warmup_share,
+        question.indifference,
+        int(SEARCH_SHARE * question.budget),
+        question.ways,
+        question.cheaper,
+    )
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
-        for _, _, found in decided(search, [question.base], bench, question.num_runs, finals_budget):
-            advice.finals, advice.held, advice.recommended = found.rows, found.held, found.chosen(question.base)
+        for _, _, finals in decided(search, [question.base], bench, question.num_runs, finals_budget):
+            advice.finals = {finals.candidates[name]: rows for name, rows in finals.rows.items()}
+            advice.held = finals.held
+            advice.recommended = finals.candidates[chosen(finals.held, finals.candidates, question.base)]
         _surroundings(advice, bench)
     except KeyboardInterrupt:
         advice.interrupted = True
@@ -62,11 +70,8 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     rated = next((c for c in (best, *others) if c.has_drafter and c.acceptance.by_rate), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
-    lengths, by_rate = ask.space.draft_lengths, all(c.acceptance.by_rate for c in (best, *rivals))
-    comparisons = max(1, len(rivals))
-    who = Rivalry(
-        best, rivals, ask.goal, ask.num_runs, ask.indifference, comparisons, lengths, ask.space, ask.ways
-    )  # fmt: skip
+    by_rate = all(c.acceptance.by_rate for c in (best, *rivals))
+    who = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
     advice.memory = hazards.memory(best)
     advice.deployment = deployment(best, _for_engines(advice.search))
     if drafting is not None:
@@ -82,7 +87,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         advice.break_even = hazards.break_even(rated, plain, who, bench)
     axis = load_axis(best.traffic)
     if axis == "load" and ask.goal.levels and room("distance to capacity", hazards.saturation_runs(who)):
-        advice.capacity = hazards.saturation(who, bench, ask.warmup_share, ask.gpu_hour_usd)
+        advice.capacity = hazards.saturation(who, bench, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
     if room("one request at a time", who.runs):

@@ -43,7 +43,7 @@ from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.study import output
-from pdvsim.study.stats import Interval, interval
+from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable
@@ -112,7 +112,7 @@ class Plan:
 
 @dataclass(repr=False)
 class Capacities(Answer):
-    """What a search found: one row per architecture and seed."""
+    """The results of the searches: one row per architecture and seed."""
 
     plan: Plan
     gpu_hour_usd: float | None = None
@@ -132,7 +132,9 @@ class Capacities(Answer):
             settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
             entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
             entry |= {name: interval(row[name] for row in rows) for name in numbers}
-            entry["rate"] = _as_known(entry["rate"], interval(row["may_hold"] for row in rows).mean)
+            below, rate = interval(row["may_hold"] for row in rows).mean, entry["rate"]
+            # at least as wide as from the rate to the upper limit of the capacity; nan, from one replication, stays
+            entry["rate"] = replace(rate, half_width=max(rate.half_width, below - rate.mean))
             entry["held_in"] = sum(row["rate"] > 0 for row in rows)
             entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
             entries.append(entry)
@@ -191,11 +193,6 @@ class Capacities(Answer):
         )
 
 
-def _as_known(rate: Interval, below: float) -> Interval:
-    """The interval, but at least as wide as from the rate to the upper limit of the capacity."""
-    return replace(rate, half_width=max(rate.half_width, below - rate.mean))  # nan, from one replication, stays
-
-
 def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
     rows = []
     for entry in summary:
@@ -230,8 +227,8 @@ def _most(gpus: int, held: Contest) -> str:
     return f"{where}: {held.best} leads {', '.join(held.unsure)} without significance; {lead}"
 
 
-def _notes(found: Capacities, summary: list[dict[str, Any]], held: Contest | None) -> list[str]:
-    plan = found.plan
+def _notes(answer: Capacities, summary: list[dict[str, Any]], held: Contest | None) -> list[str]:
+    plan = answer.plan
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
     long = f"{LONG} request durations"
@@ -239,7 +236,7 @@ def _notes(found: Capacities, summary: list[dict[str, Any]], held: Contest | Non
     notes = [
         f"a rate is held if {whose}{levels} and the queue does not grow",
         f"runs of {plan.base.traffic.num_prompts} requests per server, at least {long}; "
-        f"the first {plan.warmup_share:.0%} excluded; rates within {plan.tolerance:.0%}; {found.runs} runs",
+        f"the first {plan.warmup_share:.0%} excluded; rates within {plan.tolerance:.0%}; {answer.runs} runs",
     ]
     if plan.num_runs > 1:
         family = f"; differences are paired by seed, each at {held.confidence:.1%}" if held else ""
@@ -247,10 +244,10 @@ def _notes(found: Capacities, summary: list[dict[str, Any]], held: Contest | Non
         notes += [threshold_text([held], plan.tolerance)] if held else []
     if any(vague(entry["rate"]) for entry in summary):
         notes.append("(0 to ...): the 95% interval is wider than the mean; raise --num-runs")
-    if any("queue" in row["limited_by"] for row in found.rows):
+    if any("queue" in row["limited_by"] for row in answer.rows):
         notes.append(
             "queue: at the next rate it grew or the run was inconclusive; then ± reaches up to the throughput of the "
             "saturated server, and a larger --num-prompts narrows it"
         )
     served = (plan.experiment(case, 1.0) for case in plan.cases())
-    return [*notes, *rests_on(plan.base.traffic, found.rows), *acceptance_notes(served)]
+    return [*notes, *rests_on(plan.base.traffic, answer.rows), *acceptance_notes(served)]

@@ -39,10 +39,6 @@ class Contest:
         return bool(self.behind) and not self.unsure
 
     @property
-    def second(self) -> str | None:
-        return self.behind[0] if self.behind else None
-
-    @property
     def margin(self) -> float:
         """The mean lead over the second; nan where there is none."""
         return self.leads[self.behind[0]].mean if self.behind else math.nan

@@ -21,7 +21,7 @@ from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair
 from pdvsim.sim.hardware.models import HEADS, unquantised
-from pdvsim.sim.hardware.models import pair as named_pair
+from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.view.report.sheet import command_html
 
@@ -34,38 +34,6 @@ VLLM_UNLIKE_VOCABULARIES = "0.25.0"
 SGLANG_DRAFT_MODELS = "0.5.2"
 SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
 
-CHECKPOINTS = {  # a Hugging Face checkpoint for each preset; others of the same shape work as well
-    "tinyllama-1.1b": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-    "llama-2-7b": "meta-llama/Llama-2-7b-chat-hf",
-    "codellama-34b": "codellama/CodeLlama-34b-Instruct-hf",
-    "llama-3.2-1b": "meta-llama/Llama-3.2-1B-Instruct",
-    "llama-3.1-8b": "meta-llama/Llama-3.1-8B-Instruct",
-    "qwen2-1.5b": "Qwen/Qwen2-1.5B-Instruct",
-    "qwen2-7b": "Qwen/Qwen2-7B-Instruct",
-    "llama-3.3-70b": "meta-llama/Llama-3.3-70B-Instruct",
-    "qwen3-4b": "Qwen/Qwen3-4B",
-    "qwen3-8b": "Qwen/Qwen3-8B",
-    "qwen3-32b": "Qwen/Qwen3-32B",
-    "eagle3-llama-3.1-8b": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
-    "eagle3-llama-3.3-70b": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
-    "eagle3-qwen3-8b": "AngelSlim/Qwen3-8B_eagle3",
-    "eagle3-qwen3-32b": "RedHatAI/Qwen3-32B-speculator.eagle3",
-    "gemma-2b": "google/gemma-2b-it",
-    "gemma-7b": "google/gemma-7b-it",
-    "llama-2-70b": "meta-llama/Llama-2-70b-chat-hf",
-    "llama-3.1-70b": "meta-llama/Llama-3.1-70B-Instruct",
-    "qwen2.5-72b": "Qwen/Qwen2.5-72B-Instruct",
-    "qwen3-0.6b": "Qwen/Qwen3-0.6B",
-    "mixtral-8x7b": "mistralai/Mixtral-8x7B-Instruct-v0.1",
-    "qwen3-30b-a3b": "Qwen/Qwen3-30B-A3B",
-    "qwen3-235b-a22b": "Qwen/Qwen3-235B-A22B",
-    "gpt-oss-20b": "openai/gpt-oss-20b",
-    "gpt-oss-120b": "openai/gpt-oss-120b",
-    "deepseek-v3": "deepseek-ai/DeepSeek-V3",
-    "eagle3-qwen3-30b-a3b": "AngelSlim/Qwen3-a3B_eagle3",
-    "eagle3-qwen3-235b-a22b": "lmsys/Qwen3-235B-A22B-EAGLE3",
-    "eagle3-gpt-oss-120b": "nvidia/gpt-oss-120b-Eagle3-v3",
-}
 WITH_MTP = ("deepseek-v3",)  # whose own checkpoints have an MTP layer
 
 
@@ -94,6 +62,10 @@ class Served(NamedTuple):
     @property
     def varies(self) -> bool:
         return len(self.ranges) > 1
+
+    @property
+    def pair(self) -> Pair:
+        return self.experiment.server.models()
 
 
 def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:
@@ -144,9 +116,9 @@ def _of(experiment: Experiment) -> Served:
 
 def vllm(served: Served) -> Block:
     """The vLLM server."""
-    server, pair, longest = served.experiment.server, named_pair(served.experiment.server.pair), served.longest
+    server, pair, longest = served.experiment.server, served.pair, served.longest
     label = f"vLLM (checked against {VLLM})"
-    if longest and (why := _unknown_head(served.experiment, pair)):
+    if longest and (why := _unknown_head(served)):
         return Block(label, "", (*served.notes, why))
     kind = server.drafted_by
     # vLLM reserves one slot of this budget per request for a draft model
@@ -155,12 +127,9 @@ def vllm(served: Served) -> Block:
         *("vllm", "serve", checkpoint(pair.target)),
         *("--max-num-seqs", server.max_num_seqs, "--max-num-batched-tokens", max(budget, server.max_num_seqs)),
         *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
-        *_context("--max-model-len", pair, longest),
-        *_sharded(served),
-        *_quantised(pair, server.kv_cache_dtype, "fp8"),
-        *(() if server.enable_prefix_caching else ("--no-enable-prefix-caching",)),
+        *_shared_flags(served, longest, "--max-model-len", "fp8", "--no-enable-prefix-caching"),
     ]
-    notes = [*served.notes, *_replicas(served), *_whole_drafter(served, longest)]
+    notes = _shared_notes(served, longest)
     if longest:
         config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
         if kind == "ngram":
@@ -198,12 +167,12 @@ def vllm(served: Served) -> Block:
 
 def sglang(served: Served) -> list[Block]:
     """The SGLang server, and the configuration file of its adaptive speculation."""
-    server, pair, k = served.experiment.server, named_pair(served.experiment.server.pair), served.k
+    server, pair, k = served.experiment.server, served.pair, served.k
     label, kind = f"SGLang (checked against {SGLANG})", server.drafted_by
     if k and kind == "ngram":
         other = "its n-gram drafts are trees from a cache over all requests, which is not what was simulated"
         return [Block(label, "", (*served.notes, other))]
-    if k and (why := _unknown_head(served.experiment, pair)):
+    if k and (why := _unknown_head(served)):
         return [Block(label, "", (*served.notes, why))]
     if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
         unlike = f"it rejects vocabularies of different size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
@@ -212,12 +181,9 @@ def sglang(served: Served) -> list[Block]:
         *("python3", "-m", "sglang.launch_server", "--model-path", checkpoint(pair.target)),
         *("--max-running-requests", server.max_num_seqs, "--chunked-prefill-size", server.max_num_batched_tokens),
         *("--mem-fraction-static", served.experiment.hardware.gpu_memory_utilization),
-        *_context("--context-length", pair, k),
-        *_sharded(served),
-        *_quantised(pair, server.kv_cache_dtype, "fp8_e4m3"),
-        *(() if server.enable_prefix_caching else ("--disable-radix-cache",)),
+        *_shared_flags(served, k, "--context-length", "fp8_e4m3", "--disable-radix-cache"),
     ]
-    notes = [*served.notes, *_replicas(served), *_whole_drafter(served, k)]
+    notes = _shared_notes(served, k)
     if k:
         words += ["--speculative-algorithm", {"model": "STANDALONE", "mtp": "EAGLE"}.get(kind, "EAGLE3")]
         if kind != "mtp":
@@ -262,13 +228,13 @@ def realrun(experiment: Experiment) -> Block:
     return Block("realrun", command_line("realrun", experiment))
 
 
-def _unknown_head(experiment: Experiment, pair: Pair) -> str:
+def _unknown_head(served: Served) -> str:
     """Why an engine cannot load the drafting head; empty if it can."""
-    kind, head = experiment.server.drafted_by, unquantised(pair.draft.name)
+    kind, head = served.experiment.server.drafted_by, unquantised(served.pair.draft.name)
     if kind not in HEADS or head in CHECKPOINTS or (kind == "mtp" and head.removeprefix("mtp-") in WITH_MTP):
         return ""
     what = "EAGLE-3 head" if kind == "eagle3" else "checkpoint with an MTP layer"
-    return f"no {what} of {pair.target.name} is known"
+    return f"no {what} of {served.pair.target.name} is known"
 
 
 def checkpoint(model: ModelSpec) -> str:
@@ -285,35 +251,31 @@ def _is_fp8(model: ModelSpec) -> bool:
     return unquantised(model.name) != model.name
 
 
-def _quantised(pair: Pair, kv_cache_dtype: str, fp8: str) -> list[str]:
-    """The flags of both engines for weights and KV cache of 8 bits, which SGLang calls by its format."""
-    weights = ["--quantization", "fp8"] if _is_fp8(pair.target) else []
-    return weights + (["--kv-cache-dtype", fp8] if kv_cache_dtype == "fp8" else [])
+def _shared_flags(served: Served, k: int, context: str, fp8: str, uncached: str) -> list[Any]:
+    """Flags of both engines: context, shards, 8-bit weights and KV cache, and no prefix cache.
+
+    The context is the drafter's if it is shorter than the target's: nothing was simulated beyond it.
+    """
+    server, size = served.experiment.server, served.experiment.hardware.tensor_parallel_size
+    mine, whole = (model.max_position_embeddings for model in (served.pair.draft, served.pair.target))
+    flags: list[Any] = [context, mine] if k and mine is not None and (whole is None or mine < whole) else []
+    flags += ["--tensor-parallel-size", size] if size > 1 else []
+    flags += ["--quantization", "fp8"] if _is_fp8(served.pair.target) else []
+    flags += ["--kv-cache-dtype", fp8] if server.kv_cache_dtype == "fp8" else []
+    return flags if server.enable_prefix_caching else [*flags, uncached]
 
 
-def _replicas(served: Served) -> list[str]:
-    count = served.experiment.hardware.replicas
-    return [f"start {count} of them behind a router; data parallelism turns vLLM's table off"] if count > 1 else []
+def _shared_notes(served: Served, k: int) -> list[str]:
+    """Notes for both engines, on replicas and on a drafter that is sharded otherwise than its target.
 
-
-def _sharded(served: Served) -> list[Any]:
-    """The flag of both engines."""
-    size = served.experiment.hardware.tensor_parallel_size
-    return ["--tensor-parallel-size", size] if size > 1 else []
-
-
-def _whole_drafter(served: Served, k: int) -> list[str]:
-    """vLLM refuses a draft model of another size than its target's (draft_model.py); SGLang has one size for both."""
-    hardware = served.experiment.hardware
-    if not k or hardware.tensor_parallel_size == (hardware.draft_tensor_parallel_size or hardware.tensor_parallel_size):
-        return []
-    return ["simulated with the drafter on one GPU of the group; the engine shards it like the target"]
-
-
-def _context(flag: str, pair: Pair, k: int) -> list[Any]:
-    """The drafter's context if it is shorter than the target's: nothing was simulated beyond it."""
-    mine, whole = pair.draft.max_position_embeddings, pair.target.max_position_embeddings
-    return [flag, mine] if k and mine is not None and (whole is None or mine < whole) else []
+    vLLM refuses a draft model of another size than its target's (draft_model.py); SGLang has one size for both.
+    """
+    notes, hardware = list(served.notes), served.experiment.hardware
+    if hardware.replicas > 1:
+        notes.append(f"start {hardware.replicas} of them behind a router; data parallelism turns vLLM's table off")
+    if k and hardware.draft_tensor_parallel_size not in (None, hardware.tensor_parallel_size):
+        notes.append("simulated with the drafter on one GPU of the group; the engine shards it like the target")
+    return notes
 
 
 def _line(words: list[Any]) -> str:

@@ -54,7 +54,7 @@ class Differences:
         metrics = ("output_throughput", "mean_e2el_ms", self._tail)
         rivals = sum(len(mine) - 1 for mine in self.settings.values())
         confidence = corrected(len(metrics) * rivals)
-        found = []
+        pairs = []
         for place, group in self.points.groupby("place", sort=False):
             for metric in metrics:
                 for difference in paired_differences(group, metric, self.against, confidence):
@@ -62,8 +62,8 @@ class Differences:
                     error, apart = lead_error(mine, metric), difference["relative"]
                     told = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
                     verdict = {"significant": told, "enough_runs": apart.n >= LEAST_SEEDS}
-                    found.append({"place": place} | difference | {"error": error, "confidence": confidence} | verdict)
-        return found
+                    pairs.append({"place": place} | difference | {"error": error, "confidence": confidence} | verdict)
+        return pairs
 
     @property
     def _tail(self) -> str:

@@ -12,15 +12,15 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, Simulated, Tier
+from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, SizeAndLength, Tier
 from pdvsim.decide.formula import JOINING, RATES, SAMPLE, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.sim.assembly import bar_of, covering_profile, models_of
@@ -34,8 +34,6 @@ TRIED_SIZES = 16  # of a tier, at these rates
 SPACING = 4  # ratio of consecutive simulated sizes
 CLOSE = 0.1  # lengths within this of the best are simulated too, as are its neighbours
 TURNS = 4  # rounds of simulating edges that moved
-
-SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
 
 
 class SizeRange(NamedTuple):
@@ -61,17 +59,14 @@ class Speeds:
     def learn(self, points: Iterable[SizeAndLength], bench: Bench) -> None:
         """Use simulated points."""
         for rows, k in sorted(points):  # plain decoding first: k=0 depends on it
-            if found := bench.known(self.question.loops(rows, k)):
-                speeds = interval(float(row["output_throughput"]) for row in found)
+            if runs := bench.known(self.question.loops(rows, k)):
+                speeds = interval(float(row["output_throughput"]) for row in runs)
                 self.simulated[rows, k] = speeds
-                formula = self._by_formula([rows], k) if k else self._idle_by_formula([rows])
-                self._moved[rows, k] = math.log(speeds.mean) - float(formula[0])
+                self._moved[rows, k] = math.log(speeds.mean) - float(self._by_formula([rows], k)[0])
 
     def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
         """For each batch size, by draft length from 0 on; minus infinity for lengths that the engine does not have."""
-        columns = [self._idle(sizes)]
-        columns += [self.length(sizes, k, acceptance) for k in range(1, self.question.max_k + 1)]
-        return np.column_stack(columns)
+        return np.column_stack([self.length(sizes, k, acceptance) for k in range(self.question.max_k + 1)])
 
     def plain(self, sizes: Sequence[int]) -> Logs:
         """For each batch size, on a server without a drafter."""
@@ -82,33 +77,16 @@ class Speeds:
         return self._by_formula(sizes, k, acceptance) + self._moves(sizes, k)
 
     def _by_formula(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
+        if k == 0:
+            return self._idle_by_formula(sizes)
         formula = self.formula
         if acceptance is not None:
             changed = replace(formula.experiment, acceptance=acceptance)
             formula = self._formulas.setdefault(acceptance, Formula(changed))
         return np.log([speed for _, speed in formula.loops(max(k, 0), sizes)])
 
-    def _moves(self, sizes: Sequence[int], k: int) -> Logs:
-        """Simulated over predicted (log) for the nearest simulated length at each size."""
-        at: dict[int, int] = {}
-        for rows, other in self._moved:
-            if other and (rows not in at or abs(other - k) < abs(at[rows] - k)):
-                at[rows] = other
-        return self._interpolated(sizes, at)
-
-    def _interpolated(self, sizes: Sequence[int], at: Mapping[int, int]) -> Logs:
-        """Interpolated between simulated sizes, linearly in the logarithm of the size."""
-        if not at:
-            return np.zeros(len(sizes))
-        places = sorted(at)
-        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._moved[rows, at[rows]] for rows in places])
-        return moved
-
-    def _idle(self, sizes: Sequence[int]) -> Logs:
-        """At k=0: plain decoding, plus the drafter's pass over every token."""
-        return self._idle_by_formula(sizes) + self._interpolated(sizes, {r: 0 for r, k in self._moved if not k})
-
     def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
+        """At k=0: plain decoding, plus the drafter's pass over every token."""
         if self.question.facts.lowest_k > 0:
             return np.full(len(sizes), -np.inf)
         plain, formula = self.plain(sizes), self.formula
@@ -119,6 +97,21 @@ class Speeds:
             prompt_s = drafter.carrying(rows, 1, 1, formula.prompt, False).solo_0 - step.solo_0
             more_s.append((rounds * step_s / rows + prompt_s) / formula.output_tokens)
         return -np.log(np.exp(-plain) + more_s)
+
+    def _moves(self, sizes: Sequence[int], k: int) -> Logs:
+        """Simulated over predicted (log) for the nearest simulated length at each size; k=0 has its own.
+
+        Between simulated sizes it is interpolated linearly in the logarithm of the size.
+        """
+        nearest: dict[int, int] = {}
+        for rows, other in self._moved:
+            if bool(other) == bool(k) and (rows not in nearest or abs(other - k) < abs(nearest[rows] - k)):
+                nearest[rows] = other
+        if not nearest:
+            return np.zeros(len(sizes))
+        places = sorted(nearest)
+        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._moved[rows, nearest[rows]] for rows in places])
+        return moved
 
 
 def error_of(profile: Profile, experiment: Experiment) -> float:
@@ -191,10 +184,10 @@ def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
     sizes = range(1, most + 1)
     logs, plain = speeds.logs(sizes), speeds.plain(sizes)
     tiers = _merged(logs, logs.argmax(axis=1).tolist(), speeds.question.indifference)
-    found = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
+    points = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
     first = _plain_from(plain, _chosen(logs, tiers))
-    found += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
-    return list(dict.fromkeys([(rows, one) for rows, k in found for one in (PLAIN, k)]))
+    points += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
+    return list(dict.fromkeys([(rows, one) for rows, k in points for one in (PLAIN, k)]))
 
 
 def _table(speeds: Speeds) -> DraftTable:
@@ -223,7 +216,7 @@ def _table(speeds: Speeds) -> DraftTable:
         min(reaches, default=None),
         profile.name,
         profile.foundation,
-        [Simulated(rows, k, speed) for (rows, k), speed in sorted(speeds.simulated.items())],
+        dict(sorted(speeds.simulated.items())),
     )
 
 
@@ -238,40 +231,30 @@ def _plain_from(plain: Logs, chosen: Logs) -> int:
     return int(behind[-1]) + 2 if len(behind) else 1
 
 
-def _spans(lengths: Sequence[int]) -> Iterator[SizeRange]:
-    """Runs of equal draft lengths."""
-    first = 1
-    for k, group in groupby(lengths):
-        last = first + sum(1 for _ in group) - 1
-        yield SizeRange(first, last, k)
-        first = last + 1
-
-
 def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
-    """The fewest spans, then the smallest loss: at most `indifference` for any range with one best length."""
-    runs = list(_spans(best))
-    behind = logs.max(axis=1, keepdims=True) - logs
-    lost = np.array([behind[first - 1 : last].sum(axis=0) for first, last, _ in runs])
-    count = np.array([last - first + 1 for first, last, _ in runs])
-    will_do = np.expm1(lost / count[:, None]) <= indifference
-    cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each run: spans, lost, last one's start, k
-    for end in range(1, len(runs) + 1):
+    """The fewest ranges, then the smallest loss: at most `indifference` for sizes in a row with one best length."""
+    starts = np.flatnonzero(np.diff(best, prepend=-1)).tolist()  # where the best length changes
+    edges = [*starts, len(best)]
+    lost = np.add.reduceat(logs.max(axis=1, keepdims=True) - logs, starts)
+    will_do = np.expm1(lost / np.diff(edges)[:, None]) <= indifference
+    cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each edge: ranges, lost, last one's start, k
+    for end in range(1, len(edges)):
         ways = []
         for start in range(end - 1, -1, -1):
             able = np.flatnonzero(will_do[start:end].all(axis=0))
             if not len(able):
                 break
             costs = lost[start:end, able].sum(axis=0)
-            spans, before, *_ = cheapest[start]
-            ways.append((spans + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
+            count, before, *_ = cheapest[start]
+            ways.append((count + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
         cheapest.append(min(ways))
-    found = []
-    end = len(runs)
+    ranges = []
+    end = len(starts)
     while end:
         _, _, start, k = cheapest[end]
-        found.append(SizeRange(runs[start].first, runs[end - 1].last, k))
+        ranges.append(SizeRange(edges[start] + 1, edges[end], k))
         end = start
-    return found[::-1]
+    return ranges[::-1]
 
 
 def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int) -> Tier:

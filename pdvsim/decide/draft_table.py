@@ -31,6 +31,8 @@ RUN_BATCHES = 3  # least requests of a simulation, in batches
 SHOWN = 0.0005  # smallest share not printed as 0.0%
 PLAIN = -1  # in place of a draft length: a server without a drafter
 
+SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
+
 
 class IdleDrafter(Colocated):
     """Plain decoding with a drafter that still runs, as in engines at k=0.
@@ -137,14 +139,6 @@ class DraftQuestion:
         return replications(replace(one, traffic=traffic, scoring=scoring), self.num_runs)
 
 
-class Simulated(NamedTuple):
-    """A batch size and a draft length that was simulated."""
-
-    rows: int
-    k: int  # or PLAIN
-    tokens_per_s: Interval
-
-
 @dataclass(frozen=True)
 class Tier:
     """Batch sizes from `first` to `last` with one draft length. Gains are shares."""
@@ -178,7 +172,7 @@ class DraftTable(Answer):
     measured: int | None  # largest batch of the profile's samples; None: unknown
     profile: str
     foundation: str
-    simulated: list[Simulated] = field(default_factory=list)
+    simulated: dict[SizeAndLength, Interval] = field(default_factory=dict)  # tokens per second
     runs: int = 0
     spent_s: float = 0.0
     interrupted: bool = False
@@ -210,7 +204,10 @@ class DraftTable(Answer):
             num_speculative_tokens_per_batch_size=self.ranges(),
             plain_is_faster_from=self.plain_from,
             rows_that_fit=self.fits,
-            simulated=[point._asdict() | {"k": "plain" if point.k == PLAIN else point.k} for point in self.simulated],
+            simulated=[
+                {"rows": rows, "k": "plain" if k == PLAIN else k, "tokens_per_s": speed}
+                for (rows, k), speed in self.simulated.items()
+            ],
             deployment=[asdict(block) for block in blocks],
             profile=self.profile,
             foundation=self.foundation,
@@ -291,7 +288,7 @@ def _notes(table: DraftTable) -> list[str]:
     if table.measured is not None and table.measured < question.most:
         notes.append(f"batches above {table.measured} were not measured: their times are extrapolated")
     if table.simulated:
-        sizes = ", ".join(map(str, sorted({point.rows for point in table.simulated})))
+        sizes = ", ".join(map(str, sorted({rows for rows, _ in table.simulated})))
         notes.append(
             f"decided by simulation: closed loops at batch {sizes}, {plural(question.num_runs, 'seed')} each; "
             "between these sizes by formula"

@@ -16,8 +16,7 @@ from pdvsim.decide.fleet import APART
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.runs import load_words
-from pdvsim.decide.space import drafts_text
-from pdvsim.decide.winners import WinnerMap, alike_text, margin_text, place_text, seeds_text
+from pdvsim.decide.winners import WinnerMap, place_text, seeds_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval, interval
@@ -37,17 +36,17 @@ LEGEND_INCHES, LETTER_INCHES = 0.75, 0.1  # of a legend entry without its text, 
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
 
-def capacity_figure(found: Capacities) -> Figure:
+def capacity_figure(capacities: Capacities) -> Figure:
     """The rate held by each architecture, and with prices the cost per million output tokens."""
-    entries = found.summary()
+    entries = capacities.summary()
     panels = [("rate", "Rate held within the service levels", "req/s")]
-    if found.gpu_hour_usd is not None:
-        price = f"Cost at that rate, at ${found.gpu_hour_usd:g} per GPU-hour"
+    if capacities.gpu_hour_usd is not None:
+        price = f"Cost at that rate, at ${capacities.gpu_hour_usd:g} per GPU-hour"
         panels.append(("usd_per_million_output_tokens", price, "$ per million output tokens"))
     names = [str(entry["arch"]) for entry in entries]
     colours = list(map(arch_colour, names))
     with styled():
-        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(found))
+        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(capacities))
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)
         for axes, (key, title, unit) in zip(grid.flat, panels, strict=True):
             _bars(axes, names, [entry[key] for entry in entries], colours)
@@ -120,16 +119,18 @@ def upper(value: Interval) -> float:
     return sum(0.0 if math.isnan(part) else part for part in (value.mean, value.half_width))
 
 
-def _footnote(found: Capacities) -> str:
-    goal, first = found.plan.goal, found.rows[0]
+def _footnote(capacities: Capacities) -> str:
+    goal, first = capacities.plan.goal, capacities.rows[0]
     levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
-    plan, base = found.plan, asdict(found.plan.base)
+    plan, base = capacities.plan, asdict(capacities.plan.base)
     seeds = run_seeds(plan.base.traffic.seed, plan.num_runs)
     note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its best")
     note += f" {levels}{goal.share_text}. Simulated, profile {first['profile']}."
-    if found.plan.num_runs > 1:
-        note += f" Whiskers, which may be cut at the frame: 95% confidence over {found.plan.num_runs} replications."
-    settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in found.summary())
+    if capacities.plan.num_runs > 1:
+        note += (
+            f" Whiskers, which may be cut at the frame: 95% confidence over {capacities.plan.num_runs} replications."
+        )
+    settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in capacities.summary())
     return f"{note} Settings: {'; '.join(settings)}."
 
 
@@ -137,7 +138,7 @@ def flips_figure(advice: Advice) -> Figure:
     """The objective of every finalist over load and acceptance; shaded where the recommendation is unchanged."""
     goal, best = advice.question.goal, advice.recommended
     assert best is not None
-    compared = {name for found in advice.flips_drawn for probe in found.probes.values() for name in probe.values}
+    compared = {name for one_axis in advice.flips_drawn for probe in one_axis.probes.values() for name in probe.values}
     named = {advice.question.name(candidate): candidate for candidate in advice.finals}
     archs = [name for name in named if name in compared]
     note = _asked_line(advice)
@@ -150,8 +151,10 @@ def flips_figure(advice: Advice) -> Figure:
         flips = advice.flips_drawn
         figure = new_figure(7.5 * len(flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {name: arch_colour(named[name].arch) for name in archs}
-        for axes, found in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
-            _lines(axes, found, archs, colours, advice.question.name(best), "recommended" if advice.met else "closest")
+        for axes, one_axis in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
+            _lines(
+                axes, one_axis, archs, colours, advice.question.name(best), "recommended" if advice.met else "closest"
+            )
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
@@ -172,44 +175,44 @@ def _asked_line(advice: Advice) -> str:
     )
 
 
-def _lines(axes: Axes, found: Flips, archs: list[str], colours: dict[str, Any], best: str, chosen: str) -> None:
+def _lines(axes: Axes, flips: Flips, archs: list[str], colours: dict[str, Any], best: str, chosen: str) -> None:
     """One curve per architecture over one axis, with the given load and the range of the same recommendation."""
     for arch, marker, dashes in zip(archs, MARKERS, itertools.cycle(("-", "--", "-.", ":")), strict=False):
-        at = [x for x in sorted(found.probes) if arch in found.probes[x].values]
-        values = [found.probes[x].values[arch] for x in at]
-        most = max(value.n for probe in found.probes.values() for value in probe.values.values())
+        at = [x for x in sorted(flips.probes) if arch in flips.probes[x].values]
+        values = [flips.probes[x].values[arch] for x in at]
+        most = max(value.n for probe in flips.probes.values() for value in probe.values.values())
         half = [0.0 if math.isnan(v.half_width) or v.n < most else v.half_width for v in values]
         label = f"{arch} ({chosen})" if arch == best else arch
         axes.errorbar(
             at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
             linewidth=3 if arch == best else 1.8, linestyle=dashes,
         )  # fmt: skip
-    low = found.below.stands if found.below else found.here
-    high = found.above.stands if found.above else found.here
+    low = flips.below.stands if flips.below else flips.here
+    high = flips.above.stands if flips.above else flips.here
     axes.axvspan(low, high, color="0.93", zorder=0)
-    axes.axvline(found.here, color="0.3", linewidth=1.2, linestyle=":")
-    if found.axis != "acceptance":
+    axes.axvline(flips.here, color="0.3", linewidth=1.2, linestyle=":")
+    if flips.axis != "acceptance":
         axes.set_xscale("log", base=2)
-        axes.set_xticks([found.here * 2.0**power for power in range(-2, 3) if found.here * 2.0**power in found.probes])
+        axes.set_xticks([flips.here * 2.0**power for power in range(-2, 3) if flips.here * 2.0**power in flips.probes])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel(AXES[found.axis])
-    means = [v.mean for probe in found.probes.values() for v in probe.values.values()]
+    axes.set_xlabel(AXES[flips.axis])
+    means = [v.mean for probe in flips.probes.values() for v in probe.values.values()]
     if max(means) > 10 * min(means) > 0:
         axes.set_yscale("log")
         axes.set_ylim(min(means) / 2, max(means) * 2)  # limits from the curves, as intervals may reach 0
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
-    title = "Over acceptance" if found.axis == "acceptance" else "Over the load"
+    title = "Over acceptance" if flips.axis == "acceptance" else "Over the load"
     axes.set_title(title, fontweight="bold", loc="left")
 
 
-def map_figure(found: WinnerMap) -> Figure:
+def map_figure(answer: WinnerMap) -> Figure:
     """Cells in the winner's colour with its lead over the second; pale and hatched if it is not significant."""
     import seaborn as sns
     from matplotlib.colors import ListedColormap
     from matplotlib.patches import Patch, Rectangle
 
-    grid, archs = found.grid, [str(arch) for arch in found.grid.archs]
+    grid, archs = answer.grid, [str(arch) for arch in answer.grid.archs]
     places, loads = list(reversed(grid.places)), grid.loads
     palette = [_colour(fleet.of(grid.base)) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
     codes = np.full((len(places), len(loads)), np.nan)
@@ -228,24 +231,20 @@ def map_figure(found: WinnerMap) -> Figure:
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{seeds_text(found)} per cell, paired; 95% confidence for the whole map."
-    note += f" Simulated, profile {found.rows[0]['profile']}."
+    note += f"{seeds_text(answer)} per cell, paired; 95% confidence for the whole map."
+    note += f" Simulated, profile {answer.rows[0]['profile']}."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
         axes = figure.subplots()
         unsure: list[tuple[int, int]] = []
         for i, place in enumerate(places):
             for j, load in enumerate(loads):
-                cell = found.cell(load, place)
-                if cell is None or cell.winner is None:
-                    texts[i, j] = "not run" if cell is None else "none\nkeeps up"
-                    continue
-                codes[i, j] = archs.index(cell.winner)
-                drafts = drafts_text(cell.settings[cell.winner])
-                texts[i, j] = "\n".join(filter(None, (cell.winner, f"{drafts} {margin_text(cell)}".strip())))
-                if not cell.sure:
-                    texts[i, j] += "\n" + alike_text(cell, 1 if grid.fleets else 2)
-                    unsure.append((j, i))
+                cell = answer.cell(load, place)
+                words = cell.words(1 if grid.fleets else 2) if cell else ["not run"]
+                texts[i, j] = "\n".join(words).replace("none keeps", "none\nkeeps")
+                if cell is not None and cell.winner is not None:
+                    codes[i, j] = archs.index(cell.winner)
+                    unsure += [] if cell.sure else [(j, i)]
         sns.heatmap(
             codes, ax=axes, cmap=ListedColormap(palette), vmin=-0.5, vmax=len(archs) - 0.5, cbar=False,
             linewidths=2, linecolor="white", xticklabels=[f"{x:g}" for x in loads],

@@ -8,7 +8,7 @@ gets no more seeds. Nor do runs with fewer seeds than significance needs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from pdvsim.common.outcomes import Row
@@ -26,15 +26,11 @@ FINALISTS = 4  # architectures replicated, in addition to plain decoding
 
 @dataclass(frozen=True)
 class Finals:
-    """All replications, and the contest among the candidates that can be chosen."""
+    """All candidates and their replications by name, and the contest among those that can be chosen."""
 
-    rows: dict[Experiment, list[Row]]
+    candidates: dict[str, Experiment]
+    rows: dict[str, list[Row]]
     held: Contest
-    names: dict[str, Experiment]  # candidates by their name in the contest
-
-    def chosen(self, base: Experiment) -> Experiment:
-        """The chosen candidate."""
-        return self.names[chosen(self.held, self.names, base)]
 
 
 def decided(
@@ -43,65 +39,61 @@ def decided(
     bench: Bench,
     num_runs: int,
     budget: int | None = None,
-    equally: bool = False,
+    everyone: bool = False,
 ) -> Iterator[tuple[int, dict[str, Experiment], Finals]]:
     """Yields the number of a place with all tuned settings and the finals, again after seeds were added.
 
-    `budget` limits the simulations for added seeds; `equally` adds them to all candidates. On Ctrl-C the finished runs
-    are decided, then it is raised.
+    `budget` limits the simulations for added seeds. With `everyone` all contenders are finalists with the same number
+    of seeds. On Ctrl-C the finished runs are decided, then it is raised.
     """
     best = tuned(search, places, bench)
-    finals = [_finalists(search, here) for here in best]
+    finals = [_finalists(search, here, everyone) for here in best]
     interrupted: KeyboardInterrupt | None = None
     try:
-        bench.rows([run for here in finals for mine in here for run in replications(mine, num_runs)])
+        bench.rows([run for here in finals for mine in here.values() for run in replications(mine, num_runs)])
     except KeyboardInterrupt as stop:
         interrupted = stop
     for at, here in enumerate(finals):
         if interrupted is not None:
-            if not all(bench.known(replications(mine, num_runs)) for mine in here):
+            if not all(bench.known(replications(mine, num_runs)) for mine in here.values()):
                 continue
             budget = 0
-        asked = (search.indifference, budget, search.name, equally)
-        for found in replicated(here, search.goal, bench, num_runs, *asked):
-            yield at, best[at], found
+        for state in replicated(here, search.goal, bench, num_runs, search.indifference, budget, everyone):
+            yield at, best[at], state
     if interrupted is not None:
         raise interrupted
 
 
-def _finalists(search: Search, best: Mapping[str, Experiment]) -> list[Experiment]:
-    """The best few, plain decoding at its best, and fleets that are always kept."""
-    found = list(best.values())[:FINALISTS]
-    found += [c for c in best.values() if c.arch == "autoregressive"][:1]
-    found = list(dict.fromkeys([*found, *(best[name] for name in best if name in search.staying)]))
-    return [search.goal.prepared(candidate, search.warmup_share) for candidate in found]
+def _finalists(search: Search, best: Mapping[str, Experiment], everyone: bool) -> dict[str, Experiment]:
+    """The best few, plain decoding at its best, and fleets that are always kept; or everyone."""
+    plain = [name for name, candidate in best.items() if candidate.arch == "autoregressive"]
+    names = dict.fromkeys([*list(best)[: None if everyone else FINALISTS], *plain[:1]])
+    names |= dict.fromkeys(name for name in best if name in search.staying)
+    return {name: search.goal.prepared(best[name], search.warmup_share) for name in names}
 
 
 def replicated(
-    candidates: Sequence[Experiment],
+    candidates: dict[str, Experiment],
     goal: Goal,
     bench: Bench,
     num_runs: int,
     indifference: float,
     budget: int | None = None,
-    name: Callable[[Experiment], str] = lambda candidate: str(candidate.arch),
     equally: bool = False,
 ) -> Iterator[Finals]:
-    """Run every candidate, each with a unique name, on the same seeds and compare; then add seeds where they help.
+    """Run all candidates, by name, on the same seeds and compare; then add seeds where they help.
 
     The last yield is the answer. `budget` limits the simulations. With `equally` all have the same number of seeds.
     """
-    seeds, names = num_runs, {name(candidate): candidate for candidate in candidates}
-    found: dict[Experiment, list[Row]] = {}
-    going = list(candidates)
+    seeds, going = num_runs, candidates
+    rows: dict[str, list[Row]] = {}
     while True:
-        rows = bench.rows([run for candidate in going for run in replications(candidate, seeds)])
-        found |= {c: rows[i * seeds : (i + 1) * seeds] for i, c in enumerate(going)}
-        held = judged({who: found[candidate] for who, candidate in names.items()}, goal, names, indifference)
-        yield Finals(dict(found), held, names)
+        rows |= bench.replicated(going, seeds)
+        held = judged(rows, goal, candidates, indifference)
+        yield Finals(candidates, dict(rows), held)
         open_ = {other for other in held.unsure if held.leads[other].mean > held.thresholds[other]}
         open_ |= {other for other in held.alike if held.leads[other].mean > indifference}
-        going = [names[who] for who in names if equally or who in (held.best, *open_)]
+        going = {name: c for name, c in candidates.items() if equally or name in (held.best, *open_)}
         more = len(going) * seeds
         spent = 2 * seeds > MOST_TIMES * num_runs or (budget is not None and bench.runs + more > budget)
         if not open_ or spent or num_runs < LEAST_SEEDS:
@@ -112,19 +104,18 @@ def replicated(
 def judged(
     rows: Mapping[str, Sequence[Row]],
     goal: Goal,
-    place: Experiment | Mapping[str, Experiment],
+    places: Mapping[str, Experiment],
     indifference: float,
     comparisons: int | None = None,
 ) -> Contest:
     """The contest by the goal's metric among the candidates that meet the levels and keep up.
 
-    If none meets the levels, among those that keep up; if none does, among all. `place` gives the pair and the GPU, or
-    those of each contender.
+    If none meets the levels, among those that keep up; if none does, among all. `places` give each contender's pair
+    and GPU.
     """
     up = {name: mine for name, mine in rows.items() if kept_up(mine)}
     able = {name: mine for name, mine in up.items() if goal.met(mine)} or up or rows
     values = {name: [goal.value(row) for row in mine] for name, mine in able.items()}
-    places = place if isinstance(place, Mapping) else dict.fromkeys(able, place)
     errors = {name: lead_error(places[name], goal.told_by(mine)) for name, mine in able.items()}
     return contest(values, goal.sign, comparisons, indifference, errors)
 

@@ -105,38 +105,36 @@ def fleets(
         raise ValueError(
             "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
         )
-    found = [fleet for arch in archs for fleet in _ways(base, arch, gpus, alone)]
-    if drafted:
-        ways = [(way.of(base), way) for way in drafted]
-        each = [(fleet, way) for mine, way in ways for fleet in _ways(mine, way.arch, gpus, alone)]
-        found = [replace(fleet, pair=way.pair, acceptance=way.acceptance) for fleet, way in each]
-        found = [replace(fleet, name=fleet.named(fleet.of(base))) for fleet in found]
-    fitting = [fleet for way in found if (fleet := _fitting(way, base)) is not None]
-    if found and not fitting:
+    possible = []
+    for way in drafted or [Way("", arch) for arch in archs]:
+        for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone):
+            mine = replace(way, hardware=hardware)
+            possible.append(replace(mine, name=mine.named(mine.of(base))))
+    fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
+    if possible and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
     if len(fitting) < 2:
         raise ValueError("--gpus needs at least two ways to use them")
     return tuple(fitting)
 
 
-def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Way]:
-    """Fleets of one architecture, including those whose models cannot be sharded so."""
+def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hardware]:
+    """The GPUs of all fleets of an architecture, including those on which its models cannot be sharded so."""
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind, policy = kin(arch), policy_of(arch)
 
-    def made(server: int, hardware: Hardware) -> Way:
+    def copies(server: int, hardware: Hardware) -> Hardware:
         count = gpus // server
-        copies = replace(hardware, replicas=count, router=router) if count > 1 else hardware
-        return Way(fleet_name(replace(base, arch=arch, hardware=copies)), arch, copies)
+        return replace(hardware, replicas=count, router=router) if count > 1 else hardware
 
     if policy.least_gpus == 1:
         if alone:
-            yield Way(fleet_name(replace(base, arch=arch)), arch, given)
-        yield made(1, given)
+            yield given
+        yield copies(1, given)
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
-        yield made(size, replace(given, tensor_parallel_size=size))
+        yield copies(size, replace(given, tensor_parallel_size=size))
     for target in SHARDED if policy.placeable() and apart else ():
         # pd runs the target in both lanes; the others draft on one GPU, or on as many as the target
         for other in sorted({target} if kind == "pd" else {1, target}):
@@ -145,7 +143,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Way]
             split = replace(given, place=APART["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
             if other > 1 and kind != "pd":
                 split = replace(split, draft_tensor_parallel_size=other)
-            yield made(target + other, split)
+            yield copies(target + other, split)
 
 
 def _fitting(fleet: Way, base: Experiment) -> Way | None:
@@ -164,7 +162,7 @@ def _fitting(fleet: Way, base: Experiment) -> Way | None:
 def drafters(base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None) -> tuple[Way, ...]:
     """All drafters of a model in each architecture; a given `acceptance` applies to all."""
     natural = natural_draft(model_or_config(target))
-    found: dict[str, Way] = {}  # plain decoding is the same with any drafter
+    ways: dict[str, Way] = {}  # plain decoding is the same with any drafter
     for kind in KINDS:
         if kind != "model" or natural is not None:
             pair = drafted_by(kind, target)
@@ -172,5 +170,5 @@ def drafters(base: Experiment, target: str, archs: Sequence[Arch], acceptance: A
             for way in (Way("", arch, pair=pair, acceptance=mine) for arch in archs):
                 with suppress(ValueError):  # the architecture does not support this drafter
                     name = way.named(way.of(base))
-                    found.setdefault(name, replace(way, name=name))
-    return tuple(found.values())
+                    ways.setdefault(name, replace(way, name=name))
+    return tuple(ways.values())

@@ -181,8 +181,10 @@ class Formula:
 
     def ranked(self, lengths: Iterable[int]) -> list[Predicted]:
         """Draft lengths, most promising first: those that keep up by time per token, the others by throughput."""
-        found = [self.at(k) for k in lengths]
-        return sorted(found, key=lambda p: (not p.keeps_up, p.seconds_per_token if p.keeps_up else -p.tokens_per_s))
+        predictions = [self.at(k) for k in lengths]
+        return sorted(
+            predictions, key=lambda p: (not p.keeps_up, p.seconds_per_token if p.keeps_up else -p.tokens_per_s)
+        )
 
 
 @lru_cache(maxsize=64)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, shares
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.report import positive
@@ -121,10 +120,10 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
         raise ValueError("points are compared seed by seed: all must have the same seeds")
     errors = (_error(points, x), _error(points, y))
     figures = {key: (mine[x].tolist(), mine[y].tolist()) for key, mine in rows.items()}
-    up = [key for key, mine in rows.items() if kept_up([_open(row) for row in mine.to_dict("records")])]
+    up = [key for key, mine in rows.items() if kept_up(mine.to_dict("records"))]
     first = [up[at] for at in pareto([(sum(figures[key][0]), sum(figures[key][1])) for key in up])]
     confidence = corrected(len(up) - len(first))
-    found = Frontier(points, dims, x, y, errors)
+    frontier = Frontier(points, dims, x, y, errors)
     for key in rows:
         x_mean, y_mean = map(interval, figures[key])
         point = FrontierPoint(str(key[0]), tuple(key[1:]), x_mean, y_mean, "does not keep up")
@@ -136,9 +135,9 @@ def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_i
             sure = all(map(exceeds, ahead[most], errors))
             verdict: Standing = "dominated" if sure else "not significant"
             point = replace(point, verdict=verdict, by=", ".join(map(str, most)) if sure else "")
-        found.points.append(point)
-    found.points.sort(key=lambda point: (point.verdict == "does not keep up", point.x.mean, point.y.mean))
-    return found
+        frontier.points.append(point)
+    frontier.points.sort(key=lambda point: (point.verdict == "does not keep up", point.x.mean, point.y.mean))
+    return frontier
 
 
 def _error(points: pd.DataFrame, metric: str) -> float:
@@ -146,11 +145,6 @@ def _error(points: pd.DataFrame, metric: str) -> float:
     places = points[["pair", "gpu"]].drop_duplicates().itertuples(index=False)
     seats = (Experiment(server=Server(pair=pair), hardware=Hardware(gpu=gpu)) for pair, gpu in places)
     return max(lead_error(seat, metric) for seat in seats)
-
-
-def _open(row: dict[Any, Any]) -> Row:
-    """A row with an infinite load for closed loops, whose queue is bounded by the loop."""
-    return row | {"load": math.inf} if row["load_kind"] == "concurrency" else row
 
 
 def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
@@ -171,44 +165,43 @@ def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
     return [interval([-s for s in shares(a, b)], confidence) for a, b in zip(mine, theirs, strict=True)]
 
 
-def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure:
+def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Figure:
     """One marker per point with its setting and intervals, pale if dominated; the frontier as a stair.
 
     `configs` are those of the base experiments, for the caption and the service levels.
     """
     from matplotlib.lines import Line2D
 
-    shown, stair = found.shown, found.those("frontier")
+    shown, stair = frontier.shown, frontier.those("frontier")
     archs = list(dict.fromkeys(point.arch for point in shown))
-    behind = len(found.those("does not keep up"))
-    note = points_line(found.runs, configs)
+    behind = len(frontier.those("does not keep up"))
+    note = points_line(frontier.runs, configs)
     note += " Pale: dominated beyond the profile's error. Bars: 95% confidence. Dashed: service levels."
-    note += f" Numbers: {', '.join(found.dims)}." if found.dims else ""
+    note += f" Numbers: {', '.join(frontier.dims)}." if frontier.dims else ""
     note += f" Not shown: {behind} that did not keep up." if behind else ""
     with styled():
         figure = new_figure(9.5, 6.2, note)
         axes = figure.subplots()
-        for point in shown:
-            pale = point.verdict == "dominated"
-            x_bar, y_bar = (0.0 if math.isnan(v.half_width) else v.half_width for v in (point.x, point.y))
-            axes.errorbar(
-                point.x.mean, point.y.mean, y_bar, x_bar,
-                color=paler(arch_colour(point.arch), 0.55 if pale else 0), marker=arch_marker(point.arch),
-                markersize=10, markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
-            )  # fmt: skip
         labels: dict[tuple[str, float, float], list[str]] = {}  # coinciding points of one architecture share a label
+        spans = []
         for point in shown:
-            labels.setdefault((point.arch, point.x.mean, point.y.mean), []).append(", ".join(map(str, point.values)))
+            colour = paler(arch_colour(point.arch), 0.55 if point.verdict == "dominated" else 0)
+            (x, dx), (y, dy) = ((v.mean, 0.0 if math.isnan(v.half_width) else v.half_width) for v in (point.x, point.y))
+            axes.errorbar(
+                x, y, dy, dx, color=colour, marker=arch_marker(point.arch), markersize=10,
+                markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
+            )  # fmt: skip
+            labels.setdefault((point.arch, x, y), []).append(", ".join(map(str, point.values)))
+            spans += [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
         _frame(axes, shown)
-        spans = [span for point in shown for span in _whiskers(point)]
         if stair:  # the attainable region extends to the frame, up and to the right
             (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
-            x, y = [point.x.mean for point in stair], [point.y.mean for point in stair]
-            axes.step([x[0], *x, right], [top, *y, y[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
-            spans += [(a, b, c, b) for a, b, c in zip(x, y, [*x[1:], right], strict=True)]
-            spans += [(a, b, a, c) for a, b, c in zip(x, [top, *y[:-1]], y, strict=True)]
-        _draw_levels(axes, found, configs)
-        names = [name_of(metric) for metric in (found.x, found.y)]
+            xs, ys = [point.x.mean for point in stair], [point.y.mean for point in stair]
+            axes.step([xs[0], *xs, right], [top, *ys, ys[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
+            spans += [(a, b, c, b) for a, b, c in zip(xs, ys, [*xs[1:], right], strict=True)]
+            spans += [(a, b, a, c) for a, b, c in zip(xs, [top, *ys[:-1]], ys, strict=True)]
+        _draw_levels(axes, frontier, configs)
+        names = [name_of(metric) for metric in (frontier.x, frontier.y)]
         axes.set_xlabel("{} ({})".format(*names[0][:2]))
         axes.set_ylabel("{} ({})".format(*names[1][:2]))
         handles = [
@@ -218,15 +211,9 @@ def frontier_figure(found: Frontier, configs: Sequence[Settings] = ()) -> Figure
         handles.append(Line2D([], [], color="0.25", linewidth=1.8, label="frontier"))
         figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
         named = [(x, y, "; ".join(texts), arch_colour(arch)) for (arch, x, y), texts in labels.items()]
-        if found.dims and named:
+        if frontier.dims and named:
             label_points(axes, named, spans)
     return figure
-
-
-def _whiskers(point: FrontierPoint) -> list[tuple[float, float, float, float]]:
-    """Error bars of a point."""
-    (x, dx), (y, dy) = ((v.mean, 0.0 if math.isnan(v.half_width) else v.half_width) for v in (point.x, point.y))
-    return [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
 
 
 def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
@@ -249,12 +236,15 @@ def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
     axes.minorticks_off()
 
 
-def _draw_levels(axes: Axes, found: Frontier, configs: Sequence[Settings]) -> None:
+def _draw_levels(axes: Axes, frontier: Frontier, configs: Sequence[Settings]) -> None:
     """Lines for service levels on an axis, if within the frame."""
     levels = {
         name: s for config in configs for name, s in Scoring(goodput=tuple(config["scoring"]["goodput"])).slo().items()
     }
-    for metric, ends, line in ((found.x, axes.get_xlim(), axes.axvline), (found.y, axes.get_ylim(), axes.axhline)):
+    for metric, ends, line in (
+        (frontier.x, axes.get_xlim(), axes.axvline),
+        (frontier.y, axes.get_ylim(), axes.axhline),
+    ):
         level_ms = 1e3 * levels.get(metric.removesuffix("_ms").rpartition("_")[2], math.nan)
         if ends[0] <= level_ms <= ends[1]:
             line(level_ms, color="0.35", linewidth=1.4, linestyle="--", zorder=1)

@@ -17,7 +17,7 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.runs import keeps_up, kept_up
+from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Scoring
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
@@ -131,16 +131,8 @@ class Goal:
         """The percentile that a service level is about."""
         return f"{level}_ms" if self.named else f"{self.percentile}_{level}_ms"
 
-    def holds(self, row: Row) -> bool:
-        """Whether one run meets the service levels for the required share and kept up."""
-        return keeps_up(row) and (not self.levels or self.attains(row))
-
-    def attains(self, row: Row) -> bool:
-        """Whether one run meets the service levels for the required share."""
-        return self._attained([row])
-
-    def _attained(self, rows: Sequence[Row]) -> bool:
-        """The same on average."""
+    def attains(self, *rows: Row) -> bool:
+        """Whether runs meet the service levels for the required share on average."""
         if self.named:
             means = {n: sum(float(row[self.level_metric(n)]) for row in rows) / len(rows) for n in self.levels_ms}
             return all(means[name] <= level for name, level in self.levels_ms.items())
@@ -148,7 +140,7 @@ class Goal:
 
     def met(self, rows: Sequence[Row]) -> bool:
         """Whether replications meet the service levels on average, and most of them kept up."""
-        return kept_up(rows) and (not self.levels or self._attained(rows))
+        return kept_up(rows) and (not self.levels or self.attains(*rows))
 
 
 def level_title(name: str) -> str:

@@ -44,13 +44,11 @@ class Alone:
 
 def alone(who: Rivalry, bench: Bench) -> Alone:
     """All finalists at concurrency 1."""
-    named = {who.name(c): c for c in (who.recommended, *who.rivals)}
-    runs = {name: replications(_alone(c), who.num_runs) for name, c in named.items()}
-    bench.rows([run for mine in runs.values() for run in mine])  # in one batch: all cores have work
-    rows = {name: bench.rows(mine) for name, mine in runs.items()}
-    e2el = judged(rows, Goal("e2el"), named, who.indifference)
-    mine = rows[who.name(who.recommended)]
-    plain = next((rows[name] for name, c in named.items() if c.arch == "autoregressive"), None)
+    everyone = {name: _alone(candidate) for name, candidate in who.everyone.items()}
+    rows = bench.replicated(everyone, who.num_runs)
+    e2el = judged(rows, Goal("e2el"), everyone, who.search.indifference)
+    mine = rows[who.best]
+    plain = next((rows[name] for name, c in everyone.items() if c.arch == "autoregressive"), None)
     gain = None
     if plain is not None and who.recommended.arch != "autoregressive":
         gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])
@@ -79,17 +77,19 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
     The search starts where the formula predicts it, widens until it has a rate on either side, then bisects. At every
     rate the drafts have the best length from 1 on: where the formula prefers none, drafting may still pay.
     """
-    drafts = replace(who, draft_lengths=tuple(k for k in who.draft_lengths if k))
-    sign, value = who.goal.sign, who.goal.value
-    num_runs = min(FEW_RUNS, who.num_runs)
-    against = interval(map(value, bench.rows(replications(who.placed(plain), num_runs)))).mean
+    goal = who.search.goal
+
+    def mean(candidate: Experiment) -> float:
+        rows = bench.rows(replications(candidate, min(FEW_RUNS, who.num_runs)))
+        return interval(map(goal.value, rows)).mean
+
+    against = mean(who.placed(plain))
 
     def wins(rate: float) -> bool:
-        rows = bench.rows(replications(drafts.placed(at_acceptance(drafting, rate)), num_runs))
-        return sign * (interval(map(value, rows)).mean - against) > 0
+        return goal.sign * (mean(who.placed(at_acceptance(drafting, rate), drafting=True)) - against) > 0
 
-    mine = who.name(drafting), drafting.acceptance.acceptance_rate
-    guess = break_even_rate(drafting, drafts.draft_lengths)
+    mine = who.search.name(drafting), drafting.acceptance.acceptance_rate
+    guess = break_even_rate(drafting, [k for k in who.search.space.draft_lengths if k])
     low, high, stride = -1, CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
     at = CELLS if guess is None else round(guess * CELLS)
     while high - low > 1:
@@ -162,12 +162,12 @@ def memory(recommended: Experiment) -> dict[str, int]:
     return {"peak_tokens": int(meta["kv_peak_tokens"]), "capacity_tokens": int(meta["kv_capacity_tokens"])}
 
 
-def saturation(who: Rivalry, bench: Bench, warmup_share: float, usd: float | None) -> Capacities:
+def saturation(who: Rivalry, bench: Bench, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
     traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
     base = replace(suited(who.recommended), traffic=traffic)
     runs = min(FEW_RUNS, who.num_runs)
-    plan = Plan(base, (base.arch,), runs, who.goal, CLOSE, warmup_share)
+    plan = Plan(base, (base.arch,), runs, who.search.goal, CLOSE, who.search.warmup_share)
     return find_capacities(plan, bench, usd)
 
 

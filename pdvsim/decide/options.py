@@ -8,16 +8,15 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from pdvsim.common.console import say
-from pdvsim.common.presets import PresetOption
+from pdvsim.common.presets import ExperimentOptions
 from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
 BUDGET = 1500  # simulations per answer of `advise`
@@ -54,8 +53,8 @@ def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:
     """
     if equal.output_len == 1:
         return 0.0
-    found = [named_pair(replace(server, pair=name).pair) for name in pairs or (server.pair,)]
-    models = [model for pair in found for model in (pair.draft, pair.target)]
+    known_pairs = [named_pair(replace(server, pair=name).pair) for name in pairs or (server.pair,)]
+    models = [model for pair in known_pairs for model in (pair.draft, pair.target)]
     contexts = [model.max_position_embeddings for model in models if model.max_position_embeddings is not None]
     if not contexts:
         return SPREAD
@@ -103,10 +102,12 @@ class TunedServer(Server):
 
 
 @dataclass(frozen=True)
-class DecisionOptions(PresetOption):
+class DecisionOptions(ExperimentOptions):
     """What architectures are compared on, by every decision command."""
 
-    without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests")
+    without: ClassVar[tuple[str, ...]] = (
+        "max_concurrency", "warmup_requests", "host", "launch_s", "completion_s", "handoff_s", "band", "detailed",
+    )  # fmt: skip
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
@@ -119,11 +120,7 @@ class DecisionOptions(PresetOption):
     jobs: int | None = None
     """Concurrent simulations; default: one per core."""
     traffic: VariedTraffic = field(default_factory=VariedTraffic)
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
     server: TunedServer = field(default_factory=TunedServer)
-    hardware: Hardware = field(default_factory=Hardware)
-    host: Host = field(default_factory=Host)
-    scoring: Scoring = field(default_factory=Scoring)
 
     def __post_init__(self) -> None:
         check_ranges(self)

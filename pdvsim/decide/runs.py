@@ -6,10 +6,11 @@ A seed gives every architecture, load and setting the same requests, so rows of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
@@ -48,10 +49,8 @@ class Bench:
         """One row per experiment, in order. Ctrl-C raises KeyboardInterrupt; finished rows are kept."""
         asked, experiments = experiments, list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
-        new.sort(
-            key=lambda experiment: -experiment.traffic.num_prompts
-        )  # longest first: a long run started last would leave cores idle
-        # points are numbered, as they finish in any order
+        # longest first: a long run started last would leave cores idle; numbered, as points finish in any order
+        new.sort(key=lambda experiment: -experiment.traffic.num_prompts)
         points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
         before = self.runs
         if points:
@@ -61,6 +60,11 @@ class Bench:
                 self._keep(new, stop.points)
                 raise
         return self.known(asked) or []
+
+    def replicated(self, candidates: Mapping[str, Experiment], seeds: int) -> dict[str, list[Row]]:
+        """The rows of so many replications of each candidate, by name."""
+        rows = iter(self.rows([run for candidate in candidates.values() for run in replications(candidate, seeds)]))
+        return {name: list(islice(rows, seeds)) for name in candidates}
 
     def known(self, experiments: Sequence[Experiment]) -> list[Row] | None:
         """The rows of experiments if all have been run, else None."""
@@ -171,7 +175,7 @@ def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
     return replace(experiment, acceptance=replace(experiment.acceptance, acceptance_rate=rate))
 
 
-def keeps_up(row: Row) -> bool:
+def keeps_up(row: Mapping[Any, Any]) -> bool:
     """Whether a run's queue stayed bounded: it is not labelled overloaded, and few requests waited.
 
     Near saturation a short run's label is "inconclusive". There the wait for admission decides: above saturation the
@@ -179,11 +183,13 @@ def keeps_up(row: Row) -> bool:
     """
     if row["stability"] == "overloaded":
         return False
-    rate = float(row["load"])  # infinite in a closed loop, where the loop bounds the queue
+    rate = float(row["load"])
+    if math.isinf(rate) or row.get("load_kind") == "concurrency":  # a closed loop bounds the queue
+        return True
     waiting = rate * float(row["breakdown_ms_queue"]) / 1e3  # Little's law
-    return math.isinf(rate) or waiting <= WAITING * float(row["completed"])
+    return waiting <= WAITING * float(row["completed"])
 
 
-def kept_up(rows: Sequence[Row]) -> bool:
+def kept_up(rows: Sequence[Mapping[Any, Any]]) -> bool:
     """Whether more than half of the replications kept up."""
     return 2 * sum(map(keeps_up, rows)) > len(rows)

@@ -7,6 +7,7 @@ settings that only one architecture has. Given settings are not varied; all othe
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -50,14 +51,8 @@ class Space:
             max_num_seqs=_nearest(base.server.max_num_seqs, self.max_num_seqs),
             max_num_batched_tokens=_nearest(base.server.max_num_batched_tokens, self.max_num_batched_tokens),
         )
-        found = _possible(base, ((arch, server) for arch in self.archs))
-        if len(self.draft_lengths) == 1 or "fixed" not in self.controllers:
-            return found
-        best = {e: Formula(e).ranked(self.draft_lengths)[0].k for e in found if e.has_drafter}
-        return [
-            replace(e, server=replace(e.server, controller="fixed", num_speculative_tokens=best[e])) if e in best else e
-            for e in found
-        ]
+        starts = _possible(base, ((arch, server) for arch in self.archs))
+        return [with_best_length(e, self.draft_lengths) for e in starts] if "fixed" in self.controllers else starts
 
     def steps(self) -> list[str]:
         """The kinds of setting in the order of the search, without fixed ones."""
@@ -82,7 +77,7 @@ class Space:
         if "fixed" in self.controllers:
             lengths = list(self.draft_lengths)
             if len(lengths) > PROMISING:
-                lengths = [found.k for found in Formula(candidate).ranked(lengths)[:PROMISING]]
+                lengths = [predicted.k for predicted in Formula(candidate).ranked(lengths)[:PROMISING]]
             ways += [replace(server, controller="fixed", num_speculative_tokens=k) for k in lengths]
         ways += [replace(server, controller=name) for name in self.controllers if name != "fixed"]
         return _possible(candidate, ((candidate.arch, way) for way in ways))
@@ -122,6 +117,14 @@ class Space:
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
 
+def with_best_length(candidate: Experiment, lengths: Sequence[int]) -> Experiment:
+    """The candidate with the draft length that the formula prefers; unchanged if there is no choice."""
+    if not candidate.has_drafter or len(lengths) == 1:
+        return candidate
+    best = Formula(candidate).ranked(lengths)[0].k
+    return replace(candidate, server=replace(candidate.server, controller="fixed", num_speculative_tokens=best))
+
+
 def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, int, int]:
     """Sort key, smaller is simpler: architecture, GPUs per server, controller, number of changed settings."""
     settings = ("max_num_seqs", "max_num_batched_tokens", *((policy_of(candidate.arch).tuned or ())[:1]))
@@ -129,11 +132,6 @@ def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, 
     arch = ARCHS.index(candidate.arch) if candidate.arch in ARCHS else len(ARCHS)
     controller, k = CONTROLLERS.index(candidate.server.controller), candidate.server.num_speculative_tokens
     return arch, candidate.gpus, controller, moved, k
-
-
-def described(candidate: Experiment) -> str:
-    """Short description of a candidate."""
-    return ", ".join([candidate.arch, *settings_text(candidate)])
 
 
 def settings_text(candidate: Experiment) -> list[str]:
@@ -169,12 +167,10 @@ def _nearest(value: int, choices: tuple[int, ...]) -> int:
 
 def _possible(base: Experiment, ways: Iterable[tuple[Arch, Server]]) -> list[Experiment]:
     """The experiments that their architecture accepts."""
-    found = []
+    possible = []
     for arch, server in ways:
         if arch == "autoregressive":
             server = replace(server, controller="fixed")
-        try:
-            found.append(replace(base, arch=arch, server=server))
-        except ValueError:
-            continue
-    return found
+        with suppress(ValueError):
+            possible.append(replace(base, arch=arch, server=server))
+    return possible

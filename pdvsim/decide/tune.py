@@ -92,7 +92,7 @@ def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
 
 
 def tuned(
-    found: Search, places: Sequence[Experiment], bench: Bench, alone: bool = False
+    search: Search, places: Sequence[Experiment], bench: Bench, alone: bool = False
 ) -> list[dict[str, Experiment]]:
     """For each place, all contenders that can run there, tuned, by name, best first.
 
@@ -100,39 +100,39 @@ def tuned(
     """
     going: dict[Seated, list[Experiment]] = {}
     for at, base in enumerate(places):
-        starts = replace(found.space, archs=(base.arch,)).starts(base) if alone else found.starts(base)
+        starts = replace(search.space, archs=(base.arch,)).starts(base) if alone else search.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
-        going |= {(at, found.name(start)): [start] for start in starts}
-    _start(found, going, bench)
-    far = FAR_WAY if found.ways else FAR
-    for step in found.space.steps():
+        going |= {(at, search.name(start)): [start] for start in starts}
+    _start(search, going, bench)
+    far = FAR_WAY if search.ways else FAR
+    for step in search.space.steps():
         tried = {
-            key: list(dict.fromkeys(way for candidate in mine for way in _ways(found, step, candidate)))
+            key: list(dict.fromkeys(way for candidate in mine for way in _ways(search, step, candidate)))
             for key, mine in going.items()
-            if not _far(found, going, key, far)
+            if not _far(search, going, key, far)
         }
-        _try(found, [[*going[key], *ways] for key, ways in tried.items()], bench, BEHIND)
+        _try(search, [[*going[key], *ways] for key, ways in tried.items()], bench, BEHIND)
         if step == "drafts":
-            _climb(found, tried, bench)
+            _climb(search, tried, bench)
         for key, ways in tried.items():
-            going[key] = found.ranked([*going[key], *ways], places[key[0]])[:KEPT] or going[key]
+            going[key] = search.ranked([*going[key], *ways], places[key[0]])[:KEPT] or going[key]
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
         mine = [candidates[0] for (where, _), candidates in going.items() if where == at]
-        order = [*found.ranked(mine, base), *(c for c in mine if c not in found.figures)]
-        best.append({found.name(candidate): candidate for candidate in order})
+        order = [*search.ranked(mine, base), *(c for c in mine if c not in search.figures)]
+        best.append({search.name(candidate): candidate for candidate in order})
     return best
 
 
-def _start(found: Search, going: dict[Seated, list[Experiment]], bench: Bench) -> None:
+def _start(search: Search, going: dict[Seated, list[Experiment]], bench: Bench) -> None:
     """Run the initial settings; contenders that are far worse also test the shortest draft length."""
-    _try(found, _by_place(going), bench, FAR)
-    behind = [key for key in going if "drafts" in found.space.steps() and _far(found, going, key, FAR)]
-    fewer = {key: found.space.fewest(going[key][0]) for key in behind if going[key][0] in found.figures}
-    _try(found, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, FAR)
+    _try(search, _by_place(going), bench, FAR)
+    behind = [key for key in going if "drafts" in search.space.steps() and _far(search, going, key, FAR)]
+    fewer = {key: search.space.fewest(going[key][0]) for key in behind if going[key][0] in search.figures}
+    _try(search, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, FAR)
     for key, ways in fewer.items():
-        going[key] = [found.best(found.figures, [*going[key], *ways])]
+        going[key] = [search.best(search.figures, [*going[key], *ways])]
 
 
 def _by_place(going: Mapping[Seated, Sequence[Experiment]]) -> list[list[Experiment]]:
@@ -140,42 +140,42 @@ def _by_place(going: Mapping[Seated, Sequence[Experiment]]) -> list[list[Experim
     return [[c for (where, _), mine in going.items() if where == at for c in mine] for at in places]
 
 
-def _ways(found: Search, step: str, candidate: Experiment) -> list[Experiment]:
-    ways: list[Experiment] = getattr(found.space, step)(candidate)
+def _ways(search: Search, step: str, candidate: Experiment) -> list[Experiment]:
+    ways: list[Experiment] = getattr(search.space, step)(candidate)
     if step == "batches":  # limits that are never reached make no difference
-        peak, limit = found.peaks.get(candidate, 0), candidate.server.max_num_seqs
+        peak, limit = search.peaks.get(candidate, 0), candidate.server.max_num_seqs
         ways = ways if peak >= limit else [way for way in ways if way.server.max_num_seqs < peak]
     return ways
 
 
-def _climb(found: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
+def _climb(search: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
     """Test neighbours of the best draft length until all have been tested; adds to `tried`."""
     while True:
         further = {}
         for key, ways in tried.items():
-            fixed = [way for way in ways if way in found.figures and way.server.controller == "fixed"]
+            fixed = [way for way in ways if way in search.figures and way.server.controller == "fixed"]
             if fixed:
-                best = found.best(found.figures, fixed)
-                further[key] = [way for way in found.space.beside(best) if way not in ways]
+                best = search.best(search.figures, fixed)
+                further[key] = [way for way in search.space.beside(best) if way not in ways]
         if not any(further.values()):
             return
-        _try(found, [[*tried[key], *ways] for key, ways in further.items()], bench, BEHIND)
+        _try(search, [[*tried[key], *ways] for key, ways in further.items()], bench, BEHIND)
         for key, ways in further.items():
             tried[key] += ways
 
 
-def _far(found: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
+def _far(search: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
     """Whether a contender is so many times worse than the best at its place."""
-    if key[1] in found.staying:
+    if key[1] in search.staying:
         return False
-    rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in found.figures]
+    rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in search.figures]
     mine = going[key][0]
-    if mine not in found.figures or not rivals:
+    if mine not in search.figures or not rivals:
         return True
-    return found.worse(found.figures[mine], found.figures[found.best(found.figures, rivals)]) > limit
+    return search.worse(search.figures[mine], search.figures[search.best(search.figures, rivals)]) > limit
 
 
-def _try(found: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, behind: float) -> None:
+def _try(search: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, behind: float) -> None:
     """Run candidates without a value, within the budget; the first is always run.
 
     All run on the first seed. Those more than `behind` times worse than the best of their group get no further seeds:
@@ -183,31 +183,31 @@ def _try(found: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, be
     """
     # alternately, so that a limited budget affects every group equally
     turns = dict.fromkeys(c for turn in zip_longest(*groups) for c in turn if c is not None)
-    new = [candidate for candidate in turns if candidate not in found.figures]
-    if found.budget is not None:
-        room = max(0 if found.figures else 1, (found.budget - bench.runs) // SEEDS)
+    new = [candidate for candidate in turns if candidate not in search.figures]
+    if search.budget is not None:
+        room = max(0 if search.figures else 1, (search.budget - bench.runs) // SEEDS)
         new, left = new[:room], new[room:]
-        found.skipped += len(left)
-    for candidate, row in zip(new, bench.rows([_short(found, c)[0] for c in new]), strict=True):
-        found.firsts[candidate] = found.goal.value(row)
-        found.peaks[candidate] = int(row["max_concurrent_requests"])
-    best = {c: found.best(found.firsts, group) for group in groups for c in group if c in found.firsts}
-    near = [c for c in new if found.worse(found.firsts[c], found.firsts[best[c]]) <= behind]
-    rest = bench.rows([run for c in near for run in _short(found, c)[1:]])
+        search.skipped += len(left)
+    for candidate, row in zip(new, bench.rows([_short(search, c)[0] for c in new]), strict=True):
+        search.firsts[candidate] = search.goal.value(row)
+        search.peaks[candidate] = int(row["max_concurrent_requests"])
+    best = {c: search.best(search.firsts, group) for group in groups for c in group if c in search.firsts}
+    near = [c for c in new if search.worse(search.firsts[c], search.firsts[best[c]]) <= behind]
+    rest = bench.rows([run for c in near for run in _short(search, c)[1:]])
     for at, c in enumerate(near):
         others = rest[at * (SEEDS - 1) : (at + 1) * (SEEDS - 1)]
-        found.figures[c] = interval([found.firsts[c], *map(found.goal.value, others)]).mean
-        found.peaks[c] = max(found.peaks[c], *(int(row["max_concurrent_requests"]) for row in others))
+        search.figures[c] = interval([search.firsts[c], *map(search.goal.value, others)]).mean
+        search.peaks[c] = max(search.peaks[c], *(int(row["max_concurrent_requests"]) for row in others))
     for c in new:
         if c not in near:
-            found.figures[c] = found.figures[best[c]] * found.firsts[c] / found.firsts[best[c]]
+            search.figures[c] = search.figures[best[c]] * search.firsts[c] / search.firsts[best[c]]
 
 
-def _short(found: Search, candidate: Experiment) -> list[Experiment]:
+def _short(search: Search, candidate: Experiment) -> list[Experiment]:
     """A candidate's runs in the search."""
     traffic = candidate.traffic
     few = least_prompts(traffic, int(SHORT * traffic.num_prompts))
     short = replace(traffic, num_prompts=few, seed=traffic.seed + APART)
     whole = replace(candidate, traffic=short, scoring=replace(candidate.scoring, warmup_requests=0))
-    scored = found.goal.prepared(whole, found.warmup_share)
+    scored = search.goal.prepared(whole, search.warmup_share)
     return replications(without_band(scored), SEEDS)

@@ -22,7 +22,7 @@ from typing import Any, Literal
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.differences import Differences
-from pdvsim.decide.finals import chosen, decided, judged
+from pdvsim.decide.finals import Finals, chosen, decided, judged
 from pdvsim.decide.fleet import Way
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES, Goal
@@ -49,7 +49,6 @@ from pdvsim.view.setting import acceptance_notes, is_assumed
 
 Axis = Literal["acceptance", "size", "card"]
 Place = float | str  # an acceptance rate, a pair, or a card
-Ran = tuple[dict[str, list[Row]], dict[Arch, Experiment]]  # rows and best settings, by name
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
 PLACES = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}  # the option that names them
 
@@ -154,12 +153,26 @@ class Cell:
     contest: Contest | None
     behind_load: tuple[str, ...]  # those that did not keep up
     settings: dict[Arch, Experiment]  # tuned settings of each architecture
-    seeds: int = 0
 
     @property
     def sure(self) -> bool:
         """Whether the winner differs significantly from every other that kept up, or is the only one that did."""
         return self.contest is not None and (self.contest.sure or not self.contest.behind)
+
+    def words(self, names: int = 2) -> list[str]:
+        """The winner, its draft length with its lead over the second, and up to so many that it does not beat.
+
+        There is no lead if the winner was chosen as the simplest.
+        """
+        held = self.contest
+        if self.winner is None or held is None:
+            return ["none keeps up"]
+        lead = percent(held.margin) if held.behind and self.winner == held.best else ""
+        words = [self.winner, f"{drafts_text(self.settings[self.winner])} {lead}".strip()]
+        if not self.sure:
+            alike = [name for name in (held.best, *held.unsure) if name != self.winner]
+            words.append(f"≈ {', '.join(alike[:names])}{', …' if len(alike) > names else ''}")
+        return [word for word in words if word]
 
 
 @dataclass(repr=False)
@@ -221,96 +234,89 @@ class WinnerMap(Answer):
 
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
-    found = WinnerMap(grid)
+    answer, cells = WinnerMap(grid), dict[int, tuple[Cell, list[Row]]]()
     search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference, ways=grid.fleets)
     search.staying = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
-    ran: dict[int, Ran] = {}
+    budget, everyone = 0 if grid.fleets else None, grid.against is not None
     try:
-        equally = grid.against is not None  # all are also compared with one architecture
-        budget = 0 if grid.fleets else None
-        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, equally):
-            ran[at] = {name: finals.rows[mine] for name, mine in finals.names.items()}, settings
-        bench.rows([run for cell in ran.values() for runs in _rest(grid, cell).values() for run in runs])
+        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, everyone):
+            load, place = grid.cells()[at]
+            cells[at] = _judged(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
     except KeyboardInterrupt:
-        found.interrupted = True
-    for at, (rows, settings) in ran.items():
-        load, place = grid.cells()[at]
-        rest = {name: bench.known(runs) or [] for name, runs in _rest(grid, (rows, settings)).items()}
-        for name in (name for name in grid.archs if name in rows or name in rest):
-            where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
-            where |= {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(settings[name]))}
-            where |= _chosen(settings[name])
-            found.rows += [row | where | {"run": run} for run, row in enumerate(rows.get(name) or rest[name])]
-        found.cells.append(_judged(grid, load, place, rows, settings))
-    return found
+        answer.interrupted = True
+    for cell, rows in cells.values():
+        answer.cells.append(cell)
+        answer.rows += rows
+    return answer
+
+
+def _rows(grid: Grid, load: float, place: Place, finals: Finals) -> list[Row]:
+    """The runs of a cell, each with its place and settings."""
+    where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
+    rows = []
+    for name in (name for name in grid.archs if name in finals.rows):
+        mine = finals.candidates[name]
+        named = {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(mine))}
+        rows += [row | where | named | _chosen(mine) | {"run": run} for run, row in enumerate(finals.rows[name])]
+    return rows
 
 
 def _chosen(experiment: Experiment) -> dict[str, Any]:
     """The main tuned settings, as keywords of a run; no draft length if nothing is drafted."""
-    chosen = {name: getattr(experiment.server, name) for name in CHOSEN}
-    return chosen if experiment.speculates else chosen | {"controller": "fixed", "num_speculative_tokens": 0}
-
-
-def _rest(grid: Grid, cell: Ran) -> dict[str, list[Experiment]]:
-    """Runs of the architectures tuned but not replicated in a cell, if all are compared with one."""
-    rows, settings = cell
-    seeds = len(next(iter(rows.values())))
-    rest = {name: mine for name, mine in settings.items() if grid.against is not None and name not in rows}
-    return {name: replications(mine, seeds) for name, mine in rest.items()}
+    settings = {name: getattr(experiment.server, name) for name in CHOSEN}
+    return settings if experiment.speculates else settings | {"controller": "fixed", "num_speculative_tokens": 0}
 
 
 def _judged(
-    grid: Grid, load: float, place: Place, rows: dict[Arch, list[Row]], settings: dict[Arch, Experiment]
+    grid: Grid, load: float, place: Place, rows: Mapping[Arch, list[Row]], settings: dict[Arch, Experiment]
 ) -> Cell:
     behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
     if len(behind) == len(rows):
         return Cell(load, place, None, None, behind, settings)
-    here = grid.placed(load, place)
-    told = settings if grid.fleets else here
-    held = judged(rows, grid.goal, told, grid.indifference, grid.comparisons)
-    return Cell(load, place, chosen(held, settings, here), held, behind, settings, held.seeds)
+    held = judged(rows, grid.goal, settings, grid.indifference, grid.comparisons)
+    return Cell(load, place, chosen(held, settings, grid.placed(load, place)), held, behind, settings)
 
 
-def _lines(found: WinnerMap) -> list[str]:
-    grid = found.grid
+def _lines(answer: WinnerMap) -> list[str]:
+    grid = answer.grid
     rows = [
-        [place_text(place), *(_won(found.cell(load, place)) for load in grid.loads)] for place in reversed(grid.places)
+        [place_text(place), *(_won(answer.cell(load, place)) for load in grid.loads)] for place in reversed(grid.places)
     ]
     unit = "req/s" if grid.request_rate else "concurrent"
     places = "pair (draft/target)" if grid.axis == "size" else grid.axis
-    contests = [cell.contest for cell in found.cells if cell.contest]
+    contests = [cell.contest for cell in answer.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
-    confidence = contests[0].confidence if contests else math.nan
+    confidence, seeds = contests[0].confidence if contests else math.nan, seeds_text(answer)
     return [
         table.grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",
-        f"{seeds_text(found)} per cell, paired; 95% confidence for the whole map, {confidence:.2%} for each comparison",
-        *_without_drafts(found),
-        *rests_on(grid.base.traffic, found.rows),
-        *(_on_assumption(found) if grid.axis != "acceptance" else ()),
+        f"{seeds} per cell, paired; 95% confidence for the whole map, {confidence:.2%} for each comparison",
+        *_without_drafts(answer),
+        *rests_on(grid.base.traffic, answer.rows),
+        *(_on_assumption(answer) if grid.axis != "acceptance" else ()),
     ]
 
 
-def _without_drafts(found: WinnerMap) -> list[str]:
+def _without_drafts(answer: WinnerMap) -> list[str]:
     """In how many cells drafts do not pay, of those that compare some."""
-    compared = [cell for cell in found.cells if any(mine.has_drafter for mine in cell.settings.values())]
+    compared = [cell for cell in answer.cells if any(mine.has_drafter for mine in cell.settings.values())]
     plain = [cell for cell in compared if cell.winner in cell.settings and not cell.settings[cell.winner].speculates]
     where = f"{len(plain)} of {len(compared)} cells"
     return [f"do not enable speculation in {where}: the best setting there has no drafts"] if plain else []
 
 
-def _on_assumption(found: WinnerMap) -> list[str]:
+def _on_assumption(answer: WinnerMap) -> list[str]:
     """Where acceptance comes from and, if it is assumed, the rate at which drafting breaks even in each cell."""
-    notes = acceptance_notes(mine for cell in found.cells for mine in cell.settings.values())
-    for cell in found.cells:
+    notes = acceptance_notes(mine for cell in answer.cells for mine in cell.settings.values())
+    for cell in answer.cells:
         drafting = next((mine for mine in cell.settings.values() if is_assumed(mine)), None)
         if drafting is not None:
-            rate = break_even_rate(drafting, tuple(k for k in found.grid.space.draft_lengths if k))
+            rate = break_even_rate(drafting, tuple(k for k in answer.grid.space.draft_lengths if k))
             even = "never breaks even" if rate is None else f"breaks even at {rate:.2f}"
-            load = f"{cell.load:g} req/s" if found.grid.request_rate else f"concurrency {cell.load:g}"
+            load = f"{cell.load:g} req/s" if answer.grid.request_rate else f"concurrency {cell.load:g}"
             notes.append(f"{place_text(cell.place)}, {load}: drafting {even} (by formula, which favours drafts)")
     return notes
 
@@ -321,9 +327,9 @@ def size_ratio(pair: str) -> float:
     return models.draft.params / models.target.params
 
 
-def seeds_text(found: WinnerMap) -> str:
+def seeds_text(answer: WinnerMap) -> str:
     """Number of seeds per cell, as a range."""
-    counts = {cell.seeds for cell in found.cells if cell.seeds} or {found.grid.num_runs}
+    counts = {cell.contest.seeds for cell in answer.cells if cell.contest} or {answer.grid.num_runs}
     return f"{min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''} seeds"
 
 
@@ -334,27 +340,8 @@ def place_text(place: Place) -> str:
     return place if place in GPUS else f"{place} ({size_ratio(place):.2f})"
 
 
-def margin_text(cell: Cell) -> str:
-    """The winner's relative lead over the second; empty if it was chosen as the simplest."""
-    if cell.contest is None or cell.contest.second is None or cell.winner != cell.contest.best:
-        return ""
-    return percent(cell.contest.margin)
-
-
-def alike_text(cell: Cell, names: int = 2) -> str:
-    """Architectures without significant difference from the winner, up to so many names."""
-    held = cell.contest
-    unsure = [name for name in (held.best, *held.unsure) if name != cell.winner] if held else []
-    return f"≈ {', '.join(unsure[:names])}{', …' if len(unsure) > names else ''}"
-
-
 def _won(cell: Cell | None) -> str:
-    if cell is None:
-        return ""
-    if cell.winner is None:
-        return "none keeps up"
-    words = (cell.winner, drafts_text(cell.settings[cell.winner]), margin_text(cell))
-    text = " ".join(filter(None, words))
-    if cell.contest and not cell.contest.behind:
-        return f"{text} alone"
-    return text if cell.sure else f"({text} {alike_text(cell)})"
+    text = " ".join(cell.words()) if cell else ""
+    if cell is None or cell.winner is None or cell.sure:
+        return f"{text} alone" if cell and cell.contest and not cell.contest.behind else text
+    return f"({text})"

@@ -8,13 +8,14 @@ when the request finishes. Percentiles of inter-token latency are within 1%; all
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
+from pdvsim.live.station import StationState
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.reach import Reaches
 from pdvsim.sim.metrics.chunks import Chunks
@@ -42,16 +43,9 @@ class Slot:
     """Events of one time slot."""
 
     start_s: float
-    arrived: int = 0
-    finished: int = 0
-    in_time: int = 0
-    tokens: int = 0
-    judged: Array = field(default_factory=lambda: np.zeros(2, int))  # draft tokens accepted and rejected
-    looked_up: int = 0  # prompt tokens of finished requests, in the prefix cache
-    cached: int = 0  # of these, those found
-    in_system: float = 0.0  # at its end
+    state: StationState = field(default_factory=StationState)  # at its end
     unanswered: int = 0  # requests without a token, at its end
-    kv_share: float = 0.0
+    counts: Counter[str] = field(default_factory=Counter)  # of requests and tokens
     draft_length: float = 0.0
     spreads: dict[str, Spread] = field(default_factory=_spreads)
     launches: list[Columns] = field(default_factory=list)  # that ended in the slot
@@ -67,20 +61,17 @@ class Gauge(Reader):
         self._bandwidths = bandwidths
         self.now_s = 0.0
         self.slots: deque[Slot] = deque([Slot(0.0)])
-        self.queues: dict[str, int] = {}
-        self.controller: dict[str, Any] = {}
-        self.cache: dict[str, float] = {}
         self.total_tokens = self.total_finished = 0
         self._inside: dict[int, Request] = {}
         self._unanswered: dict[int, float] = {}  # arrival times of requests without a token
         self._chunks = Chunks()
-        self._judged = np.zeros(2, int)  # accepted and rejected drafts of finished requests
-        self._counted = np.zeros(2, int)  # of all requests, up to the last update
+        self._judged = Counter[str]()  # drafts of finished requests
+        self._counted = Counter[str]()  # of all requests, up to the last update
 
     def arrived(self, request: Request) -> None:
         self._inside[request.id] = request
         self._unanswered[request.id] = request.arrival_s
-        self.slots[-1].arrived += 1
+        self.slots[-1].counts["arrived"] += 1
 
     def finished(self, request: Request) -> None:
         self.served.append(request)
@@ -97,18 +88,17 @@ class Gauge(Reader):
             self._left(slot, request_columns(served))
         for request in served:
             self._inside.pop(request.id, None)
-            self._judged += np.array((request.accepted, request.refused))
-        inside = self._inside.values()
-        judged = self._judged + np.array((sum(r.accepted for r in inside), sum(r.refused for r in inside)))
-        slot.judged += judged - self._counted
+        self._judged += _judged(served)
+        judged = self._judged + _judged(self._inside.values())
+        slot.counts += judged - self._counted
         self._counted = judged
-        self.now_s = now_s
+        self.now_s, slot.unanswered = now_s, len(self._unanswered)
 
     def _delivered(self, slot: Slot, deliveries: Columns) -> None:
         """Count deliveries of tokens, in order of time."""
         time_s = deliveries["time_s"]
         tokens = int(deliveries["tokens"].sum())
-        slot.tokens += tokens
+        slot.counts["tokens"] += tokens
         self.total_tokens += tokens
         slot.spreads["itl"].add(self._chunks.add(deliveries, np.ones(len(time_s), bool), 0))
         ids, heads = np.unique(deliveries["request"], return_index=True)
@@ -122,27 +112,13 @@ class Gauge(Reader):
         slot.spreads["e2el"].add(times_s["e2el"])
         slot.spreads["tpot"].add(times_s["tpot"][requests["output_tokens"] > 1])
         looked_up = requests["num_cached_tokens"] >= 0
-        slot.looked_up += int(requests["prompt_tokens"][looked_up].sum())
-        slot.cached += int(requests["num_cached_tokens"][looked_up].sum())
-        slot.finished += count
+        slot.counts["looked_up"] += int(requests["prompt_tokens"][looked_up].sum())
+        slot.counts["cached"] += int(requests["num_cached_tokens"][looked_up].sum())
+        slot.counts["finished"] += count
         self.total_finished += count
         if self.levels:
-            slot.in_time += in_time(times_s, self.levels)
+            slot.counts["in_time"] += in_time(times_s, self.levels)
         self._chunks.leave(requests["id"])
-
-    def noted(
-        self,
-        in_system: int,
-        kv_share: float,
-        queues: dict[str, int],
-        controller: dict[str, Any],
-        cache: dict[str, float],
-    ) -> None:
-        """Current state of the server."""
-        slot = self.slots[-1]
-        slot.in_system, slot.kv_share, slot.unanswered = in_system, kv_share, len(self._unanswered)
-        slot.draft_length = float(controller.get("k", 0))
-        self.queues, self.controller, self.cache = queues, controller, cache
 
     def next_slot(self) -> None:
         """Start the next slot and drop old ones."""
@@ -151,9 +127,9 @@ class Gauge(Reader):
         over.launches = [launches]
         lanes = self._works(launches, over).lanes(SLOT_S, self.replicas)
         over.queues = {lane: figures["mean_queue_depth"] for lane, figures in lanes.items()}
-        if not math.isnan(drafted := _draft_length(launches)):
-            over.draft_length = drafted
-        self.slots.append(Slot(self.now_s))
+        drafted = _draft_length(launches)
+        over.draft_length = float(over.state.controller.get("k", 0)) if math.isnan(drafted) else drafted
+        self.slots.append(Slot(self.now_s, over.state, over.unanswered))
         while self.slots[0].start_s < self.now_s - KEPT_S:
             self.slots.popleft()
 
@@ -163,8 +139,7 @@ class Gauge(Reader):
         """Every metric over the last `window_s` seconds, and its values per slot."""
         slots = [slot for slot in self.slots if slot.start_s >= self.now_s - window_s - SLOT_S / 2]
         span_s = max(self.now_s - slots[0].start_s, 1e-9)
-        finished, in_time = sum(s.finished for s in slots), sum(s.in_time for s in slots)
-        accepted, refused = np.sum([s.judged for s in slots], axis=0)
+        counts, state = sum((s.counts for s in slots), Counter[str]()), self.slots[-1].state
         launches, spreads = _joined(slots), _spreads()
         for slot in slots:
             for name, spread in slot.spreads.items():
@@ -172,21 +147,17 @@ class Gauge(Reader):
         works = self._works(launches, slots[0])
         return {
             "now_s": self.now_s,
-            "tokens_per_s": sum(s.tokens for s in slots) / span_s,
-            "requests_per_s": finished / span_s,
-            "arrivals_per_s": sum(s.arrived for s in slots) / span_s,
+            "tokens_per_s": counts["tokens"] / span_s,
+            "requests_per_s": counts["finished"] / span_s,
+            "arrivals_per_s": counts["arrived"] / span_s,
             "marks_ms": {name: [mark * 1e3 for mark in spreads[name].percentiles([*MARKS])] for name in LATENCIES},
             "spreads": {name: spread.counted() for name, spread in spreads.items()},
-            "overloaded": grows([s.unanswered for s in slots], sum(s.arrived for s in slots)),
-            "in_system": self.slots[-1].in_system,
-            "kv_share": self.slots[-1].kv_share,
-            "queues": self.queues,
-            "controller": self.controller,
-            "cache": self.cache,
-            "acceptance": rate(accepted, accepted + refused),
-            "hit_rate": rate(sum(s.cached for s in slots), sum(s.looked_up for s in slots)),
-            "attainment": in_time / finished if self.levels and finished else math.nan,
-            "goodput_per_s": in_time / span_s if self.levels else math.nan,
+            "overloaded": grows([s.unanswered for s in slots], counts["arrived"]),
+            **vars(state),
+            "acceptance": _acceptance(counts),
+            "hit_rate": rate(counts["cached"], counts["looked_up"]),
+            "attainment": rate(counts["in_time"], counts["finished"]) if self.levels else math.nan,
+            "goodput_per_s": counts["in_time"] / span_s if self.levels else math.nan,
             "draft_length": _draft_length(launches),
             "kinds": works.kinds(),
             "lanes": works.lanes(span_s, self.replicas),
@@ -206,9 +177,9 @@ class Gauge(Reader):
         over = [s for s in slots if s is not self.slots[-1]]
         columns: dict[str, Array] = {
             "time_s": np.array([s.start_s + SLOT_S for s in over]),
-            "tokens_per_s": np.array([s.tokens / SLOT_S for s in over]),
-            "in_system": np.array([s.in_system for s in over], float),
-            "acceptance": np.array([rate(s.judged[0], s.judged.sum()) for s in over]),
+            "tokens_per_s": np.array([s.counts["tokens"] / SLOT_S for s in over]),
+            "in_system": np.array([s.state.in_system for s in over], float),
+            "acceptance": np.array([_acceptance(s.counts) for s in over]),
             "draft_length": np.array([s.draft_length for s in over]),
         }
         return columns | {f"queue_{lane}": np.array([s.queues.get(lane, 0.0) for s in over]) for lane in LANES}
@@ -250,6 +221,19 @@ def _joined(slots: Sequence[Slot]) -> Columns:
     """The launches of some slots."""
     parts = [part for slot in slots for part in slot.launches] or [Launches().drain()]
     return {name: np.concatenate([part[name] for part in parts]) for name in LAUNCH_DTYPES}
+
+
+def _judged(requests: Iterable[Request]) -> Counter[str]:
+    """Draft tokens that were accepted and rejected."""
+    judged = Counter[str]()
+    for request in requests:
+        judged["accepted"] += request.accepted
+        judged["rejected"] += request.refused
+    return judged
+
+
+def _acceptance(counts: Counter[str]) -> float:
+    return rate(counts["accepted"], counts["accepted"] + counts["rejected"])
 
 
 def _draft_length(launches: Columns) -> float:

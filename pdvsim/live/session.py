@@ -92,11 +92,9 @@ class Session(Stations):
             self._slots += to_s == boundary_s
             for station, gauge in self.gauged():
                 gauge.take(to_s)
-                state = station.in_system, station.kv_share, station.queues(), station.controller(), station.cache()
-                gauge.noted(*state)
+                gauge.slots[-1].state = station.state()
                 if to_s == boundary_s:
                     gauge.next_slot()
-                    gauge.noted(*state)
 
     def figures(self, window_s: float) -> list[dict[str, Any]]:
         """Recent metrics of each architecture."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from simpy.events import Event
@@ -17,6 +18,17 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.prefix import BLOCK
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.records import Log, Reader
+
+
+@dataclass(frozen=True)
+class StationState:
+    """What a page shows of a station at one time."""
+
+    in_system: int = 0
+    kv_share: float = 0.0  # of the KV cache in use
+    queues: dict[str, int] = field(default_factory=dict)  # requests queued, by lane
+    controller: dict[str, Any] = field(default_factory=dict)  # draft length and state of the first server's controller
+    cache: dict[str, float] = field(default_factory=dict)  # shares of the KV cache by user, and evicted blocks
 
 
 class Coming(deque[Request]):
@@ -75,20 +87,18 @@ class Station:
             policy.look_again()
         self.experiment = turned
 
-    # what a page shows of it --------------------------------------------------------------------------------------
-
     @property
     def in_system(self) -> int:
         return len(self.client.inside) + (self.client.held is not None) + len(self._coming)
 
-    @property
-    def kv_share(self) -> float:
-        """Share of the KV cache in use."""
+    def state(self) -> StationState:
+        """Its state now."""
         caches = [server.kv for server in self.site.servers]
-        return sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
+        share = sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
+        return StationState(self.in_system, share, self._queues(), self._controller(), self._cache())
 
-    def cache(self) -> dict[str, float]:
-        """Shares of the KV cache by its users, and evicted blocks; nothing where no prefix is cached."""
+    def _cache(self) -> dict[str, float]:
+        """Nothing where no prefix is cached."""
         caches = [server.kv for server in self.site.servers]
         if not any(len(kv.prefixes) for kv in caches):
             return {}
@@ -102,8 +112,7 @@ class Station:
         shares = {f"KV {words} (%)": percent * count for words, count in tokens.items()}
         return shares | {"evicted blocks": float(sum(kv.prefixes.evictions for kv in caches))}
 
-    def queues(self) -> dict[str, int]:
-        """Requests queued at each lane now."""
+    def _queues(self) -> dict[str, int]:
         depths: dict[str, int] = {}
         for server in self.site.servers:
             for name in dict.fromkeys(lane.name for lane in server.lanes):
@@ -111,8 +120,7 @@ class Station:
                 depths[name] = depths.get(name, 0) + depth
         return depths
 
-    def controller(self) -> dict[str, Any]:
-        """The current draft length and its controller's state; of the first server if there are several."""
+    def _controller(self) -> dict[str, Any]:
         server = self.site.servers[0]
         if not server.speculates:
             return {}

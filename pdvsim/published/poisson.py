@@ -97,7 +97,6 @@ class PoissonPd(PoissonProgram):
     """A prefill thread admits while fewer than `limit` requests are active; a decode thread goes round all of them."""
 
     active = 0
-    prefilling = False
 
     def threads(self) -> list[Process]:
         return [self.prefill_loop(), self.decode_loop()]
@@ -106,9 +105,7 @@ class PoissonPd(PoissonProgram):
         while True:
             if self.waiting and self.active < self.limit:
                 self.active += 1
-                self.prefilling = True
                 yield from self.prefill()
-                self.prefilling = False
                 self.notify()
             else:
                 yield self.news
@@ -119,14 +116,6 @@ class PoissonPd(PoissonProgram):
                 yield from self.turn()
             else:
                 yield self.news
-
-    def submit(self, forwards: list[float]) -> Process:
-        """Forwards as one event while the other thread has nothing to submit and will not have."""
-        room = self.active < self.limit
-        if self.prefilling or (room and (self.waiting or self.arriving)):
-            yield from super().submit(forwards)
-        else:
-            yield self.run(sum(forwards))
 
     def finished(self, job: PublishedJob) -> None:
         self.active -= 1

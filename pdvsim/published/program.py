@@ -199,7 +199,6 @@ class PublishedProgram:
         self.env = env
         self.free_s = free_s  # when the stream has nothing more to do
         self.waiting: deque[PublishedJob] = deque()
-        self.arriving = True  # more requests may come
         self.news = env.event()  # what a thread with nothing to do waits for
         env.process(self.arrivals(jobs))  # before the threads: what arrives at 0 waits when they start
         for thread in self.threads():
@@ -215,7 +214,6 @@ class PublishedProgram:
                 yield self.env.timeout(job.arrival_s - self.env.now)
             self.waiting.append(job)
             self.notify()
-        self.arriving = False
 
     def notify(self) -> None:
         """Something changed: wake the threads that have nothing to do."""

@@ -17,9 +17,8 @@ gain nothing over one.
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from itertools import permutations
 from typing import Literal, cast
 
@@ -28,7 +27,6 @@ import simpy
 
 from pdvsim.published.program import (
     Forwards,
-    K,
     Process,
     PublishedJob,
     PublishedProgram,
@@ -53,8 +51,7 @@ from pdvsim.sim.hardware.models import pair
 
 ThreeWay = Literal["baseline", "pd", "pdv"]
 
-WORKERS = 4
-BATCH = 4
+PROGRAMS: dict[ThreeWay, tuple[int, int]] = {"baseline": (4, 1), "pd": (1, 1), "pdv": (1, 4)}  # workers, batch size
 FP32_FLOPS_PER_S = 19.5e12  # A100's data sheet, without tensor cores: PyTorch's default for fp32
 PROMPT_TOKENS = 9  # published: about 6 to 12
 OUTPUT_TOKENS = 100
@@ -83,37 +80,26 @@ class ThreeWayConfig:
 def run_three_way(program: ThreeWay, jobs: list[PublishedJob], config: ThreeWayConfig) -> None:
     """Run the jobs, in the order of their arrivals, to their end."""
     env = simpy.Environment()
-    {"baseline": ThreeWayBaseline, "pd": ThreeWayPd, "pdv": ThreeWayPdv}[program](env, jobs, config)
+    ThreeWayProgram(env, jobs, config, *PROGRAMS[program])
     env.run()
 
 
 class ThreeWayProgram(PublishedProgram):
-    """Workers that all run the same loop."""
+    """Worker threads that share the stream and one lock, each with a batch that it serves to its end.
 
-    workers = 1
+    The published lanes have strict priorities, decode before verify before prefill. So pd and pdv admit requests only
+    when none is left to decode or verify, and pdv's batches are static.
+    """
 
-    def __init__(self, env: simpy.Environment, jobs: list[PublishedJob], config: ThreeWayConfig) -> None:
+    def __init__(
+        self, env: simpy.Environment, jobs: list[PublishedJob], config: ThreeWayConfig, workers: int, batch: int
+    ) -> None:
+        self.config, self.workers, self.batch = config, workers, batch
+        self.busy = 0
         super().__init__(env, jobs, config.first_use_s)
-        self.config = config
 
     def threads(self) -> list[Process]:
         return [self.loop() for _ in range(self.workers)]
-
-    def loop(self) -> Process:
-        raise NotImplementedError
-
-    def settle(self, job: PublishedJob) -> None:
-        """One round's tokens, and the end if it was the last."""
-        job.emit(self.env.now)
-        if job.over:
-            job.finish_s = self.env.now
-
-
-class ThreeWayBaseline(ThreeWayProgram):
-    """Four worker threads, each with one request to its end at batch 1; they share the stream and one lock."""
-
-    workers = WORKERS
-    busy = 0
 
     def loop(self) -> Process:
         forwards = self.config.forwards
@@ -121,67 +107,24 @@ class ThreeWayBaseline(ThreeWayProgram):
             if not self.waiting:
                 yield self.news
                 continue
-            job = self.waiting.popleft()
+            batch = [self.waiting.popleft() for _ in range(min(self.batch, len(self.waiting)))]
             self.busy += 1
-            while not job.over:
-                for seconds in forwards.draft(1, job.length) + forwards.verify(1, job.length):
+            while batch:
+                rows, length = len(batch), max(job.length for job in batch)
+                for seconds in forwards.draft(rows, length) + forwards.verify(rows, length):
                     yield self.run(seconds - (self.config.overlap_s if self.busy > 1 else 0.0))
-                self.settle(job)
-            self.busy -= 1
-
-
-class ThreeWayPd(ThreeWayProgram):
-    """One thread, decode strictly before prefill: a request is admitted only when none is left to decode."""
-
-    def loop(self) -> Process:
-        forwards = self.config.forwards
-        decoding: deque[PublishedJob] = deque()
-        while True:
-            if not decoding:
-                if self.waiting:
-                    decoding.append(self.waiting.popleft())
-                else:
-                    yield self.news
-                continue
-            job = decoding[0]
-            yield self.run(sum(forwards.draft(1, job.length) + forwards.verify(1, job.length)))
-            self.settle(job)
-            if job.over:
-                decoding.popleft()
-
-
-class ThreeWayPdv(ThreeWayProgram):
-    """One thread, decode > verify > prefill: a prefill only when both other lanes are empty, so batches are static."""
-
-    def loop(self) -> Process:
-        forwards = self.config.forwards
-        decoding: deque[PublishedJob] = deque()
-        verifying: deque[PublishedJob] = deque()
-        while True:
-            if decoding:
-                batch = _take(decoding)
-                yield self.run(sum(forwards.draft(len(batch), max(job.length for job in batch))))
-                verifying.extend(batch)
-            elif verifying:
-                batch = _take(verifying)
-                yield self.run(sum(forwards.verify(len(batch), max(job.length for job in batch))))
                 for job in batch:
-                    self.settle(job)
-                decoding.extend(job for job in batch if not job.over)
-            elif self.waiting:
-                decoding.extend(_take(self.waiting))
-            else:
-                yield self.news
-
-
-def _take(queue: deque[PublishedJob]) -> list[PublishedJob]:
-    return [queue.popleft() for _ in range(min(BATCH, len(queue)))]
+                    job.emit(self.env.now)
+                    if job.over:
+                        job.finish_s = self.env.now
+                batch = [job for job in batch if not job.over]
+            self.busy -= 1
 
 
 def score_three_way(jobs: Sequence[PublishedJob]) -> Score:
     """The metrics of the three_way table; all requests complete."""
     latency_ms = [1e3 * (job.finish_s - job.arrival_s) for job in jobs]
-    total_s = max(job.finish_s for job in jobs)
+    total_s = _total_s(jobs)
     marks = {f"request_latency_p{rank}": float(np.percentile(latency_ms, rank)) for rank in (50, 95, 99)}
     return {
         "total_time": total_s,
@@ -199,6 +142,16 @@ def served(arch: str, mix: Mix, config: ThreeWayConfig, arrivals_s: Sequence[flo
     jobs = [PublishedJob(at, even_rounds(*each), PROMPT_TOKENS) for at, each in zip(times_s, mix, strict=True)]
     run_three_way(cast(ThreeWay, arch), jobs, config)
     return jobs
+
+
+def _total_s(jobs: Sequence[PublishedJob]) -> float:
+    return max(job.finish_s for job in jobs)
+
+
+def linear_solution(figure: Callable[[float], float], wanted: float) -> float:
+    """Where a figure that is linear in a constant of some milliseconds has the wanted value."""
+    low, high = figure(1e-3), figure(2e-3)
+    return 1e-3 * (1 + (wanted - low) / (high - low))
 
 
 def random_orders(mix: Mix, runs: int, seed: int) -> list[Mix]:
@@ -221,8 +174,8 @@ class ThreeWayModel:
 
     def config(self, arch: str, requests: int) -> ThreeWayConfig:
         """What a row ran under; only the first, of one request, met a process that was not warm."""
-        forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
-        return ThreeWayConfig(forwards, self.overlap_s, self.first_use_s[arch] if requests == 1 else 0.0)
+        warm = self._config(self.layer_s, self.overlap_s)
+        return replace(warm, first_use_s=self.first_use_s[arch]) if requests == 1 else warm
 
     def mixes(self, arch: str, concurrency: int, requests: int, runs: int, seed: int) -> list[Mix]:
         """The requests of a row, in the order they were served or, where that is not known, in `runs` random ones."""
@@ -237,14 +190,17 @@ class ThreeWayModel:
     def _key(self, arch: str, concurrency: int, metric: str) -> Key:
         return Key("three_way", THREE_WAY_PAIR, arch, concurrency, metric)
 
+    def _config(self, layer_s: float, overlap_s: float = 0.0) -> ThreeWayConfig:
+        return ThreeWayConfig(WholeSequence(self.pair, layer_s, FP32_FLOPS_PER_S), overlap_s)
+
     def _layer_s(self) -> float:
-        """Host time a layer: what the single request took beyond its arithmetic, over the layers it launched."""
+        """Host time per layer that gives pdv's single request its latency."""
         key = self._key("pdv", SINGLE, "request_latency_mean")
         acceptance = self.published.input(self._key("pdv", SINGLE, "acceptance_mean"))
-        instant = ThreeWayConfig(WholeSequence(self.pair, 0.0, FP32_FLOPS_PER_S))
-        [job] = served("pdv", [tokens_and_rounds(acceptance, OUTPUT_TOKENS)], instant)
-        layers = job.rounds * (K * self.pair.draft.layers + self.pair.target.layers)
-        value = (self.published.calibrate(key) / 1e3 - job.finish_s) / layers
+        mix = [tokens_and_rounds(acceptance, OUTPUT_TOKENS)]
+        value = linear_solution(
+            lambda s: _total_s(served("pdv", mix, self._config(s))), self.published.calibrate(key) / 1e3
+        )
         meaning = "host time to launch one transformer layer (fp32, eager)"
         self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
         return value
@@ -273,7 +229,7 @@ class ThreeWayModel:
         marks = ("request_latency_min", "request_latency_p50", "request_latency_mean")
         keys = {mark: self._key("pd", FIVE, mark) for mark in marks}
         wanted = {mark: self.published.calibrate(key) for mark, key in keys.items()}
-        config = ThreeWayConfig(WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S))
+        config = self._config(self.layer_s)
 
         def distance(order: Mix) -> float:
             score = score_three_way(served("pd", [*order, last], config))
@@ -292,12 +248,11 @@ class ThreeWayModel:
         """What a forward of four workers saves over one worker's: five requests' totals, over their shared forwards."""
         keys = {arch: self._key(arch, FIVE, "total_time") for arch in ("pd", "baseline")}
         alone_s, shared_s = (self.published.calibrate(key) for key in keys.values())
-        totals = []
-        for overlap_s in (0.0, 1e-6):  # the total falls by this much times the forwards that had company
-            forwards = WholeSequence(self.pair, self.layer_s, FP32_FLOPS_PER_S)
-            jobs = served("baseline", self.five["baseline"], ThreeWayConfig(forwards, overlap_s))
-            totals.append(max(job.finish_s for job in jobs))
-        value = (alone_s - shared_s) / ((totals[0] - totals[1]) / 1e-6)
+
+        def saved_s(overlap_s: float) -> float:
+            return -_total_s(served("baseline", self.five["baseline"], self._config(self.layer_s, overlap_s)))
+
+        value = linear_solution(saved_s, saved_s(0.0) + alone_s - shared_s)
         meaning = "part of a forward hidden by another worker's: the overlap that the interpreter lock allows"
         self.constants.append(Constant("overlap_s", value, "s", meaning, tuple(keys.values())))
         return value
@@ -347,13 +302,11 @@ class ComparisonModel:
         """
         row = THREE_WAY_PAIR, "pdv", FIVE, 5
         key = Key(COMPARISON, *row[:3], "request_latency_mean")
-        told_ms = self.published.calibrate(key)
-        low_s, high_s = 1e-3, 2e-3
-        low_ms, high_ms = (
-            float(np.mean([score[key.metric] for score in self._scores(row, layer_s, 1, 0)]))
-            for layer_s in (low_s, high_s)
-        )
-        value = low_s + (told_ms - low_ms) / (high_ms - low_ms) * (high_s - low_s)
+
+        def latency_ms(layer_s: float) -> float:
+            return float(np.mean([score[key.metric] for score in self._scores(row, layer_s, 1, 0)]))
+
+        value = linear_solution(latency_ms, self.published.calibrate(key))
         meaning = "host time to launch one transformer layer (bf16, eager), on the machine of this table"
         self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
         return value

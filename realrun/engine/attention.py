@@ -185,10 +185,11 @@ def _decode(
         half = d % (DIM // 2)
         tokens = qkv_ptr + r.to(tl.int64) * TOKENS * width
         i = tl.arange(0, BLOCK_Q)
-        query = first + i // GROUP
+        query = first + i // GROUP  # negative ahead of a prompt: sees nothing
         real = i < TOKENS * GROUP
-        c = tl.load(cos_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
-        s = tl.load(sin_ptr + query[:, None] * (DIM // 2) + half, mask=real[:, None], other=0.0)
+        angle = tl.maximum(query, 0)[:, None] * (DIM // 2) + half
+        c = tl.load(cos_ptr + angle, mask=real[:, None], other=0.0)
+        s = tl.load(sin_ptr + angle, mask=real[:, None], other=0.0)
         take_turn(OVERLAP)
         if end > first:
             t = tl.arange(0, BLOCK_T)[:, None]
@@ -267,15 +268,17 @@ def _join(
         for start in range(0, parts, BLOCK):
             row = ((first + start + s) * kv_heads + head) * (TOKENS * GROUP) + i
             lse = tl.load(lse_ptr + row, mask=start + s < parts, other=float("-inf"))
-            new_top = tl.maximum(top, tl.max(lse, 0))  # finite: all see the first position
-            shrink, weight = tl.exp2(top - new_top), tl.exp2(lse - new_top)
+            new_top = tl.maximum(top, tl.max(lse, 0))
+            safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
+            shrink, weight = tl.exp2(top - safe_top), tl.exp2(lse - safe_top)
             found = tl.load(part_ptr + row[:, None] * DIM + d[None, :], mask=(weight > 0.0)[:, None], other=0.0)
             total_weight = total_weight * shrink + tl.sum(weight, 0)
             acc = acc * shrink + tl.sum(found * weight[:, None], 0)
             top = new_top
         token = r.to(tl.int64) * TOKENS + i // GROUP
         at = out_ptr + (token * heads + head * GROUP + i % GROUP) * DIM + d
-        tl.store(at, (acc / total_weight).to(out_ptr.dtype.element_ty))
+        safe_weight = tl.where(total_weight == 0.0, 1.0, total_weight)
+        tl.store(at, (acc / safe_weight).to(out_ptr.dtype.element_ty))
 
 
 def decode_attention(

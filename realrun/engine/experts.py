@@ -173,12 +173,20 @@ def _combine(
     tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
 
 
-def _blocks(pairs: int, experts: int) -> tuple[int, int, int, int, int]:
-    """Sizes of a program's tile (pairs, outputs, inputs), its warps and stages."""
-    each = triton.cdiv(pairs, experts)  # pairs of an expert on average
-    if each <= 16:
+def _blocks(pairs: int, experts: int, eight: bool) -> tuple[int, int, int, int, int]:
+    """Sizes of a program's tile (pairs, outputs, inputs), its warps and stages.
+
+    A tile holds the pairs of nearly every expert and not only of the average one: an expert with more reads its
+    weights twice.
+    """
+    each = pairs / experts  # on average
+    if each <= 8:
         return 16, 64, 128, 4, 5
-    return (32, 64, 64, 4, 4) if each <= 32 else (64, 128, 64, 8, 4) if each <= 64 else (128, 128, 64, 4, 3)
+    if each <= 20:
+        return 32, 64, 64, 4, 4
+    if each <= 40:
+        return (64, 64, 64, 4, 4) if eight else (64, 128, 64, 8, 4)
+    return 128, 128, 64, 4, 3
 
 
 def _multiplied(
@@ -193,7 +201,7 @@ def _multiplied(
     experts, outputs, inputs = values.shape
     pairs = order.shape[0]
     out = shares.new_empty(pairs, outputs // 2 if gate else outputs, dtype=dtype)
-    block_m, block_n, block_k, warps, stages = _blocks(pairs, experts)
+    block_m, block_n, block_k, warps, stages = _blocks(pairs, experts, scales is not None)
     block_k = min(block_k * 2 // values.element_size(), max(32, triton.next_power_of_2(inputs)))
     _experts[(triton.cdiv(outputs, block_n), experts)](
         x, values, x_scales, scales, order, bounds, shares, out, outputs, inputs,

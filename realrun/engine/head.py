@@ -56,7 +56,8 @@ class Head(Transformer):
         embedded, slots, positions = ops.embed(
             ahead, sequences.tokens, sequences.length, w.embedding, self.embedding_scale
         )
-        places = (positions - 1).clamp(min=0)  # padding stands at 0
+        places = positions - 1  # negative where a row begins ahead of its prompt
+        places[rows:].clamp_(min=0)  # padding stands at 0
         # here, not where it is needed: attention reads the plan before the kernel just ahead of it has ended
         planned = ops.plan(batch, places, spec.kv_heads) if rows else None
         state = self._passed_on(batch, sequences, slots, places) if states is None else states

@@ -116,7 +116,8 @@ def _embed(
         slot = tl.load(chunk_slots_ptr + stretch, mask=real, other=scratch)
         start = tl.load(chunk_starts_ptr + stretch, mask=real, other=0)
         position = start + tl.where(real, i - tl.load(chunk_bounds_ptr + stretch, mask=real, other=0), 0)
-    token = tl.load(tokens_ptr + slot.to(tl.int64) * capacity + position).to(tl.int64)
+    known = tl.maximum(position, 0)  # a head's row may begin ahead of its prompt
+    token = tl.load(tokens_ptr + slot.to(tl.int64) * capacity + known).to(tl.int64)
     tl.store(slots_ptr + m, slot)
     tl.store(positions_ptr + m, position)
     d = tl.arange(0, BLOCK)

@@ -37,7 +37,8 @@ def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: fl
         chunk_slots = torch.where(real, batch.chunk_slots.long()[stretch], batch.scratch)
         chunk_positions = torch.where(real, batch.chunk_starts.long()[stretch] + i - bounds[stretch], 0)
         slots, positions = torch.cat((slots, chunk_slots)), torch.cat((positions, chunk_positions))
-    x = (table[tokens[slots, positions].long()].float() * scale).to(table.dtype)
+    known = positions.clamp(min=0)  # a head's row may begin ahead of its prompt
+    x = (table[tokens[slots, known].long()].float() * scale).to(table.dtype)
     return Residual(x, x.float().pow(2).sum(-1)[None]), slots.int(), positions.int()
 
 
@@ -191,8 +192,12 @@ def plan(batch: Batch, positions: Tensor, kv_heads: int) -> Tensor:
 def decode_attention(
     qkv: Tensor, kv: Tensor, batch: Batch, planned: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
-    """Rope, cache write and attention of the row part: `qkv` and `positions` are its tokens only."""
-    slots = batch.row_slots.repeat_interleave(batch.tokens_per_row)
+    """Rope, cache write and attention of the row part: `qkv` and `positions` are its tokens only.
+
+    What stands ahead of a prompt (a negative position) is neither written nor seen; its outputs are never read.
+    """
+    slots = batch.row_slots.repeat_interleave(batch.tokens_per_row).where(positions >= 0, batch.scratch)
+    positions = positions.clamp(min=0)
     rope_write(qkv, kv, batch.pages, slots, positions, cos, sin)
     return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 _NAMES = tomllib.loads((Path(__file__).parent / "data" / "names.toml").read_text(encoding="utf-8"))
 CARDS: dict[str, list[str]] = _NAMES["cards"]
 MODELS: dict[str, list[str]] = _NAMES["models"]
+CHECKPOINTS: dict[str, str] = {name: ids[0] for name, ids in MODELS.items()} | _NAMES["heads"]  # what engines load
 
 
 class Note(UserWarning):

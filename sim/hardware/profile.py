@@ -251,17 +251,14 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
     fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
     said = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
-    parts = {
-        "experts": any(spec.experts is not None for spec in missing.values()),
-        "quantised weights": any(spec.is_quantised for spec in missing.values()),
-    }
-    if by_bytes := [name for name, has in parts.items() if has]:
-        said += f"; {' and '.join(by_bytes)} by their bytes, with an error of at least the range"
+    if any(spec.has_few_bits for spec in missing.values()):
+        said += "; weights of 4 bits by their bytes alone, with an error of at least the range"
     return replace(
         profile,
         foundation=profile.foundation + said,
         models=profile.models | fits,
-        uncertainty=profile.uncertainty | {name: _sharded(bar, spec) for name, spec in missing.items()},
+        uncertainty=profile.uncertainty
+        | {name: _sharded(shipped().widened(bar, spec), spec) for name, spec in missing.items()},
     )
 
 

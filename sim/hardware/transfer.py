@@ -4,9 +4,10 @@ Every matrix product, attention and the output projection are priced by their by
 peak rates, plus a fixed time per kernel. The shares and times are fitted to the H200's samples
 (`studies/efficiency.py`) and shipped in `data/transfer.json`. The result is a ForwardFit like a measured one.
 
-The samples are of dense models of 16 bits. Experts are priced as products of their size in grouped kernels, quantised
-weights by their bytes, 8-bit products by twice the arithmetic where the card has such units. Neither was measured: the
-error bar is at least that of a dense model. Not modelled of them: scales, and kernels that quantise activations.
+These samples are of dense models of 16 bits. Experts are priced as products of their size in grouped kernels, quantised
+weights by their bytes, 8-bit products by twice the arithmetic where the card has such units. One figure of each
+(`expert_compute`, `eight_bit`) is fitted to the measured mixtures and 8-bit models, which have an error bar of their
+own. Weights of fewer bits were not measured.
 
 Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a time per kernel other than
 the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers
@@ -92,10 +93,11 @@ class EngineLimits:
 
 @dataclass(frozen=True)
 class Transfer:
-    """The learned figures, the card they come from, and how far off they are.
+    """The learned figures, the card they come from, and their errors.
 
-    An unmeasured card is assumed to reach the same shares of its data sheet as the measured one did. `model_bar` and
-    `card_bar` hold 95% of |log(predicted / measured)| on a model left out and on cards never learned from.
+    An unmeasured card is assumed to reach the same shares of its data sheet as the measured one did. `model_bar`,
+    `other_bar` and `card_bar` hold 95% of |log(predicted / measured)|: on a dense model left out, on a mixture or
+    8-bit model left out, and on cards never learned from.
     """
 
     coefficients: Coefficients
@@ -103,7 +105,10 @@ class Transfer:
     sms: int
     bandwidth_share: float
     flops_share: float
+    expert_compute: float  # share of a dense product's arithmetic rate that experts' products reach
+    eight_bit: float  # times as long as its bytes and flops suggest, of an 8-bit product in the library
     model_bar: float
+    other_bar: float
     card_bar: float
     source: str
 
@@ -131,6 +136,12 @@ class Transfer:
         """The same where a card is known to be off by `card_bar`, a logarithm; errors of unlike origin add squared."""
         return math.expm1(math.hypot(self.model_bar, card_bar))
 
+    def widened(self, bar: float, spec: ModelSpec) -> float:
+        """The bar of a model, where a dense one of 16 bits has `bar`."""
+        if spec.experts is None and not spec.is_quantised:
+            return bar
+        return math.expm1(math.sqrt(math.log1p(bar) ** 2 + self.other_bar**2 - self.model_bar**2))
+
 
 class Prices:
     """The formula: seconds of the parts of a forward."""
@@ -140,6 +151,8 @@ class Prices:
         self.c, self.engine = transfer.coefficients, transfer.engine
         self.bandwidth, self.flops = ceilings.bandwidth_bytes_per_s, ceilings.flops_per_s
         self.layer_flops, self.item = flops_of(spec, ceilings), spec.layer_bytes or spec.dtype_bytes
+        self.expert_flops = self.layer_flops * transfer.expert_compute
+        self.slower = transfer.eight_bit if self.item == 1 else 1.0
 
     def layers(self, tokens: Floats) -> Floats:
         """All layers over `tokens`, without attention over what is cached and the reading of experts."""
@@ -164,7 +177,7 @@ class Prices:
         distinct = np.array([experts.read(count) for count in tokens.tolist()])
         taken = tokens * experts.per_token
         reading = self.expert() * distinct
-        multiplying = 2 * s.expert_params * taken / (self.layer_flops * self._share(taken / distinct))
+        multiplying = 2 * s.expert_params * taken / (self.expert_flops * self._share(taken / distinct))
         moved = s.dtype_bytes * s.expert_layers * taken * (2 * s.hidden + 3 * experts.intermediate)
         fixed = s.expert_layers * EXPERT_KERNELS * c.narrow_s
         return np.asarray(
@@ -199,7 +212,8 @@ class Prices:
         rate = self.layer_flops * self._share(tokens) * self._even(tiles) ** c.library_balance
         multiplying = 2 * inputs * outputs * tokens / rate
         moved = self.s.dtype_bytes * tokens * (inputs + outputs)
-        return np.asarray(c.library_s + _joined(reading, multiplying, c.sharpness) + c.traffic * moved / self.bandwidth)
+        once = c.library_s + _joined(reading, multiplying, c.sharpness) + c.traffic * moved / self.bandwidth
+        return np.asarray(self.slower * once)
 
     def kv(self, width: Floats) -> Floats:
         """Per cached token that a row's `width` queries read."""

@@ -167,7 +167,7 @@ def _conversations(path: str, most: int = 1) -> list[list[tuple[str, str]]]:
             raise bad(path, "", "holds a number too long or lists too deep", SHAREGPT_ACCEPTED) from None
     if type(entries) is not list:
         raise bad(path, "", f"holds {quoted(entries)}", SHAREGPT_ACCEPTED)
-    found = []
+    talks = []
     for index, entry in enumerate(entries):
         turns = entry.get("conversations", []) if type(entry) is dict else None
         if type(turns) is not list:
@@ -181,8 +181,8 @@ def _conversations(path: str, most: int = 1) -> list[list[tuple[str, str]]]:
                 break
             pairs.append((turns[human]["value"], turns[reply]["value"]))
         if pairs:
-            found.append(pairs)
-    return found
+            talks.append(pairs)
+    return talks
 
 
 def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
@@ -216,59 +216,39 @@ def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
 
 
 def read_sharegpt(
-    path: str, tokenizer: str | None, wanted: int, rng: np.random.Generator, longest: int | None = None
-) -> Lengths:
-    """Lengths of up to `wanted` conversations in random order, with vLLM's filter; fewer if the file is smaller.
-
-    None has more than `longest` tokens. Only as many as needed are tokenized, in blocks: all of ShareGPT V3 would take
-    minutes.
-    """
-    pairs = [first for first, *_ in _conversations(path)]
-    count = token_counter(tokenizer)
-    order = rng.permutation(len(pairs)).tolist()
-    kept: list[tuple[int, int]] = []
-    most = min(longest or SHAREGPT_TOKENS, SHAREGPT_TOKENS)
-    for start in range(0, len(order), 256):
-        block = [pairs[i] for i in order[start : start + 256]]
-        counts = count([text for pair in block for text in pair])
-        lengths = zip(counts[::2], counts[1::2], strict=True)
-        kept += [(p, o) for p, o in lengths if p >= 4 and o >= 4 and p <= 1024 and p + o <= most]
-        if len(kept) >= wanted:
-            break
-    if not kept:
-        raise bad(path, "", "holds no conversation that passes vLLM's filter", SHAREGPT_FILTER)
-    return np.array(kept[:wanted], dtype=np.int64)
-
-
-def read_conversations(
-    path: str, tokenizer: str | None, wanted: int, rng: np.random.Generator, longest: int, turns: int
+    path: str, tokenizer: str | None, wanted: int, rng: np.random.Generator, longest: int = MAX_TOKENS, turns: int = 1
 ) -> Trace:
     """Conversations in random order, with `wanted` turns in all: the first `turns` of each, as far as they fit.
 
-    vLLM's filter applies to the first turn. Later prompts include all that was said before.
+    vLLM's filter applies to the first turn. Later prompts include all that was said before, and no request has more
+    than `longest` tokens. With one turn, conversations are requests.
     """
-    talks = _conversations(path, turns)
-    count = token_counter(tokenizer)
-    lengths: list[tuple[int, int]] = []
-    places: list[tuple[int, int]] = []
-    for number, at in enumerate(rng.permutation(len(talks)).tolist()):
-        counts = count([text for pair in talks[at] for text in pair])
-        new = np.maximum(1, np.array(counts, dtype=np.int64).reshape(-1, 2))
-        if new[0].min() < 4 or new[0, 0] > 1024 or new[0].sum() > min(longest, SHAREGPT_TOKENS):
+    rows: list[tuple[int, ...]] = []  # prompt, output, conversation, turn
+    for number, new in enumerate(_tokenized(_conversations(path, turns), token_counter(tokenizer), rng)):
+        prompt, output = new[0].tolist()
+        if min(prompt, output) < 4 or prompt > 1024 or prompt + output > min(longest, SHAREGPT_TOKENS):
             continue
         grown, talk = Growth(turns, longest).add(new)
         first = grown[talk[:, 0] == 0]  # it starts again where it has become too long
-        lengths += map(tuple, first.tolist())
-        places += [(number, turn) for turn in range(len(first))]
-        if len(lengths) >= wanted:
+        rows += [(*lengths, number, turn) for turn, lengths in enumerate(first.tolist())]
+        if len(rows) >= wanted:
             break
-    if not lengths:
+    if not rows:
         raise bad(path, "", "holds no conversation that passes vLLM's filter", SHAREGPT_FILTER)
-    sessions, order = zip(*places, strict=True)
-    table = np.array(lengths, dtype=np.int64)
-    return Trace(
-        np.zeros(len(table)), table, sessions=tuple(map(str, sessions)), turns=np.array(order), timed=False
-    )  # fmt: skip
+    table = np.array(rows, dtype=np.int64)
+    trace = Trace(np.zeros(len(table)), table[:, :2], timed=False)
+    return trace if turns == 1 else trace._replace(sessions=tuple(map(str, table[:, 2])), turns=table[:, 3])
+
+
+def _tokenized(
+    talks: list[list[tuple[str, str]]], count: Callable[[list[str]], list[int]], rng: np.random.Generator
+) -> Iterator[Lengths]:
+    """The lengths of conversations in random order; in blocks, as tokenizing all of ShareGPT V3 would take minutes."""
+    order = rng.permutation(len(talks)).tolist()
+    for start in range(0, len(order), 256):
+        block = [talks[at] for at in order[start : start + 256]]
+        counts = np.array(count([text for talk in block for pair in talk for text in pair]), dtype=np.int64)
+        yield from np.split(np.maximum(1, counts).reshape(-1, 2), np.cumsum([len(talk) for talk in block])[:-1])
 
 
 def sample_sharegpt(count: int, rng: np.random.Generator, most: int = SHAREGPT_TOKENS) -> Lengths:

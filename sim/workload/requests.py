@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator
 from copy import deepcopy
 from functools import cached_property
-from itertools import chain
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -86,53 +86,45 @@ class Workload:
         self._replay = self._order = self._sessions = None
         if trace is not None and traffic.use_trace_timestamps:
             self._replay = _replayed(traffic, trace, self._lengths)
+            self._order = self._replay.rows
             if self._talk is not None:
                 self._sessions = self._talk.conversation[self._replay.rows] + len(self._talk.rows) * self._replay.laps
         elif self._talk is not None:
             order = self._lengths.permutation(len(self._talk.rows)).tolist()
             self._order, self._sessions = self._talk.ordered(order, traffic.num_prompts, self._lengths)
-        else:
-            self._table, self._order = _table(traffic, trace, self._lengths)
+        elif trace is not None:
+            in_order = traffic.dataset_name == "sharegpt"  # its file is read in random order
+            order = np.arange(len(trace.lengths)) if in_order else self._lengths.permutation(len(trace.lengths))
+            self._order = order[: traffic.num_prompts]
         self.shares = traffic.prefixes[0] > 0 or traffic.num_turns > 1 or (trace is not None and trace.shares)
 
     def __len__(self) -> int:
         return self.traffic.num_prompts if self._replay is None else len(self._replay.rows)
 
     def __iter__(self) -> Iterator[Request]:
-        if self.shares:
-            yield from self._sharing()
-            return
-        streams, id = deepcopy(self._streams), 0
-        for arrival_s, drawn in zip(self.arrivals(), self._drawn(), strict=True):
-            tokens, runs = drawn.lengths, self._runs(streams, drawn)
-            rows = zip(arrival_s.tolist(), tokens[:, 0].tolist(), tokens[:, 1].tolist(), runs, strict=True)
-            for row in rows:
-                yield Request(id, *row)
-                id += 1
-
-    def _sharing(self) -> Iterator[Request]:
-        """Requests that may have prefixes in common: each knows its texts, and the turn of its conversation."""
         streams, prefixes, thinking = deepcopy(self._streams), deepcopy(self._prefixes), deepcopy(self._thinking)
         arrivals = chain.from_iterable(part.tolist() for part in self.arrivals())
-        (prefix_len, several), think_s, prefix, id = self.traffic.prefixes, self.traffic.think_time_s, 0, 0
-        replays = self._replay is not None
+        (prefix_len, several), think_s, prefix = self.traffic.prefixes, self.traffic.think_time_s, 0
+        replays, shares, numbers = self._replay is not None, self.shares, count()
         for drawn in self._drawn():
-            count, runs = len(drawn.lengths), self._runs(streams, drawn)
-            sessions = [-1] * count if drawn.sessions is None else drawn.sessions.tolist()
-            turns = [0] * count if drawn.turns is None else drawn.turns.tolist()
-            file_rows = [-1] * count if drawn.rows is None else drawn.rows.tolist()
-            for (prompt, output), own, session, turn, row in zip(
-                drawn.lengths.tolist(), runs, sessions, turns, file_rows, strict=True
+            columns = (
+                [default] * len(drawn.lengths) if column is None else column.tolist()
+                for column, default in ((drawn.sessions, -1), (drawn.turns, 0), (drawn.rows, -1))
+            )
+            lengths = drawn.lengths.tolist()
+            for (prompt, output), runs, session, turn, row in zip(
+                lengths, self._runs(streams, drawn), *columns, strict=True
             ):
                 later = turn > 0 and not replays
-                if several > 1 and not later:
-                    prefix = int(prefixes.integers(several))
-                request = Request(id, 0.0 if later else next(arrivals), prompt, output, own, session=session, turn=turn)
-                request.chain = after_prefix(self._chain(request, row), prefix, prefix_len)
-                if later and think_s:
-                    request.think_s = float(thinking.exponential(think_s))
+                request = Request(next(numbers), 0.0 if later else next(arrivals), prompt, output, runs)
+                if shares:
+                    if several > 1 and not later:
+                        prefix = int(prefixes.integers(several))
+                    request.session, request.turn = session, turn
+                    request.chain = after_prefix(self._chain(request, row), prefix, prefix_len)
+                    if later and think_s:
+                        request.think_s = float(thinking.exponential(think_s))
                 yield request
-                id += 1
 
     def _chain(self, request: Request, row: int) -> Chain:
         """The texts of a request, without the prefix."""
@@ -159,14 +151,14 @@ class Workload:
 
     def largest(self) -> Request:
         """The first of the requests with the most tokens, arriving at time 0."""
-        most, found, first = -1, (0, 0, 0), 0
+        most, largest, first = -1, (0, 0, 0), 0
         for tokens in self.lengths():
             total = tokens.sum(axis=1)
             at = int(total.argmax())
             if int(total[at]) > most:
-                most, found = int(total[at]), (first + at, int(tokens[at, 0]), int(tokens[at, 1]))
+                most, largest = int(total[at]), (first + at, int(tokens[at, 0]), int(tokens[at, 1]))
             first += len(tokens)
-        return Request(found[0], 0.0, found[1], found[2], b"", ((ENDLESS, 0),) if self.shares else ())
+        return Request(largest[0], 0.0, largest[1], largest[2], b"", ((ENDLESS, 0),) if self.shares else ())
 
     def arrivals(self) -> Iterator[NDArray[np.float64]]:
         """Arrival times, chunk by chunk; of conversations that are not replayed, those of their first turns."""
@@ -174,8 +166,8 @@ class Workload:
             yield from (self._replay.arrival_s[part] for part in self._parts())
             return
         rng, reached, rate = deepcopy(self._arrivals), 0.0, self.traffic.request_rate / self.mean_turns
-        for count in self._starts():
-            arrival_s, reached = _arrivals(rate, self.traffic.burstiness, count, rng, reached)
+        for starts in self._starts():
+            arrival_s, reached = _arrivals(rate, self.traffic.burstiness, starts, rng, reached)
             yield arrival_s
 
     def _starts(self) -> Iterator[int]:
@@ -205,15 +197,12 @@ class Workload:
         grows = self._talk is None and traffic.num_turns > 1
         growth = Growth(traffic.num_turns, longest - prefix_len) if grows else None
         for part in self._parts():
-            rows = sessions = turns = None
-            if self._replay is not None:
-                rows = self._replay.rows[part]
-            elif self._talk is not None and self._order is not None:
-                rows = self._order[part]
-            elif self._order is not None:
-                rows = _picked(self._order, part, rng)
-            count = part.stop - part.start
-            tokens = _made_up(traffic, count, rng) if rows is None or self._table is None else self._table[rows]
+            sessions = turns = None
+            rows = None if self._order is None else _picked(self._order, part, rng)
+            if rows is None or self._table is None:
+                tokens = _made_up(traffic, part.stop - part.start, rng)
+            else:
+                tokens = self._table[rows]
             tokens = _overridden(traffic, tokens, spreads)
             if growth is not None:
                 tokens, talk = growth.add(tokens)
@@ -248,9 +237,9 @@ def _arrivals(
 
 def _trace(traffic: Traffic, rng: np.random.Generator) -> Trace | None:
     """The requests of the file that are short enough, for data sets of requests and ShareGPT's conversations."""
-    if traffic.dataset_name == "sharegpt" and traffic.dataset_path is not None and traffic.num_turns > 1:
+    if traffic.dataset_name == "sharegpt" and traffic.dataset_path is not None:
         room = (traffic.longest_request or MAX_TOKENS) - traffic.prefixes[0]
-        return datasets.read_conversations(
+        return datasets.read_sharegpt(
             traffic.dataset_path, traffic.tokenizer, traffic.num_prompts, rng, room, traffic.num_turns
         )
     if traffic.dataset_name not in TRACES:
@@ -268,7 +257,7 @@ def _trace(traffic: Traffic, rng: np.random.Generator) -> Trace | None:
 
 def trace_rate(traffic: Traffic) -> float | None:
     """Mean request rate of the traffic's file; None without at least two arrival times."""
-    trace = _trace(traffic, np.random.default_rng(0))
+    trace = _trace(traffic, np.random.default_rng(0)) if traffic.dataset_name in TRACES else None
     if trace is None or not trace.timed or not (span_s := float(np.ptp(trace.arrival_s))):
         return None
     return (len(trace.arrival_s) - 1) / span_s
@@ -314,19 +303,6 @@ def _replayed(traffic: Traffic, trace: Trace, rng: np.random.Generator) -> Repla
             "raise --num-prompts, or leave out --use-trace-timestamps"
         )
     return Replay(times_s[:-1] * (count / traffic.request_rate / times_s[-1]), order[at[:-1]], laps[:-1])
-
-
-def _table(
-    traffic: Traffic, trace: Trace | None, rng: np.random.Generator
-) -> tuple[Lengths | None, NDArray[np.int64] | None]:
-    """A file's rows and their shuffled order, at most as many as requested; None if lengths are not from a file."""
-    count = traffic.num_prompts
-    if trace is not None:
-        return trace.lengths, rng.permutation(len(trace.lengths))[:count]
-    if traffic.dataset_path is None:
-        return None, None
-    rows = datasets.read_sharegpt(traffic.dataset_path, traffic.tokenizer, count, rng, traffic.longest_request)
-    return rows, np.arange(len(rows))
 
 
 def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> NDArray[np.int64]:

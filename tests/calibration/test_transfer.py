@@ -18,7 +18,7 @@ from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import Latency
-from pdvsim.sim.hardware.models import GPUS, MODELS, pair
+from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS, pair
 from pdvsim.sim.hardware.profile import builtin, covering, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.hardware.transfer import document, from_document, shipped
@@ -35,6 +35,7 @@ from studies.efficiency import (
     leave_one_out,
     measured_models,
     spread,
+    with_others,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -72,6 +73,33 @@ def test_the_bar_holds_what_it_says(models: dict[str, Measured], h200: GpuSpec) 
     errors = np.concatenate([errors_of(shipped(), model, h200) for model in models.values()])
     assert np.mean(np.abs(np.log1p(errors)) <= shipped().model_bar) >= 0.95
     assert shipped().bar(card_known=False) > shipped().bar(card_known=True) == np.expm1(shipped().model_bar)
+
+
+def test_the_bar_of_mixtures_and_8_bits_holds_for_each_left_out(samples: Samples, h200: GpuSpec) -> None:
+    """What experts and 8-bit products add is learned from the others of them alone."""
+    every = measured_models(samples)
+    others = {name: m for name, m in every.items() if m.spec.experts is not None or m.spec.is_quantised}
+    assert len(others) == 5
+    dense = replace(shipped(), expert_compute=1.0, eight_bit=1.0)
+    sizes = [
+        np.abs(np.log1p(errors_of(with_others(dense, [m for m in others.values() if m is not left], h200), left, h200)))
+        for left in others.values()
+    ]
+    assert np.mean(np.concatenate(sizes) <= shipped().other_bar) == pytest.approx(0.95, abs=0.002)
+    whole = with_others(dense, list(others.values()), h200)
+    assert (whole.expert_compute, whole.eight_bit) == (shipped().expert_compute, shipped().eight_bit)
+    worse = np.concatenate([errors_of(dense, model, h200) for model in others.values()])
+    assert np.median(np.concatenate(sizes)) < 0.75 * np.median(np.abs(np.log1p(worse)))
+
+
+def test_a_bar_is_wider_for_mixtures_and_few_bits() -> None:
+    bar = shipped().bar(card_known=False)
+    assert shipped().widened(bar, PRESETS["llama-3.1-8b"]) == bar
+    for name in ("qwen3-235b-a22b", "gpt-oss-20b"):
+        assert shipped().widened(bar, PRESETS[name]) > bar
+    assert shipped().widened(shipped().bar(card_known=True), PRESETS["deepseek-v3"]) == pytest.approx(
+        math.expm1(shipped().other_bar)
+    )
 
 
 def seconds(spec: ModelSpec, card: GpuSpec, rows: int, tokens: int, context: int) -> float:

@@ -119,8 +119,8 @@ def test_any_torn_part_is_itself_or_none(tmp_path: Path, data: st.DataObject, co
     path, whole = tmp_path / "p.json", json.dumps(part).encode()
     at = data.draw(st.integers(0, len(whole)))
     path.write_bytes(whole[:at] + content + whole[at + data.draw(st.integers(0, 10)) :])
-    found = read_sealed(path)
-    assert found is None or str(found) == str(part)  # as text: nan is not equal to itself
+    document = read_sealed(path)
+    assert document is None or str(document) == str(part)  # as text: nan is not equal to itself
     path.write_bytes(whole)
     assert str(read_sealed(path)) == str(part)
 

@@ -46,8 +46,8 @@ def numeric(hint: Any) -> bool:
 
 def configurations() -> list[type]:
     modules = [import_module(name) for name in CONFIGS]
-    found = [c for m in modules for c in vars(m).values() if dataclasses.is_dataclass(c) and isinstance(c, type)]
-    return [c for c in dict.fromkeys(found) if c.__name__ not in ANSWERS and c.__module__ in CONFIGS]
+    classes = [c for m in modules for c in vars(m).values() if dataclasses.is_dataclass(c) and isinstance(c, type)]
+    return [c for c in dict.fromkeys(classes) if c.__name__ not in ANSWERS and c.__module__ in CONFIGS]
 
 
 def test_every_number_that_can_be_given_has_a_range() -> None:

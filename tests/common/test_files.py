@@ -177,7 +177,7 @@ def test_what_is_interrupted_does_not_replace_what_is_finished(
 
 def writes(path: Path) -> list[str]:
     """Calls that write a file past the one writer."""
-    found = []
+    calls = []
     for node in ast.walk(ast.parse(path.read_text())):
         if not isinstance(node, ast.Call):
             continue
@@ -186,12 +186,12 @@ def writes(path: Path) -> list[str]:
         modes += [k.value.value for k in node.keywords if k.arg == "mode" and isinstance(k.value, ast.Constant)]
         opens = name == "open" and any(set(mode) & set("wax+") and len(mode) < 4 for mode in modes)
         if opens or name in ("write_text", "write_bytes", "to_json", "dump", "replace_file", "touch"):
-            found.append(f"{path.name}:{node.lineno} {name}")
+            calls.append(f"{path.name}:{node.lineno} {name}")
         if name in ("savefig", "to_csv", "to_parquet", "write_table", "savez_compressed") and not (
             node.args and isinstance(node.args[-1 if name == "write_table" else 0], ast.Name)
         ):
-            found.append(f"{path.name}:{node.lineno} {name}")
-    return found
+            calls.append(f"{path.name}:{node.lineno} {name}")
+    return calls
 
 
 def test_there_is_one_writer() -> None:

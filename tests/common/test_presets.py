@@ -30,7 +30,7 @@ ASKED = ["--preset", "pd-verify"]
 EXPERIMENTS: dict[type, Any] = {  # the experiment of each command, and flags it needs
     RunCommand: ([], lambda args: args.experiment),
     RealCommand: ([], lambda args: args.experiment),
-    SweepCommand: ([], lambda args: args.options.sweep().base),
+    SweepCommand: ([], lambda args: args.options.sweep.base),
     AdviseCommand: (["--request-rate", "2"], lambda args: args.options.question().base),
     CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.options.plan().base),
     MapCommand: ([], lambda args: args.options.grid().base),

@@ -80,8 +80,8 @@ def test_ctrl_c_in_a_destructor_is_not_lost(jobs: int) -> None:
 
 
 def test_workers_leave_ctrl_c_to_their_parent() -> None:
-    found = list(finished_here(blocked, [(index, None) for index in range(4)], 2))
-    assert [outcome.row for outcome in found] == [{"blocked": True}] * 4
+    outcomes = list(finished_here(blocked, [(index, None) for index in range(4)], 2))
+    assert [outcome.row for outcome in outcomes] == [{"blocked": True}] * 4
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
@@ -114,11 +114,11 @@ def sweeping(folder: Path) -> Iterator[subprocess.Popen[str]]:
 
 def first_child(running: subprocess.Popen[str], words: str) -> int:
     end_s = time.monotonic() + PATIENCE_S
-    while not (found := [line for line in children(running.pid) if words in line]):
+    while not (lines := [line for line in children(running.pid) if words in line]):
         assert running.poll() is None
         assert time.monotonic() < end_s
         time.sleep(0.002)
-    return int(found[0].split()[0])
+    return int(lines[0].split()[0])
 
 
 def says_how_far(err: str, folder: Path) -> bool:

@@ -33,7 +33,8 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.hazards import balance, break_even
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
-from pdvsim.decide.space import complexity
+from pdvsim.decide.space import Space, complexity
+from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
@@ -53,7 +54,7 @@ LEVELS = ("ttft:200", "tpot:20")
 
 
 @cache
-def advice() -> Advice:
+def whole_advice() -> Advice:
     """Four architectures, a few settings, and budget enough for all."""
     return pdvsim.advise(
         arch=["autoregressive", "colocated", "pd", "pdv"],
@@ -67,36 +68,34 @@ def advice() -> Advice:
 
 
 def test_the_command_reproduces_the_figures_exactly() -> None:
-    document = advice().report().document
+    document = whole_advice().report().document
     command = shlex.split(document["recommendation"]["command"])
     assert command[:2] == ["pdvsim", "run"]
     experiment = parse(RunCommand, command[2:]).experiment
-    assert experiment == advice().recommended
+    assert experiment == whole_advice().recommended
     metrics = pdvsim.Run(simulate(experiment)).metrics
     quoted = document["first_replication"]
     for key in ("request_goodput", "output_throughput", "mean_ttft_ms", "p90_ttft_ms", "p99_tpot_ms", "mean_e2el_ms"):
         assert metrics[key] == quoted[key]
     for key, mean in document["expected"].items():
         if key != "attainment" and not math.isnan(mean.mean):
-            assert mean.mean == pytest.approx(sum(row[key] for row in advice().rows) / len(advice().rows))
+            assert mean.mean == pytest.approx(sum(row[key] for row in whole_advice().rows) / len(whole_advice().rows))
 
 
 def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None:
-    found = advice()
-    goal = found.question.goal
-    figures = {str(c.arch): [goal.value(row) for row in rows] for c, rows in found.finals.items() if goal.met(rows)}
-    assert found.held is not None
+    advice = whole_advice()
+    goal = advice.question.goal
+    figures = {str(c.arch): [goal.value(row) for row in rows] for c, rows in advice.finals.items() if goal.met(rows)}
     held = contest(figures, goal.sign, None, 0.01)
-    assert (held.best, held.leads, held.alike) == (found.held.best, found.held.leads, found.held.alike)
-    assert set(found.held.alike) <= set(found.held.unsure)
+    assert (held.best, held.leads, held.alike) == (advice.held.best, advice.held.leads, advice.held.alike)
+    assert set(advice.held.alike) <= set(advice.held.unsure)
     tied = {held.best, *held.alike}
-    assert found.recommended is not None
-    assert found.recommended.arch == min(tied, key=lambda arch: ARCHS.index(arch))  # type: ignore[arg-type]
-    assert found.met
+    assert advice.recommended.arch == min(tied, key=lambda arch: ARCHS.index(arch))  # type: ignore[arg-type]
+    assert advice.met
 
 
 def test_the_text_says_what_the_document_says() -> None:
-    text, document = str(advice()), advice().report().document
+    text, document = str(whole_advice()), whole_advice().report().document
     assert document["recommendation"]["described"] in text
     assert document["recommendation"]["command"] in text
     assert document["foundation"] in text
@@ -104,8 +103,7 @@ def test_the_text_says_what_the_document_says() -> None:
         assert f"{section}\n{'-' * len(section)}" in text
     assert document["search"]["left_out"] == []
     [line] = [line for line in text.splitlines() if line.startswith("saturation: ")]
-    capacity = advice().capacity
-    assert capacity is not None
+    capacity = whole_advice().capacity
     assert f"the load is {20 / capacity.summary()[0]['rate'].mean:.0%} of that" in line
 
 
@@ -118,18 +116,21 @@ DRAFTING = GOAL.prepared(BASE, 0.0)
 PLAIN = replace(DRAFTING, arch="autoregressive")
 
 
+def rivalry(best: Experiment, rival: Experiment, goal: Goal, num_runs: int, *lengths: int) -> Rivalry:
+    """Two of which nothing but the draft length is tuned."""
+    space = Space(("colocated",), lengths, ("fixed",), (128,), (2048,), own=False)
+    return Rivalry(best, (rival,), Search(goal, space, 0.0, 0.0), num_runs, 1)
+
+
 def mean_e2el(experiment: Experiment) -> float:
     return sum(row["mean_e2el_ms"] for row in Bench(1).rows(replications(experiment, 3))) / 3
 
 
 def test_the_break_even_acceptance_has_a_winner_on_either_side() -> None:
-    who = Rivalry(DRAFTING, (PLAIN,), GOAL, 3, 0.0, 1, (4,))
-    found = break_even(DRAFTING, PLAIN, who, Bench(1))
-    assert found.loses_at is not None
-    assert found.wins_at is not None
-    assert found.wins_at - found.loses_at == pytest.approx(1 / 32)
-    assert mean_e2el(at_acceptance(DRAFTING, found.loses_at)) >= mean_e2el(PLAIN)
-    assert mean_e2el(at_acceptance(DRAFTING, found.wins_at)) < mean_e2el(PLAIN)
+    even = break_even(DRAFTING, PLAIN, rivalry(DRAFTING, PLAIN, GOAL, 3, 4), Bench(1))
+    assert even.wins_at - even.loses_at == pytest.approx(1 / 32)
+    assert mean_e2el(at_acceptance(DRAFTING, even.loses_at)) >= mean_e2el(PLAIN)
+    assert mean_e2el(at_acceptance(DRAFTING, even.wins_at)) < mean_e2el(PLAIN)
 
 
 def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
@@ -140,41 +141,35 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
     assert Formula(drafting).ranked((0, 1, 2))[0].k == 0
     fast, slow = (row["output_throughput"] for row in Bench(1).rows([drafting, suited(plain)]))
     assert fast > slow
-    even = break_even(drafting, plain, Rivalry(drafting, (plain,), goal, 1, 0.0, 1, (0, 1, 2)), Bench(1))
-    assert even.wins_at is not None
+    even = break_even(drafting, plain, rivalry(drafting, plain, goal, 1, 0, 1, 2), Bench(1))
     assert even.wins_at <= drafting.acceptance.acceptance_rate
 
 
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
     """Drafting against plain decoding: as acceptance falls, plain decoding takes over."""
-    who = Rivalry(at_acceptance(DRAFTING, 0.9), (PLAIN,), GOAL, 5, 0.0, 1, (4,))
-    found = find_flips("acceptance", 0.9, (0.1, 0.5, 0.9, 0.95), at_acceptance, who, Bench(1), 1000)
-    assert found.below is not None
-    assert found.above is not None
-    assert (found.above.falls, found.above.reason, found.above.stands) == (None, "not found", 0.95)
-    assert found.below.reason == "beaten"
-    assert found.below.challenger == "autoregressive"
-    assert found.below.falls is not None
-    assert found.below.falls < found.below.stands < 0.9
+    who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)
+    flips = find_flips("acceptance", 0.9, (0.1, 0.5, 0.9, 0.95), at_acceptance, who, Bench(1), 1000)
+    below, above = flips.below, flips.above
+    assert (above.falls, above.reason, above.stands) == (None, "not found", 0.95)
+    assert (below.reason, below.challenger) == ("beaten", "autoregressive")
+    assert below.falls < below.stands < 0.9
 
     def pair(rate: float) -> dict[str, list[float]]:
         rows = {c.arch: Bench(1).rows(replications(at_acceptance(c, rate), 5)) for c in (DRAFTING, PLAIN)}
         return {str(arch): [row["mean_e2el_ms"] for row in mine] for arch, mine in rows.items()}
 
     error = lead_error(Experiment(), "mean_e2el_ms")
-    beyond, before = (contest(pair(rate), -1, None, error) for rate in (found.below.falls, found.below.stands))
+    beyond, before = (contest(pair(rate), -1, None, error) for rate in (below.falls, below.stands))
     assert (beyond.best, beyond.sure) == ("autoregressive", True)
     assert (before.best, before.sure) != ("autoregressive", True)
 
 
 def test_beyond_what_anyone_holds_nobody_wins() -> None:
     slow = replace(DRAFTING, server=Server(max_num_seqs=1), traffic=replace(DRAFTING.traffic, num_prompts=100))
-    who = Rivalry(at_rate(slow, 2.0), (replace(slow, arch="autoregressive"),), GOAL, 2, 0.0, 1, (4,))
-    found = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), 1000)
-    assert found.above is not None
-    assert found.probes[64.0].able == ()
-    assert found.above.falls is not None
-    assert found.above.falls <= 64
+    who = rivalry(at_rate(slow, 2.0), replace(slow, arch="autoregressive"), GOAL, 2, 4)
+    flips = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1), 1000)
+    assert flips.probes[64.0].able == ()
+    assert flips.above.falls <= 64
 
 
 @pytest.mark.parametrize("k", [1, 4])
@@ -185,12 +180,11 @@ def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_pa
     save(replace(roofline(GPUS["h200"]), models={"llama-3.2-1b": draft, "llama-3.1-8b": target}), path)
     experiment = replace(DRAFTING, hardware=Hardware(profile=str(path)), server=Server(num_speculative_tokens=k))
     rows = Bench(1).rows(replications(replace(experiment, traffic=replace(DRAFTING.traffic, num_prompts=100)), 2))
-    found = balance(experiment, rows)
-    assert found is not None
-    assert (found.k, found.step_ratio) == (k, pytest.approx(0.1))
-    assert found.tokens_per_round == pytest.approx(expected_tokens(0.6, k), rel=0.05)
-    assert found.speedup == pytest.approx(expected_tokens(0.6, k) / (k * 0.1 + 1), rel=0.05)
-    at_the_edge = replace(found, draft_s=found.draft_s * found.affordable)
+    round_costs = balance(experiment, rows)
+    assert (round_costs.k, round_costs.step_ratio) == (k, pytest.approx(0.1))
+    assert round_costs.tokens_per_round == pytest.approx(expected_tokens(0.6, k), rel=0.05)
+    assert round_costs.speedup == pytest.approx(expected_tokens(0.6, k) / (k * 0.1 + 1), rel=0.05)
+    at_the_edge = replace(round_costs, draft_s=round_costs.draft_s * round_costs.affordable)
     assert at_the_edge.speedup == pytest.approx(1.0)
     plain = replace(experiment, arch="autoregressive")
     assert balance(plain, Bench(1).rows([plain])) is None
@@ -245,7 +239,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert main([*SMALL_COMMAND, "--json", "-o", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["objective"] == "e2el"
-    assert {found["axis"] for found in document["flips"]} == {"load", "acceptance"}
+    assert {flips["axis"] for flips in document["flips"]} == {"load", "acceptance"}
     assert json.loads((tmp_path / "advice.json").read_text()) == document
     assert (tmp_path / "advice.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -256,34 +250,34 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
 
 
 def test_a_notebook_shows_the_answer_and_gets_its_rows() -> None:
-    found = advice()
-    shown = found._repr_html_()
-    assert f'<p class="headline"><b>{found.question.described(found.recommended)}</b></p>' in shown
+    advice = whole_advice()
+    shown = advice._repr_html_()
+    assert f'<p class="headline"><b>{advice.question.described(advice.recommended)}</b></p>' in shown
     assert shown.index("Recommendation") < shown.index("Confidence") < shown.index("<details>")
-    rows = found.points
-    assert len(rows) == sum(map(len, found.finals.values()))
-    assert set(rows[rows["recommended"]]["finalist"]) == {found.question.name(found.recommended)}
-    assert [axes.get_title(loc="left") for axes in found.plot().axes] == ["Over the load", "Over acceptance"]
-    here = [replace(flips, probes={flips.here: flips.probes[flips.here]}) for flips in found.flips]
-    [bars] = advice_figure(replace(found, flips=here)).axes  # a curve of one point is no curve
-    assert len(bars.patches) == len(found.finals)
+    rows = advice.points
+    assert len(rows) == sum(map(len, advice.finals.values()))
+    assert set(rows[rows["recommended"]]["finalist"]) == {advice.question.name(advice.recommended)}
+    assert [axes.get_title(loc="left") for axes in advice.plot().axes] == ["Over the load", "Over acceptance"]
+    here = [replace(flips, probes={flips.here: flips.probes[flips.here]}) for flips in advice.flips]
+    [bars] = advice_figure(replace(advice, flips=here)).axes  # a curve of one point is no curve
+    assert len(bars.patches) == len(advice.finals)
 
 
 def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser, tmp_path: Path) -> None:
-    found = advice()
-    report = found.report()
+    advice = whole_advice()
+    report = advice.report()
     path = tmp_path / "advice.html"
-    path.write_text(Sheet(report.title, report.lead, report.sections, {FLIPS: found.plot()}).html(), encoding="utf-8")
+    path.write_text(Sheet(report.title, report.lead, report.sections, {FLIPS: advice.plot()}).html(), encoding="utf-8")
     page = browser.new_context(permissions=["clipboard-read", "clipboard-write"]).new_page()
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.goto(path.as_uri())
     heads = page.locator("h2").all_inner_texts()
     assert heads[:5] == ["Recommendation", "Expected", "Confidence", FLIPS, "To run it"]
-    assert page.locator(".card .headline").inner_text() == found.question.described(found.recommended)
+    assert page.locator(".card .headline").inner_text() == advice.question.described(advice.recommended)
     assert page.locator("section", has_text=FLIPS).locator("img").count() == 1
     assert page.locator("main img").count() == 1
-    blocks = [block for block in found.deployment if block.text]
+    blocks = [block for block in advice.deployment if block.text]
     assert page.get_by_role("button", name="Copy", exact=True).count() == len(blocks)
     page.get_by_role("button", name="Copy", exact=True).first.click()
     page.get_by_role("button", name="Copied", exact=True).wait_for()
@@ -314,7 +308,10 @@ def test_ctrl_c_tells_what_is_known(
 @pytest.mark.parametrize(
     ("flags", "says"),
     [
-        ([], "give --request-rate"),
+        ([], "give --request-rate, --concurrency, or --num-prompts alone"),
+        (["--request-rate", "3", "--concurrency", "2"], "give one of --request-rate and --concurrency"),
+        (["--num-prompts", "30", "--warmup-share", "0.1"], "--warmup-share has no effect for a batch job"),
+        (["--concurrency", "0"], "concurrency must be 1 to"),
         (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
         (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
         (["--request-rate", "3", "--arch", "pd", "--place", "prefill=1", "verify=1"], "pd verifies in its decode lane"),
@@ -326,15 +323,14 @@ def test_bad_input_is_one_line(refused: Callable[..., str], flags: list[str], sa
 
 def test_a_load_that_nothing_holds_is_said_so_with_the_gpus_it_takes() -> None:
     """At batch 1 a token reads 13 GB of weights, 3 ms at the card's bandwidth: 8 of them allow under 42 a second."""
-    found = pdvsim.advise(
+    advice = pdvsim.advise(
         arch=["autoregressive"], request_rate=100, goodput=["ttft:300"], max_num_seqs=1,
         **OPTIONS | {"output_len": 8, "num_runs": 2, "budget": 60},
     )  # fmt: skip
-    assert not found.met
-    assert str(found).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; closest:\n")
-    assert "Recommendation" not in str(found)
-    assert found.capacity is not None
-    held = found.capacity.summary()[0]["rate"].mean
+    assert not advice.met
+    assert str(advice).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; closest:\n")
+    assert "Recommendation" not in str(advice)
+    held = advice.capacity.summary()[0]["rate"].mean
     assert 0 < held < 42
-    assert f"it holds {held:.3g} req/s: the load needs {math.ceil(100 / held)}" in str(found)
-    assert f"the load is {100 / held:.3g} times that" in str(found)
+    assert f"it holds {held:.3g} req/s: the load needs {math.ceil(100 / held)}" in str(advice)
+    assert f"the load is {100 / held:.3g} times that" in str(advice)

@@ -97,9 +97,8 @@ def test_a_tie_is_no_win() -> None:
 
 def printed(held: Contest, other: str) -> tuple[float, float]:
     """A lead and the half width of its interval, as shares, from the text."""
-    found = re.fullmatch(r"([+-]\d+\.\d)(?: ±(\d+\.\d))? %", lead_text(held, other))
-    assert found is not None
-    return float(found[1]) / 100, float(found[2] or 0) / 100
+    match = re.fullmatch(r"([+-]\d+\.\d)(?: ±(\d+\.\d))? %", lead_text(held, other))
+    return float(match[1]) / 100, float(match[2] or 0) / 100
 
 
 @given(values=fields(LEAST_SEEDS), sign=signs, comparisons=st.integers(1, 50))
@@ -136,7 +135,6 @@ def test_the_profiles_error_makes_nobody_alike(
 
 
 SHIPPED = errors_of(Hardware())
-assert SHIPPED is not None
 LEADS = SHIPPED.leads
 METRICS = [*LEADS, "p80_ttft_ms", "p99.9_tpot_ms", "p60_e2el_ms"]
 

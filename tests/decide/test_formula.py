@@ -77,10 +77,12 @@ def test_what_a_closed_loop_does_not_reach_is_not_kept_up_with() -> None:
     per_s = Formula(loop).at(2).tokens_per_s / Formula(loop).output_tokens
     for share, keeps_up in ((0.5, True), (2.0, False)):
         open_loop = replace(loop.traffic, max_concurrency=None, request_rate=share * per_s)
-        found = Formula(replace(loop, traffic=open_loop)).at(2)
-        assert found.keeps_up is keeps_up
+        predicted = Formula(replace(loop, traffic=open_loop)).at(2)
+        assert predicted.keeps_up is keeps_up
         if keeps_up:  # Little: those there are those who come, times how long each takes
-            assert found.rows == pytest.approx(share * per_s * found.seconds_per_token * loop.traffic.output_len)
+            assert predicted.rows == pytest.approx(
+                share * per_s * predicted.seconds_per_token * loop.traffic.output_len
+            )
 
 
 @pytest.mark.parametrize(("pair", "arch"), [(LLAMA, "colocated"), (LLAMA, "pdv"), (QWEN, "pd"), (QWEN, "pdv")])
@@ -93,11 +95,11 @@ def test_the_most_promising_hold_the_best_by_simulation(pair: str, arch: Arch) -
         for rate in (0.3, 0.6, 0.9):
             experiment = Experiment(arch, traffic, Acceptance(acceptance_rate=rate), Server(pair=pair))
             name = "output_throughput" if closed else "mean_e2el_ms"
-            found = {
+            rows = {
                 k: summarise(simulate(suited(replace(experiment, server=Server(pair=pair, num_speculative_tokens=k)))))
                 for k in LENGTHS
             }
-            speed = {k: row[name] if closed else 1 / row[name] for k, row in found.items()}
+            speed = {k: row[name] if closed else 1 / row[name] for k, row in rows.items()}
             promising = [p.k for p in Formula(experiment).ranked(LENGTHS)[:PROMISING]]
             best = max(speed[k] for k in promising)
             assert best >= 0.99 * max(speed.values()), (load, rate, promising, speed)

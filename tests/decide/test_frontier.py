@@ -29,7 +29,7 @@ def swept(folder: Path, *flags: str) -> Path:
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Frontier:
+def frontier(tmp_path_factory: pytest.TempPathFactory) -> Frontier:
     flags = ("--arch", "autoregressive,pd", "--request-rate", "4", "--num-runs", "5", "--goodput", "ttft:30")
     return find_frontier(load([str(swept(tmp_path_factory.mktemp("sweeps") / "chunks", *flags))]).points)
 
@@ -61,9 +61,9 @@ def test_the_better_in_both_beyond_the_errors_dominates() -> None:
     assert not dominates(torn, ([100.0] * 5, [20.0] * 5))
 
 
-def test_figures_and_verdicts_are_those_of_the_runs(found: Frontier) -> None:
-    means = found.runs.groupby(["arch", "max_num_batched_tokens"])[[found.x, found.y]].mean()
-    figures = {point: tuple(means.loc[(point.arch, *point.values)]) for point in found.points}
+def test_figures_and_verdicts_are_those_of_the_runs(frontier: Frontier) -> None:
+    means = frontier.runs.groupby(["arch", "max_num_batched_tokens"])[[frontier.x, frontier.y]].mean()
+    figures = {point: tuple(means.loc[(point.arch, *point.values)]) for point in frontier.points}
     assert len(figures) == 4
     for point, (x, y) in figures.items():
         assert (point.x.mean, point.y.mean) == pytest.approx((x, y))
@@ -71,23 +71,23 @@ def test_figures_and_verdicts_are_those_of_the_runs(found: Frontier) -> None:
         assert (point.verdict == "frontier") != beaten
         if point.by:
             a, b = next(mine for other, mine in figures.items() if other.name == point.by)
-            assert a < (1 - lead_error(Experiment(), found.x)) * x
-            assert b < (1 - lead_error(Experiment(), found.y)) * y
-    assert [p.x.mean for p in found.points] == sorted(p.x.mean for p in found.points)
-    assert f"{lead_error(Experiment(), found.x):.1%} of Mean TTFT" in str(found)
+            assert a < (1 - lead_error(Experiment(), frontier.x)) * x
+            assert b < (1 - lead_error(Experiment(), frontier.y)) * y
+    assert [p.x.mean for p in frontier.points] == sorted(p.x.mean for p in frontier.points)
+    assert f"{lead_error(Experiment(), frontier.x):.1%} of Mean TTFT" in str(frontier)
 
 
-def test_the_picture_has_a_marker_a_point_and_the_level(found: Frontier) -> None:
+def test_the_picture_has_a_marker_a_point_and_the_level(frontier: Frontier) -> None:
     (axes,) = frontier_figure(
-        found, [{"traffic": {}, "server": {}, "acceptance": {}, "scoring": {"goodput": ["ttft:30"]}}]
+        frontier, [{"traffic": {}, "server": {}, "acceptance": {}, "scoring": {"goodput": ["ttft:30"]}}]
     ).axes
-    assert len(axes.containers) == len(found.points)
+    assert len(axes.containers) == len(frontier.points)
     labels = sorted(text for label in axes.texts for text in label.get_text().split("; "))
     assert labels == ["1024", "1024", "128", "128"]
     assert [line for line in axes.lines if line.get_linestyle() == "--" and set(line.get_xdata()) == {30.0}]
 
 
-def test_no_label_hides_another_or_a_marker(found: Frontier) -> None:
+def test_no_label_hides_another_or_a_marker(frontier: Frontier) -> None:
     """Twelve points where labels at one place would lie on each other: a few pixels apart, in two clusters."""
     points = [
         FrontierPoint(
@@ -97,7 +97,7 @@ def test_no_label_hides_another_or_a_marker(found: Frontier) -> None:
         for at, chunk in enumerate((256, 512, 1024, 2048, 4096, 8192))
     ]
     far = FrontierPoint("autoregressive", (128,), Interval(60.0, 1.0, 5), Interval(3.0, 0.1, 5), "frontier")
-    figure = frontier_figure(replace(found, points=[*points, far]))
+    figure = frontier_figure(replace(frontier, points=[*points, far]))
     figure.draw_without_rendering()
     (axes,) = figure.axes
     boxes = [Text.get_window_extent(label) for label in axes.texts]

@@ -1,18 +1,22 @@
-"""Every architecture at its own best: on seeds of its own, within what the user gave, the same on any machine."""
+"""Every architecture at its own best: on its own seeds, within what the user gave, the same in all commands."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pandas as pd
 import pytest
 
 import pdvsim
 from pdvsim.cli import main
+from pdvsim.cli.advise import AdviseOptions
+from pdvsim.cli.capacity import CapacityOptions
+from pdvsim.cli.map import MapOptions
+from pdvsim.common.options import build
 from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice
@@ -20,6 +24,7 @@ from pdvsim.decide.finals import replicated
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.hazards import CLOSE
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
 from pdvsim.decide.space import CONTROLLERS, PROMISING, Space, tried
 from pdvsim.decide.tune import APART, BEHIND, SEEDS, Search, most_runs, tuned
@@ -45,6 +50,20 @@ class Log(Bench):
         return super().rows(experiments)
 
 
+class Made(Bench):
+    """A bench of made-up throughputs, in runs that keep up."""
+
+    def __init__(self, speed: Callable[[Experiment], float]) -> None:
+        super().__init__(1)
+        self.speed = speed
+
+    def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
+        self.runs += len(experiments)
+        kept_up: Row = {"stability": "stable", "load": math.inf, "breakdown_ms_queue": 0.0, "completed": 1.0}
+        row = kept_up | {"max_concurrent_requests": 1}
+        return [row | {"output_throughput": self.speed(experiment)} for experiment in experiments]
+
+
 @pytest.mark.parametrize(("place", "goal"), [(LOOP, Goal("throughput")), (LOAD, Goal("e2el"))])
 def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goal) -> None:
     """On the seeds of the search, where nothing is too small to count. Every architecture is there, the best first."""
@@ -68,59 +87,37 @@ def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goa
 def test_drafts_are_tried_on_while_they_get_better() -> None:
     """Made-up figures: the best is far from what the formula finds promising, and no further than need be is tried."""
 
-    class Made(Bench):
-        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-            return [
-                {"output_throughput": 100 - abs(e.server.num_speculative_tokens - 7), "max_concurrent_requests": 1}
-                for e in experiments
-            ]
-
     search = Search(
         Goal("throughput"), Space(("pd",), Space.draft_lengths, ("fixed",), (128,), (2048,), False), 0.0, 0.0
     )
     unlikely = at_acceptance(LOOP, 0.1)
-    [best] = tuned(search, [unlikely], Made(1))
+    [best] = tuned(search, [unlikely], Made(lambda e: 100 - abs(e.server.num_speculative_tokens - 7)))
     assert best["pd"].server.num_speculative_tokens == 7
-    promising = {found.k for found in Formula(unlikely).ranked(Space.draft_lengths)[:PROMISING]}
+    promising = {predicted.k for predicted in Formula(unlikely).ranked(Space.draft_lengths)[:PROMISING]}
     assert {c.server.num_speculative_tokens for c in search.figures} == promising | set(range(max(promising), 9))
 
 
-class Made(Bench):
-    """A bench of made-up figures: by draft length, and on the second seed a tenth less."""
-
-    speeds: ClassVar = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
-
-    def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-        self.runs += len(experiments)
-        return [
-            {
-                "output_throughput": self.speeds[e.server.num_speculative_tokens] * (1 - 0.1 * (e.traffic.seed % 2)),
-                "max_concurrent_requests": 1,
-            }
-            for e in experiments
-        ]
-
-
 def test_what_is_far_behind_on_the_first_seed_runs_no_second_and_keeps_its_place() -> None:
-    space = Space(("pd",), (0, 1, 2, 3), ("fixed",), (128,), (2048,), own=False)
-    search, bench = Search(Goal("throughput"), space, 0.0, 0.0), Made(1)
+    """Made-up figures: by draft length, and on the second seed a tenth less."""
+    speeds = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
+    space = Space(("pd",), tuple(speeds), ("fixed",), (128,), (2048,), own=False)
+    search = Search(Goal("throughput"), space, 0.0, 0.0)
+    bench = Made(lambda e: speeds[e.server.num_speculative_tokens] * (1 - 0.1 * (e.traffic.seed % 2)))
     tuned(search, [LOOP], bench)
     figures = {c.server.num_speculative_tokens: figure for c, figure in search.figures.items()}
-    assert figures == pytest.approx({k: 0.95 * bench.speeds[k] for k in figures})
+    assert figures == pytest.approx({k: 0.95 * speeds[k] for k in figures})
     start = Formula(LOOP).ranked(space.draft_lengths)[0].k  # it ran before there was anything to be behind
-    assert bench.runs == sum(2 if k == start or bench.speeds[k] > 100 / BEHIND else 1 for k in figures)
+    assert bench.runs == sum(2 if k == start or speeds[k] > 100 / BEHIND else 1 for k in figures)
 
 
 def test_nobody_is_out_for_drafts_that_the_formula_liked() -> None:
     """Every draft passes, so that the formula wants many; but only without any is this made-up server fast."""
 
-    class Slow(Made):
-        speeds: ClassVar = {k: 1.0 + 99 * (k == 0) for k in range(9)}
-
     space = Space(("autoregressive", "pd"), Space.draft_lengths, ("fixed",), (128,), (2048,), own=False)
     base = replace(at_acceptance(LOOP, 1.0), arch="autoregressive", server=Server(num_speculative_tokens=0))
     assert Formula(replace(base, arch="pd")).ranked(Space.draft_lengths)[0].k > 1
-    [best] = tuned(Search(Goal("throughput"), space, 0.0, 0.0), [base], Slow(1))
+    slow = Made(lambda e: 1.0 + 99 * (e.server.num_speculative_tokens == 0))
+    [best] = tuned(Search(Goal("throughput"), space, 0.0, 0.0), [base], slow)
     assert best["pd"].server.num_speculative_tokens == 0
 
 
@@ -148,10 +145,11 @@ def test_a_budget_that_runs_out_is_counted_by_turns() -> None:
 def test_flips_tune_the_drafts_again_where_they_look() -> None:
     """Also of a choice that drafts nothing at the load asked about; but not what the user gave."""
     undrafted = replace(LOAD, server=Server(num_speculative_tokens=0))
-    who = Rivalry(undrafted, (), Goal("e2el"), 5, 0.01, 1, Space.draft_lengths)
+    search = Search(Goal("e2el"), Space(), 0.0)
+    who = Rivalry(undrafted, (), search, 5, 1)
     for acceptance, drafts in ((0.0, {0}), (0.95, {4, 5, 6, 7, 8})):
         assert who.placed(at_acceptance(undrafted, acceptance)).server.num_speculative_tokens in drafts
-    given = replace(who, draft_lengths=(3,))
+    given = replace(who, search=replace(search, space=Space(draft_lengths=(3,))))
     mine = replace(LOAD, server=Server(num_speculative_tokens=3))
     assert given.placed(at_rate(mine, 5.0)).server.num_speculative_tokens == 3
 
@@ -175,49 +173,33 @@ def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
         (0.30, 0.30, 19, 5),  # as long as the budget has room for all of them
     ],
 )
-def test_seeds_are_added_while_that_would_tell(
-    lead: float, scatter: float, budget: int | None, seeds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_seeds_are_added_while_that_would_tell(lead: float, scatter: float, budget: int | None, seeds: int) -> None:
     """Two candidates by made-up figures: the one leads, more in every other seed."""
 
-    class Made(Bench):
-        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-            self.runs = len(experiments)
-            return [
-                {"output_throughput": 1 + (lead + scatter * (-1) ** e.traffic.seed) * (e.arch == "pd")}
-                for e in experiments
-            ]
+    def speed(experiment: Experiment) -> float:
+        return 1 + (lead + scatter * (-1) ** experiment.traffic.seed) * (experiment.arch == "pd")
 
-    for module in ("goal", "finals"):
-        monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
-    both = [LOOP, replace(LOOP, arch="pdv")]
-    *_, finals = replicated(both, Goal("throughput"), Made(1), 5, 0.035, budget)
+    both = {"pd": LOOP, "pdv": replace(LOOP, arch="pdv")}
+    *_, finals = replicated(both, Goal("throughput"), Made(speed), 5, 0.035, budget)
     assert {len(rows) for rows in finals.rows.values()} == {seeds}
     assert finals.held.seeds == seeds
     assert finals.held.best == "pd"
 
 
 @pytest.mark.parametrize("equally", [False, True])
-def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool) -> None:
     """Made-up figures: pd leads pdv by what scatters, and leads plain decoding surely. Later seeds are slow for all."""
 
-    class Made(Bench):
-        def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
-            scatter = {"pd": 0.3, "pdv": 0.0, "autoregressive": -0.2}
-            return [
-                {
-                    "output_throughput": (1 + scatter[e.arch] + 0.3 * (e.arch == "pd") * (-1) ** e.traffic.seed)
-                    * (1.0 if e.traffic.seed < 5 else 0.4)
-                }
-                for e in experiments
-            ]
+    means = {"pd": 1.3, "pdv": 1.0, "autoregressive": 0.8}
 
-    for module in ("goal", "finals"):
-        monkeypatch.setattr(f"pdvsim.decide.{module}.kept_up", lambda rows: True)
-    three = [replace(LOOP, arch=arch) for arch in ("pd", "pdv", "autoregressive")]
-    first, *_, last = replicated(three, Goal("throughput"), Made(1), 5, 0.035, equally=equally)
+    def speed(experiment: Experiment) -> float:
+        scatter = 0.3 * (experiment.arch == "pd") * (-1) ** experiment.traffic.seed
+        return (means[experiment.arch] + scatter) * (1.0 if experiment.traffic.seed < 5 else 0.4)
+
+    three = {arch: replace(LOOP, arch=arch) for arch in ("pd", "pdv", "autoregressive")}
+    first, *_, last = replicated(three, Goal("throughput"), Made(speed), 5, 0.035, equally=equally)
     assert first.held.unsure == ("pdv",)
-    assert {c.arch: len(rows) for c, rows in last.rows.items()} == {
+    assert {name: len(rows) for name, rows in last.rows.items()} == {
         "pd": 20, "pdv": 20, "autoregressive": 20 if equally else 5,
     }  # fmt: skip
     assert last.held.best == "pd"  # though plain decoding, without the slow seeds, has the higher mean
@@ -240,15 +222,15 @@ COMMANDS = {
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """Everything that is simulated for a decision."""
-    found: list[Experiment] = []
+    experiments: list[Experiment] = []
     real = runs_module.run_sweep
 
     def run_sweep(points: Any, *rest: Any) -> pd.DataFrame:
-        found.extend(point.experiment for point in points)
+        experiments.extend(point.experiment for point in points)
         return real(points, *rest)
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
-    return found
+    return experiments
 
 
 @pytest.mark.usefixtures("quick_plots")
@@ -285,9 +267,9 @@ def answer(**changes: Any) -> Advice:
     return pdvsim.advise(**options)
 
 
-def text_of(found: Advice) -> str:
+def text_of(advice: Advice) -> str:
     """The whole document but for how long it took."""
-    document = found.report().document
+    document = advice.report().document
     del document["search"]["spent_s"]
     return output.dumps(document)
 
@@ -301,15 +283,15 @@ def test_the_same_question_has_the_same_answer_on_any_number_of_cores() -> None:
 def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
     """Beyond it are only the finals, which are always run."""
     for budget in (1, 24):
-        found = answer(budget=budget, goodput=["ttft:500"])
-        finals = sum(map(len, found.finals.values()))
-        assert found.runs <= max(budget, SEEDS + finals + budget // 2)
-        assert {len(rows) for rows in found.finals.values()} == {5}
-        assert found.left_out
-        for what in found.left_out:
-            assert f"not tested (raise --budget): {what}" in str(found)
-        assert f"; {found.search.skipped} more were not tested; " in str(found)
-        assert found.report().document["search"]["left_out"] == found.left_out
+        advice = answer(budget=budget, goodput=["ttft:500"])
+        finals = sum(map(len, advice.finals.values()))
+        assert advice.runs <= max(budget, SEEDS + finals + budget // 2)
+        assert {len(rows) for rows in advice.finals.values()} == {5}
+        assert advice.left_out
+        for what in advice.left_out:
+            assert f"not tested (raise --budget): {what}" in str(advice)
+        assert f"; {advice.search.skipped} more were not tested; " in str(advice)
+        assert advice.report().document["search"]["left_out"] == advice.left_out
     whole = answer(budget=5000)
     assert not whole.left_out
     assert not whole.search.skipped
@@ -330,3 +312,55 @@ def test_what_an_architecture_alone_has_is_left_where_the_user_put_it() -> None:
     given = replace(LOAD, arch="baseline", server=Server(num_workers=3))
     assert Space().owned(given) == [given]
     assert {way.server.num_workers for way in Space().owned(replace(given, server=Server()))} == {1, 4, 16}
+
+
+LEVELS: dict[str, Any] = {
+    "pair": "gemma-2b:gemma-7b", "gpu": "a100-80gb", "arch": ["autoregressive", "colocated"],
+    "goodput": ["ttft:400", "tpot:60"], "dataset_name": "random", "input_len": 500, "output_len": 8, "jobs": 1,
+    "request_rate": 8, "controller": "fixed", "num_runs": 2,
+}  # fmt: skip
+QUESTIONS: dict[str, dict[str, Any]] = {
+    "levels": LEVELS,
+    "no levels": LEVELS | {
+        "pair": "tinyllama-1.1b:llama-2-7b", "gpu": "h200", "goodput": [], "input_len": 64, "request_rate": 30,
+        "output_len": 16, "arch": ["colocated", "pdv"],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", QUESTIONS)
+def test_the_same_question_has_the_same_answer(name: str) -> None:
+    """To the last bit: who is taken, with which settings, by which lead; and capacity, as closely, what advice says."""
+    ask = QUESTIONS[name] | {"num_prompts": 60}
+    advice = pdvsim.advise(**ask, budget=200)  # enough for all but the flips
+    [cell] = (winner_map := pdvsim.winner_map(**ask | {"request_rate": [ask["request_rate"]]}, acceptances=[0.6])).cells
+    best = advice.recommended
+    assert best.arch == cell.winner
+    for candidate in advice.finals:
+        assert candidate.server == cell.settings[candidate.arch].server
+    assert advice.held.values == cell.contest.values
+    assert advice.held.leads == cell.contest.leads
+    assert len(winner_map.rows) == sum(map(len, advice.finals.values()))
+    if advice.capacity is None:
+        return
+    del ask["request_rate"], ask["num_prompts"]  # capacity takes as many requests as it needs by itself
+    opened = ("num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens")
+    given = {name: getattr(best.server, name) for name in opened if best.speculates or name.startswith("max")}
+    held = pdvsim.capacity(**ask | {"arch": [best.arch]}, **given, tolerance=CLOSE)
+    assert [row["rate"] for row in held.rows] == [row["rate"] for row in advice.capacity.rows]
+
+
+def test_what_is_asked_by_default_is_the_same() -> None:
+    """As many requests at a rate, the same warm-up, seeds, indifference and settings to try."""
+    asked = build(AdviseOptions, {"request_rate": 4}).question().base.traffic.num_prompts
+    assert asked == build(MapOptions, {"request_rate": [4]}).grid().base.traffic.num_prompts
+    assert build(MapOptions, {}).grid().base.traffic.num_prompts == 200  # closed loops scatter less
+    for name in ("num_runs", "warmup_share", "indifference", "attainment", "server", "acceptance", "host"):
+        given = [
+            getattr(options(), name) for options in (AdviseOptions, MapOptions, CapacityOptions)
+            if name in {field.name for field in fields(options)}
+        ]  # fmt: skip
+        if name == "server":
+            assert {server.given() for server in given} == {Server()}
+        else:
+            assert all(value == given[0] for value in given)

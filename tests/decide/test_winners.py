@@ -1,11 +1,14 @@
-"""Winner maps: who must win does, at its own best settings; a tie is masked, and colour is earned over seeds."""
+"""Winner maps: who must win does, at its own best; a tie is masked; differences from one are paired by seed."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -49,18 +52,16 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
 
     The margin is that of the runs, seed by seed. With an indifference of 99% less is sure, which is hatched.
     """
-    found = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
-    runs = found.points[found.points["load"] == 8].pivot(index=["place", "seed"], columns="arch")["output_throughput"]
+    answer = drawn(grid(("autoregressive", "colocated"), 0.0, 1.0))
+    runs = answer.points[answer.points["load"] == 8].pivot(index=["place", "seed"], columns="arch")["output_throughput"]
     margin = (runs["colocated"] / runs["autoregressive"] - 1).loc[1.0].mean()
     for load in (1.0, 8.0):
         for place, winner in ((0.0, "autoregressive"), (1.0, "colocated")):
-            cell = found.cell(load, place)
-            assert cell is not None
+            cell = answer.cell(load, place)
             assert (cell.winner, cell.sure) == (winner, True)
-            assert cell.contest is not None
             assert cell.contest.margin > 0
             assert load == 1 or place == 0 or cell.contest.margin == pytest.approx(margin)
-    masked = drawn(replace(found.grid, indifference=0.99))
+    masked = drawn(replace(answer.grid, indifference=0.99))
     unsure = sum(not cell.sure for cell in masked.cells)
     assert len([patch for patch in map_figure(masked).axes[0].patches if patch.get_hatch()]) == unsure >= 2
 
@@ -68,26 +69,25 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
 def test_nobody_loses_for_drafts_that_need_not_be() -> None:
     """At its own best colocated batching drafts nothing where drafts fail, and is plain decoding; else it wins."""
     archs: tuple[Arch, ...] = ("autoregressive", "colocated")
-    found = drawn(grid(archs, 0.0, 1.0, concurrency=(4,), space=Space(archs, controllers=("fixed",), own=False)))
-    fails, passes = found.cells
+    answer = drawn(grid(archs, 0.0, 1.0, concurrency=(4,), space=Space(archs, controllers=("fixed",), own=False)))
+    fails, passes = answer.cells
     assert fails.settings["colocated"].server.num_speculative_tokens == 0
     assert not fails.sure
-    assert fails.contest is not None
     assert fails.contest.margin < 0.01
     assert passes.settings["colocated"].server.num_speculative_tokens > 4
     assert (passes.winner, passes.sure) == ("colocated", True)
     k = passes.settings["colocated"].server.num_speculative_tokens
-    assert f"colocated k={k} +" in str(found)
-    shown = found.points.groupby(["place", "arch"])["settings"].unique()
+    assert f"colocated k={k} +" in str(answer)
+    shown = answer.points.groupby(["place", "arch"])["settings"].unique()
     assert shown[1.0, "colocated"].tolist() == [f"k={k}, batch 128, chunk 2048"]
 
 
 def test_an_architecture_against_itself_is_masked_everywhere() -> None:
     """pdv-hybrid that never takes its atomic path is pdv."""
-    found = drawn(grid(("pdv", "pdv-hybrid"), 0.3, 0.9, server=Server(hybrid_threshold=0)))
-    assert len(found.cells) == 4
-    assert not any(cell.sure for cell in found.cells)
-    assert all(cell.contest is not None and cell.contest.margin == 0 for cell in found.cells)
+    answer = drawn(grid(("pdv", "pdv-hybrid"), 0.3, 0.9, server=Server(hybrid_threshold=0)))
+    assert len(answer.cells) == 4
+    assert not any(cell.sure for cell in answer.cells)
+    assert all(cell.contest is not None and cell.contest.margin == 0 for cell in answer.cells)
 
 
 def test_where_nobody_keeps_up_nobody_wins() -> None:
@@ -108,10 +108,10 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
 
     base = of.placed(4.0, 0.6)
     settings = {arch: replace(base, arch=arch) for arch in ("colocated", "pd")}
-    found = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
-    assert found.winner == "pd"
-    found = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
-    assert found.winner == "colocated"
+    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
+    assert cell.winner == "pd"
+    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
+    assert cell.winner == "colocated"
 
 
 def test_the_confidence_is_for_the_whole_map() -> None:
@@ -121,17 +121,17 @@ def test_the_confidence_is_for_the_whole_map() -> None:
 def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> None:
     measured = builtin("h200")
     save(replace(measured, uncertainty={"gemma-7b": 0.3}), tmp_path / "card.json")
-    found = pdvsim.winner_map(
+    answer = pdvsim.winner_map(
         y="size", pairs=["tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b"], arch=["autoregressive", "pd"], num_runs=5,
         concurrency=[1], jobs=1, num_speculative_tokens=4, profile=str(tmp_path / "card.json"),
         dataset_name="random", num_prompts=6, input_len=32, output_len=8,
     )  # fmt: skip
-    assert "gemma-2b:gemma-7b (0.29)" in str(found)
-    limits = {cell.place: cell.contest.thresholds for cell in found.cells if cell.contest}
+    assert "gemma-2b:gemma-7b (0.29)" in str(answer)
+    limits = {cell.place: cell.contest.thresholds for cell in answer.cells if cell.contest}
     error = lead_error(Experiment(), "output_throughput")  # of the card that was measured
     assert [set(limit.values()) for limit in limits.values()] == [{error}, {0.3}]
     reason = "depending on the pair and the binding level, are within the profile's error"
-    assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(found)
+    assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(answer)
 
 
 COMMAND = [
@@ -185,6 +185,11 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
         (["--acceptances", "0.5,0.5"], "acceptances names a value twice"),
         (["--synthetic-acceptance-rates", "0.5"], "cannot be combined with --synthetic-acceptance-rates"),
         (["--objective", "goodput"], "objective goodput needs --goodput"),
+        (["--against", "pd", "--arch", "pdv,colocated"], "--against pd is not one of those compared: pdv, colocated"),
+        (["--y", "card"], "try-cards needs at least one value"),
+        (["--y", "card", "--try-cards", "z80"], "unknown gpu 'z80'"),
+        (["--y", "card", "--try-cards", "h200,h200"], "try-cards names a value twice"),
+        (["--try-cards", "h200"], "--try-cards needs --y card"),
     ],
 )
 def test_bad_input_is_one_line(refused: Callable[..., str], tmp_path: Path, flags: list[str], says: str) -> None:
@@ -199,3 +204,73 @@ def test_each_pair_may_have_an_acceptance_rate_of_its_own() -> None:
     assert {pair: grid.placed(4, pair).acceptance.acceptance_rate for pair in grid.places} == rates
     with pytest.raises(ValueError, match="one rate for each"):
         build(MapOptions, options | {"pair_acceptance": [0.5]}).grid()
+
+
+PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
+FLAGS = ["--num-prompts", "6", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--jobs", "1"]
+SMALL: dict[str, Any] = {"dataset_name": "random", "num_prompts": 6, "input_len": 32, "output_len": 8, "jobs": 1}
+FIXED: dict[str, Any] = {"num_speculative_tokens": 2, "max_num_seqs": 8, "max_num_batched_tokens": 512}
+
+
+def compared(**options: Any) -> Any:
+    return pdvsim.winner_map(**{"concurrency": 2, "num_runs": 2, **SMALL, **FIXED} | options).differences
+
+
+def test_differences_are_paired_within_a_pair() -> None:
+    differences = compared(y="size", pairs=PAIRS, arch=["pd", "pdv"], against="pd")
+    frame = differences.points
+    assert len(frame) == 2 * 2 * 2
+    for entry in differences.paired:
+        here = frame[frame["place"] == entry["place"]].set_index(["arch", "seed"])[entry["metric"]]
+        assert entry["difference"].mean == pytest.approx((here["pdv"] - here["pd"]).mean())
+    assert [d["pair"] for d in differences.paired if d["metric"] == "mean_e2el_ms"] == sorted(PAIRS, reverse=True)
+
+
+def test_everyone_is_compared_finalist_or_not() -> None:
+    """The best four and plain decoding are finalists; six compete, and all stand in the table."""
+    archs = ["baseline", "colocated", "pd", "pdv-unified", "pdv", "pdv-hybrid"]
+    differences = compared(acceptances=0.6, arch=archs, against="baseline")
+    assert [entry["arch"] for entry in differences.summary] == archs
+    assert {entry["replications"] for entry in differences.summary} == {2}
+
+
+@pytest.mark.usefixtures("quick_plots")
+def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Batch 1 is far behind everyone; pdv-hybrid is pd while few are there. Four seeds tell nothing."""
+    argv = ["map", "--acceptances", "0.6", "--concurrency", "2", *FLAGS, "-o", str(tmp_path)]
+    argv += [f"--{name.replace('_', '-')}={value}" for name, value in FIXED.items()]
+    few, alike = "too few runs", "not significant"
+    for arch, num_runs, said in (("baseline,pd", 5, ""), ("baseline,pd", 4, few), ("pd,pdv-hybrid", 5, alike)):
+        assert main([*argv, "--arch", arch, "--against", arch.split(",")[0], "--num-runs", str(num_runs)]) == 0
+        out = capsys.readouterr().out
+        lines = [line for line in out.splitlines() if " output_throughput " in line]
+        assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[said] if said else []]
+        assert bool(re.search(r"the interval overlaps the profile's error of \d+\.\d%", out)) is (num_runs >= 5)
+        for difference in json.loads((tmp_path / "map.json").read_text())["paired_differences"]:
+            apart = difference["relative"]
+            beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]
+            assert difference["significant"] is (beyond and num_runs >= 5)
+    assert {path.name for path in tmp_path.iterdir()} == {"map.parquet", "map.json", "map.png", "differences.png"}
+
+
+@pytest.mark.parametrize("command", ["map", "capacity", "advise"])
+@pytest.mark.parametrize(("runs", "said"), [(3, True), (5, False)])
+def test_too_few_runs_are_said_before_anything_is_computed(
+    command: str, runs: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Begun(Exception):
+        pass
+
+    def bench(*_: object, **__: object) -> None:
+        raise Begun
+
+    module = import_module(f"pdvsim.cli.{command}")
+    monkeypatch.setattr(module, "Bench", bench)
+    loads = {"map": ["--concurrency", "4"], "capacity": ["--goodput", "ttft:500"]}
+    argv = [*loads.get(command, ["--request-rate", "4"]), "--num-prompts", "20", "--num-runs", str(runs)]
+    with pytest.raises(Begun):
+        module.main([*argv, "--arch", "pd", "pdv"])
+    line = f"pdvsim: {runs} runs per point: no difference can be significant; use at least --num-runs 5\n"
+    assert (line in capsys.readouterr().err) is said

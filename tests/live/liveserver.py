@@ -30,15 +30,15 @@ def served(folder: Path, *more: str) -> Served:
     )
     assert process.stderr is not None
     line = process.stderr.readline()
-    found = re.search(r"live at (\S+)", line)
-    assert found, line + process.stderr.read()
-    return Served(process, found[1], folder)
+    address = re.search(r"live at (\S+)", line)
+    assert address, line + process.stderr.read()
+    return Served(process, address[1], folder)
 
 
-def ended(found: Served) -> str:
+def ended(live: Served) -> str:
     """After Ctrl-C: what it says."""
-    found.process.send_signal(signal.SIGINT)
+    live.process.send_signal(signal.SIGINT)
     try:
-        return found.process.communicate(timeout=60)[1]
+        return live.process.communicate(timeout=60)[1]
     finally:
-        found.process.kill()
+        live.process.kill()

@@ -24,10 +24,10 @@ QUIET = ("log", "info")
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     options = ("--speed", "10", "--request-rate", "4", "--max-num-seqs", "8", "--goodput", "ttft:300", "tpot:30")
-    found = served(tmp_path_factory.mktemp("live"), *options)
-    yield found
-    assert ended(found) == "pdvsim: live ended\n"
-    assert found.process.returncode == 0
+    running = served(tmp_path_factory.mktemp("live"), *options)
+    yield running
+    assert ended(running) == "pdvsim: live ended\n"
+    assert running.process.returncode == 0
 
 
 def opened(browser: Browser, url: str, width: int = 1280) -> Page:
@@ -47,8 +47,8 @@ def page(browser: Browser, live: Served) -> Page:
 
 
 def text(page: Page, name: str) -> str:
-    found: str = page.evaluate("name => Bokeh.documents[0].get_model_by_name(name).text", name)
-    return found
+    shown: str = page.evaluate("name => Bokeh.documents[0].get_model_by_name(name).text", name)
+    return shown
 
 
 def now_s(page: Page) -> float:

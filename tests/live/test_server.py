@@ -23,10 +23,10 @@ from pdvsim.cli import main
 
 @pytest.fixture(scope="module")
 def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    found = served(tmp_path_factory.mktemp("live"))
-    yield found
-    assert ended(found) == "pdvsim: live ended\n"
-    assert found.process.returncode == 0
+    running = served(tmp_path_factory.mktemp("live"))
+    yield running
+    assert ended(running) == "pdvsim: live ended\n"
+    assert running.process.returncode == 0
 
 
 def answer(url: str, path: str, host: str, *more: str) -> str:
@@ -125,8 +125,8 @@ def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
         return int(kib) / 1024
 
     async def opened_page() -> Any:
-        found = await AsyncHTTPClient().fetch(live.url, request_timeout=60)
-        assert b"pdvsim live" in found.body
+        answer = await AsyncHTTPClient().fetch(live.url, request_timeout=60)
+        assert b"pdvsim live" in answer.body
         connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
         news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
         assert {"launches", "fast", "slow", "spreads"} <= news["sources"].keys()
@@ -162,10 +162,10 @@ def test_a_port_that_is_taken_is_named_before_anything_is_made(
 def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["live", "--no-browser", "--port", "0", "--token", "short"]) == 2
     assert "token" in capsys.readouterr().err
-    found = served(tmp_path, "--address", "0.0.0.0", "--token", "a-token-of-mine")
+    shared = served(tmp_path, "--address", "0.0.0.0", "--token", "a-token-of-mine")
     try:
-        assert found.url.endswith("/?token=a-token-of-mine")
-        port = int(re.findall(r":(\d+)/", found.url)[0])
+        assert shared.url.endswith("/?token=a-token-of-mine")
+        port = int(re.findall(r":(\d+)/", shared.url)[0])
         here = f"http://127.0.0.1:{port}/"
         for query, code in (("", 403), ("?token=another", 403), ("?token=a-token-of-mine", 200)):
             assert _asked(here + query) == code
@@ -180,8 +180,8 @@ def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixtu
         ):
             assert answer(here, "/ws", host, *UPGRADE, *more).split()[1] == code, (host, more)
     finally:
-        ended(found)
-    assert found.process.returncode == 0
+        ended(shared)
+    assert shared.process.returncode == 0
 
 
 def _asked(url: str) -> int:

@@ -33,9 +33,9 @@ def throughput(reproduction: Reproduction, arch: str) -> list[TableCell]:
 
 
 def test_every_p95_and_mean_latency_within_15_percent(three_way: Reproduction) -> None:
-    found = [c for c in three_way.cells if c.metric in ("request_latency_p95", "request_latency_mean")]
-    assert len(found) == 24
-    assert {(c.arch, c.concurrency, c.metric): c.error for c in found if abs(c.error) > 0.15} == {}
+    latencies = [c for c in three_way.cells if c.metric in ("request_latency_p95", "request_latency_mean")]
+    assert len(latencies) == 24
+    assert {(c.arch, c.concurrency, c.metric): c.error for c in latencies if abs(c.error) > 0.15} == {}
 
 
 @pytest.mark.parametrize("metric", ["request_latency_p95", "request_latency_mean"])
@@ -46,9 +46,9 @@ def test_the_winner_of_each_scenario(three_way: Reproduction, metric: str) -> No
 
 
 def test_every_throughput_on_ten_completions_within_12_percent(poisson: Reproduction) -> None:
-    found = [c for c in throughput(poisson, "pd") + throughput(poisson, "pdv-unified") if c.completions >= 10]
-    assert len(found) == 44
-    assert {(c.pair, c.arch, c.concurrency): c.error for c in found if abs(c.error) > 0.12} == {}
+    throughputs = [c for c in throughput(poisson, "pd") + throughput(poisson, "pdv-unified") if c.completions >= 10]
+    assert len(throughputs) == 44
+    assert {(c.pair, c.arch, c.concurrency): c.error for c in throughputs if abs(c.error) > 0.12} == {}
     assert poisson.missed() == []
 
 

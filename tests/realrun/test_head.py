@@ -35,6 +35,7 @@ from pdvsim.sim.workload.requests import make_requests
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
+SHORT = ([5], PROMPTS[1], [1, 2])  # shorter than what a batch of drafts begins with
 
 
 def lanes(kind: HeadKind, layers: int = 5, slots: int = 4, capacity: int = 128) -> tuple[GraphLane, GraphLane]:
@@ -110,13 +111,13 @@ def plainly(head: Head, target: Transformer, tokens: Sequence[int], steps: int) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("chunk", [4, 64])
-def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int) -> None:
+@pytest.mark.parametrize(("chunk", "prompts"), [(4, PROMPTS), (64, PROMPTS), (64, SHORT)])
+def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, prompts: tuple[list[int], ...]) -> None:
     """Rows that gained unlike numbers of tokens are drafted for in one batch, over several rounds."""
     target, draft = lanes(kind)
     sequences, head = target.engine.sequences, draft.engine.model
     assert isinstance(head, Head)
-    for slot, prompt in enumerate(PROMPTS):
+    for slot, prompt in enumerate(prompts):
         sequences.put(slot, prompt)
         for start in range(0, len(prompt), chunk):
             size = min(chunk, len(prompt) - start)
@@ -214,6 +215,14 @@ def test_a_head_reads_the_last_block_of_a_hit_again(arch: Arch, checked: list[in
     assert result.requests["num_cached_tokens"].sum() > 200
 
 
+@pytest.mark.parametrize("arch", ["colocated", "pdv"])
+def test_prompts_may_be_shorter_than_drafts(arch: Arch, checked: list[int]) -> None:
+    chosen = served(arch, "eagle3", num_speculative_tokens=5)
+    result = serve(replace(chosen, traffic=replace(chosen.traffic, input_len=2)), MACHINE)
+    assert result.requests["prompt_tokens"].min() == 1
+    assert sum(checked) == result.requests["drafts"].sum() > 20
+
+
 def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> None:
     chosen = served("colocated", "eagle3")
     traffic = replace(chosen.traffic, request_rate=math.inf, output_len=40)
@@ -224,11 +233,9 @@ def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> No
 
 
 def test_what_a_head_cannot_do_here_is_refused() -> None:
-    usual = served("pdv", "eagle3")
     for chosen, said in (
         (served("pdv", "eagle3", controller="goodput"), "--min-speculative-tokens 1"),
         (served("adaptive", "eagle3"), "no adaptive"),
-        (replace(usual, traffic=replace(usual.traffic, input_len=3)), "needs prompts of 4 tokens, one has"),
     ):
         with pytest.raises(ValueError, match=said):
             serve(chosen, MACHINE)
@@ -253,14 +260,15 @@ def test_models_of_another_drafter_are_refused_and_a_target_is_not() -> None:
         prepare(eagle, MACHINE, requests, models={"target": other})
 
 
-def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
+@pytest.mark.parametrize("prompts", [PROMPTS[:2], (PROMPTS[0], [11])])
+def test_the_gpus_kernels_draft_what_the_plain_recomputation_does(prompts: tuple[list[int], ...]) -> None:
     """In Triton's interpreter: rows that begin some tokens back, at places one before their tokens', and prompts."""
     gpu = pytest.importorskip("pdvsim.realrun.engine.gpu")
     target, draft = lanes("eagle3", layers=3)
     sequences, head = target.engine.sequences, draft.engine.model
     assert isinstance(head, Head)
     target.engine.model.ops = head.ops = target.sampler.ops = draft.sampler.ops = gpu
-    for slot, prompt in enumerate(PROMPTS[:2]):
+    for slot, prompt in enumerate(prompts):
         sequences.put(slot, prompt)
         for start in range(0, len(prompt), 4):
             size = min(4, len(prompt) - start)

@@ -162,7 +162,7 @@ def test_every_command_that_simulates_drafts_reads_it(tmp_path: Path) -> None:
     with pytest.warns(Note):
         bases = [
             build(AskedExperiment, asked).asked(),
-            build(SweepOptions, asked).sweep().base,
+            build(SweepOptions, asked).sweep.base,
             build(CapacityOptions, asked | {"goodput": ["ttft:500"]}).plan().base,
             build(MapOptions, asked | {"y": "card", "try_cards": ["h200"]}).grid().base,
             build(DraftTableOptions, asked).question().base,

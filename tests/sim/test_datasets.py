@@ -218,9 +218,9 @@ def test_sharegpt_counts_the_first_exchange_under_vllms_filter(write: Write, tok
         {"id": "no turns"},
     ]
     path = write(json.dumps(talks))
-    kept = read_sharegpt(path, tokenizer, 100, np.random.default_rng(0)).tolist()
+    kept = read_sharegpt(path, tokenizer, 100, np.random.default_rng(0)).lengths.tolist()
     assert sorted(kept) == [[5, 4], [10, 20], [12, 13], [1024, 1024]]
-    assert read_sharegpt(path, tokenizer, 2, np.random.default_rng(0)).tolist() == kept[:2]
+    assert read_sharegpt(path, tokenizer, 2, np.random.default_rng(0)).lengths.tolist() == kept[:2]
 
     traffic = Traffic(dataset_path=path, tokenizer=tokenizer, num_prompts=9)
     requests = make_requests(traffic, Acceptance())

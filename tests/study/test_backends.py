@@ -64,18 +64,18 @@ def test_dask_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, dask
 
 
 def outcomes(task: Any, argument: Any, backend: Backend) -> list[Outcome]:
-    found = list(finished(task, [(index, argument) for index in range(8)], backend))
-    assert sorted(outcome.index for outcome in found) == list(range(8))  # none lost, none twice
-    return sorted(found, key=lambda outcome: outcome.index)
+    every = list(finished(task, [(index, argument) for index in range(8)], backend))
+    assert sorted(outcome.index for outcome in every) == list(range(8))  # none lost, none twice
+    return sorted(every, key=lambda outcome: outcome.index)
 
 
 @pytest.mark.parametrize("name", ["loky", "dask"])
 def test_a_point_that_kills_its_worker_is_found_out(name: str, request: pytest.FixtureRequest) -> None:
     """Only it fails, not those that ran beside it; and the others are not lost."""
     where = Backend(scheduler=request.getfixturevalue("dask").scheduler_address)
-    found = outcomes(deadly, 3, Backend(jobs=2) if name == "loky" else where)
-    assert [outcome.index for outcome in found if outcome.row is None] == [3]
-    assert found[3].reason.startswith(DIED)
+    ended = outcomes(deadly, 3, Backend(jobs=2) if name == "loky" else where)
+    assert [outcome.index for outcome in ended if outcome.row is None] == [3]
+    assert ended[3].reason.startswith(DIED)
 
 
 def test_a_cluster_without_workers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,8 +90,8 @@ def test_a_cluster_without_workers_is_not_waited_for_for_ever(monkeypatch: pytes
 
 
 def test_a_worker_killed_once_costs_nothing(tmp_path: Path) -> None:
-    found = outcomes(deadly_once, str(tmp_path / "marker"), Backend(jobs=2))
-    assert [outcome.row for outcome in found] == [{"index": index} for index in range(8)]
+    ended = outcomes(deadly_once, str(tmp_path / "marker"), Backend(jobs=2))
+    assert [outcome.row for outcome in ended] == [{"index": index} for index in range(8)]
 
 
 def test_workers_end_with_a_sweep_that_is_killed(tmp_path: Path) -> None:

@@ -28,9 +28,9 @@ class Mine(PD):
 
 @pytest.fixture
 def errors() -> Errors:
-    found = errors_of(Hardware())
-    assert found is not None
-    return found
+    recorded = errors_of(Hardware())
+    assert recorded is not None
+    return recorded
 
 
 def serving(arch: str = "pd", users: int = 8, **server: Any) -> Experiment:

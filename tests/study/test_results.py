@@ -39,13 +39,13 @@ def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
     assert results.archs == ["pd", "pdv"]
     assert (len(results.points), results.dims, results.detailed) == (8, (), 8)
     for _, row in results.points.iterrows():
-        found = records(row)
-        assert found is not None
+        saved = records(row)
+        assert saved is not None
         assert results.warmup(row) == WARMUP
         same = simulate(experiment(row["arch"], row["load"], int(row["seed"])))
-        for read, made in ((found.requests, same.requests), (found.launches, same.launches)):
+        for read, made in ((saved.requests, same.requests), (saved.launches, same.launches)):
             assert all(np.array_equal(read[name], made[name]) for name in made)
-        seconds = latencies_s(found.requests, found.deliveries, WARMUP)
+        seconds = latencies_s(saved.requests, saved.deliveries, WARMUP)
         assert len(seconds["ttft"]) == BASE.traffic.num_prompts - WARMUP
         for metric, values in seconds.items():  # what the histograms hold is what the metrics were taken over
             assert values.mean() * 1e3 == pytest.approx(row[f"mean_{metric}_ms"])

@@ -196,5 +196,5 @@ def test_where_arrivals_set_the_throughput_architectures_differ_by_latency(
     table = capsys.readouterr().out
     assert [name for name in ("gain %", "E2EL %") if name in table.partition("---")[0]] == [headline]
     metric = "output_throughput" if headline == "gain %" else "mean_e2el_ms"
-    found = paired_differences(pd.read_parquet(tmp_path / "sweep" / "summary.parquet"), metric, "autoregressive")
-    assert all(f"{100 * d['relative'].mean:+.2f} ±" in table for d in found)
+    differences = paired_differences(pd.read_parquet(tmp_path / "sweep" / "summary.parquet"), metric, "autoregressive")
+    assert all(f"{100 * d['relative'].mean:+.2f} ±" in table for d in differences)

@@ -52,8 +52,8 @@ def test_two_hundred_intervals_of_a_tail_cover_it(
     for first in range(0, RUNS, EACH):
         values, within = tails[first : first + EACH].tolist(), errors[first : first + EACH].tolist()
         for inside in covered:
-            found = interval(values, within=within if inside else ())
-            covered[inside] += abs(found.mean - truth) <= found.half_width
+            covering = interval(values, within=within if inside else ())
+            covered[inside] += abs(covering.mean - truth) <= covering.half_width
     count = RUNS // EACH
     assert covered[False] < now * count
     assert 0.93 * count <= covered[True]

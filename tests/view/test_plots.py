@@ -62,12 +62,12 @@ def test_the_heatmap_shows_the_paired_differences(
     pairs: tuple[str, ...], gain: float, noise: float, seeds: int
 ) -> None:
     results = made_up(pairs, seeds, gain, noise)
-    found = cells(results, "output_throughput", "pd")
-    assert len(found) == len(pairs) * 3 * 2
+    gains = cells(results, "output_throughput", "pd")
+    assert len(gains) == len(pairs) * 3 * 2
     for setting, points in results.settings():
         for d in paired_differences(points, "output_throughput", "pd"):
             [cell] = [
-                c for c in found if (c.setting, c.arch, c.load) == (setting.get("pair", ""), d["arch"], d["load"])
+                c for c in gains if (c.setting, c.arch, c.load) == (setting.get("pair", ""), d["arch"], d["load"])
             ]
             low, high = (d["relative"].mean + sign * d["relative"].half_width for sign in (-1, 1))
             assert cell.relative == d["relative"] or seeds == 1
@@ -77,14 +77,14 @@ def test_the_heatmap_shows_the_paired_differences(
 @pytest.mark.parametrize("pairs", [("a:b",), ("a:b", "c:d")])
 def test_cells_that_prove_nothing_are_grey_and_hatched(pairs: tuple[str, ...]) -> None:
     results = made_up(pairs, noise=0.05)
-    found = cells(results, "output_throughput", "pd")
-    unsure = [cell for cell in found if not cell.significant]
-    assert 0 < len(unsure) < len(found)
+    gains = cells(results, "output_throughput", "pd")
+    unsure = [cell for cell in gains if not cell.significant]
+    assert 0 < len(unsure) < len(gains)
     figure = improvement_figure(results, "output_throughput", "pd")
     assert figure is not None
     panels = figure.axes[:-1]  # the last is the scale
     assert len(panels) == (1 if len(pairs) == 1 else 2)
-    assert sorted(t.get_text() for axes in panels for t in axes.texts) == sorted(cell.text for cell in found)
+    assert sorted(t.get_text() for axes in panels for t in axes.texts) == sorted(cell.text for cell in gains)
     assert sum(patch.get_hatch() is not None for axes in panels for patch in axes.patches) == len(unsure)
     assert "interval includes 0" in figure.get_supxlabel().replace("\n", " ")
 

@@ -68,14 +68,14 @@ def test_step_functions_are_averaged_by_area(changes: list[tuple[float, float]],
 def test_series_obey_the_laws_of_what_they_count(folder: Path) -> None:
     results = load([folder])
     for _, row in results.points.iterrows():
-        found = records(row)
-        assert found is not None
-        requests, launches = found.requests, found.launches
+        saved = records(row)
+        assert saved is not None
+        requests, launches = saved.requests, saved.launches
         for steps in (waiting(requests), in_flight(requests)):
             assert steps.values.min() >= 0
             assert steps.values[-1] == 0
         bandwidth, *_ = bandwidths = results.bandwidths_bytes_per_s(row)
-        series = over_time(found, bandwidths, bins=50)
+        series = over_time(saved, bandwidths, bins=50)
         span_s = 50 * series["bin_s"]
         # Little's law: the mean number in the system is what the requests spent in it, over the time
         spent_s = (requests["finish_s"] - requests["arrival_s"]).sum()
@@ -104,10 +104,10 @@ def test_bandwidth_over_time_is_that_of_the_run_on_unlike_cards(tmp_path: Path) 
     assert main([*argv, "-o", str(path), "--save-detailed"]) == 0
     results = load([path])
     [(_, row)] = results.points.iterrows()
-    found, bandwidths = records(row), results.bandwidths_bytes_per_s(row)
+    saved, bandwidths = records(row), results.bandwidths_bytes_per_s(row)
     assert bandwidths == [builtin(card).gpu.bandwidth_bytes_per_s for card in ("l4", "h200")]
-    assert found is not None
-    series = over_time(found, bandwidths, bins=50)
+    assert saved is not None
+    series = over_time(saved, bandwidths, bins=50)
     span_s = 50 * series["bin_s"]
     for lane in ("prefill", "decode", "verify"):
         moved = row[f"lanes_{lane}_bandwidth_share"] * row["duration"]
@@ -115,9 +115,9 @@ def test_bandwidth_over_time_is_that_of_the_run_on_unlike_cards(tmp_path: Path) 
 
 
 def test_histograms_hold_every_counted_request(document: dict[str, Any]) -> None:
-    found = [h for h in document["histograms"] if h["metric"] in ("ttft", "tpot", "e2el")]
-    assert len(found) == 3 * 2
-    for histogram in found:
+    histograms = [h for h in document["histograms"] if h["metric"] in ("ttft", "tpot", "e2el")]
+    assert len(histograms) == 3 * 2
+    for histogram in histograms:
         assert set(histogram["counts"]) == set(ARCHS)
         assert {sum(counts) for counts in histogram["counts"].values()} == {2 * COUNTED}  # two replications
         assert np.all(np.diff(histogram["edges"]) > 0)
@@ -163,7 +163,7 @@ def test_without_records_the_page_says_so(browser: Browser, tmp_path: Path, caps
     opened.goto((tmp_path / "r.html").as_uri())
     opened.wait_for_selector("#breakdown-chart .bars")
     boxes = opened.locator("section:visible h2").all_inner_texts()
-    assert boxes == ["Throughput", "Latency", "At one load", "Where a request's time goes", "Provenance"]
+    assert boxes == ["Output throughput", "Latency", "At one load", "Where a request's time goes", "Provenance"]
     assert "--save-detailed" in opened.locator("#unrecorded").inner_text()
     assert opened.locator(".facts:visible").count() == 0  # folded until somebody asks
     made = build(load([bare]))
@@ -192,8 +192,8 @@ def shown(browser: Browser, folder: Path) -> Page:
 def traces(shown: Page, chart: str) -> list[dict[str, Any]]:
     """What a chart shows, as plotly holds it."""
     fields = "({name, x, y, customdata, marker}) => ({name, x, y, customdata, symbol: marker && marker.symbol})"
-    found: list[dict[str, Any]] = shown.evaluate(f"id => document.getElementById(id).data.map({fields})", chart)
-    return found
+    drawn_traces: list[dict[str, Any]] = shown.evaluate(f"id => document.getElementById(id).data.map({fields})", chart)
+    return drawn_traces
 
 
 def cells(shown: Page) -> list[list[str]]:
@@ -251,7 +251,7 @@ def test_the_toolbar_hides_no_legend(shown: Page) -> None:
 
 
 def boxes(shown: Page, selector: str) -> list[Any]:
-    return [box for found in shown.query_selector_all(selector) if (box := found.bounding_box())]
+    return [box for element in shown.query_selector_all(selector) if (box := element.bounding_box())]
 
 
 def test_controls_change_what_is_shown(shown: Page) -> None:
@@ -277,6 +277,7 @@ def test_controls_change_what_is_shown(shown: Page) -> None:
     assert "p95 E2EL (ms)" in shown.inner_text("#comparison thead")
     shown.select_option("#rate", "request_throughput")
     assert shown.text_content("#throughput-chart .ytitle") == "Request throughput (req/s)"
+    assert shown.inner_text("#rate-title") == "Request throughput"
 
     shown.select_option("#against", "colocated")
     assert "vs colocated" in shown.inner_text("#comparison thead")
@@ -356,9 +357,9 @@ def test_a_sheet_holds_text_as_text_and_loads_nothing() -> None:
 
 
 def test_what_is_printed_keeps_its_columns_and_wraps_its_lines() -> None:
-    found = printed("Title\n-----\na long line\n\narch  k\n-------\npdv   2\npd    3\nunder <it>")
+    html = printed("Title\n-----\na long line\n\narch  k\n-------\npdv   2\npd    3\nunder <it>")
     parts = ["<h3>Title</h3>", '<pre class="wrap">a long line</pre>', "<pre>arch  k\n-------\npdv   2\npd    3</pre>"]
-    assert found == "".join([*parts, '<pre class="wrap">under &lt;it&gt;</pre>'])
+    assert html == "".join([*parts, '<pre class="wrap">under &lt;it&gt;</pre>'])
 
 
 def page_css() -> str:

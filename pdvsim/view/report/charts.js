@@ -85,10 +85,10 @@ function overLoads(id, doc, chosen, metric) {
       : { ...common, type: "scatter", mode: "lines+markers", x: at.map(([l]) => l.x), line: { color: colour, width: 2 },
           marker: { size: 9, color: colour, line: { width: 2, color: colour }, symbol: at.map(([, e]) => (e.grew ? "circle-open" : "circle")) } });
   }
-  const found = /_(ttft|tpot|itl|e2el)_ms$/.exec(metric);
+  const latency = /_(ttft|tpot|itl|e2el)_ms$/.exec(metric);
   const means = traces.flatMap((t) => t.y).filter((v) => v > 0);
   // a service level far from all curves would flatten them, so it is only labelled
-  const levels = ((found && doc.levels[found[1]]) || []).filter(() => means.length).map((ms) => [ms, ms <= 3 * Math.max(...means)]);
+  const levels = ((latency && doc.levels[latency[1]]) || []).filter(() => means.length).map((ms) => [ms, ms <= 3 * Math.max(...means)]);
   means.push(...levels.filter(([, near]) => near).map(([ms]) => ms));
   const wide = /ttft|e2el/.test(metric) && Math.max(...means) > 10 * Math.min(...means);
   const xaxis = loads.length === 1 ? { title: { text: "" } } : {
@@ -106,23 +106,23 @@ function overLoads(id, doc, chosen, metric) {
 }
 
 function histogram(id, doc, chosen) {
-  const found = doc.histograms.find((h) => h.setting === chosen.setting && h.metric === chosen.latency && sameLoad(h.load, chosen.load));
+  const counted = doc.histograms.find((h) => h.setting === chosen.setting && h.metric === chosen.latency && sameLoad(h.load, chosen.load));
   const traces = [];
-  for (const arch of found ? chosen.archs.filter((a) => found.counts[a]) : []) {
-    const counts = found.counts[arch];
+  for (const arch of counted ? chosen.archs.filter((a) => counted.counts[a]) : []) {
+    const counts = counted.counts[arch];
     const total = counts.reduce((a, b) => a + b, 0);
     const colour = colourOf(doc, arch);
     traces.push({
-      type: "scatter", mode: "lines", name: escapeText(arch), x: found.edges, y: [...counts, 0].map((c) => (100 * c) / total), line: { color: colour, width: 1.8, shape: "hv" },
+      type: "scatter", mode: "lines", name: escapeText(arch), x: counted.edges, y: [...counts, 0].map((c) => (100 * c) / total), line: { color: colour, width: 1.8, shape: "hv" },
       fill: "tozeroy", fillcolor: fade(colour, 0.15), customdata: [...counts, 0],
       hovertemplate: `<b>${escapeText(arch)}</b> from %{x:,.4~r} ms: %{customdata} of ${total}<extra></extra>`,
     });
   }
   draw(id, traces, {
-    xaxis: { type: "log", title: { text: `${chosen.latency.toUpperCase()} (ms)` }, ...(found ? logTicks(found.edges[0], found.edges[found.edges.length - 1]) : {}) },
+    xaxis: { type: "log", title: { text: `${chosen.latency.toUpperCase()} (ms)` }, ...(counted ? logTicks(counted.edges[0], counted.edges[counted.edges.length - 1]) : {}) },
     yaxis: { title: { text: chosen.latency === "itl" ? "% of chunks" : "% of requests" }, rangemode: "tozero" },
   });
-  return found;
+  return counted;
 }
 
 // The target's forwards verify drafts, or decode without drafts.

@@ -86,13 +86,14 @@ function show() {
   const time = `${chosen.mark}_${chosen.latency}_ms`;
   const setting = doc.entries.filter((e) => e.setting === chosen.setting && chosen.archs.includes(e.arch));
   const here = chosen.archs.map((arch) => setting.find((e) => e.arch === arch && sameLoad(e.load, chosen.load))).filter(Boolean);
+  $("rate-title").textContent = doc.metrics[chosen.rate].title;
   overLoads("throughput-chart", doc, chosen, chosen.rate);
   overLoads("latency-chart", doc, chosen, time);
   $("throughput-note").textContent = restsOn(setting, `Whiskers: 95% confidence over replications.${banded(setting, chosen.rate)}`);
   $("latency-note").textContent = restsOn(setting, `${chosen.mark === "mean" ? "" : `${doc.marks[chosen.mark]} of each run, averaged over runs.`}${banded(setting, time)}`.trim());
   table(here, chosen, time);
-  const found = histogram("histogram-chart", doc, chosen);
-  $("histogram-note").textContent = found ? restsOn(here, "All counted requests of all replications together, on a logarithmic axis.") : "";
+  const counted = histogram("histogram-chart", doc, chosen);
+  $("histogram-note").textContent = counted ? restsOn(here, "All counted requests of all replications together, on a logarithmic axis.") : "";
   breakdown("breakdown-chart", doc, here);
   $("breakdown-note").textContent = restsOn(here, "Means over replications.");
   const watched = doc.entries.find((e) => e.setting === chosen.setting && e.arch === chosen.watched && sameLoad(e.load, chosen.load));

@@ -1,0 +1,238 @@
+"""The traffic of a decision: loads of each kind, lengths that vary, and traces scaled to each rate."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pdvsim
+from pdvsim.cli.advise import AdviseOptions
+from pdvsim.cli.capacity import CapacityOptions
+from pdvsim.cli.draft_table import DraftTableOptions
+from pdvsim.cli.map import MapOptions
+from pdvsim.common.options import build
+from pdvsim.decide.advice import Advice
+from pdvsim.decide.figures import flips_figure
+from pdvsim.decide.fleet import ARCHS
+from pdvsim.decide.options import SPREAD, TunedServer, VariedTraffic
+from pdvsim.decide.report import lengths_note
+from pdvsim.decide.runs import at_load, at_rate, least_prompts, load_of, load_words, saturated
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.requests import Workload
+from pdvsim.study.inputs import checked
+
+FEW: dict[str, Any] = {
+    "arch": ["autoregressive", "colocated"], "dataset_name": "random", "input_len": 64, "output_len": 24, "jobs": 1,
+    "controller": "fixed", "max_num_seqs": 64, "num_runs": 2, "max_num_batched_tokens": 2048, "budget": 400,
+}  # fmt: skip
+
+
+@cache
+def loop() -> Advice:
+    return pdvsim.advise(concurrency=4, **FEW)
+
+
+@cache
+def batch() -> Advice:
+    return pdvsim.advise(num_prompts=96, **FEW)
+
+
+def test_a_closed_loop_has_so_many_outstanding_and_is_for_throughput() -> None:
+    advice = loop()
+    assert advice.question.goal.objective == "throughput"
+    assert {row["max_concurrent_requests"] for row in advice.rows} == {4}
+    assert "at concurrency 4" in str(advice)
+    assert advice.capacity is None
+    [flips, *_] = advice.flips
+    assert flips.axis == "concurrency"
+    assert set(flips.probes) >= {2.0, 4.0, 8.0}
+    assert len(flips_figure(advice).axes) == len(advice.flips)
+
+
+def test_a_batch_job_is_for_the_time_to_finish() -> None:
+    """All of it counts: no warm-up, and tokens per second times the time are the job's tokens, on every seed."""
+    advice = batch()
+    text, best = str(advice), advice.recommended
+    assert best.scoring.warmup_requests == 0
+    assert "at a batch of 96 requests" in text
+    assert "Time to finish (s)" in text
+    for row in advice.rows:
+        assert row["completed"] == 96
+        assert row["output_throughput"] * row["duration"] == pytest.approx(row["total_output_tokens"])
+    figures = {str(c.arch): [row["duration"] for row in rows] for c, rows in advice.finals.items()}
+    assert min(figures, key=lambda name: sum(figures[name])) == advice.held.best
+    assert advice.flips[0].axis == "requests"
+    assert best.server.max_num_seqs == 64  # 96 at once do not wait for batches of 8
+
+
+def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
+    kinds = {
+        "12 req/s": Traffic(request_rate=12.0, num_prompts=500),
+        "concurrency 8": Traffic(max_concurrency=8, num_prompts=200),
+        "a batch of 700 requests": Traffic(num_prompts=700),
+    }
+    for words, traffic in kinds.items():
+        here = Experiment(traffic=traffic)
+        assert load_words(traffic) == words
+        assert at_load(here, load_of(traffic)) == here
+        twice = at_load(here, 2 * load_of(traffic)).traffic
+        assert load_of(twice) == 2 * load_of(traffic)
+        assert re.sub("[0-9]+", "", load_words(twice)) == re.sub("[0-9]+", "", words)
+    assert at_load(Experiment(traffic=kinds["concurrency 8"]), 100).traffic.num_prompts == 400
+    assert least_prompts(kinds["12 req/s"], 125) == 125
+    assert least_prompts(kinds["concurrency 8"], 10) == 16
+    assert least_prompts(kinds["a batch of 700 requests"], 175) == 512
+
+
+def test_on_several_gpus_everyone_who_can_draft_competes() -> None:
+    options = {"pair": "llama-3.1-8b", "gpus": 2, "request_rate": 4}
+    question = build(AdviseOptions, options).question()
+    names = {fleet.name for fleet in question.fleets}
+    assert {"2x autoregressive", "autoregressive tp2", "2x colocated with eagle3", "colocated tp2 with ngram"} <= names
+    assert "pdv-ahead on 1+1 with llama-3.2-1b" in names
+    assert len(names) == len(question.fleets)
+    for fleet in question.fleets:
+        mine = fleet.of(question.base)
+        assert question.name(mine) == fleet.name
+        assert mine.arch in ARCHS
+        if "eagle3" in fleet.name:
+            assert mine.acceptance.acceptance_model == "sharegpt-eagle3"
+        if "llama-3.2-1b" in fleet.name:
+            assert mine.acceptance.by_rate
+
+
+SHORT: dict[str, Any] = {"dataset_name": "random", "input_len": 128, "output_len": 128}
+GOODPUT = Scoring(goodput=("ttft:500",))
+
+
+def bases(**traffic: Any) -> list[Experiment]:
+    """What each command that decides simulates."""
+    return [
+        AdviseOptions(request_rate=5.0, traffic=VariedTraffic(**traffic)).question().base,
+        CapacityOptions(traffic=VariedTraffic(**traffic), scoring=GOODPUT).plan().base,
+        MapOptions(traffic=VariedTraffic(**traffic)).grid().base,
+        MapOptions(traffic=VariedTraffic(**traffic), gpus=2).grid().base,
+        DraftTableOptions(traffic=VariedTraffic(**traffic)).question().base,
+    ]
+
+
+def test_every_decision_varies_lengths_that_are_given() -> None:
+    assert {base.traffic.random_range_ratio for base in bases(**SHORT)} == {SPREAD}
+    assert {base.traffic.random_range_ratio for base in bases(output_len=200)} == {SPREAD}
+    assert {base.traffic.random_range_ratio for base in bases(**SHORT, random_range_ratio=0.0)} == {0.0}
+    assert {base.traffic.random_range_ratio for base in bases(**SHORT | {"output_len": 1})} == {0.0}  # never two
+    assert {base.traffic.random_range_ratio for base in bases()} == {0.0}  # ShareGPT's own vary
+
+
+def test_the_output_says_how_lengths_vary() -> None:
+    said = {lengths_note(base.traffic)[0] for base in bases(**SHORT)}
+    assert said == {"lengths: random 128 tokens in, 128 out ±30% (--random-range-ratio)"}
+    assert "all equal" in lengths_note(Traffic(**SHORT))[0]
+    assert lengths_note(Traffic()) == []
+
+
+@pytest.mark.parametrize("prompt", [1900, 1948])
+def test_what_fits_a_context_with_equal_lengths_is_not_refused(prompt: int) -> None:
+    """TinyLlama's ends at 2048: the longest request takes as much of it as there is, and no more."""
+    traffic = VariedTraffic("random", num_prompts=400, input_len=prompt, output_len=100)
+    server = Server("tinyllama-1.1b:llama-2-7b")
+    asked = traffic.asked(500, server)
+    assert asked.random_range_ratio == (0.02 if prompt == 1900 else 0.0)
+    assert checked(Experiment("pdv", asked, server=server)).largest().prompt_tokens >= prompt
+    assert traffic.asked(500, Server("llama-3.2-1b:llama-3.1-8b")).random_range_ratio == SPREAD
+    assert traffic.asked(500, server, "gemma-2b:gemma-7b").random_range_ratio == SPREAD
+    assert TunedServer("llama-3.1-8b", drafter="eagle3").given().pair == "eagle3-llama-3.1-8b:llama-3.1-8b"
+    assert traffic.asked(500, TunedServer("llama-3.1-8b", drafter="eagle3").given()).random_range_ratio == SPREAD
+
+
+def test_a_given_length_varies_around_itself_and_leaves_the_other_alone() -> None:
+    own = np.concatenate(list(Workload(Traffic(num_prompts=5000), Acceptance()).lengths()))
+    for chunk in (300, 4096):
+        traffic = Traffic(num_prompts=5000, output_len=200, random_range_ratio=0.3)
+        varied = np.concatenate(list(Workload(traffic, Acceptance(), chunk).lengths()))
+        assert np.array_equal(varied[:, 0], own[:, 0])
+        assert (varied[:, 1].min(), varied[:, 1].max()) == (140, 260)
+        assert varied[:, 1].mean() == pytest.approx(200, abs=2)
+
+
+def gain(traffic: Traffic) -> float:
+    """Of one draft token over plain decoding, at 64 concurrent requests."""
+    rates = []
+    for arch, k in (("colocated", 1), ("autoregressive", Server.num_speculative_tokens)):
+        traffic = replace(traffic, max_concurrency=64, num_prompts=320)
+        server, hardware = Server(num_speculative_tokens=k), Hardware(band=False)
+        experiment = Experiment(arch, traffic, server=server, hardware=hardware)
+        scoring = replace(experiment.scoring, warmup_requests=64)
+        rates.append(summarise(simulate(replace(experiment, scoring=scoring)))["output_throughput"])
+    return float(rates[0] / rates[1] - 1)
+
+
+def test_a_lead_does_not_rest_on_requests_that_run_in_step() -> None:
+    """One draft token at 64: +6.5% however far lengths vary, +14% where all are equal and plain decoding waits."""
+    decided = MapOptions(traffic=VariedTraffic(**SHORT)).grid().base.traffic
+    assert gain(decided) == pytest.approx(gain(replace(decided, random_range_ratio=0.9)), abs=0.02)
+    assert gain(replace(decided, random_range_ratio=0.0)) > gain(decided) + 0.05
+
+
+@pytest.fixture(scope="module")
+def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """400 requests of 100 and 10 tokens in bursts, 5 per second."""
+    gaps = np.random.default_rng(0).gamma(0.4, 1 / (0.4 * 5), 399)
+    times = np.concatenate([[0], np.cumsum(gaps / gaps.mean() / 5)])
+    path = tmp_path_factory.mktemp("traces") / "mine.csv"
+    rows = (f"{time},100,10" for time in times)
+    path.write_text("\n".join(["arrival_s,prompt_tokens,output_tokens", *rows]) + "\n")
+    return str(path)
+
+
+def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
+    def asked(**given: object) -> Traffic:
+        return build(AdviseOptions, {"dataset_path": trace} | given).question().base.traffic
+
+    for given in ({}, {"use_trace_timestamps": True}):
+        traffic = asked(**given)
+        assert traffic.request_rate == pytest.approx(5)
+        assert traffic.use_trace_timestamps
+        assert f"{trace} is replayed at its own rate of 5 requests per second" in capsys.readouterr().err
+    assert not asked(request_rate=20.0).use_trace_timestamps
+    scaled = asked(request_rate=20.0, use_trace_timestamps=True)
+    assert (scaled.request_rate, scaled.use_trace_timestamps, scaled.num_prompts) == (20, True, 500)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> None:
+    traffic = VariedTraffic(dataset_path=trace, use_trace_timestamps=True)
+    grid = MapOptions(traffic=traffic).grid()
+    assert grid.request_rate == (2.5, 5, 10, 20)
+    assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
+    assert MapOptions(traffic=traffic, request_rate=(3.0,)).grid().request_rate == (3.0,)
+    with pytest.raises(ValueError, match="give --request-rate, not --concurrency"):
+        MapOptions(traffic=traffic, concurrency=(1,)).grid()
+    untimed = tmp_path / "untimed.csv"
+    untimed.write_text("prompt_tokens,output_tokens\n10,5\n")
+    with pytest.raises(ValueError, match=r"untimed\.csv has no arrival times to replay"):
+        MapOptions(traffic=VariedTraffic(dataset_path=str(untimed), use_trace_timestamps=True)).grid()
+
+
+def test_what_has_no_rate_takes_the_lengths_alone(trace: str) -> None:
+    traffic = Traffic(dataset_path=trace, use_trace_timestamps=True, request_rate=5.0)
+    for run in (saturated(Experiment(traffic=traffic)), at_rate(Experiment(traffic=traffic), float("inf"))):
+        assert not run.traffic.use_trace_timestamps
+
+
+def test_all_drafters_get_the_same_requests(tmp_path: Path) -> None:
+    """A head's context is its target's, 4096, and that of the natural draft model 2048."""
+    path = tmp_path / "long.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n0,3000,5\n1,100,5\n2,200,5\n")
+    question = AdviseOptions(traffic=VariedTraffic(dataset_path=str(path)), server=TunedServer("llama-2-7b")).question()
+    ways = [way.of(question.base) for way in question.ways]
+    assert {way.context for way in ways} == {2048, 4096}
+    assert {way.traffic.longest_request for way in ways} == {2048}
