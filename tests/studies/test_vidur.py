@@ -171,7 +171,7 @@ def test_shards_are_compared_with_shards_and_with_the_whole(tmp_path: Path) -> N
         times = [column for column in half if column.startswith("time_stats.")]
         slow = half.assign(**{column: half[column] * slower for column in times})
         pd.concat([whole, slow]).to_csv(tmp_path / "mlp.csv", index=False)
-        [found] = shards.compare(tmp_path, A100)
-        assert found.name == "llama-2-7b/tp2"
-        assert np.abs(found.layer - np.log(slower)).max() < 0.01  # the embedding's time is not in the formula
-        assert np.abs(found.share - np.log(slower)).max() < 0.01
+        [part] = shards.compare(tmp_path, A100)
+        assert part.name == "llama-2-7b/tp2"
+        assert np.abs(part.layer - np.log(slower)).max() < 0.01  # the embedding's time is not in the formula
+        assert np.abs(part.share - np.log(slower)).max() < 0.01
