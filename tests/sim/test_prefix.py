@@ -45,6 +45,32 @@ def test_a_block_belongs_to_the_text_of_its_last_token() -> None:
     assert len({first, second, *rest}) == 5
 
 
+def test_the_least_recently_used_block_goes_first_and_of_a_prompt_the_last() -> None:
+    """Six blocks. A has three full ones, B two, C one; each prompt has one token more, in a block of its own."""
+    kv = KvCache(6 * BLOCK, 0, True, Reuse())
+    a, b, c, d = ask(49, 1), ask(33, 2), ask(17, 3), ask(49, 4)
+    assert served(kv, a) == 0
+    assert (kv.used_tokens, kv.cached_tokens, kv.prefixes.evictions) == (0, 3 * BLOCK, 0)
+    assert served(kv, b) == 0  # three blocks for it: all six are taken, none is evicted
+    assert (kv.cached_tokens, kv.prefixes.evictions) == (5 * BLOCK, 0)
+    assert served(kv, c) == 0  # two blocks, one is free: the last of A's goes
+    assert (kv.cached_tokens, kv.prefixes.evictions) == (5 * BLOCK, 1)
+    assert kv.cached(a) == 2 * BLOCK
+    assert served(kv, b) == 2 * BLOCK  # used again, and so behind C
+    assert served(kv, d) == 0  # four blocks, one is free: two of A, and C
+    assert kv.prefixes.evictions == 4
+    assert [kv.cached(request) for request in (a, b, c, d)] == [0, 2 * BLOCK, 0, 3 * BLOCK]
+
+
+@pytest.mark.parametrize("tokens", [1, 15, 16, 17, 32, 33, 47, 48, 49])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_prompt_that_is_sent_again_is_computed_from_its_last_block_on(tokens: int, lost: int) -> None:
+    """vLLM's rule, and one block less for a head: (L - 1) // 16 - 1 (vLLM issue 54360)."""
+    kv = KvCache(1000, 0, True, Reuse(lost_blocks=lost))
+    served(kv, ask(tokens, 1))
+    assert served(kv, ask(tokens, 1)) == max(0, (tokens - 1) // 16 - lost) * 16
+
+
 def test_a_shared_block_is_counted_once() -> None:
     kv = KvCache(160, 0, True, Reuse())
     first, second = ask(60, (40, 1), 10), ask(60, (40, 1), 11)
