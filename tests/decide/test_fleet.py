@@ -76,7 +76,7 @@ def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
 @pytest.fixture(scope="module")
 def drawn() -> WinnerMap:
     options = MapOptions(
-        ("pdv", "pdv-ahead"), gpus=2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
+        arch=("pdv", "pdv-ahead"), gpus=2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
         server=SETTLED, traffic=VariedTraffic("random", num_prompts=32, input_len=64, output_len=32),
     )  # fmt: skip
     return draw_map(options.grid(), Bench(1))
@@ -92,7 +92,7 @@ def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) ->
 @pytest.fixture(scope="module")
 def advice() -> Advice:
     options = AdviseOptions(
-        ("colocated", "pdv-ahead"), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
+        arch=("colocated", "pdv-ahead"), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
         num_runs=5, budget=400, jobs=1, server=SETTLED, acceptance=AskedAcceptance(0.8),
         traffic=VariedTraffic("random", num_prompts=24, input_len=64, output_len=32),
     )  # fmt: skip
@@ -116,7 +116,7 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
 
 def test_fleets_have_a_price_per_conversation() -> None:
     options = AdviseOptions(
-        ("colocated",), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
+        arch=("colocated",), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
         num_runs=2, budget=12, jobs=1, server=SETTLED,
         traffic=VariedTraffic(
             "random", num_prompts=24, input_len=20, output_len=32, random_range_ratio=0.0, num_turns=3
