@@ -326,6 +326,6 @@ class Keeper(Reader):
 
     def requests(self) -> Columns:
         """In the order in which they were sent."""
-        found = {name: np.concatenate([part[name] for part in self._requests]) for name in REQUEST_DTYPES}
-        order = np.argsort(found["id"])
-        return rows_of(found, order[np.searchsorted(found["id"], self._sent, sorter=order)])
+        columns = {name: np.concatenate([part[name] for part in self._requests]) for name in REQUEST_DTYPES}
+        order = np.argsort(columns["id"])
+        return rows_of(columns, order[np.searchsorted(columns["id"], self._sent, sorter=order)])

@@ -152,13 +152,13 @@ def errors_of(hardware: Hardware) -> Errors | None:
 @cache
 def _read(path: Path, changed_ns: int) -> Errors:
     try:
-        found = Errors(**read_json(path))
-        by_metric = (*(bar for bars in found.bars.values() for bar in bars.values()), found.leads)
+        errors = Errors(**read_json(path))
+        by_metric = (*(bar for bars in errors.bars.values() for bar in bars.values()), errors.leads)
         if not all(0 <= size < math.inf for sizes in by_metric for size in sizes.values()):
             raise ValueError("an error must be a share")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a file of validate --write: {said(error)}") from None
-    return found
+    return errors
 
 
 def as_text(errors: Errors) -> str:

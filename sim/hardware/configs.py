@@ -88,12 +88,12 @@ class Quantised(NamedTuple):
 def read_config(path: Path) -> Mapping[str, Any]:
     """The dictionary in a config.json or in the folder that holds it."""
     file = path / "config.json" if path.is_dir() else path
-    found = read_json(file)
-    if not isinstance(found, dict):
+    config = read_json(file)
+    if not isinstance(config, dict):
         raise ValueError("expected a JSON object")
     if file.with_name("hf_quant_config.json").exists():  # where NVIDIA's ModelOpt says it
-        found.setdefault("quantization_config", {"quant_method": "modelopt"})
-    return found
+        config.setdefault("quantization_config", {"quant_method": "modelopt"})
+    return config
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:

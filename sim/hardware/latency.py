@@ -178,18 +178,18 @@ class Latency:
     def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
         """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one."""
         key = (rows, tokens, steps)
-        found = self._shapes.get(key)
-        if found is None:
+        shape = self._shapes.get(key)
+        if shape is None:
             logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
             new = self._filled(self._padded(rows) * tokens)
             read = self._distinct(rows, tokens)
-            found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
+            shape = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
             if steps > 1:
-                found = found._replace(
-                    solo_0=found.solo_0 * self.fit.draft_ratio, solo_1=found.solo_1 * self.fit.draft_ratio
+                shape = shape._replace(
+                    solo_0=shape.solo_0 * self.fit.draft_ratio, solo_1=shape.solo_1 * self.fit.draft_ratio
                 )
-            self._shapes[key] = found
-        return found
+            self._shapes[key] = shape
+        return shape
 
     def carrying(
         self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
@@ -300,18 +300,18 @@ class Latency:
     def _rest(self, rows: int, tokens: int, steps: int) -> Shape:
         """All but the first forward's linear layers: the rows' attention in each step, and the later steps whole."""
         key = (rows, tokens, steps)
-        found = self._rests.get(key)
-        if found is None:
+        rest = self._rests.get(key)
+        if rest is None:
             if steps == 1:
-                found = self._attention(rows, tokens, 0)
+                rest = self._attention(rows, tokens, 0)
             else:  # one step more than a draft that is likely known
                 before = self._rest(rows, tokens, steps - 1)
                 padded = self._padded(rows)
                 more = self._with_layers(before, self._filled(padded), padded, self._distinct(rows, 1))
                 attention = self._attention(rows, 1, rows * (tokens + steps - 2))
-                found = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
-            self._rests[key] = found
-        return found
+                rest = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
+            self._rests[key] = rest
+        return rest
 
     def _attention(self, rows: int, tokens: int, grown: int) -> Shape:
         """Attention of `tokens` queries a row over the cached tokens and `grown` more that earlier steps added."""

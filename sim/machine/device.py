@@ -32,7 +32,7 @@ from pdvsim.sim.records import Launches
 _ready = attrgetter("ready_s")
 
 Verdict = Callable[[Work], "Sequence[int] | None"]
-Found = Callable[[Request], bool]
+HasDraft = Callable[[Request], bool]
 
 
 class Job(Event, Load):
@@ -72,9 +72,9 @@ class SimulatedGPU:
         replica: int = 0,
         gpu: int = 0,
         power: PowerFit | None = None,
-        found: Found | None = None,
+        has_draft: HasDraft | None = None,
     ) -> None:
-        self.found = found  # where drafts are looked up: whether there is one for a request
+        self.has_draft = has_draft  # None: drafts are not looked up
         self.env = env
         self.host = host
         self.books = Books(models, log, replica, gpu)
@@ -96,22 +96,22 @@ class SimulatedGPU:
     def launch(self, work: Work) -> Event:
         """Put a launch on its lane's stream."""
         host, env = self.host, self.env
-        if self.found is not None and work.role == "draft":
-            return self._look_up(work, self.found)
+        if self.has_draft is not None and work.role == "draft":
+            return self._look_up(work, self.has_draft)
         job = Job(self, work, host.spend(env._now, host.times.launch_s))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
         return job
 
-    def _look_up(self, work: Work, found: Found) -> Event:
+    def _look_up(self, work: Work, has_draft: HasDraft) -> Event:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
         solo_s, _, _ = self.books.price(work)
         done_s = host.spend(env._now, solo_s)
         for row in work.rows:
             row.draft_s += solo_s
-            row.missed = not found(row)
+            row.missed = not has_draft(row)
             if row.missed:
                 row.k = 0
         done = Event(env)

@@ -111,14 +111,14 @@ class Node(Device):
             return [(work, seats.prefill[work.worker] if work.kind == "prefill" else seats.verify)]
         if len(seats.draft) == 1:
             return [(work, seats.draft[0])]
-        found = []
+        parts = []
         for at in seats.draft:
             rows = [row for row in work.rows if self._drafter(row) == at]
             chunks = tuple(chunk for chunk in work.chunks if self._drafter(chunk.request) == at)
             if rows or chunks:
                 tokens = 1 + max((row.owed for row in rows), default=0) if work.kind == "draft" else work.tokens
-                found.append((replace(work, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
-        return found
+                parts.append((replace(work, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
+        return parts
 
     def _drafter(self, request: Request) -> int:
         """The GPU that drafts for a request and holds its KV; requests are assigned in turn."""
