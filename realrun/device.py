@@ -49,7 +49,7 @@ from pdvsim.sim.machine.node import Device
 from pdvsim.sim.records import Columns
 
 Pins = Callable[[Work], "Sequence[int] | None"]
-Found = Callable[[Request], bool]
+HasDraft = Callable[[Request], bool]
 
 ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
 WARM_UPS = 5
@@ -160,18 +160,18 @@ class Flight:
 
 
 class Lookups:
-    """The host's own copy of every request's tokens, and the drafts that it found there for the next verify."""
+    """The host's own copy of every request's tokens, and the drafts for the next verify from a search in it."""
 
-    def __init__(self, prompts: dict[int, list[int]], found: Found | None) -> None:
+    def __init__(self, prompts: dict[int, list[int]], has_draft: HasDraft | None) -> None:
         self._held = {id: History(prompt) for id, prompt in prompts.items()}
-        self._found = found  # who has a draft, where that is pinned; None: whoever does
+        self._has_draft = has_draft  # None: whether the search matched
         self.offers: dict[int, list[int]] = {}
 
     def look(self, row: Request, k: int) -> None:
         """Search for a draft of k tokens: the row has as many as there are, or as it is pinned."""
         drafts = self._held[row.id].drafts(k)
-        if self._found is not None:
-            drafts = [*drafts, *[0] * (k - len(drafts))] if self._found(row) else []
+        if self._has_draft is not None:
+            drafts = [*drafts, *[0] * (k - len(drafts))] if self._has_draft(row) else []
         self.offers[row.id] = drafts
         row.k, row.missed = len(drafts), not drafts
 
