@@ -269,7 +269,7 @@ class Site:
         self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0, blocks: bool = True
     ) -> None:
         self.env = env
-        self.blocks = blocks  # rounds may pass at once
+        self.blocks = blocks  # several rounds may be simulated in one step
         self.experiment = experiment
         self.profile = profile
         self.end = end

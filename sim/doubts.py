@@ -15,7 +15,7 @@ from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
-CONTEXT = 512  # cached tokens at which a draft step is set beside a target step
+COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
 
 
 class Doubt(Note):
@@ -120,7 +120,7 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     alone = Experiment(server=Server(pair=name), hardware=hardware)
     fits = covering_profile(alone)
     steps = [fits.latency(model).shape(1, 1) for model in (alone.pair.draft, alone.pair.target)]
-    draft_s, target_s = (step.solo_0 + step.solo_1 * CONTEXT for step in steps)
+    draft_s, target_s = (step.solo_0 + step.solo_1 * COMPARED_CONTEXT for step in steps)
     if draft_s >= target_s:
         times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"
         doubts.append(f"a step of the drafter {draft.name} takes as long as one of its target {target.name}: {times}")

@@ -21,7 +21,7 @@ from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.reading import read_json
 from pdvsim.sim.records import Table
 
-FEWEST = 20  # launches from which a ratio is taken
+FEWEST_LAUNCHES = 20
 LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed
 
 
@@ -82,14 +82,14 @@ def pace_of(launches: Table, profile: Profile, pair: Pair, handed: bool) -> dict
     pace: dict[str, float] = {}
     for name, those, spec in (("target", verifies, pair.target), ("draft", drafts, pair.draft)):
         those = those & alone & ~prompts
-        if those.sum() >= FEWEST:
+        if those.sum() >= FEWEST_LAUNCHES:
             ratio = float((end_s - start_s)[those].sum() / solo_s[those].sum())
             pace[f"pace_{name}"] = ratio * profile.in_service.get(spec.name, 1.0)
     # a round's first launch waits for the verdict before it, and on lanes of their own also for the hand-over
     follows = np.concatenate(([False], (verifies & alone)[:-1])) & (drafts | (verifies & ~drafts.any())) & ~prompts
     gaps_s, host = (start_s - before_s)[follows], profile.host
     sizes, those = np.unique(np.concatenate(([0], rows[:-1]))[follows], return_inverse=True)
-    known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST // 4]
+    known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST_LAUNCHES // 4]
     if known and host.between_s > 0:
         medians_s = [float(np.median(gaps_s[those == at])) for at in known]
         row_s = max(0.0, float(np.polyfit(sizes[known], medians_s, 1)[0])) if len(known) > 1 else 0.0

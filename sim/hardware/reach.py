@@ -23,7 +23,7 @@ from pdvsim.sim.records import Columns
 Array = NDArray[Any]
 
 DRAFT = KINDS.index("draft")
-TELLING = 0.01  # share of the GPU time from which on a table says so
+NOTABLE_SHARE = 0.01  # of the GPU time
 SIZES = {
     "rows": "rows",
     "k": "draft length",
@@ -67,7 +67,7 @@ class Outside:
         self._known = any((reaches.draft, reaches.target, reaches.together))
         self._all_s = self._outside_s = 0.0
         self._furthest: dict[str, tuple[float, float]] = {}  # what was reached, and the limit it is beyond
-        self._open: list[Columns] = []  # launches that others, not yet added, may have run beside
+        self._open: list[Columns] = []  # launches that others, not yet added, may overlap
         self._settled_s = -math.inf
 
     def add(self, launches: Columns, settled_s: float = math.inf) -> None:

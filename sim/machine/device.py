@@ -90,7 +90,7 @@ class SimulatedGPU:
         self.coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
         self.time_s = 0.0  # `remaining_s` and the rates are as of then
         self.due = NEVER  # the next finish
-        self._next: Job | None = None  # which work that is
+        self._next_to_finish: Job | None = None
         env.machines.append(self)
 
     def launch(self, work: Work) -> Event:
@@ -138,7 +138,7 @@ class SimulatedGPU:
 
     def end_next(self) -> tuple[Job | None, float]:
         """Complete the launch that is due and start the next of its stream."""
-        job, end = self._next, self.due[0]
+        job, end = self._next_to_finish, self.due[0]
         assert job is not None
         running = self.running
         if len(running) > 1:
@@ -187,9 +187,9 @@ class SimulatedGPU:
             self._share()
         if first is None:
             self.due = NEVER
-        elif first is not self._next or finish != self.due[0]:
+        elif first is not self._next_to_finish or finish != self.due[0]:
             self.due = (finish, NORMAL, self.env.number())
-        self._next = first
+        self._next_to_finish = first
 
     def _share(self) -> None:
         """What runs has changed: set the rates anew."""

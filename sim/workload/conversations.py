@@ -61,15 +61,15 @@ def origins_of(lengths: Sequence[tuple[int, int]]) -> list[Origins]:
     """
     origins: list[Origins] = []
     texts: Origins = ((ENDLESS, 0),)
-    said, answered = 0, 0  # tokens of the last prompt, and with its answer
+    last_prompt, last_total = 0, 0
     for turn, (prompt, output) in enumerate(lengths):
-        if turn and prompt < answered:
-            shared = said if prompt >= said else 0
+        if turn and prompt < last_total:
+            shared = last_prompt if prompt >= last_prompt else 0
             whole = tuple(text for text in texts if text[0] <= shared)
             cut = tuple((shared, first) for end, first in texts[len(whole) : len(whole) + 1] if shared)
             texts = (*whole, *cut, (ENDLESS, turn))
         origins.append(texts)
-        said, answered = prompt, prompt + output
+        last_prompt, last_total = prompt, prompt + output
     return origins
 
 

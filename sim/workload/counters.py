@@ -31,7 +31,7 @@ COUNTER = re.compile(
     r"(\{.*\})?\s+(\S+)"
 )
 POSITION = re.compile(r'[{,]\s*position="(\d{1,3})"')
-STEPS = 50  # of bisection
+BISECTION_STEPS = 50
 UNEVEN = 0.98  # relative to the draft tokens with one draft length
 
 
@@ -128,7 +128,7 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
 def _rate(accepted: float, k: int) -> float:
     """The rate at which a round of draft length k accepts so many tokens, by bisection."""
     low, high = 0.0, 1.0
-    for _ in range(STEPS):
+    for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if expected_tokens(middle, k) - 1 < accepted else (low, middle)
     return low
