@@ -25,7 +25,7 @@ from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
 from pdvsim.sim.hardware.latency import cuts
 
 ENTRY = 8  # figures of a program in the plan
-BLOCK = 64  # positions that a program reads at once, two or four pages; half as many of long heads
+BLOCK = 64  # positions that a program reads per step, two or four pages; half as many of long heads
 LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
