@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS = 4.8e12, 989.4e12  # H200 SXM, "NVIDIA H200 Tensor Core GPU" data sheet, 2024
 ENGINE = EngineLimits(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
 # holds 95% of |log(predicted / published)| over the layers of Vidur's A100 and H100 files, predicted from the cards'
-# data sheets alone: `pdvsim calibrate DIR --from vidur --gpu a100-80gb,h100-sxm` prints it
+# data sheets alone: `python studies/vidur.py DIR a100-80gb,h100-sxm` prints it
 CARD_BAR = 0.22
 
 START = Coefficients(
@@ -189,17 +189,20 @@ def leave_one_out(
     return errors
 
 
-def with_others(dense: Transfer, models: Iterable[Measured], gpu: GpuSpec) -> Transfer:
+def with_others(dense: Transfer, models: Sequence[Measured], gpu: GpuSpec) -> Transfer:
     """Efficiencies with the figures of experts and of 8-bit products, each fitted where it stands alone."""
-    for name, values, alone in (
-        ("expert_compute", np.geomspace(0.25, 1.0, 29), lambda spec: spec.experts and not spec.is_quantised),
-        ("eight_bit", np.geomspace(1.0, 2.0, 29), lambda spec: spec.is_quantised and not spec.experts),
-    ):
-        known = [model for model in models if alone(model.spec)]
-        tried = [replace(dense, **{name: float(value)}) for value in values]
-        sizes = [np.mean([np.mean(np.abs(np.log1p(errors_of(t, model, gpu)))) for model in known]) for t in tried]
-        dense = tried[int(np.argmin(sizes))] if known else dense
-    return dense
+    experts = [model for model in models if model.spec.experts is not None and not model.spec.is_quantised]
+    shares = [replace(dense, expert_compute=float(value)) for value in np.geomspace(0.25, 1.0, 29)]
+    best = _best(shares, experts, gpu) if experts else dense
+    eight = [model for model in models if model.spec.experts is None and model.spec.is_quantised]
+    slower = [replace(best, eight_bit=float(value)) for value in np.geomspace(1.0, 2.0, 29)]
+    return _best(slower, eight, gpu) if eight else best
+
+
+def _best(tried: Sequence[Transfer], models: Sequence[Measured], gpu: GpuSpec) -> Transfer:
+    """The one with the least mean error, every model having the same weight."""
+    sizes = [np.mean([np.mean(np.abs(np.log1p(errors_of(one, model, gpu)))) for model in models]) for one in tried]
+    return tried[int(np.argmin(sizes))]
 
 
 def spread(errors: Floats) -> tuple[float, float, float]:

@@ -12,13 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.calibration.fit.vidur import Layer, layer_errors, of_card, read_layer
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.models import PRESETS, gpu, shard
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
+from studies.vidur import layer_errors, of_card, read_layer
 
 WORKERS = (2, 4, 8)
 
@@ -41,7 +43,7 @@ def compare(folder: str | Path, card: GpuSpec) -> list[ShardErrors]:
         whole = read_layer(path, known=PRESETS)
         if whole is None:
             continue
-        layers: list[Layer] = [whole]
+        layers = [whole]
         for workers in WORKERS:
             try:
                 shard(whole.spec, workers)

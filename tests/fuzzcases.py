@@ -23,7 +23,6 @@ from typing import Any
 from resultdirs import sweep_folder
 
 from pdvsim import cli
-from pdvsim.calibration.fit import vidur
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.completion import command_class
@@ -31,7 +30,7 @@ from pdvsim.common.files import SEAL, sealed
 from pdvsim.common.options import options
 from pdvsim.profiler import parts, samples
 from pdvsim.sim.hardware.cards import card_file
-from pdvsim.sim.hardware.models import GPUS, model_or_config
+from pdvsim.sim.hardware.models import model_or_config
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
@@ -81,11 +80,6 @@ BENCH = {
     "spec_decode_draft_tokens": 4, "spec_decode_per_position_acceptance_rates": [0.5, 0.5],
 }  # fmt: skip
 TOML = 'arch = "pd"\nnum_prompts = 3\noutput_len = 5\nrequest_rate = 8.0\ngoodput = ["ttft:500"]\n'
-SIZES = ["num_tokens", "n_head", "n_kv_head", "n_embd", "n_expanded_embd", "num_tensor_parallel_workers"]
-VIDUR = "\n".join(
-    [",".join([*SIZES, *(f"time_stats.{name}.median" for name in ("emb", *vidur.LAYER))])]
-    + [f"{n},32,32,4096,11008,1," + ",".join(["0.05"] * (1 + len(vidur.LAYER))) for n in (1, 8, 64, 512, 2048)]
-)
 
 
 @dataclass(frozen=True)
@@ -121,7 +115,6 @@ def make_yard(folder: Path) -> Yard:
         "runs.jsonl": json.dumps(REAL) + "\n",
         "bench.json": json.dumps(BENCH),
         "flags.toml": TOML,
-        "mlp.csv": VIDUR,
     }
     content = {name: text.encode() for name, text in good.items()}
     content |= {f"sweep/{name}": (sweep / name).read_bytes() for name in ("sweep.json", "summary.parquet")}
@@ -268,7 +261,6 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
     "bench.json": lambda path: read_load(str(path)),
-    "mlp.csv": lambda path: vidur.read(path.parent, GPUS["a100-80gb"]),
     "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
     "sweep/summary.parquet": lambda path: load([path.parent]),
     "run.json": lambda path: page(build(load([path]))),

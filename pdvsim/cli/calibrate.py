@@ -1,10 +1,10 @@
-"""`pdvsim calibrate`: fit a profile to measured samples or published kernels, and print its errors."""
+"""`pdvsim calibrate`: fit a profile to measured samples or to logs of an engine, and print its errors."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
@@ -23,14 +23,11 @@ class CalibrateCommand:
     """Fit a profile to measured samples and print its errors on held-out samples."""
 
     samples: Placed[str | None] = None
-    """Folder of samples.parquet and header.json, as written by `pdvsim profile`, or that samples.parquet. With --from
-    vidur: a folder of Vidur's mlp.csv and, if available, attention.csv."""
+    """Folder of samples.parquet and header.json, as written by `pdvsim profile`, or that samples.parquet."""
     served: tuple[str, ...] = ()
     """Results of realrun, or files of its runs. Their warm-ups correct forward and host times to those in service."""
-    from_: Literal["samples", "vidur"] = "samples"
-    """What SAMPLES holds: samples of `pdvsim profile`, or Vidur's operator profiles of the GPU named by --gpu."""
-    gpu: tuple[str, ...] = ()
-    """With --from-vllm or --from vidur: the GPU, e.g. a100-80gb or a card.toml. Several (vidur) only print errors."""
+    gpu: str | None = None
+    """With --from-vllm: the GPU it ran on, e.g. a100-80gb or a card.toml."""
     from_vllm: tuple[str, ...] = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
     bench: tuple[str, ...] = ()
@@ -52,16 +49,10 @@ def main(argv: list[str]) -> int:
     args = parse(CalibrateCommand, argv, "pdvsim calibrate")
     if args.from_vllm:
         return _engine(args)
-    if args.served and args.from_ != "samples":
-        raise ValueError("--served goes with samples")
-    if args.bench or args.pair:
-        raise ValueError("--bench and --pair need --from-vllm")
+    if args.bench or args.pair or args.gpu:
+        raise ValueError("--bench, --pair and --gpu need --from-vllm; samples name their models and GPU")
     if args.samples is None:
         raise ValueError("name a folder of samples, or logs of your engine with --from-vllm")
-    if args.from_ == "vidur":
-        return _vidur(args, args.samples)
-    if args.gpu:
-        raise ValueError("--gpu needs --from vidur; samples name their GPU")
 
     from pdvsim.calibration.fit import build
     from pdvsim.calibration.fit.build import save
@@ -89,13 +80,13 @@ def _engine(args: CalibrateCommand) -> int:
     from pdvsim.study import output
     from pdvsim.view.table import cell, grid
 
-    if args.samples or args.from_ != "samples" or args.plots or args.served:
-        raise ValueError("--from-vllm cannot be combined with samples, --from, --served or --plots")
-    if args.pair is None or len(args.gpu) != 1:
+    if args.samples or args.plots or args.served:
+        raise ValueError("--from-vllm cannot be combined with samples, --served or --plots")
+    if args.pair is None or args.gpu is None:
         raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
     path = output.check_file(Path(args.output))
     log, benches = read_logs(args.from_vllm), tuple(map(read_bench, args.bench))
-    fit = calibrate_engine(log, benches, pair(args.pair), gpu(args.gpu[0]), args.name or path.stem)
+    fit = calibrate_engine(log, benches, pair(args.pair), gpu(args.gpu), args.name or path.stem)
     save(fit.profile, path)
     if args.json:
         print(output.dumps(fit.document() | {"files": [str(path)]}))
@@ -110,33 +101,6 @@ def _engine(args: CalibrateCommand) -> int:
         if log.cache_tokens:
             print(f"KV cache: --kv-capacity-tokens {log.cache_tokens}")
     say("pdvsim", f"saved {path}")
-    return 0
-
-
-def _vidur(args: CalibrateCommand, folder: str) -> int:
-    """Published kernels where there are some, the rest transferred."""
-    from pdvsim.calibration.fit import vidur
-    from pdvsim.calibration.fit.build import save
-    from pdvsim.study import output
-
-    if not args.gpu:
-        raise ValueError("--from vidur needs --gpu, the GPU of its measurements, e.g. a100-80gb")
-    if args.name or args.plots:
-        raise ValueError("--name and --plots need samples; --from vidur names its profile after the GPU")
-    cards = [gpu(name) for name in args.gpu]
-    saved = [output.check_file(Path(args.output))] if len(cards) == 1 else []
-    profiles = [vidur.build_vidur(folder, card) for card in cards]
-    if saved:
-        save(profiles[0], saved[0])
-    errors = vidur.card_errors(folder, cards)
-    if args.json:
-        print(output.dumps({"profiles": {one.name: one.foundation for one in profiles}, "layers": errors}))
-    else:
-        print(vidur.report(errors))
-        for profile in profiles:
-            print(f"\n{profile.name}: {profile.foundation}")
-    if saved:
-        say("pdvsim", f"saved {saved[0]}")
     return 0
 
 

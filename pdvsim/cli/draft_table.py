@@ -14,7 +14,7 @@ from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import VariedTraffic
 from pdvsim.decide.runs import Bench
-from pdvsim.sim.config import Host, Scoring, Server
+from pdvsim.sim.config import Scoring, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 
@@ -35,7 +35,7 @@ class DraftTableOptions(ExperimentOptions):
 
     without: ClassVar[tuple[str, ...]] = (
         "request_rate", "max_concurrency", "burstiness", "use_trace_timestamps", "num_speculative_tokens", "controller",
-        "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Host), *options(Scoring),
+        "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Scoring),
     )  # fmt: skip
 
     max_k: int = 8

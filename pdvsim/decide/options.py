@@ -105,9 +105,7 @@ class TunedServer(Server):
 class DecisionOptions(ExperimentOptions):
     """What architectures are compared on, by every decision command."""
 
-    without: ClassVar[tuple[str, ...]] = (
-        "max_concurrency", "warmup_requests", "launch_s", "completion_s", "handoff_s", "band", "detailed",
-    )  # fmt: skip
+    without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests", "band", "detailed")
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""

@@ -42,13 +42,13 @@ LOADS: dict[str, dict[str, Any]] = {
 
 def digest(result: Any) -> str:
     """Of all rows of a run, column by column."""
-    found = sha256()
+    digested = sha256()
     for table in (result.requests, result.launches, result.deliveries):
         for name in sorted(table):
             column = np.ascontiguousarray(table[name])
-            found.update(f"{name} {column.dtype} {len(column)}".encode())
-            found.update(column.tobytes())
-    return found.hexdigest()[:16]
+            digested.update(f"{name} {column.dtype} {len(column)}".encode())
+            digested.update(column.tobytes())
+    return digested.hexdigest()[:16]
 
 
 def main() -> None:

@@ -58,21 +58,21 @@ def test_the_profile_says_how_far_it_is_off(again: dict[str, Any]) -> None:
         if "/tp" not in model:
             assert errors["median"] <= 0.02, model
         assert errors["p95"] <= 0.12, model
-    found = provenance["corun_held_out_error"]
-    assert found["triples_by_shape"]["p95"] < found["triples_no_triples"]["p95"]
+    corun = provenance["corun_held_out_error"]
+    assert corun["triples_by_shape"]["p95"] < corun["triples_no_triples"]["p95"]
 
 
 @pytest.mark.xfail(reason="5.6% and 5.8%", strict=True, raises=AssertionError)
 def test_so_are_pairs(again: dict[str, Any]) -> None:
-    found = again["profile"]["provenance"]["corun_held_out_error"]
-    assert found["pairs_by_shape"]["median"] <= 0.05
-    assert found["pairs_by_models"]["median"] <= 0.05
+    corun = again["profile"]["provenance"]["corun_held_out_error"]
+    assert corun["pairs_by_shape"]["median"] <= 0.05
+    assert corun["pairs_by_models"]["median"] <= 0.05
 
 
 def test_so_are_triples(again: dict[str, Any]) -> None:
-    found = again["profile"]["provenance"]["corun_held_out_error"]
-    assert found["triples_by_shape"]["median"] <= 0.07
-    assert found["triples_by_shape"]["p95"] <= 0.30
+    corun = again["profile"]["provenance"]["corun_held_out_error"]
+    assert corun["triples_by_shape"]["median"] <= 0.07
+    assert corun["triples_by_shape"]["p95"] <= 0.30
 
 
 def test_launches_in_service_make_a_profile_slower(tmp_path: Path) -> None:
@@ -106,8 +106,8 @@ def test_files_that_tell_no_pace_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.xfail(reason="2.2% for Llama-3.1-70B's over eight, of 68 points", strict=True, raises=AssertionError)
 def test_so_are_shards(again: dict[str, Any]) -> None:
-    found = again["profile"]["provenance"]["held_out_error"]
-    assert all(errors["median"] <= 0.02 for model, errors in found.items() if "/tp" in model)
+    held_out = again["profile"]["provenance"]["held_out_error"]
+    assert all(errors["median"] <= 0.02 for model, errors in held_out.items() if "/tp" in model)
 
 
 def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:

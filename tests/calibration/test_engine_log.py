@@ -1,4 +1,4 @@
-"""A profile from an engine's own log: lines of vLLM are read, known steps are found again, and others are predicted."""
+"""A profile from an engine's own log: lines of vLLM are read, known steps come back, and others are predicted."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ def test_what_is_no_log_is_refused(tmp_path: Path, refused: Callable[..., str]) 
     assert not (tmp_path / "p.json").exists()
 
 
-def test_known_steps_are_found_again() -> None:
-    """Steps of a known law, with 1% of noise: times are found within 1% where no step was logged, and the padding."""
+def test_known_steps_come_back() -> None:
+    """Steps of a known law, with 1% of noise: times come back within 1% where no step was logged, and the padding."""
     rng = np.random.default_rng(0)
 
     def steps(rows: list[int], drafts: list[int], count: int, noise: float, sizes: tuple[int, ...] = ()) -> StepLog:
@@ -89,10 +89,10 @@ def test_known_steps_are_found_again() -> None:
         return StepLog("an engine", None, (prompt > 0) * 1.0, prompt, row, tokens, k, kv, seconds)
 
     for sizes in ((), (128, 256, 512, 768, 1024, 1536, 2048), (128, 512, 2048)):
-        found = fit_steps(steps([1, 4, 16, 64], [0, 4], 3000, 0.01, sizes))
-        assert tuple(size for size in found.padded_to if 128 <= size <= 2048) == sizes
+        fit = fit_steps(steps([1, 4, 16, 64], [0, 4], 3000, 0.01, sizes))
+        assert tuple(size for size in fit.padded_to if 128 <= size <= 2048) == sizes
         other = steps([2, 8, 32, 48], [0, 2, 6], 500, 0.0, sizes)
-        assert np.abs(found.seconds(other) / other.seconds - 1).max() < 0.01
+        assert np.abs(fit.seconds(other) / other.seconds - 1).max() < 0.01
 
 
 def test_real_runs_are_predicted_from_a_real_log(tmp_path: Path) -> None:
@@ -102,9 +102,9 @@ def test_real_runs_are_predicted_from_a_real_log(tmp_path: Path) -> None:
     for metric, error in document["errors"]["log"].items():
         assert error["median"] <= 0.04, metric
         assert error["p95"] <= 0.12, metric
-    found = fit_steps(read_logs((str(KEPT / "k0.log"), str(KEPT / "k4.log")))).padded_to
+    padded_to = fit_steps(read_logs((str(KEPT / "k0.log"), str(KEPT / "k4.log")))).padded_to
     logged = [size for size in CHUNK_BUCKETS if 256 <= size <= 1536]  # prompts of 180 to 1,147 tokens a step
-    assert [size for size in found if 256 <= size <= 1536] == logged
+    assert [size for size in padded_to if 256 <= size <= 1536] == logged
 
 
 def experiment(k: int, users: int, profile: str | None = None) -> Experiment:

@@ -50,8 +50,8 @@ def test_kept_launches_are_those_of_the_run(tmp_path: Path) -> None:
 def test_the_profile_prices_a_kept_launch_as_the_simulator_does() -> None:
     whole = simulated(EXPERIMENT, builtin("h200"))
     asked = whole.assign(solo_s=0.0).where(whole["kind"] != "prefill", whole)
-    found = priced(asked, EXPERIMENT, builtin("h200"))
-    np.testing.assert_allclose(found["solo_s"].astype(float), whole["solo_s"])
+    again = priced(asked, EXPERIMENT, builtin("h200"))
+    np.testing.assert_allclose(again["solo_s"].astype(float), whole["solo_s"])
 
 
 def test_a_comparison_by_hand() -> None:
@@ -62,20 +62,20 @@ def test_a_comparison_by_hand() -> None:
     sim = launches(
         rows=[4, 4, 6], tokens=[4, 4, 6], start_s=[0.0, 0.002, 0.005], end_s=[0.002, 0.004, 0.006], solo_s=0.002
     )
-    found = compared(real, sim)
-    assert [(row["what"], row["sizes"], row["measured"], row["predicted"]) for row in found["rows"]] == [
+    comparison = compared(real, sim)
+    assert [(row["what"], row["sizes"], row["measured"], row["predicted"]) for row in comparison["rows"]] == [
         ("verify", "3 to 4", 2, 2),
         ("verify", "5 to 8", 1, 1),
     ]
-    first, second = found["rows"]
+    first, second = comparison["rows"]
     assert (first["measured_ms"], first["predicted_ms"]) == pytest.approx((3.0, 2.0))
     assert (first["measured_stretch"], first["predicted_stretch"]) == pytest.approx((1.5, 1.0))
-    assert (first["share"], second["share"], found["error"]) == pytest.approx((-2 / 7, 0, -2 / 7))
-    gaps = found["gaps"]["main"]
+    assert (first["share"], second["share"], comparison["error"]) == pytest.approx((-2 / 7, 0, -2 / 7))
+    gaps = comparison["gaps"]["main"]
     assert gaps["measured"]["median_us"] == pytest.approx(1000)
     assert gaps["measured"]["share"] == pytest.approx(2 / 9)
     assert gaps["predicted"]["share"] == pytest.approx(1 / 6)
-    assert found["idle"] == pytest.approx({"measured": 2 / 9, "predicted": 1 / 6})
+    assert comparison["idle"] == pytest.approx({"measured": 2 / 9, "predicted": 1 / 6})
 
 
 def test_time_in_which_a_launch_runs_is_counted_once() -> None:

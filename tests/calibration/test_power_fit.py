@@ -1,4 +1,4 @@
-"""The power fit: figures that made launches are found again from them."""
+"""The power fit: figures that made launches come back from them."""
 
 from __future__ import annotations
 
@@ -51,16 +51,16 @@ def heated(name: str, drafter: bool, rng: np.random.Generator) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def test_the_figures_are_found_again() -> None:
+def test_the_figures_come_back() -> None:
     rng = np.random.default_rng(0)
     names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
     frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
     models = {name: Latency(MODELS[name], ForwardFit.roofline(MODELS[name], H200)) for name in names}
-    found = fit_power(frame, H200, models)
-    assert found is not None
+    power = fit_power(frame, H200, models)
+    assert power is not None
     for name in ("rest_w", "weight_j", "flop_j", "limit_w", "slope", "settle_s"):
-        assert getattr(found.fit, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
-    assert np.median(np.abs(found.time_error)) < 0.005
+        assert getattr(power.fit, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
+    assert np.median(np.abs(power.time_error)) < 0.005
 
 
 def test_samples_without_heat_have_no_power() -> None:

@@ -201,9 +201,9 @@ def test_the_band_is_the_run_at_both_ends_of_the_bar_and_what_real_runs_were_off
     chosen = experiment("a100-80gb")
     result, both = simulate(chosen), ends(chosen)
     metrics = summarise(result)
-    found: Mapping[str, float] = spanned(result, both)
+    band: Mapping[str, float] = spanned(result, both)
     slow, fast = sorted(end["output_throughput"] for end in both)
-    value, low, high = (found[f"output_throughput{end}"] for end in ("", "_low", "_high"))
+    value, low, high = (band[f"output_throughput{end}"] for end in ("", "_low", "_high"))
     assert low < slow < value < fast < high
     bar = max(builtin("a100-80gb").uncertainty[m] for m in ("tinyllama-1.1b", "llama-2-7b"))
     assert fast / slow <= (1 + bar) ** 2 * (1 + 1e-9)  # the host's share of the time does not scale
@@ -211,7 +211,7 @@ def test_the_band_is_the_run_at_both_ends_of_the_bar_and_what_real_runs_were_off
     assert errors is not None
     off = errors.bars["any machine"]["closed, lanes"]["output_throughput"]
     assert math.log(value / low) == pytest.approx(math.hypot(math.log(value / slow), math.log1p(off)))
-    assert metrics.items() <= found.items()
+    assert metrics.items() <= band.items()
     # also of a metric that slow and fast forwards both raise: 88.10 was printed as 88.10 to 108.71
     late = metrics["p99_ttft_ms"]
     raised = spanned(result, [end | {"p99_ttft_ms": late * 1.2} for end in both])

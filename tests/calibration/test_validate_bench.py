@@ -59,11 +59,11 @@ def test_the_load_of_a_result_is_simulated_again(
 ) -> None:
     """A server that is the simulator itself: nothing is off but the coins of acceptance."""
     result = served(k, **load)
-    found = compared(capsys, bench_of(result, tmp_path / "bench.json"))["metrics"]
+    metrics = compared(capsys, bench_of(result, tmp_path / "bench.json"))["metrics"]
     told = {"request_throughput", "output_throughput", "total_token_throughput"}
     told |= {f"{mark}_{name}_ms" for mark in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")}
-    assert set(found) == told
-    for name, row in found.items():
+    assert set(metrics) == told
+    for name, row in metrics.items():
         assert row["error"] == row["predicted"] / row["measured"] - 1
         if not k:
             assert row["error"] == pytest.approx(0, abs=1e-6), name
@@ -88,8 +88,8 @@ def test_an_architecture_that_never_drafts(tmp_path: Path, capsys: pytest.Captur
     path = bench_of(served(0, max_concurrency=8), tmp_path / "bench.json")
     for models in (["--pair", PAIR], ["--model", "llama-2-7b", "--drafter", "none"]):
         assert main(["validate", "--bench", path, *models, "--arch", "autoregressive", "--json"]) == 0
-        found = json.loads(capsys.readouterr().out)["metrics"]
-        assert found["output_throughput"]["error"] == pytest.approx(0, abs=0.02)
+        metrics = json.loads(capsys.readouterr().out)["metrics"]
+        assert metrics["output_throughput"]["error"] == pytest.approx(0, abs=0.02)
 
 
 def test_a_closed_loop_is_not_paced_by_the_server_that_was_measured(
@@ -97,9 +97,9 @@ def test_a_closed_loop_is_not_paced_by_the_server_that_was_measured(
 ) -> None:
     """Start times of a slow server would hide how much faster the predicted one is."""
     path = bench_of(served(0, SLOW, max_concurrency=8), tmp_path / "bench.json")
-    found = compared(capsys, path)["metrics"]
-    assert found["output_throughput"]["error"] > 0.1
-    assert found["mean_tpot_ms"]["error"] < -0.1
+    metrics = compared(capsys, path)["metrics"]
+    assert metrics["output_throughput"]["error"] > 0.1
+    assert metrics["mean_tpot_ms"]["error"] < -0.1
 
 
 def test_without_details_lengths_are_means_and_arrivals_drawn(

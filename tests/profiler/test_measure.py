@@ -12,6 +12,7 @@ from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
+import nvml
 import pytest
 import torch
 from small import options, tiny
@@ -203,11 +204,11 @@ def test_a_stalled_group_is_given_up(bed: Rig, monkeypatch: pytest.MonkeyPatch) 
 def test_lanes_on_the_cpu_take_turns(bed: Rig) -> None:
     launchers = [bed.launcher(grid.decode(1, 1, 128)), bed.launcher(grid.decode(2, 3, 128))]
     for seconds in (0.05, 0.5, 5.0, 50.0):  # a busy machine may need more for two launches of each
-        found = corun.side_by_side(launchers, seconds)
-        if all(len(spans) > 1 for spans in found):
+        measured_spans = corun.side_by_side(launchers, seconds)
+        if all(len(spans) > 1 for spans in measured_spans):
             break
-    intervals = sorted((start, end) for spans in found for start, end, _ in spans)
-    assert all(len(spans) > 1 for spans in found)
+    intervals = sorted((start, end) for spans in measured_spans for start, end, _ in spans)
+    assert all(len(spans) > 1 for spans in measured_spans)
     assert all(before[1] <= after[0] for before, after in pairwise(intervals))
 
 
@@ -216,7 +217,7 @@ def test_measuring_needs_neither_pydantic_nor_the_command_line() -> None:
     unwanted = {"pydantic", "simpy", "pandas", "pyarrow", "rich", "scipy"}
     code = (
         "import sys, pdvsim.profiler.measure, pdvsim.profiler.corun, pdvsim.profiler.precompile;"
-        f"found = {unwanted!r} & set(sys.modules); assert not found, found"
+        f"loaded = {unwanted!r} & set(sys.modules); assert not loaded, loaded"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -257,22 +258,13 @@ def test_a_head_beside_its_target_is_not_measured(tmp_path: Path) -> None:
 
 
 def test_the_card_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = SimpleNamespace(
-        NVML_CLOCK_SM=1,
-        NVML_CLOCK_MEM=2,
-        NVML_TEMPERATURE_GPU=0,
+    nvml.install(
+        monkeypatch,
         NVML_FI_DEV_POWER_INSTANT=7,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: {"GPU-0-1": "card"}[uuid],
-        nvmlDeviceGetPowerUsage=lambda h: 512_000,
-        nvmlDeviceGetClockInfo=lambda h, which: {1: 1980, 2: 3201}[which],
-        nvmlDeviceGetTemperature=lambda h, sensor: 55,
-        nvmlDeviceGetCurrentClocksThrottleReasons=lambda h: 0x44,
+        nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: 0x44,
         nvmlSystemGetDriverVersion=lambda: b"580.1",
-        nvmlDeviceGetFieldValues=lambda h, names: [SimpleNamespace(value=SimpleNamespace(uiVal=498_500))],
+        nvmlDeviceGetFieldValues=lambda card, names: [SimpleNamespace(value=SimpleNamespace(uiVal=498_500))],
     )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0-1"))
     card = torch.device("cuda")
     throttled = ["software power cap", "hardware thermal slowdown"]
     clocks = {"sm_mhz": 1980, "memory_mhz": 3201, "power_w": 512.0, "temperature_c": 55, "throttled": throttled}

@@ -1,4 +1,4 @@
-"""What an engine's launches may and may not change: chunking, padding, mixing, rolling back."""
+"""What an engine's launches may and may not change: chunking, padding, rolling back."""
 
 from __future__ import annotations
 
@@ -36,37 +36,6 @@ def test_chunked_prefill_equals_whole(sizes: list[int]) -> None:
             start += size
     assert got == expected
     torch.testing.assert_close(cached(pieces, 0, 13), cached(whole, 0, 13), rtol=1e-5, atol=1e-5)
-
-
-def test_several_chunks_in_one_forward_equal_separate_ones() -> None:
-    together, apart = stage(), stage()
-    texts = [PROMPT[:5], PROMPT[3:11], PROMPT[6:9]]
-    for lanes in (together, apart):
-        for slot, text in enumerate(texts):
-            lanes.sequences.put(slot, text)
-    chunks = [PromptChunk(slot, 0, len(text), slot != 1) for slot, text in enumerate(texts)]
-    joint = together.target.prefill(chunks).outcome().first
-    assert joint == [apart.target.prefill([chunk]).outcome().first[0] for chunk in chunks]
-    assert joint[1] is None
-    for slot, text in enumerate(texts):
-        torch.testing.assert_close(cached(together, slot, len(text)), cached(apart, slot, len(text)))
-
-
-def test_a_mixed_forward_equals_its_parts() -> None:
-    mixed, apart = stage(), stage()
-    for lanes in (mixed, apart):
-        for slot, text in enumerate((PROMPT[:6], PROMPT[4:9], PROMPT)):
-            lanes.sequences.put(slot, text)
-        prefill(lanes.target, [PROMPT[:6], PROMPT[4:9]], 64, emit=True)
-        prefill(lanes.draft, [PROMPT[:6], PROMPT[4:9]], 64, emit=False)
-        lanes.draft.draft([0, 1], 3).outcome()
-    chunk = PromptChunk(2, 0, len(PROMPT), True)
-    both = mixed.target.verify([0, 1], 3, chunks=[chunk]).outcome()
-    assert both.rows == apart.target.verify([0, 1], 3).outcome().rows
-    assert both.first == apart.target.prefill([chunk]).outcome().first
-    for slot, upto in ((0, 7), (1, 6), (2, 13)):
-        torch.testing.assert_close(cached(mixed, slot, upto), cached(apart, slot, upto), rtol=1e-5, atol=1e-5)
-    assert mixed.sequences.length.tolist() == apart.sequences.length.tolist()
 
 
 def test_rollback_leaves_what_never_drafting_leaves() -> None:

@@ -55,10 +55,10 @@ def test_a_mixture_is_its_twins(tokens: int, sizes: tuple[int, int], pinned: boo
     pin = Pinned(2, tokens // 2, 0.7, 0.5) if pinned else None
     x = normal(tokens, 48, seed=tokens)
     expected = twins.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
-    found = experts.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
-    torch.testing.assert_close(found.x, expected.x, rtol=1e-4, atol=1e-4)
-    assert found.squares is not None
-    torch.testing.assert_close(found.squares.sum(0), found.x.pow(2).sum(-1), rtol=1e-5, atol=1e-5)
+    mixed = experts.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
+    torch.testing.assert_close(mixed.x, expected.x, rtol=1e-4, atol=1e-4)
+    assert mixed.squares is not None
+    torch.testing.assert_close(mixed.squares.sum(0), mixed.x.pow(2).sum(-1), rtol=1e-5, atol=1e-5)
 
 
 @quick
@@ -73,11 +73,11 @@ def test_experts_multiply_8_bits_by_8_bits(tokens: int, sizes: tuple[int, int]) 
     gate_up, down = plain(w.gate_up, torch.float32), plain(w.down, torch.float32)
     each = ids.flatten().long()
     up = torch.einsum("poi,pi->po", gate_up[each], x.repeat_interleave(taken, 0))
-    found = experts._multiplied(linear.to_fp8(x), w.gate_up, order, bounds, shares, gate, torch.float32)
-    torch.testing.assert_close(found, twins.gated(up, gate), rtol=1e-4, atol=1e-3)
+    products = experts._multiplied(linear.to_fp8(x), w.gate_up, order, bounds, shares, gate, torch.float32)
+    torch.testing.assert_close(products, twins.gated(up, gate), rtol=1e-4, atol=1e-3)
     expected = torch.einsum("poi,pi->po", down[each], rows) * shares.flatten()[:, None]
-    found = experts._multiplied(linear.to_fp8(rows), w.down, order, bounds, shares, None, torch.float32)
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    products = experts._multiplied(linear.to_fp8(rows), w.down, order, bounds, shares, None, torch.float32)
+    torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-3)
 
 
 @quick
@@ -106,13 +106,13 @@ def test_pinned_routing_reads_as_many_experts_as_the_simulator_says(
     """Over many layers and places, the mean of the distinct experts is the law's within two hundredths."""
     law = Experts(count, taken, 8)
     slots = torch.arange(rows).repeat_interleave(width)
-    found = []
+    distinct = []
     for at in range(400):
         positions = (torch.arange(width) + 17 * at).repeat(rows)
         pin = Pinned(at % 48, rows * width, fresh(width, law.overlap, taken / count), 1.0)
         ids, _ = twins.route(torch.zeros(rows * width, count), taken, pin, slots, positions, -1)
-        found.append(len(ids.unique()))
-    assert sum(found) / len(found) == pytest.approx(law.read(rows * width**law.overlap), rel=0.02)
+        distinct.append(len(ids.unique()))
+    assert sum(distinct) / len(distinct) == pytest.approx(law.read(rows * width**law.overlap), rel=0.02)
 
 
 @quick
@@ -122,8 +122,8 @@ def test_products_with_8_bit_weights(tokens: int, sizes: tuple[int, int], gated:
     weight, x = quantised(normal(outputs, inputs, seed=4)), exact(normal(tokens, inputs, seed=5))
     stream, gate = Residual(x, x.pow(2).sum(-1)[None]), Gate("silu", 4) if gated else None
     tuning = linear.LinearTuning(widest=64, block_n=16, block_k=16)
-    found = linear.normed(stream, weight, 1e-5, gate=gate, tuning=tuning)
-    torch.testing.assert_close(found, twins.normed(stream, weight, 1e-5, gate=gate), rtol=1e-4, atol=1e-4)
+    products = linear.normed(stream, weight, 1e-5, gate=gate, tuning=tuning)
+    torch.testing.assert_close(products, twins.normed(stream, weight, 1e-5, gate=gate), rtol=1e-4, atol=1e-4)
     into = linear.added(x, weight, Residual(normal(tokens, outputs, seed=6), None), tuning=tuning)
     expected = twins.added(x, weight, Residual(normal(tokens, outputs, seed=6), None))
     torch.testing.assert_close(into.x, expected.x, rtol=1e-4, atol=1e-4)

@@ -132,25 +132,6 @@ def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, p
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_side_by_side_leave_what_each_needs(kind: HeadKind) -> None:
-    """Three prompts in one forward, and rows of a verify that carries one: states are kept by slot."""
-    target, draft = lanes(kind)
-    sequences, head = target.engine.sequences, draft.engine.model
-    assert isinstance(head, Head)
-    for slot, prompt in enumerate(PROMPTS):
-        sequences.put(slot, prompt)
-    first = [PromptChunk(slot, 0, len(PROMPTS[slot]), True) for slot in (0, 1)]
-    target.prefill(first).outcome()
-    draft.prefill([PromptChunk(c.slot, 0, c.tokens) for c in first]).outcome()
-    draft.draft([0, 1], 2).outcome()
-    last = PromptChunk(2, 0, len(PROMPTS[2]), True)
-    target.verify([0, 1], 2, pins=[2, 0], chunks=[last]).outcome()
-    draft.prefill([PromptChunk(2, 0, last.tokens)]).outcome()
-    expected = [plainly(head, target.engine.model, sequences.get(slot), 4) for slot in range(3)]
-    assert draft.draft([0, 1, 2], 4, width=3).outcome().rows == expected
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_speculation_with_a_head_changes_nothing(kind: HeadKind) -> None:
     target, draft = lanes(kind)
     plain = generate(target, PROMPTS, 14)

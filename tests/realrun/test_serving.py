@@ -99,6 +99,16 @@ def alone() -> GraphLane:
     return GraphLane(Engine(Transformer(target.arch, target.weights, capacity), Sequences(1, capacity, CPU)))
 
 
+def serve_and_compare(chosen: Experiment, noise: float = 0.2, output_len: int | None = None) -> Result:
+    """Serve an experiment with the models' own verdicts; each request must read as if it had been alone."""
+    traffic = chosen.traffic if output_len is None else replace(chosen.traffic, output_len=output_len)
+    requests, outputs = make_requests(traffic, chosen.acceptance), dict[int, list[int]]()
+    rig = rig_for(chosen, requests, noise)
+    result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
+    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+    return result
+
+
 def let_adaptive_switch(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
     turns = itertools.cycle(modes)
     monkeypatch.setattr(Adaptive, "best_mode", lambda self, rows, decoding, context, k: next(turns))
@@ -144,12 +154,7 @@ def test_the_same_flags_give_the_same_launches(arch: Arch) -> None:
 def test_served_speculation_equals_plain_greedy(arch: Arch, noise: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the policy batches, splits, overlaps or switches, each request reads as if it had been alone."""
     let_adaptive_switch(monkeypatch, "plain", "plain", "plain", "atomic", "plain", "lanes")
-    chosen = experiment(arch)
-    requests = make_requests(chosen.traffic, chosen.acceptance)
-    rig = rig_for(chosen, requests, noise)
-    outputs: dict[int, list[int]] = {}
-    result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
-    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+    result = serve_and_compare(experiment(arch), noise)
     share = result.requests["accepted"].sum() / max(1, result.requests["drafted"].sum())
     if arch == "adaptive":
         assert {DECODE, DRAFT} <= set(result.launches["kind"].tolist())
@@ -160,12 +165,7 @@ def test_served_speculation_equals_plain_greedy(arch: Arch, noise: float, monkey
 @pytest.mark.parametrize("arch", ["pdv", "colocated", "adaptive"])
 def test_moving_draft_lengths_change_no_token(arch: Arch) -> None:
     """Rows of one verify may then have drafts of different lengths."""
-    chosen = experiment(arch, controller="feedback", max_speculative_tokens=4)
-    requests = make_requests(replace(chosen.traffic, output_len=25), chosen.acceptance)
-    outputs: dict[int, list[int]] = {}
-    rig = rig_for(chosen, requests)
-    serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
-    assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+    serve_and_compare(experiment(arch, controller="feedback", max_speculative_tokens=4), output_len=25)
 
 
 @pytest.mark.parametrize("arch", ["colocated", "pd"])
@@ -174,11 +174,7 @@ def test_early_drafts_change_no_token(arch: Arch, noise: float) -> None:
     """A draft that is launched before the verdict is known begins where the verdict ends, whatever it says."""
     moving = experiment(arch, async_scheduling=True, controller="feedback", max_speculative_tokens=4)
     for chosen in (experiment(arch, async_scheduling=True), moving, early(tight(arch, "paged"))):
-        requests = make_requests(replace(chosen.traffic, output_len=25), chosen.acceptance)
-        outputs: dict[int, list[int]] = {}
-        rig = rig_for(chosen, requests, noise)
-        result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
-        assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+        result = serve_and_compare(chosen, noise, output_len=25)
         share = result.requests["accepted"].sum() / result.requests["drafted"].sum()
         assert share == 1 if noise == 0 else 0.1 < share < 1
         assert result.meta["graphs_captured_late"] == 0
@@ -389,11 +385,7 @@ def test_a_preempted_request_reads_as_if_it_had_been_alone(arch: Arch, monkeypat
     let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
     for kv_cache in get_args(KvPolicy):
         chosen = tight(arch, kv_cache)
-        requests = make_requests(chosen.traffic, chosen.acceptance)
-        rig = rig_for(chosen, requests)
-        outputs: dict[int, list[int]] = {}
-        result = serve(chosen, OWN, requests=requests, rig=rig, outputs=outputs)
-        assert outputs == plain_greedy(requests, rig, chosen.traffic.seed)
+        result = serve_and_compare(chosen)
         assert (result.requests["preemptions"].sum() > 0) == (kv_cache == "paged")
         assert result.meta["kv_peak_tokens"] <= chosen.hardware.kv_capacity_tokens < result.meta["kv_wanted_tokens"]
         assert result.meta["graphs_captured_late"] == 0

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import nvml
 import pytest
 import torch
 from hypothesis import given
@@ -163,20 +163,12 @@ def test_telemetry_is_rare_and_never_ends_a_run(
 
 
 def test_telemetry_reads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
-    nvml = SimpleNamespace(
-        NVML_CLOCK_SM=1,
-        NVML_CLOCK_MEM=2,
-        NVML_TEMPERATURE_GPU=0,
-        nvmlInit=lambda: None,
-        nvmlDeviceGetHandleByUUID=lambda uuid: uuid,
-        nvmlDeviceGetUtilizationRates=lambda h: SimpleNamespace(gpu=97, memory=41),
-        nvmlDeviceGetMemoryInfo=lambda h: SimpleNamespace(used=7),
-        nvmlDeviceGetPowerUsage=lambda h: 512_000,
-        nvmlDeviceGetClockInfo=lambda h, which: {1: 1980, 2: 3201}[which],
-        nvmlDeviceGetTemperature=lambda h, sensor: 55,
+    rates, memory = SimpleNamespace(gpu=97, memory=41), SimpleNamespace(used=7)
+    nvml.install(
+        monkeypatch,
+        nvmlDeviceGetUtilizationRates=lambda card: rates,
+        nvmlDeviceGetMemoryInfo=lambda card: memory,
     )
-    monkeypatch.setitem(sys.modules, "pynvml", nvml)
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(uuid="0-1"))
     telemetry = Telemetry.of(torch.device("cuda"))
     telemetry.sample_if_due(0.5)
     assert [column[0] for column in telemetry.columns().values()] == [0.5, 97, 41, 7, 512, 1980, 3201, 55]

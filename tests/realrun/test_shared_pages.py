@@ -51,14 +51,14 @@ def one_after_the_other(chosen: Experiment) -> dict[int, list[int]]:
     requests = make_requests(chosen.traffic, chosen.acceptance)
     drawn = prompts(requests, TINY["target"].spec.vocab, chosen.traffic.seed, CPU)
     texts = {number: text.tolist() for number, text in drawn.items()}
-    found: dict[int, list[int]] = {}
+    outputs: dict[int, list[int]] = {}
     following = next_turns(requests)
     for request in requests:
-        found[request.id] = continued(tuple(texts[request.id]), request.output_tokens)
+        outputs[request.id] = continued(tuple(texts[request.id]), request.output_tokens)
         if (turn := following.get(request.id)) is not None:
-            said = [*texts[request.id], *found[request.id]]
+            said = [*texts[request.id], *outputs[request.id]]
             texts[turn.id][: len(said)] = said
-    return found
+    return outputs
 
 
 @pytest.fixture(autouse=True)

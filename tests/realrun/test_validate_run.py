@@ -61,8 +61,8 @@ def test_runs_are_made_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
     assert main(["validate", str(output), "--run", "3"]) == 2
     assert "held out" in capsys.readouterr().err
     assert main(["validate", str(output), "--run", "3", "--held-out", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert sum(row["measured"] for row in found["rows"]) == done[2].metrics["launches"]
+    compared = json.loads(capsys.readouterr().out)
+    assert sum(row["measured"] for row in compared["rows"]) == done[2].metrics["launches"]
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planning import walk
 from scipy import stats
 
 from pdvsim.sim.config import Acceptance
@@ -24,15 +25,6 @@ from pdvsim.sim.workload.acceptance import (
 def draw(acceptance: Acceptance, lengths: list[int], seed: int = 0) -> list[bytes]:
     coins, rates = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
     return Streams(acceptance, coins, rates).draw(np.array(lengths, dtype=np.int64))
-
-
-def walk(runs: bytes, k: int, start: int = 0) -> list[int]:
-    """Accepted drafts of each round of a request: a round at p accepts min(runs[p], k) and emits one more."""
-    counts, at = [], start
-    while at < len(runs):
-        counts.append(min(runs[at], k))
-        at += counts[-1] + 1
-    return counts
 
 
 def test_runs_are_what_a_loop_over_the_coins_finds() -> None:
@@ -100,6 +92,7 @@ def test_streams_do_not_depend_on_what_follows_or_on_blocks(monkeypatch: pytest.
         Acceptance(),
         Acceptance(acceptance_concentration=8.0),
         Acceptance(synthetic_acceptance_rates=(0.9, 0.4)),
+        Acceptance(acceptance_model="cnn-eagle3"),
     ):
         whole = draw(form, lengths)
         first = draw(form, lengths[:70])

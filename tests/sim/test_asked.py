@@ -57,9 +57,9 @@ def written(folder: Path, text: str, name: str = "metrics.txt") -> str:
 def test_counters_by_position_are_shares_of_the_drafts(tmp_path: Path, engines: int) -> None:
     path = written(tmp_path, metrics(1000, 3000, [800, 600, 300], engines))
     with pytest.warns(Note, match=r"accepted by position 0.80, 0.60, 0.30; further positions: 0.50 times"):
-        found = read_acceptance(path)
-    assert found.synthetic_acceptance_rates[:3] == (0.8, 0.6, 0.3)
-    assert found.synthetic_acceptance_rates[3:] == pytest.approx([0.3 * 0.5**n for n in range(1, 6)], abs=1e-4)
+        acceptance = read_acceptance(path)
+    assert acceptance.synthetic_acceptance_rates[:3] == (0.8, 0.6, 0.3)
+    assert acceptance.synthetic_acceptance_rates[3:] == pytest.approx([0.3 * 0.5**n for n in range(1, 6)], abs=1e-4)
 
 
 def test_a_result_of_vllm_and_its_counters_say_the_same(tmp_path: Path) -> None:
@@ -196,6 +196,7 @@ def test_a_command_line_keeps_the_acceptance_of_a_head(acceptance: Acceptance) -
     assert parse(RunCommand, command[2:]).experiment == experiment
 
 
+@pytest.mark.usefixtures("quick_plots")
 def test_an_assumed_rate_is_called_so_wherever_it_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "12"]
     few = ["--arch", "autoregressive,colocated", "--num-runs", "2", "--jobs", "1", "--num-speculative-tokens", "2"]

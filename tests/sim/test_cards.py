@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from configs import config_file
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
@@ -105,6 +106,7 @@ def test_ceilings_said_to_be_measured_do_not_narrow_the_bar(tmp_path: Path) -> N
     assert set(builtin(str(path)).uncertainty.values()) == {shipped().bar(card_known=False)}
 
 
+@pytest.mark.usefixtures("quick_plots")
 def test_every_foundation_of_a_table_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--jobs", "1", "-o", str(tmp_path / "s")]
     assert main(["sweep", "--arch", "pd", "--concurrency", "2", "--vary", "gpu=h200,l40s", *small]) == 0
@@ -118,47 +120,11 @@ def test_a_missing_card_file_is_refused() -> None:
         gpu("no.toml")
 
 
-CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 24,
-    "hidden_size": 2560,
-    "intermediate_size": 6912,
-    "num_attention_heads": 20,
-    "num_key_value_heads": 4,
-    "vocab_size": 50000,
-}
-
-
 def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    config_file(tmp_path)
     small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--json"]
     assert main(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *small]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["foundation"].startswith("measured")
     assert f"transferred: {tmp_path}" in document["foundation"]
     assert document["output_throughput_low"] < document["output_throughput_high"]
-
-
-@pytest.mark.parametrize(
-    ("change", "says"),
-    [
-        ({"model_type": "mamba"}, "model family 'mamba' is not supported"),
-        ({"hidden_size": None}, "hidden_size: must be a whole number, got None"),
-        ({"vocab_size": -1}, "vocab_size: must be 2 to 10000000, got -1"),
-        ({"vocab_size": True}, "vocab_size: must be a whole number, got True"),
-        ({"num_attention_heads": 32.9}, "num_attention_heads: must be a whole number, got 32.9"),
-        ({"num_hidden_layers": 10**400}, "num_hidden_layers: must be 1 to 1000, got a number of 19 or more digits"),
-        ({"tie_word_embeddings": "false"}, "tie_word_embeddings: must be true or false, got 'false'"),
-        ({"num_attention_heads": 7, "num_key_value_heads": 7}, "is no multiple of 7 heads: head_dim is missing"),
-        ({"num_key_value_heads": 3}, "20 heads cannot share 3 kv heads"),
-        ({"hidden_size": float("inf")}, "hidden_size: must be a whole number, got inf"),
-    ],
-)
-def test_a_bad_configuration_is_refused_in_one_line(
-    tmp_path: Path, refused: Callable[..., str], change: dict[str, object], says: str
-) -> None:
-    path = tmp_path / "config.json"
-    path.write_text(json.dumps(CONFIG | change))
-    said = refused(["run", "--pair", f"tinyllama-1.1b:{path}", "--num-prompts", "4"])
-    assert says in said
-    assert str(path) in said

@@ -1,4 +1,4 @@
-"""How works share a GPU: the sharing rule's laws, and schedules on one simulated GPU worked out by hand."""
+"""How works share a GPU: the sharing rule's laws, and a planner that foresees what a GPU does."""
 
 from __future__ import annotations
 
@@ -9,25 +9,23 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planning import PAIR, batch, planner
 
-from pdvsim.sim.config import Contention, Priority
-from pdvsim.sim.core import Request, Role, Work
+from pdvsim.sim.config import Priority
+from pdvsim.sim.core import Work
 from pdvsim.sim.hardware import latency
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
-from pdvsim.sim.hardware.models import MODELS, pair
+from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
-from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.records import LANES, Launches
+from pdvsim.sim.records import Launches
 
 TINY = 1e-9
 NEAR = 2e-6  # a resource within 1e-12 of full is full, so a demand near 1e-6 may be cut off 1e-6 early
 PRIORITIES: tuple[Priority, ...] = ("none", "stream", "dynamic", "preemptive")
-TURNS: tuple[Priority, ...] = ("none", "stream")
 H200 = builtin("h200").contention
 
 
@@ -165,17 +163,17 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     Nor is any wasted: whoever is held back lacks something, and together they get on as fast as one after the other.
     """
     sharing = Sharing("fluid", priority, fit)
-    found = rates(sharing, loads)
-    assert all(0 <= rate <= 1 for rate in found)
-    assert any(rate > 0 for rate in found)
+    speeds = rates(sharing, loads)
+    assert all(0 <= rate <= 1 for rate in speeds)
+    assert any(rate > 0 for rate in speeds)
     if len(loads) == 1:
-        assert found == [1.0]
+        assert speeds == [1.0]
         return
     assert max(used_up(loads)) <= 1 + TINY
     equal = {id(x): [y for y in loads if y.priority == x.priority] for x in loads}
     held = {id(x): hold(fit, x, equal[id(x)] if priority == "preemptive" else loads) for x in loads}
     assert sum(x.rate * held[id(x)] for x in loads) <= 1 + TINY
-    assert sum(found) >= 1 - NEAR
+    assert sum(speeds) >= 1 - NEAR
     for load in loads:
         if load.rate < 1 - NEAR:
             beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
@@ -189,13 +187,13 @@ def test_preemption_is_strict(loads: list[Load], fit: ContentionFit, levels: tup
     for load, level in zip(loads, levels, strict=False):
         load.priority = level
     sharing, alike = Sharing("fluid", "preemptive", fit), Sharing("fluid", "none", fit)
-    found = dict(zip(map(id, loads), rates(sharing, loads), strict=True))
+    alone = dict(zip(map(id, loads), rates(sharing, loads), strict=True))
     for level in set(levels):
         above = [load for load in loads if load.priority >= level]
         if above:
-            assert rates(sharing, above) == [found[id(load)] for load in above]
+            assert rates(sharing, above) == [alone[id(load)] for load in above]
     top = [load for load in loads if load.priority == max(x.priority for x in loads)]
-    assert [found[id(load)] for load in top] == pytest.approx(rates(alike, top), abs=NEAR)
+    assert [alone[id(load)] for load in top] == pytest.approx(rates(alike, top), abs=NEAR)
 
 
 def test_preemption_leaves_the_room_that_is_free() -> None:
@@ -225,25 +223,25 @@ def test_a_higher_priority_never_slows_a_work(loads: list[Load], priority: Prior
     weight = max(1.0, fit.stream_weight)
     fit = replace(fit, stream_weight=weight, crowd_weight=None)
     sharing = Sharing("fluid", priority, fit)
-    found = []
+    speeds = []
     for level in range(4):
         loads[0].priority = level
-        found.append(rates(sharing, loads)[0])
-    assert np.all(np.diff(found) >= -NEAR)
+        speeds.append(rates(sharing, loads)[0])
+    assert np.all(np.diff(speeds) >= -NEAR)
     if priority == "none":
-        assert found == pytest.approx([found[0]] * 4)
+        assert speeds == pytest.approx([speeds[0]] * 4)
     if priority == "preemptive":
-        assert found[-1] == 1.0  # above all others: as if alone
+        assert speeds[-1] == 1.0  # above all others: as if alone
 
 
 def test_of_three_streams_each_has_so_many_times_the_share_of_the_next() -> None:
     """All want the whole bandwidth, the verify's kernels are twice as long: 1 to 2 * 3 to 3 * 3."""
     fit = ContentionFit(stream_weight=1.0, crowd_weight=3.0, turn_exponent=1.0)
     prefill, verify, decode = Load(0.1, 1.0, 0), Load(0.1, 1.0, 1, turn_s=2e-4), Load(0.1, 1.0, 2)
-    found = rates(Sharing("fluid", "stream", fit), [verify, decode, prefill])
-    assert found == pytest.approx([6 / 16, 9 / 16, 1 / 16])
-    found = rates(Sharing("fluid", "none", fit), [verify, decode, prefill])
-    assert found == pytest.approx([2 / 4, 1 / 4, 1 / 4])
+    speeds = rates(Sharing("fluid", "stream", fit), [verify, decode, prefill])
+    assert speeds == pytest.approx([6 / 16, 9 / 16, 1 / 16])
+    speeds = rates(Sharing("fluid", "none", fit), [verify, decode, prefill])
+    assert speeds == pytest.approx([2 / 4, 1 / 4, 1 / 4])
 
 
 @given(loads=lanes_at_work(), fit=measured)
@@ -254,13 +252,13 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     Of two it only grows; among three the second, whose weight grows as well, may at first take some of it.
     """
     top = max(range(len(loads)), key=lambda i: loads[i].priority)
-    found = []
+    speeds = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
         weighed = replace(fit, stream_weight=weight, crowd_weight=None, yielding=0.0)
-        found.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
-    assert found[0] == pytest.approx(found[1], abs=TINY)
-    assert np.all(np.diff(found) >= -NEAR) or len(loads) == 3
-    assert found[3] == pytest.approx(found[4], abs=1e-4)
+        speeds.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
+    assert speeds[0] == pytest.approx(speeds[1], abs=TINY)
+    assert np.all(np.diff(speeds) >= -NEAR) or len(loads) == 3
+    assert speeds[3] == pytest.approx(speeds[4], abs=1e-4)
 
 
 def test_a_nimble_work_that_goes_first_has_more_of_the_turns() -> None:
@@ -271,23 +269,13 @@ def test_a_nimble_work_that_goes_first_has_more_of_the_turns() -> None:
     fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, yielding=0.5)
     draft = Load(0.0, 1.0, 1, turn_s=1e-4, nimble=1.0)
     prefill = Load(0.0, 1.0, 0, turn_s=4e-4)
-    stream, none = (Sharing("fluid", priority, fit) for priority in TURNS[::-1])
+    stream, none = Sharing("fluid", "stream", fit), Sharing("fluid", "none", fit)
     assert rates(none, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
     assert rates(stream, [prefill, draft]) == pytest.approx([1 / 2, 1 / 2])
     draft.nimble = 0.5
     assert rates(stream, [prefill, draft]) == pytest.approx([1 - 2**-0.5 / (1 + 2**-0.5), 2**-0.5 / (1 + 2**-0.5)])
     draft.nimble = 0.0
     assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
-
-
-def test_what_attention_leaves_empty_is_room_for_others() -> None:
-    """By hand: a prompt that leaves half of the GPU empty holds half as much of it, and has half the share."""
-    fit = ContentionFit(turn_exponent=1.0, hold=0.8)
-    verify, prefill = Load(0.1, 0.1, 1), Load(0.1, 0.1, 0)
-    sharing = Sharing("fluid", "none", fit)
-    assert rates(sharing, [verify, prefill]) == pytest.approx([0.625, 0.625])  # 0.8 of each is all
-    prefill.empty = 0.5
-    assert rates(sharing, [verify, prefill]) == pytest.approx([1.0, 0.5])  # 0.8 * 1.0 + 0.4 * 0.5
 
 
 @given(loads=lanes_at_work(), priority=st.sampled_from(["none", "stream"]))
@@ -309,124 +297,29 @@ def test_the_ablations(loads: list[Load], priority: Priority) -> None:
     assert newcomer.rate == 0.0
 
 
-# one simulated GPU --------------------------------------------------------------------------------------------------
-
-BANDWIDTH, FLOPS = 1e12, 1e15
-
-
-class Bench:
-    """A GPU on which a prefill of n tokens takes n milliseconds alone, bound by `bound` and using none of the other."""
-
-    def __init__(
-        self, contention: Contention, priority: Priority, bound: str = "memory", launch_s: float = 0.0
-    ) -> None:
-        self.env = Clock()
-        self.log = Launches()
-        sharing = Sharing(contention, priority, ContentionFit(stream_weight=3.0))
-        model = Latency(MODELS["llama-2-7b"], ForwardFit(0.0, 0.0, 1e-3, 0.0, 0.0, 0.0, 0.0))
-        self.gpu = SimulatedGPU(
-            self.env, SimulatedHost(HostTimes(launch_s=launch_s)), {"target": model}, sharing, self.log,
-            lambda work: None, (FLOPS, BANDWIDTH),
-        )  # fmt: skip
-        solo = self.gpu.books.price
-
-        def price(work: Work) -> tuple[float, float, float]:
-            solo_s = solo(work)[0]
-            return (solo_s, solo_s * BANDWIDTH, 0.0) if bound == "memory" else (solo_s, 0.0, solo_s * FLOPS)
-
-        self.gpu.books.price = price  # type: ignore[method-assign]
-
-    def submit(self, at_s: float, lane: str, milliseconds: int) -> None:
-        priority = {"decode": 2, "verify": 1, "prefill": 0}[lane]
-        request = Request(0, 0.0, milliseconds, 1, b"")
-        work = Work("verify", "target", lane, [request], tokens=milliseconds, priority=priority)
-        at = self.env.timeout(at_s)
-        assert at.callbacks is not None
-        at.callbacks.append(lambda _: self.gpu.launch(work))
-
-    def run(self) -> list[tuple[str, float, float]]:
-        """Lane, start and end in milliseconds, in order of ending."""
-        self.env.run()
-        c = self.log.drain()
-        rows = zip(c["lane"].tolist(), (c["start_s"] * 1e3).tolist(), (c["end_s"] * 1e3).tolist(), strict=True)
-        return [(LANES[lane], pytest.approx(start), pytest.approx(end)) for lane, start, end in rows]
-
-
-@pytest.mark.parametrize(
-    ("contention", "priority", "submitted", "ran"),
-    [
-        # 0-4 decode alone (6 left). From 4 each at half speed: both have 6 left, both end at 4 + 12 = 16.
-        ("fluid", "none", [(0, "decode", 10), (4, "verify", 6)], [("decode", 0, 16), ("verify", 4, 16)]),
-        # half speed each until verify ends at 8; then decode, with 4 left, is as fast as alone
-        ("fluid", "none", [(0, "decode", 10), (4, "verify", 2)], [("decode", 0, 12), ("verify", 4, 8)]),
-        # 3 to 1: decode takes 3 / (3/4) = 4, to 8; verify has done 4 + 4/4 = 5 by then, and ends at 11
-        ("fluid", "stream", [(0, "verify", 8), (4, "decode", 3)], [("decode", 4, 8), ("verify", 0, 11)]),
-        # decode as if alone to 7, verify stands still
-        ("fluid", "preemptive", [(0, "verify", 8), (4, "decode", 3)], [("decode", 4, 7), ("verify", 0, 11)]),
-        # both wait for the prefill's end; then decode, the last to come, goes first
-        ("serial", "stream", [(0, "prefill", 8), (2, "verify", 2), (3, "decode", 4)],
-         [("decode", 8, 12), ("prefill", 0, 8), ("verify", 12, 14)]),
-        # all overlap for free, but the second decode waits for the first: they share a stream
-        ("max", "none", [(0, "decode", 10), (4, "verify", 6), (5, "decode", 1)],
-         [("decode", 0, 10), ("decode", 10, 11), ("verify", 4, 10)]),
-    ],
-)  # fmt: skip
-def test_a_schedule_by_hand(
-    contention: Contention, priority: Priority, submitted: list[tuple[int, str, int]], ran: list[tuple[str, int, int]]
-) -> None:
-    """Works that all want the whole bandwidth: (from, lane, milliseconds alone) and (lane, start, end)."""
-    bench = Bench(contention, priority)
-    for at_ms, lane, milliseconds in submitted:
-        bench.submit(at_ms / 1e3, lane, milliseconds)
-    assert sorted(bench.run(), key=lambda row: (row[0], row[1].expected)) == ran
-
-
-def test_the_host_launches_one_work_at_a_time() -> None:
-    """A launch costs 1 ms of the host: the second of two submissions reaches the GPU at 2, not at 1."""
-    bench = Bench("max", "none", launch_s=0.001)
-    bench.submit(0.000, "decode", 5)
-    bench.submit(0.000, "verify", 5)
-    assert bench.run() == [("decode", 1, 6), ("verify", 2, 7)]
-
-
 # the H200's works ---------------------------------------------------------------------------------------------------
-
-PAIR = pair("tinyllama-1.1b:llama-2-7b")
 
 
 def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
     """The GPU of the shipped profile, with a host that costs nothing, and what is planned with."""
-    profile, env = builtin("h200"), Clock()
-    models: dict[Role, Latency] = {
-        "draft": Latency(PAIR.draft, profile.fit(PAIR.draft)), "target": Latency(PAIR.target, profile.fit(PAIR.target))
-    }  # fmt: skip
-    sharing = Sharing("fluid", priority, profile.contention)
-    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
-    host = HostTimes()
-    log = Launches()
-    gpu = SimulatedGPU(env, SimulatedHost(host), models, sharing, log, lambda work: None, peak)
-    return gpu, Planner(models, sharing, peak, host), log
-
-
-def batch(rows: int, context: int) -> list[Request]:
-    requests = [Request(i, 0.0, context, 1, b"") for i in range(rows)]
-    for request in requests:
-        request.context = context
-    return requests
+    host, log = HostTimes(), Launches()
+    plan = planner(host, priority)
+    gpu = SimulatedGPU(Clock(), SimulatedHost(host), plan.models, plan.sharing, log, lambda work: None, plan.peak)
+    return gpu, plan, log
 
 
 @pytest.mark.parametrize("priority", ["none", "stream", "preemptive"])
 @pytest.mark.parametrize(("rows", "k"), [(1, 4), (5, 3), (16, 8), (64, 1), (128, 4)])
 def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
     """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
-    gpu, planner, log = h200(priority)
+    gpu, plan, log = h200(priority)
     mine, others = batch(rows, 300), batch(rows, 300)
     gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
     gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1))
     gpu.env.run()
     ends = log.drain()["end_s"]
     assert len(ends) == 2
-    assert ends.max() == pytest.approx(planner.overlapped_s(rows, rows * 300, k), rel=1e-12)
+    assert ends.max() == pytest.approx(plan.overlapped_s(rows, rows * 300, k), rel=1e-12)
 
 
 def beside_others(gpu: SimulatedGPU, work: Work) -> Job:
@@ -446,13 +339,7 @@ def test_a_draft_is_as_nimble_as_its_steps() -> None:
     for tokens, steps, nimble in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 1.0)):
         job = beside_others(gpu, Work("draft", "draft", "decode", rows, tokens, steps))
         assert job.nimble == nimble
-        assert job.turn_s == pytest.approx(job.solo_s / (steps * PAIR.draft.layers))
+        assert job.turn_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
     assert not beside_others(gpu, Work("draft", "draft", "decode", batch(33, 300), 1, 4)).nimble
     # a large model's products take most of its time, and leave no room
     assert 0 < beside_others(gpu, Work("verify", "target", "verify", rows, 1)).nimble < 0.5
-
-
-def test_a_lane_hands_out_each_request_once_in_order() -> None:
-    lane = Lane(Clock(), SimulatedHost(HostTimes()), "decode")
-    lane.put(batch(5, 10))
-    assert [[request.id for request in lane.take(2)] for _ in range(4)] == [[0, 1], [2, 3], [4], []]

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
 
 import numpy as np
+import planning
 import pytest
+from planning import OUTPUT, PAIR, batch
 
 from pdvsim.sim import assembly
-from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Priority, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Chunk, Request
-from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair
@@ -31,8 +33,6 @@ from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.testing import check_alike
 
-PAIR = "tinyllama-1.1b:llama-2-7b"
-OUTPUT = 500
 DRAFT, VERIFY = KINDS.index("draft"), KINDS.index("verify")
 HOST = HostTimes(launch_s=10e-6, completion_s=20e-6, handoff_s=20e-6)
 
@@ -42,23 +42,7 @@ def simulated(experiment: Experiment, **more: Any) -> Result:
     return simulate(suited(experiment), **more)
 
 
-def planner(priority: Priority = "none", contention: Contention = "fluid", dear_draft: float = 1.0) -> Planner:
-    """The built-in latency model; `dear_draft` makes the GPU, as the planner sees it, that much slower at drafting."""
-    profile, models = builtin("h200"), pair(PAIR)
-    fits: Any = {
-        "draft": Latency(models.draft, profile.fit(models.draft).scaled(dear_draft)),
-        "target": Latency(models.target, profile.fit(models.target)),
-    }
-    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
-    return Planner(fits, Sharing(contention, priority, profile.contention), peak, HOST)
-
-
-def batch(rows: int, context: int) -> list[Request]:
-    """Running requests with `context` tokens cached each, `OUTPUT` tokens delivered."""
-    requests = [Request(i, 0.0, context, 1000, bytes(1000)) for i in range(rows)]
-    for request in requests:
-        request.context, request.emitted = context, OUTPUT
-    return requests
+planner = partial(planning.planner, HOST)
 
 
 def speed_of(plan: Planner, rate: float, rows: int, context: int, k: int, round_s: float) -> float:
@@ -126,10 +110,14 @@ def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
         check_alike(result, simulated(experiment, blocks=False))
 
 
-def test_length_0_in_one_lane_is_the_yardstick() -> None:
-    traffic = Traffic("random", num_prompts=16, input_len=64, output_len=40, max_concurrency=4)
-    plain = simulated(Experiment("autoregressive", traffic))
-    none = simulated(Experiment("colocated", traffic, server=Server(num_speculative_tokens=0)))
+@pytest.mark.parametrize(
+    "server", [Server(PAIR, 0), Server("llama-2-7b", 0, "eagle3"), Server("llama-2-7b", 4, "none")]
+)
+def test_without_drafts_one_lane_is_the_yardstick(server: Server) -> None:
+    """With length 0, or without a drafter: plain decoding, to the last bit."""
+    traffic = Traffic("random", num_prompts=60, input_len=200, output_len=200, max_concurrency=8)
+    plain = simulated(Experiment("autoregressive", traffic, server=Server(PAIR)))
+    none = simulated(Experiment("colocated", traffic, server=server))
     for name in ("start_s", "end_s", "rows", "tokens", "kind"):
         assert np.array_equal(plain.launches[name], none.launches[name])
     assert plain.meta["kv_capacity_tokens"] == none.meta["kv_capacity_tokens"]
@@ -299,7 +287,7 @@ def speed_late(experiment: Experiment) -> float:
 def test_goodput_comes_near_the_best_fixed_length_from_any_start(
     arch: Arch, pair: str, rate: float, concurrency: int, fixed: Sequence[int], starts: Sequence[int]
 ) -> None:
-    """97% of its tokens per second; `fixed` holds the best of 0 to 8, as studies/controllers.py found it.
+    """97% of its tokens per second; `fixed` holds the best of 0 to 8, by studies/controllers.py.
 
     Lengths vary by 30%. Requests of equal length that are never drafted for finish together and have their prompts
     prefilled in one forward for ever; a single round with drafts ends that, and with it 5% of the speed.

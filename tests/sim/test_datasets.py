@@ -167,19 +167,19 @@ def test_any_file_is_rows_or_a_one_line_error(
 ) -> None:
     path = write((HEADS[read] if header else "").encode() + content)
     try:
-        found = read(path)
+        outcome = read(path)
     except ValueError as error:
-        found = str(error)
-    if isinstance(found, str):
-        assert path in found
-        assert "\n" not in found
-    elif isinstance(found, Trace):
-        assert len(found.lengths) > 0
-        assert len(found.arrival_s) == len(found.lengths) or read is read_own  # which may have no times
-        assert np.isfinite(found.arrival_s).all()
-        assert found.lengths.min() >= 1
+        outcome = str(error)
+    if isinstance(outcome, str):
+        assert path in outcome
+        assert "\n" not in outcome
+    elif isinstance(outcome, Trace):
+        assert len(outcome.lengths) > 0
+        assert len(outcome.arrival_s) == len(outcome.lengths) or read is read_own  # which may have no times
+        assert np.isfinite(outcome.arrival_s).all()
+        assert outcome.lengths.min() >= 1
     else:
-        assert isinstance(found, list)
+        assert isinstance(outcome, list)
 
 
 # ShareGPT ------------------------------------------------------------------------------------------------------------

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
+from configs import SHAPE, config_file
 
 import pdvsim
 from pdvsim.cli import main
@@ -43,17 +44,6 @@ def test_blocks_come_one_by_one_and_go_all_at_once() -> None:
     kv.release(second)
     assert (kv.used_tokens, kv.peak_tokens, second in kv) == (32, 64, False)
     assert kv.grow(first, 64)
-
-
-def test_a_reserved_request_never_asks_again() -> None:
-    kv = KvCache(capacity_tokens=40, lookahead=2)
-    request = ask(17, 9)
-    assert kv.admit(request, 1)
-    assert kv.used_tokens == kv.need(request) == 28
-    assert kv.grow(request, 28)
-    assert not kv.admit(ask(6, 5, 1), 6)
-    kv.release(request)
-    assert kv.used_tokens == 0
 
 
 def test_a_scarce_cache_favours_no_architecture() -> None:
@@ -114,13 +104,13 @@ SCARCE += ["--output-len", "64", "--kv-capacity-tokens", "640"]
 @pytest.mark.parametrize("more", [[], ["--no-detailed"]])
 def test_preemptions_are_counted(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*SCARCE, *more, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["preemptions"] > 0
-    assert found["recomputed_tokens"] > 64 * found["preemptions"]
+    metrics = json.loads(capsys.readouterr().out)
+    assert metrics["preemptions"] > 0
+    assert metrics["recomputed_tokens"] > 64 * metrics["preemptions"]
     assert main([*SCARCE, *more]) == 0
     table = capsys.readouterr().out
-    assert f"Preemptions:                             {found['preemptions']}\n" in table
-    assert f"Recomputed tokens:                       {found['recomputed_tokens']}\n" in table
+    assert f"Preemptions:                             {metrics['preemptions']}\n" in table
+    assert f"Recomputed tokens:                       {metrics['recomputed_tokens']}\n" in table
     assert main([*SCARCE, *more, "--kv-cache", "reserved", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["preemptions"] == 0
     assert main([*SCARCE, *more, "--kv-cache", "reserved"]) == 0
@@ -162,18 +152,14 @@ def test_a_request_longer_than_a_context_is_refused(
             attempt(experiment)
 
 
-def test_a_context_is_read_from_the_configuration(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shape: dict[str, Any] = {"model_type": "llama", "num_attention_heads": 4, "num_hidden_layers": 2}
-    shape |= {"hidden_size": 64, "intermediate_size": 128, "vocab_size": 32_000}
-    assert from_config(shape, "m").max_position_embeddings is None
+def test_a_context_is_read_from_the_configuration(tmp_path: Path, refused: Callable[..., str]) -> None:
+    assert from_config(SHAPE, "m").max_position_embeddings is None
     assert all(model.max_position_embeddings for model in MODELS.values())
-    (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 300}))
-    assert pair(f"{tmp_path}:llama-2-7b").draft.max_position_embeddings == 300
+    config_file(tmp_path, vocab_size=32_000, max_position_embeddings=300)
+    assert pair(f"tinyllama-1.1b:{tmp_path}").target.max_position_embeddings == 300
     lengths = ["--dataset-name", "random", "--input-len", "295", "--output-len", "6", "--num-prompts", "2"]
-    assert main(["run", "--pair", f"{tmp_path}:llama-2-7b", *lengths]) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
+    said = refused(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *lengths])
     assert f"request 0 has 301 tokens but the context of {tmp_path} ends at 300" in said
-    (tmp_path / "config.json").write_text(json.dumps(shape | {"max_position_embeddings": 0}))
+    config_file(tmp_path, max_position_embeddings=0)
     with pytest.raises(ValueError, match="max_position_embeddings: must be 1 to"):
-        pair(f"{tmp_path}:llama-2-7b")
+        pair(f"tinyllama-1.1b:{tmp_path}")

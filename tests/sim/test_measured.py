@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 import pytest
+from planning import walk
 
 from pdvsim.sim.config import ACCEPTANCE_MODELS, Acceptance
 from pdvsim.sim.workload.acceptance import LONGEST, Streams, mean_round, measured
@@ -37,15 +38,6 @@ def drawn(name: str, lengths: list[int], seed: int = 0) -> list[bytes]:
     return Streams(Acceptance(acceptance_model=name), coins, classes).draw(np.array(lengths, dtype=np.int64))
 
 
-def walked(runs: bytes, k: int) -> list[int]:
-    """Tokens of each round of a request, gone through one by one; the first position is the prompt's token."""
-    tokens, at = [], 1
-    while at < len(runs):
-        tokens.append(1 + min(runs[at], k))
-        at += tokens[-1]
-    return tokens
-
-
 def test_every_name_is_shipped_and_none_else_is_taken() -> None:
     assert set(ACCEPTANCE_MODELS) == set(RECORDED)
     for name in RECORDED:
@@ -70,28 +62,8 @@ def test_rounds_gain_what_was_recorded(name: str, length: Mapping[str, int] | in
 def test_requests_differ_as_recorded(name: str) -> None:
     """Within 8%: a class is one of six, and what a request gains is its class's and chance."""
     runs = drawn(name, [300] * 1500)
-    found = np.percentile([np.mean(walked(one, 7)) for one in runs], [10, 50, 90])
-    assert found == pytest.approx(SPREAD[name], rel=0.08)
-
-
-def test_ngram_drafts_come_in_bursts() -> None:
-    """Coins of the rate that drafts of one token find would gain far less from long drafts than was recorded."""
-    runs = drawn("sharegpt-ngram", [400] * 2000)
-    rate = mean_round(runs, 1)[0] - 1
-    by_coins = sum(rate**i for i in range(8))
-    assert mean_round(runs, 7)[0] - 1 > 1.3 * (by_coins - 1)
-
-
-def test_more_requests_leave_the_first_as_they_were() -> None:
-    lengths = np.array([40, 300, 7, 128, 1, 90], dtype=np.int64)
-    acceptance = Acceptance(acceptance_model="cnn-eagle3")
-
-    def streams() -> Streams:
-        return Streams(acceptance, np.random.default_rng(1), np.random.default_rng(2))
-
-    whole, parts = streams().draw(lengths), streams()
-    assert whole == parts.draw(lengths[:2]) + parts.draw(lengths[2:])
-    assert [len(one) for one in whole] == lengths.tolist()
+    spread = np.percentile([1 + np.mean(walk(one, 7, start=1)) for one in runs], [10, 50, 90])
+    assert spread == pytest.approx(SPREAD[name], rel=0.08)
 
 
 def test_mean_round_is_a_walk() -> None:
@@ -99,5 +71,5 @@ def test_mean_round_is_a_walk() -> None:
     # k=2: 2+1, 1+1, 3 of which two fall behind the end; then 1
     assert mean_round(runs, 2) == pytest.approx(((3 + 2 + 3 + 1) / 4, 4 / 2))
     drawn_runs = drawn("sharegpt-ngram", [40] * 50)
-    rounds = [walked(one, 3) for one in drawn_runs]
+    rounds = [[1 + accepted for accepted in walk(one, 3, start=1)] for one in drawn_runs]
     assert mean_round(drawn_runs, 3)[0] == pytest.approx(sum(map(sum, rounds)) / sum(map(len, rounds)))

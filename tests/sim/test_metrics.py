@@ -179,7 +179,7 @@ def oracle(run: Result) -> dict[str, float]:
     for _, change in events:
         now += change
         peak = max(peak, now)
-    found: dict[str, float] = {"max_output_tokens_per_s": max(per_second.values()), "max_concurrent_requests": peak}
+    expected: dict[str, float] = {"max_output_tokens_per_s": max(per_second.values()), "max_concurrent_requests": peak}
     for name, values in (("ttft", ttfts), ("tpot", tpots), ("itl", itls), ("e2el", e2els)):
         ms = sorted(1000 * v for v in values)
         if not ms:
@@ -187,12 +187,12 @@ def oracle(run: Result) -> dict[str, float]:
         rank = 0.99 * (len(ms) - 1)
         low = math.floor(rank)
         high = min(low + 1, len(ms) - 1)
-        found |= {f"mean_{name}_ms": statistics.fmean(ms), f"median_{name}_ms": statistics.median(ms)}
-        found |= {
+        expected |= {f"mean_{name}_ms": statistics.fmean(ms), f"median_{name}_ms": statistics.median(ms)}
+        expected |= {
             f"std_{name}_ms": statistics.pstdev(ms),
             f"p99_{name}_ms": ms[low] + (rank - low) * (ms[high] - ms[low]),
         }
-    return found
+    return expected
 
 
 @settings(max_examples=60, deadline=None)
@@ -230,12 +230,12 @@ def test_parts_give_what_the_whole_gives(
     whole = flatten(summarise(run))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pdvsim.sim.records.ROWS", rows)
-        found = flatten(summarise(run))
-    assert list(found) == list(whole)
+        in_parts = flatten(summarise(run))
+    assert list(in_parts) == list(whole)
     for name, value in whole.items():
         off = 0.0 if name.startswith(("median_", "p99_")) else 1e-9
         close = pytest.approx(value, rel=off, abs=off, nan_ok=True) if isinstance(value, float) else value
-        assert found[name] == close, name
+        assert in_parts[name] == close, name
 
 
 def test_frames_decode_lanes_and_kinds() -> None:

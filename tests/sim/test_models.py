@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from configs import MIXED, SHAPE, config_file
 
-from pdvsim.sim.config import Server
+from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.doubts import Doubt, vet
 from pdvsim.sim.hardware.models import PRESETS, from_config, model_or_config, pair
 
@@ -56,15 +57,15 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
     family, sizes, billions = PUBLISHED[name]
     config = getattr(transformers, f"{family}Config")(**sizes)
     config.save_pretrained(tmp_path)
-    found = model_or_config(str(tmp_path))
+    spec = model_or_config(str(tmp_path))
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(config)
     matrices = {n: p.numel() for n, p in theirs.named_parameters() if p.dim() > 1 and not n.endswith(SMALL)}
-    assert found.params == sum(matrices.values())
-    assert found.params / 1e9 == pytest.approx(billions, rel=0.01)
-    if found.latent is None:
-        assert found.kv_heads == config.num_key_value_heads
-    assert pair(f"{tmp_path}:{tmp_path}").draft == found
+    assert spec.params == sum(matrices.values())
+    assert spec.params / 1e9 == pytest.approx(billions, rel=0.01)
+    if spec.latent is None:
+        assert spec.kv_heads == config.num_key_value_heads
+    assert pair(f"{tmp_path}:{tmp_path}").draft == spec
 
 
 @pytest.mark.parametrize(
@@ -89,53 +90,7 @@ def test_what_is_no_dense_decoder_is_refused_by_name(
     assert why in line
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ({"num_local_experts": 8}, "mixture of experts"),
-        ({"kv_lora_rank": 512}, "compressed KV cache"),
-        ({"model_type": "llava", "text_config": {}}, "text_config"),
-        ({"model_type": "brand_new"}, "unknown family"),
-    ],
-)
-def test_an_unknown_family_is_refused_for_what_it_has(more: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        from_config({"model_type": "llama", **more}, "m")
-
-
-SHAPE = {
-    "model_type": "llama", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096,
-    "intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 128256,
-}  # fmt: skip
-
-
 INT8 = {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}
-
-
-@pytest.mark.parametrize(
-    ("more", "named"),
-    [
-        ({"quantization_config": {"quant_method": "bitsandbytes", "load_in_4bit": True}}, "bitsandbytes"),
-        ({"quantization_config": {"quant_method": "gptq", "bits": 3}}, "gptq, 3 bits"),
-        ({"quantization_config": {"quant_method": "mxfp4"}}, "mxfp4"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}, "torch_dtype": "bfloat16"}, "compressed-ten"),
-        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": INT8}}, "compressed-ten"),
-        ({"quantization_config": ["fp8"]}, "quantization_config"),
-        ({"compression_config": {"format": "float-quantized"}}, "compression_config"),
-        ({"torch_dtype": "float8_e4m3fn"}, "float8_e4m3fn"),
-        ({"dtype": 8}, "dtype 8"),
-    ],
-)
-def test_quantised_weights_of_unknown_bytes_are_refused(
-    more: dict[str, Any], named: str, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    """They would be served as 16-bit ones, which move more bytes."""
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE | more))
-    line = refused(["run", "--pair", f"llama-3.2-1b:{tmp_path}", "--num-prompts", "2"])
-    assert "quantised weights (" in line
-    assert named in line
-
-
 INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
 FLOAT8 = {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}}
 
@@ -169,26 +124,54 @@ def test_published_experts_of_four_bits() -> None:
     assert from_config(shape, "gpt-oss-120b") == PRESETS["gpt-oss-120b"]
 
 
-MIXED = {**SHAPE, "model_type": "qwen3_moe", "num_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768}
+QUANTISED = [
+    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
+    ({"quant_method": "gptq", "bits": 3}, "gptq, 3 bits"),
+    ({"quant_method": "mxfp4"}, "mxfp4"),
+    ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
+    ({"quant_method": "compressed-tensors", "config_groups": INT8}, "compressed-tensors"),
+    (["fp8"], "quantization_config"),
+]
+REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
+    (SHAPE, {"model_type": "mamba"}, "model family 'mamba' is not supported"),
+    (SHAPE, {"hidden_size": None}, "hidden_size: must be a whole number, got None"),
+    (SHAPE, {"hidden_size": float("inf")}, "hidden_size: must be a whole number, got inf"),
+    (SHAPE, {"vocab_size": -1}, "vocab_size: must be 2 to 10000000, got -1"),
+    (SHAPE, {"vocab_size": True}, "vocab_size: must be a whole number, got True"),
+    (SHAPE, {"num_attention_heads": 32.9}, "num_attention_heads: must be a whole number, got 32.9"),
+    (SHAPE, {"num_hidden_layers": 10**400}, "num_hidden_layers: must be 1 to 1000, got a number of 19 or more digits"),
+    (SHAPE, {"tie_word_embeddings": "false"}, "tie_word_embeddings: must be true or false, got 'false'"),
+    (SHAPE, {"num_attention_heads": 7, "num_key_value_heads": 7}, "is no multiple of 7 heads: head_dim is missing"),
+    (SHAPE, {"num_key_value_heads": 3}, "32 heads cannot share 3 kv heads"),
+    (SHAPE, {"num_local_experts": 8}, "mixture of experts"),
+    (SHAPE, {"kv_lora_rank": 512}, "compressed KV cache"),
+    (SHAPE, {"model_type": "llava", "text_config": {}}, "text_config"),
+    (SHAPE, {"model_type": "brand_new"}, "unknown family"),
+    # served as 16-bit weights they would move more bytes
+    *((SHAPE, {"quantization_config": given}, rf"quantised weights \(.*{named}") for given, named in QUANTISED),
+    (SHAPE, {"compression_config": {"format": "float-quantized"}}, r"quantised weights \(.*compression_config"),
+    (SHAPE, {"torch_dtype": "float8_e4m3fn"}, r"quantised weights \(.*float8_e4m3fn"),
+    (SHAPE, {"dtype": 8}, r"quantised weights \(.*dtype 8"),
+    (MIXED, {"num_experts": None}, "num_local_experts is missing"),
+    (MIXED, {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+    (MIXED, {"num_experts_per_tok": 129}, "num_experts_per_tok: a token cannot take 129 of 128 experts"),
+    (MIXED, {"num_experts": "many"}, "num_experts: must be a whole number"),
+    (MIXED, {"moe_intermediate_size": 0}, "moe_intermediate_size: must be 8 to"),
+    (MIXED, {"decoder_sparse_step": 64}, "none of the 32 layers has experts"),
+    (MIXED, {"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
+    (MIXED, {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts": None, "kv_lora_rank": 512},
+     "qk_rope_head_dim is missing"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        ({"num_experts": None}, "num_local_experts is missing"),
-        ({"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
-        ({"num_experts_per_tok": 129}, "num_experts_per_tok: a token cannot take 129 of 128 experts"),
-        ({"num_experts": "many"}, "num_experts: must be a whole number"),
-        ({"moe_intermediate_size": 0}, "moe_intermediate_size: must be 8 to"),
-        ({"decoder_sparse_step": 64}, "none of the 32 layers has experts"),
-        ({"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
-        ({"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts": None, "kv_lora_rank": 512},
-         "qk_rope_head_dim is missing"),
-    ],
-)  # fmt: skip
-def test_experts_that_cannot_be_are_refused(more: dict[str, Any], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        from_config(MIXED | more, "m")
+@pytest.mark.parametrize(("base", "more", "why"), REFUSED)
+def test_a_configuration_that_cannot_be_is_refused_in_one_line(
+    base: dict[str, Any], more: dict[str, Any], why: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    path = config_file(tmp_path, **base | more)
+    said = refused(["run", "--pair", f"tinyllama-1.1b:{path}", "--num-prompts", "4"])
+    assert re.search(why, said)
+    assert str(path) in said
 
 
 def test_layers_without_experts_are_counted() -> None:
@@ -203,7 +186,7 @@ def test_layers_without_experts_are_counted() -> None:
 
 def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:
     """As NVIDIA publishes fp8 checkpoints: config.json alone says bfloat16."""
-    (tmp_path / "config.json").write_text(json.dumps(SHAPE | {"torch_dtype": "bfloat16"}))
+    config_file(tmp_path, torch_dtype="bfloat16")
     assert model_or_config(str(tmp_path)).dtype_bytes == 2
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     for name in (tmp_path, tmp_path / "config.json"):
@@ -212,14 +195,8 @@ def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_sliding_window_that_matters_is_a_doubt(tmp_path: Path) -> None:
-    from pdvsim.sim.config import Experiment
-
-    shape = {"model_type": "mistral", "num_attention_heads": 32, "num_key_value_heads": 8, "hidden_size": 4096}
-    shape |= {"intermediate_size": 14336, "num_hidden_layers": 32, "vocab_size": 32000}
-    path = tmp_path / "config.json"
-    for window, longest, seen in ((4096, 32768, 4096), (None, 32768, None), (4096, 4096, None)):
-        path.write_text(json.dumps({**shape, "sliding_window": window, "max_position_embeddings": longest}))
+    for window, longest, seen in ((None, 32768, None), (4096, 4096, None), (4096, 32768, 4096)):
+        path = config_file(tmp_path, model_type="mistral", sliding_window=window, max_position_embeddings=longest)
         assert model_or_config(str(path)).sliding_window == seen
-    path.write_text(json.dumps({**shape, "sliding_window": 4096, "max_position_embeddings": 32768}))
     with pytest.warns(Doubt, match="attends to its last 4,096 tokens"):
         vet([Experiment(server=Server(pair=f"tinyllama-1.1b:{path}"))])

@@ -311,9 +311,9 @@ def test_burstiness_is_that_of_the_gaps(tmp_path: Path) -> None:
     for shape in (0.3, 1.0, 4.0):
         made = [np.cumsum(rng.gamma(shape, 1 / (shape * 5.0), 20_000)) for _ in range(100)]
         lengths = np.full((20_000, 2), 10)
-        found = [account("made", Trace(times, lengths)).summary() for times in made]
+        summaries = [account("made", Trace(times, lengths)).summary() for times in made]
         for name, expected in (("burstiness", shape), ("request_rate", 5.0), ("index_of_dispersion", 1 / shape)):
-            assert np.mean([one[name] for one in found]) == pytest.approx(expected, rel=0.1), name
+            assert np.mean([one[name] for one in summaries]) == pytest.approx(expected, rel=0.1), name
     even = account("even", read_own(csv_file(tmp_path, HEADER[:3], [(i, 10, 20) for i in range(100)]))).summary()
     assert even["gap_variation"] == 0
     assert even["peak_rate"] == pytest.approx(1.0)

@@ -37,13 +37,13 @@ def test_the_pace_comes_back(arch: Arch, pace: Pace) -> None:
     experiment = Experiment(arch, TRAFFIC, server=Server(num_speculative_tokens=3 if arch != "autoregressive" else 4))
     profile = covering_profile(experiment)
     result = simulate(experiment, profile=pace.applied(profile, experiment.pair))
-    found = priced_by_the_profile(result, pace)
-    assert found["pace_target"] == pytest.approx(pace.target, rel=0.01)
+    ratios = priced_by_the_profile(result, pace)
+    assert ratios["pace_target"] == pytest.approx(pace.target, rel=0.01)
     if arch != "autoregressive":
-        assert found["pace_draft"] == pytest.approx(pace.draft, rel=0.01)
-    assert found["pace_host_s"] == pytest.approx(pace.host_s or profile.host.between_s, rel=0.15)
+        assert ratios["pace_draft"] == pytest.approx(pace.draft, rel=0.01)
+    assert ratios["pace_host_s"] == pytest.approx(pace.host_s or profile.host.between_s, rel=0.15)
     row_s = profile.host.row_s if pace.host_s is None else pace.row_s
-    assert found["pace_row_s"] == pytest.approx(row_s, abs=3e-6)
+    assert ratios["pace_row_s"] == pytest.approx(row_s, abs=3e-6)
 
 
 def test_a_slower_machine_serves_slower(tmp_path: Path) -> None:

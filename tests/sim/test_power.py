@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from math import exp
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware import profile as profiles
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
-from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -88,12 +86,3 @@ def test_a_lower_limit_serves_no_faster(
         assert (launches["end_s"] - launches["start_s"] >= launches["solo_s"] * (1 - 1e-6)).all()
     assert spans[0] == pytest.approx(spans[1], rel=1e-9)
     assert spans[0] < spans[2] < spans[3]
-
-
-@pytest.mark.parametrize("users", [1, 8])
-def test_a_throttled_run_is_the_same_in_blocks(users: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    experiment = at_limit("colocated", 500.0, monkeypatch, users)
-    quick, slow = simulate(experiment), simulate(experiment, blocks=False)
-    for name in ("start_s", "end_s"):
-        np.testing.assert_allclose(quick.launches[name], slow.launches[name], rtol=1e-9)
-    assert summarise(quick)["output_throughput"] == pytest.approx(summarise(slow)["output_throughput"])

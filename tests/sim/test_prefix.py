@@ -100,35 +100,6 @@ def test_what_two_requests_compute_at_the_same_time_is_kept_once() -> None:
     kv.check_integrity()
 
 
-def test_an_answer_is_cached_unless_it_is_on_another_gpu() -> None:
-    for answers, found in ((True, 96), (False, 48)):
-        kv = KvCache(1000, 0, True, Reuse(answers=answers))
-        served(kv, ask(50, 1), answer=50)
-        assert kv.cached(ask(150, 1)) == found
-
-
-def test_the_drafter_lacks_what_only_the_target_has_read() -> None:
-    kv = KvCache(1000, 0, True, Reuse(drafter=True))
-    first = ask(100, 1)
-    assert kv.admit(first, 100)
-    first.context, first.owed = 100, 40  # the drafter has read 60 tokens, three blocks
-    kv.release(first)
-    second = ask(150, 1)
-    assert kv.admit(second, 150)
-    assert (second.prefilled, second.lacks) == (96, 48)
-    second.context, second.owed, second.lacks = 150, 0, 0
-    kv.release(second)
-    third = ask(150, 1)
-    assert kv.admit(third, 150)
-    assert (third.prefilled, third.lacks) == (144, 0)
-
-
-def test_requests_without_a_chain_are_never_cached() -> None:
-    kv = KvCache(1000, 0, True, Reuse())
-    assert served(kv, Request(0, 0.0, 100, 1, b"")) == served(kv, Request(1, 0.0, 100, 1, b"")) == 0
-    assert (kv.cached_tokens, len(kv.prefixes)) == (0, 0)
-
-
 def test_real_pages_are_found_by_hash_and_come_back_when_evicted() -> None:
     """As a page table uses it: new pages for what is missing, known ones for the rest, evicted ones used again."""
     blocks, free = PrefixBlocks(), list(range(10, 16))

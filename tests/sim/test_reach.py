@@ -49,13 +49,13 @@ def outside(reaches: Reaches, *rows: dict[str, Any]) -> dict[str, Any]:
 def test_a_launch_beyond_its_own_model_counts_whole() -> None:
     """8 s in all: 3 s with too many rows, 1 s of a draft that is too long for the drafter, not for the target."""
     reaches = Reaches(Reach(rows=64, k=4), Reach(rows=64, k=8, context=100), None)
-    found = outside(
+    shares = outside(
         reaches,
         {"start_s": 0.0, "end_s": 3.0, "rows": 65, "tokens": 65, "context": 6500},
         {"start_s": 3.0, "end_s": 4.0, "role": 0, "kind": "draft", "steps": 6, "tokens": 6, "context": 1000},
         {"start_s": 4.0, "end_s": 8.0, "kind": "verify", "width": 7, "rows": 2, "tokens": 14, "context": 200},
     )
-    assert found == {"share": 0.5, "rows": 65, "rows_limit": 64, "k": 6, "k_limit": 4}
+    assert shares == {"share": 0.5, "rows": 65, "rows_limit": 64, "k": 6, "k_limit": 4}
 
 
 def test_works_side_by_side_count_while_they_are() -> None:
@@ -70,8 +70,8 @@ def test_works_side_by_side_count_while_they_are() -> None:
         work | {"start_s": 12.0, "end_s": 20.0},
     ]
     alone = Reach(rows=64)
-    found = outside(Reaches(alone, alone, Reach(rows=16)), *works)
-    assert found == pytest.approx({"share": 8 / 24, "together_rows": 20, "together_rows_limit": 16})
+    shares = outside(Reaches(alone, alone, Reach(rows=16)), *works)
+    assert shares == pytest.approx({"share": 8 / 24, "together_rows": 20, "together_rows_limit": 16})
     assert outside(Reaches(alone, alone, Reach(rows=20)), *works) == {"share": 0.0}
     elsewhere = [works[0], works[1] | {"gpu": 1}, works[2]]
     assert outside(Reaches(alone, alone, Reach(rows=16)), *elsewhere) == {"share": 0.0}
@@ -103,8 +103,8 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(Books, "note", noted)
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=40, random_range_ratio=0.5, request_rate=60.0)
     result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), blocks=False)
-    found = np.stack([result.launches["end_s"], *_sizes(result.launches, 2).values()], axis=1)
-    assert sorted(map(tuple, found.tolist())) == sorted(seen)
+    recorded = np.stack([result.launches["end_s"], *_sizes(result.launches, 2).values()], axis=1)
+    assert sorted(map(tuple, recorded.tolist())) == sorted(seen)
 
 
 @pytest.mark.parametrize("arch", ["colocated", "pd", "pdv", "pdv-hybrid"])

@@ -24,9 +24,9 @@ COLUMNS = st.sampled_from(DTYPES).flatmap(lambda dtype: arrays(dtype, array_shap
 def test_a_packed_column_comes_back_bit_for_bit(column: np.ndarray[Any, Any], times: int) -> None:
     """Whatever its bits: the least and the greatest number, -0.0, nan; with runs of equal ones and without."""
     column = np.repeat(column, times)
-    found = PackedColumn(column).column()
-    assert found.dtype == column.dtype
-    assert found.tobytes() == column.tobytes()
+    unpacked = PackedColumn(column).column()
+    assert unpacked.dtype == column.dtype
+    assert unpacked.tobytes() == column.tobytes()
 
 
 @given(columns=st.lists(arrays("f8", array_shapes(max_dims=1)), min_size=1, max_size=4))
@@ -59,7 +59,7 @@ def test_requests_are_in_the_order_in_which_they_were_sent() -> None:
     """Their ids are names, and the last to be sent may be the first to finish."""
     traffic, ids, lengths = Traffic("random", num_prompts=6, input_len=16), [5, 40, 3, 2, 17, 8], [40, 1, 20, 40, 5, 1]
     requests = [Request(id, 0.0, 16, tokens, bytes(tokens)) for id, tokens in zip(ids, lengths, strict=True)]
-    found = simulate(Experiment("colocated", traffic), requests=requests).requests
-    assert found["id"].tolist() == ids
-    assert found["output_tokens"].tolist() == lengths
-    assert found["finish_s"].tolist() == [request.finish_s for request in requests]
+    rows = simulate(Experiment("colocated", traffic), requests=requests).requests
+    assert rows["id"].tolist() == ids
+    assert rows["output_tokens"].tolist() == lengths
+    assert rows["finish_s"].tolist() == [request.finish_s for request in requests]

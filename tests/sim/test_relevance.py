@@ -87,8 +87,8 @@ def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
             assert suited(other) == plain
             with pytest.raises(ValueError, match=need.flag):
                 simulate(other)
-            found = Unchecked(other).launches()
-            assert all((found[name] == expected[name]).all() for name in expected), need.option
+            launches = Unchecked(other).launches()
+            assert all((launches[name] == expected[name]).all() for name in expected), need.option
 
 
 class Unchecked:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -91,41 +92,41 @@ def write_profile(
 
 @pytest.fixture(params=[False, True], ids=["queued", "blocks"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs requests through an architecture on the toy GPU."""
+    """Runs requests through an architecture on the toy GPU; `options` are fields of its settings or of contention."""
     monkeypatch.setitem(MODELS, "toy-draft", toy_model("toy-draft", 10**7))
 
     def runs(
         arch: Arch,
         asked: list[Asked],
         *,
-        server: dict[str, Any] | None = None,
-        hardware: dict[str, Any] | None = None,
-        host: dict[str, float] | None = None,
         max_concurrency: int | None = None,
         draft_ms: tuple[float, float] = (1.0, 0.01),
         target_ms: tuple[float, float] = (10.0, 0.1),
         sharpness: float | None = 1.0,
         kv_ms: float = 0.0,
         kv_heads: int = 0,
-        **contention: Any,
+        **options: Any,
     ) -> Result:
+        def of(group: type) -> dict[str, Any]:
+            return {field.name: options.pop(field.name) for field in fields(group) if field.name in options}
+
         monkeypatch.setitem(MODELS, "toy-target", toy_model("toy-target", 10**8, kv_heads))
-        profile = write_profile(tmp_path / "toy.json", draft_ms, target_ms, sharpness, kv_ms, contention)
+        server = {"pair": "toy-draft:toy-target", "num_speculative_tokens": 2} | of(Server)
+        hardware, host = {"kv_capacity_tokens": 10_000} | of(Hardware), of(Host)
+        profile = write_profile(tmp_path / "toy.json", draft_ms, target_ms, sharpness, kv_ms, contention=options)
         requests = [
             Request(i, at * MS, prompt, output, bytes(accepted.get(p, 0) for p in range(output)))
             for i, (at, prompt, output, accepted) in enumerate(asked)
         ]
-        settings: dict[str, Any] = {"pair": "toy-draft:toy-target", "num_speculative_tokens": 2}
-        placed: dict[str, Any] = {"profile": profile, "kv_capacity_tokens": 10_000, **(hardware or {})}
-        if "link" in placed:
-            monkeypatch.setitem(LINKS, "made up", placed["link"])  # type: ignore[misc]
-            placed["link"] = "made up"
+        if "link" in hardware:
+            monkeypatch.setitem(LINKS, "made up", hardware["link"])  # type: ignore[misc]
+            hardware["link"] = "made up"
         experiment = Experiment(
             arch,
             traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
-            server=Server(**settings | (server or {})),
-            hardware=Hardware(**placed),
-            host=Host(**host or {}),
+            server=Server(**server),
+            hardware=Hardware(profile=profile, **hardware),
+            host=Host(**host),
         )
         return simulate(suited(experiment), blocks=request.param, requests=requests)
 
@@ -222,11 +223,7 @@ def test_baseline(run: Run) -> None:
     79.94   B takes R2: draft 92.07 -> 94.07, target -> 114.07; its only token at 114.27.
     92.27   A: draft 114.07 -> 116.09, verify -> 126.39; 126.59: one token is left of the two gained.
     """
-    result = run(
-        "baseline",
-        [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (4, 200, 3, {1: 1}), (6, 100, 1, {})],
-        server={"num_workers": 2},
-    )
+    result = run("baseline", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (4, 200, 3, {1: 1}), (6, 100, 1, {})], num_workers=2)
     check(
         result,
         [
@@ -273,9 +270,7 @@ def test_a_head_fuses_once_a_draft_and_reads_what_was_accepted_again(run: Run) -
     36.021  three tokens: fused 0.503, steps 1.03 + 1.01: 36.121 -> 38.664; verify -> 48.964; 49.164: none accepted.
     49.164  one token: 2.521, 49.264 -> 51.785; verify -> 62.085; 62.285: one token is left of the two gained.
     """
-    result = run(
-        "colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1})], server={"pair": "toy-draft:toy-target", "drafter": "eagle3"}
-    )
+    result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1})], pair="toy-draft:toy-target", drafter="eagle3")
     assert result.experiment.server.pair == "eagle3-toy-target:toy-target"
     check(
         result,
@@ -288,7 +283,15 @@ def test_a_head_fuses_once_a_draft_and_reads_what_was_accepted_again(run: Run) -
     )
 
 
-def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looking up a row's drafts takes 0.4, however long its text, and finds only drafts that are accepted."""
+    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
+    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
+    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
+
+
+def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, look_up: None) -> None:
     """The host takes 0.4 a row to look; R0 has drafts where one is accepted, R1 never. No drafter reads the prompts.
 
     0       both prompts in one forward of 200 tokens: 0.1 -> 30.1; first tokens 30.3.
@@ -297,12 +300,7 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, mo
     41.8    looks -> 42.6 and finds nothing: a plain token each, 10.2: 42.7 -> 52.9; 53.1.
     53.1    looks -> 53.9; R0 again has 2: 54.0 -> 64.4; 64.6: of R0's two tokens one was left, R1 has its last.
     """
-    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
-    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
-    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
-    result = run(
-        "colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (0, 100, 4, {})], server={"drafter": "ngram"}
-    )  # fmt: skip
+    result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (0, 100, 4, {})], drafter="ngram")
     check(
         result,
         ["main: prefill 0.1-30.1 @200, verify x2 31.2-41.6 @4, decode x2 42.7-52.9 @2, verify x2 54-64.4 @4"],
@@ -314,18 +312,15 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, mo
     assert times_ms(result, "draft_s") == [2.4, 2.4]
 
 
-def test_ngram_drafts_in_three_lanes(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ngram_drafts_in_three_lanes(run: Run, look_up: None) -> None:
     """The decode lane looks while nothing runs, and hands over.
 
     0       R0: 0.1 -> 20.1, first token 20.3; no drafter reads, so it is handed over by 20.8.
     20.8    the host looks, 0.4 -> 21.2, and hands over -> 21.7; verify 10.3: 21.8 -> 32.1; 32.3: R0 gains 3.
     32.3    handed back -> 32.8; looks -> 33.2, finds nothing; handed over -> 33.7; a plain token 10.1: 33.8 -> 43.9.
     """
-    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
-    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
-    monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
     check(
-        run("pdv", [(0, 100, 5, {1: 2})], server={"drafter": "ngram"}),
+        run("pdv", [(0, 100, 5, {1: 2})], drafter="ngram"),
         ["prefill: prefill 0.1-20.1", "verify: verify x1 21.8-32.1, decode x1 33.8-43.9"],
         [[(20.3, 1), (32.3, 3), (44.1, 1)]],
     )
@@ -399,7 +394,7 @@ def test_pdv(run: Run) -> None:
     75.725   draft 2.525 -> 78.25; R1's verify 10.3 - 0.1 - 0.505 = 9.695 left -> 87.945. 88.145: R1 done.
     88.145   R0, drafted at 78.45, is verified: 88.245 -> 98.545; 98.745.
     """
-    result = run("pdv", PDV_ASKED, server={"verify_gather": "never"}, stream_weight=4)
+    result = run("pdv", PDV_ASKED, verify_gather="never", stream_weight=4)
     check(
         result,
         [*PDV_START, "decode: draft x1 75.725-78.25", "verify: verify x1 75.625-87.945, verify x1 88.245-98.545"],
@@ -419,7 +414,7 @@ def test_pdv_always_gathers(run: Run) -> None:
     Verify of two rows 10.6: 78.445 -> 89.045; 89.245.
     """
     check(
-        run("pdv", PDV_ASKED, server={"verify_gather": "always"}, stream_weight=4),
+        run("pdv", PDV_ASKED, verify_gather="always", stream_weight=4),
         [*PDV_START, "decode: draft x1 75.625-77.645", "verify: verify x2 78.445-89.045"],
         [
             [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (89.245, 2)],
@@ -435,9 +430,7 @@ def test_pdv_auto_gathers_by_the_latency_model(run: Run) -> None:
     completion and a hand-over: 2 * 0.8. 13.92 in all.
     So it gathers; with the default too the schedule is that of `always`.
     """
-    auto, always = (
-        run("pdv", PDV_ASKED, server={"verify_gather": rule}, stream_weight=4) for rule in ("auto", "always")
-    )
+    auto, always = (run("pdv", PDV_ASKED, verify_gather=rule, stream_weight=4) for rule in ("auto", "always"))
     assert events(auto) == events(always)
     assert delivered(auto) == delivered(always)
 
@@ -502,7 +495,7 @@ def test_admission_of_pdv_unified(run: Run) -> None:
     99.12     R0 alone is ready: R2 is admitted.
     """
     asked: list[Asked] = [(0, 5, 9, {}), (0, 5, 2, {}), (0, 5, 1, {})]
-    result = run("pdv-unified", asked, server={"max_num_seqs": 1, "admission_factor": 1.2}, stream_weight=4)
+    result = run("pdv-unified", asked, max_num_seqs=1, admission_factor=1.2, stream_weight=4)
     assert times_ms(result, "admitted_s") == [0, 11.85, 99.12]
     first, second, _ = delivered(result)
     assert [at for at, _ in first][:6] == pytest.approx([10.8, 28.05, 44.05, 60.05, 73.28, 86.2], abs=NEAR)
@@ -523,12 +516,7 @@ def test_pdv_hybrid(run: Run) -> None:
     72.42     one in flight: atomic. Draft 72.52 -> 74.54, verify -> 84.84; 85.04.
     """
     check(
-        run(
-            "pdv-hybrid",
-            [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (40, 5, 3, {1: 1})],
-            server={"hybrid_threshold": 1},
-            stream_weight=4,
-        ),
+        run("pdv-hybrid", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (40, 5, 3, {1: 1})], hybrid_threshold=1, stream_weight=4),
         [
             "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 40.1-70.67, prefill 70.67-71.72",
             "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 35.52-37.55, verify x1 37.55-49.7875",
@@ -547,7 +535,7 @@ def test_pdv_hybrid_leaves_nobody_behind_in_the_verify_queue(run: Run, gather: s
     are left, few enough to be atomic; but while R2 waits R1 has to go through the lanes, or R2 would wait for its end.
     """
     asked: list[Asked] = [(0, 5, 4, {}), (0, 5, 20, {}), (1, 5, 2, {})]
-    result = run("pdv-hybrid", asked, server={"hybrid_threshold": 2, "verify_gather": gather}, stream_weight=4)
+    result = run("pdv-hybrid", asked, hybrid_threshold=2, verify_gather=gather, stream_weight=4)
     first, second, third = (result.requests["finish_s"] / MS).tolist()
     assert first < third < second  # R2 needs one round, R1 sixteen after R0's end
 
@@ -624,7 +612,7 @@ def test_full_kv_cache_makes_the_second_request_wait(run: Run) -> None:
     R0: prompt to 20.1 and 22.1, decode from 22.8: 22.9 -> 24.92 -> 35.22; done 35.42. R1 the same, 35.42 later.
     """
     asked, scarce = [(0, 100, 3, {1: 1}), (1, 100, 3, {1: 1})], {"kv_capacity_tokens": 200}
-    result = run("pd", asked, server={"kv_cache": "reserved"}, hardware=scarce)
+    result = run("pd", asked, kv_cache="reserved", **scarce)
     lanes = [
         "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 35.52-55.52, prefill 55.52-57.52",
         "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 58.32-60.34, verify x1 60.34-70.64",
@@ -644,7 +632,7 @@ def test_a_full_paged_cache_preempts_the_request_admitted_last(run: Run) -> None
     47.9    R1 reads 33 tokens in 13.3: 48 -> 61.3; 61.5 its second token.
     61.5    R1 decodes: 61.6 -> 71.7; 71.9. 72 -> 82.1; 82.3.
     """
-    result = run("autoregressive", [(0, 32, 4, {}), (0, 32, 4, {})], hardware={"kv_capacity_tokens": 80})
+    result = run("autoregressive", [(0, 32, 4, {}), (0, 32, 4, {})], kv_capacity_tokens=80)
     check(
         result,
         [
@@ -672,12 +660,7 @@ def test_nobody_is_let_in_while_somebody_is_preempted(run: Run) -> None:
     35.9    31 of R1's 33 tokens fit beside R0's one: 36 -> 49.2; 49.4 R0 has its four tokens.
     49.4    The other two, 10.2: 49.5 -> 59.7; 59.9 the second token of R1, its last.
     """
-    result = run(
-        "autoregressive",
-        [(0, 16, 4, {}), (0, 32, 2, {})],
-        server={"max_num_batched_tokens": 32},
-        hardware={"kv_capacity_tokens": 64},
-    )
+    result = run("autoregressive", [(0, 16, 4, {}), (0, 32, 2, {})], max_num_batched_tokens=32, kv_capacity_tokens=64)
     check(
         result,
         [
@@ -702,7 +685,7 @@ def test_blocks_are_taken_for_the_drafts_of_a_round(run: Run) -> None:
     """
     all_accepted = dict.fromkeys(range(16), 2)
     asked: list[Asked] = [(0, 20, 16, all_accepted), (0, 20, 16, all_accepted)]
-    result = run("colocated", asked, hardware={"kv_capacity_tokens": 80})
+    result = run("colocated", asked, kv_capacity_tokens=80)
     check(
         result,
         [
@@ -739,14 +722,9 @@ def test_bounded_decode_queue_of_pdv(run: Run) -> None:
              R1's draft 49.52 - 9.6 - 31 = 8.92 -> 285.04.
     285.24   R1 handed over 285.74, verify 285.84 -> 296.14; 296.34.
     """
-    result = run(
-        "pdv",
-        [(0, 100, 2, {}), (0, 100, 2, {}), (0, 100, 1, {})],
-        server={
-            "max_decode_queue": 1, "max_num_batched_tokens": 100, "verify_gather": "never", "priority": "none"
-        },
-        draft_ms=(30.0, 0.01),
-    )  # fmt: skip
+    asked: list[Asked] = [(0, 100, 2, {}), (0, 100, 2, {}), (0, 100, 1, {})]
+    limits = {"max_decode_queue": 1, "max_num_batched_tokens": 100}
+    result = run("pdv", asked, verify_gather="never", priority="none", draft_ms=(30.0, 0.01), **limits)
     check(
         result,
         [
@@ -765,7 +743,7 @@ def test_a_request_on_its_way_back_to_decode_is_in_its_queue(run: Run) -> None:
 
     R0: draft 22.9 -> 24.92, 25.12, handed over 25.62, verify 25.72 -> 36.02, verdict 36.22, back at decode 36.72.
     """
-    result = run("pdv", [(0, 100, 10, {}), (36.5, 5, 1, {})], server={"max_decode_queue": 1})
+    result = run("pdv", [(0, 100, 10, {}), (36.5, 5, 1, {})], max_decode_queue=1)
     assert times_ms(result, "admitted_s") == [0, 36.72]
 
 
@@ -779,7 +757,7 @@ def test_chunked_prefill_in_colocated(run: Run) -> None:
     90.66  R1 alone: 90.76 -> 92.78 -> 103.08; 103.28.
     """
     check(
-        run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], server={"max_num_batched_tokens": 103}),
+        run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], max_num_batched_tokens=103),
         [
             "main: prefill 0.1-2.1, prefill 2.1-22.1, draft x1 22.4-26.42, verify x1 26.42-46.72",
             "main: draft x1 47.02-51.04, verify x1 51.04-71.34, draft x1 71.64-75.16, verify x1 75.16-90.46",
@@ -795,7 +773,7 @@ def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
     The first token comes with the third target chunk, 59.7 + 0.2; the rest as ever: 61.2, 61.4, 61.9 decode.
     """
     check(
-        run("pd", [(0, 250, 2, {})], server={"max_num_batched_tokens": 100}),
+        run("pd", [(0, 250, 2, {})], max_num_batched_tokens=100),
         [
             "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 22.4-42.4, prefill 42.4-44.4",
             "prefill: prefill 44.7-59.7, prefill 59.7-61.2",
@@ -811,13 +789,9 @@ def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) 
     R1 arrives within the third step, R2 at the instant of its end: one forward reads both prompts.
     """
     step = 1000 / 128
-    result = run(
-        "autoregressive",
-        [(0, 1, 3, {}), (2.5 * step, 1, 1, {}), (3 * step, 1, 1, {})],
-        host={"launch_s": 0.0, "completion_s": 0.0, "handoff_s": 0.0},
-        target_ms=(step, 0.0),
-        sharpness=None,
-    )
+    free_host = dict.fromkeys(("launch_s", "completion_s", "handoff_s"), 0.0)
+    asked: list[Asked] = [(0, 1, 3, {}), (2.5 * step, 1, 1, {}), (3 * step, 1, 1, {})]
+    result = run("autoregressive", asked, target_ms=(step, 0.0), sharpness=None, **free_host)
     assert result.requests["arrival_s"].tolist() == [0, 2.5 / 128, 3 / 128]
     check(
         result,
@@ -843,7 +817,7 @@ READ = ["prefill: prefill 0.1-30.1, prefill 30.1-33.1"]
 def test_either_limit_holds_an_atomic_round(run: Run, limit: str) -> None:
     """R0 alone: draft 33.9 -> 35.92, verify -> 46.22; 46.42. Then R1: 46.52 -> 48.54 -> 58.84; 59.04."""
     check(
-        run("pd", TWO, server={limit: 1}),
+        run("pd", TWO, **{limit: 1}),
         [*READ, "decode: draft x1 33.9-35.92, verify x1 35.92-46.22, draft x1 46.52-48.54, verify x1 48.54-58.84"],
         [[(30.3, 1), (46.42, 2)], [(30.3, 1), (59.04, 2)]],
     )
@@ -855,7 +829,7 @@ def test_drafts_of_one_are_verified_together(run: Run) -> None:
     Verify waits for both (`always`): 39.54, 10.6 -> 50.14; 50.34.
     """
     check(
-        run("pdv", TWO, server={"max_draft_batch": 1, "verify_gather": "always"}),
+        run("pdv", TWO, max_draft_batch=1, verify_gather="always"),
         [*READ, "decode: draft x1 33.9-35.92, draft x1 36.72-38.74", "verify: verify x2 39.54-50.14"],
         [[(30.3, 1), (50.34, 2)], [(30.3, 1), (50.34, 2)]],
     )
@@ -868,7 +842,7 @@ def test_drafts_of_two_are_verified_one_by_one(run: Run, gather: str) -> None:
     R0's verify 36.74 -> 47.04; 47.24; R1's 47.34 -> 57.64; 57.84. A full batch waits for nobody, whatever the rule.
     """
     check(
-        run("pdv", TWO, server={"max_verify_batch": 1, "verify_gather": gather}),
+        run("pdv", TWO, max_verify_batch=1, verify_gather=gather),
         [*READ, "decode: draft x2 33.9-35.94", "verify: verify x1 36.74-47.04, verify x1 47.34-57.64"],
         [[(30.3, 1), (47.24, 2)], [(30.3, 1), (57.84, 2)]],
     )
@@ -895,7 +869,7 @@ def test_a_prompt_that_waited_goes_first(run: Run, monkeypatch: pytest.MonkeyPat
     """
     monkeypatch.setattr(base, "PATIENCE_S", 15 * MS)
     check(
-        run("pd", LATE, server={"priority": "dynamic"}, stream_weight=4),
+        run("pd", LATE, priority="dynamic", stream_weight=4),
         [*LATE_START, "prefill: prefill 78.55-91.675, prefill 91.675-92.9875", "decode: verify x1 72.225-95.28"],
         [[(20.3, 1), (38.2, 1), (53.9, 1), (69.6, 1), (95.48, 1)], [(73.2, 1)], [(91.875, 1)]],
     )
@@ -917,7 +891,7 @@ def test_preemptive_priority(run: Run) -> None:
     59.89  R1: draft -> 61.91, verify -> 72.21; 72.41.
     """
     check(
-        run("pd", OVERLAP, server={"priority": "preemptive"}),
+        run("pd", OVERLAP, priority="preemptive"),
         [
             *BEFORE,
             "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 35.52-37.54, verify x1 37.54-47.84",
@@ -938,7 +912,7 @@ def test_serial_ablation(run: Run) -> None:
     59.29  R1: draft 59.39 -> 61.41, verify -> 71.71; 71.91.
     """
     check(
-        run("pd", OVERLAP, server={"priority": "none"}, hardware={"contention": "serial"}),
+        run("pd", OVERLAP, priority="none", contention="serial"),
         [
             *BEFORE,
             "decode: draft x1 22.9-24.92, verify x1 35.42-45.72, draft x1 46.77-48.79, verify x1 48.79-59.09",
@@ -949,7 +923,10 @@ def test_serial_ablation(run: Run) -> None:
     )
 
 
-LINK = {"link": LinkSpec(1 * MS, 8 / MS, "made up")}  # a row's two drafts take 1 + 1 ms, as does a verdict
+LINK = LinkSpec(1 * MS, 8 / MS, "made up")  # a row's two drafts take 1 + 1 ms, as does a verdict
+NO_TIME = LinkSpec(0.0, 1e14, "made up")
+APART = ("prefill=1", "verify=1")
+AHEAD = {"ahead_miss": "draft", "priority": "none", "place": APART, "link": NO_TIME}
 
 
 def test_target_on_a_second_gpu(run: Run) -> None:
@@ -966,12 +943,8 @@ def test_target_on_a_second_gpu(run: Run) -> None:
            55.13; verify of R1 is launched next, 51.2, there 53.2 -> 63.5; 63.7: R1's last tokens.
     63.7   R0, drafted at 55.33, is verified: 63.8, there 65.8 -> 76.1; 76.3.
     """
-    result = run(
-        "pdv",
-        [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})],
-        server={"verify_gather": "never", "priority": "none"},
-        hardware={"place": ("prefill=1", "verify=1"), **LINK},
-    )
+    asked: list[Asked] = [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})]
+    result = run("pdv", asked, verify_gather="never", priority="none", place=APART, link=LINK)
     check(
         result,
         [
@@ -993,12 +966,7 @@ def test_atomic_round_across_two_gpus(run: Run) -> None:
     37.72  all accepted, so a catch-up draft: 37.82, there 39.82 -> 41.85, 42.05; verify 42.15, there 44.15 -> 54.45.
     """
     check(
-        run(
-            "pdv-hybrid",
-            [(0, 100, 5, {1: 2, 4: 0})],
-            server={"priority": "none"},
-            hardware={"place": ("prefill=1", "verify=1"), **LINK},
-        ),
+        run("pdv-hybrid", [(0, 100, 5, {1: 2, 4: 0})], priority="none", place=APART, link=LINK),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 22.9-24.92 @0, verify x1 27.22-37.52 @1, draft x1 39.82-41.85 @0",
@@ -1019,13 +987,8 @@ def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     20.3   R0's first token; its 400 bytes wait for GPU 2's way in: 21.3 -> 31.3, there 32.3. Decode is busy.
     32.8   draft of R0 32.9 -> 34.92 -> verify 45.22; 45.42.
     """
-    result = run(
-        "pd",
-        [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})],
-        server={"priority": "none"},
-        hardware={"place": ("prefill=0+1", "decode=2"), "link": LinkSpec(1 * MS, 40 / MS, "made up")},
-        kv_heads=1,
-    )
+    asked, link = [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})], LinkSpec(1 * MS, 40 / MS, "made up")
+    result = run("pd", asked, priority="none", place=("prefill=0+1", "decode=2"), link=link, kv_heads=1)
     check(
         result,
         [
@@ -1046,14 +1009,8 @@ def test_two_gpus_draft_for_one_that_verifies(run: Run) -> None:
     0      target 0.1 -> 30.1 on GPU 2; drafts 0.2 -> 2.2 on GPU 0 and 0.3 -> 2.3 on GPU 1. First tokens 30.3, 30.8.
     30.8   drafts 30.9 -> 32.92 and 31 -> 33.02, completed 33.12 and 33.32. Handed over 33.82; verify 33.92 -> 44.52.
     """
-    result = run(
-        "pdv",
-        [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})],
-        server={"priority": "none", "verify_gather": "always"},
-        hardware={
-            "place": ("decode=0+1", "verify=2", "prefill=2"), "link": LinkSpec(0.0, 1e14, "made up"),
-        },
-    )  # fmt: skip
+    place = ("decode=0+1", "verify=2", "prefill=2")
+    result = run("pdv", TWO, priority="none", verify_gather="always", place=place, link=NO_TIME)
     check(
         result,
         [
@@ -1077,12 +1034,7 @@ def test_drafting_ahead_as_a_chain(run: Run) -> None:
     59.25  none accepted: 59.75, draft 59.85 -> 61.87, 62.07, 62.57; verify 62.67 -> 72.97, 73.17.
     """
     check(
-        run(
-            "pdv-ahead",
-            [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})],
-            server={"ahead_fan": 0, "ahead_miss": "draft", "priority": "none"},
-            hardware={"place": ("prefill=1", "verify=1"), "link": LinkSpec(0.0, 1e14, "made up")},
-        ),
+        run("pdv-ahead", [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})], ahead_fan=0, **AHEAD),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 20.9-22.92 @0, ahead x1 23.82-26.85 @0, ahead x1 34.92-37.95 @0",
@@ -1102,12 +1054,7 @@ def test_drafting_ahead_for_every_outcome(run: Run) -> None:
     45.32  none accepted: 45.82, draft 45.92 -> 47.94, 48.14, 48.64; verify 48.74 -> 59.04, 59.24.
     """
     check(
-        run(
-            "pdv-ahead",
-            [(0, 100, 5, {1: 1, 3: 0, 4: 0})],
-            server={"ahead_fan": 1, "ahead_miss": "draft", "ahead_exponent": 10.0, "priority": "none"},
-            hardware={"place": ("prefill=1", "verify=1"), "link": LinkSpec(0.0, 1e14, "made up")},
-        ),
+        run("pdv-ahead", [(0, 100, 5, {1: 1, 3: 0, 4: 0})], ahead_fan=1, ahead_exponent=10.0, **AHEAD),
         [
             "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
             "decode: draft x1 20.9-22.92 @0, ahead x3 23.82-26.91 @0, draft x1 45.92-47.94 @0",
@@ -1130,11 +1077,7 @@ def test_idle_lane_notices_work_at_its_next_look(run: Run) -> None:
     64.1   R1 handed over; decode, idle since 36.62, looks at 64.62: 64.72 -> 66.74 -> 77.04; 77.24.
     """
     check(
-        run(
-            "pd",
-            [(0.3, 100, 3, {1: 1}), (40.55, 100, 3, {1: 1})],
-            host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.0},
-        ),
+        run("pd", [(0.3, 100, 3, {1: 1}), (40.55, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.0),
         [
             "prefill: prefill 1.1-21.1, prefill 21.1-23.1, prefill 41.4-61.4, prefill 61.4-63.4",
             "decode: draft x1 24.1-26.12, verify x1 26.12-36.42, draft x1 64.72-66.74, verify x1 66.74-77.04",
@@ -1153,11 +1096,7 @@ def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
     23.0    0.125: 23.125 -> 25.145 -> 35.445; 35.695.
     """
     check(
-        run(
-            "pd",
-            [(0, 100, 3, {1: 1})],
-            host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS, "handoff_s": 0.4 * MS},
-        ),
+        run("pd", [(0, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS, handoff_s=0.4 * MS),
         [
             "prefill: prefill 0.125-20.125, prefill 20.125-22.125",
             "decode: draft x1 23.125-25.145, verify x1 25.145-35.445",
@@ -1173,12 +1112,7 @@ def test_baseline_wakes_no_more_workers_than_requests_wait(run: Run) -> None:
     22.375  draft launched 22.5 -> 24.52, verify -> 34.82; 35.07.
     """
     check(
-        run(
-            "baseline",
-            [(0, 100, 3, {1: 1})],
-            server={"num_workers": 2},
-            host={"idle_poll_s": 1 * MS, "idle_poll_cost_s": 0.25 * MS},
-        ),
+        run("baseline", [(0, 100, 3, {1: 1})], num_workers=2, idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS),
         ["main: prefill 0.125-2.125, prefill 2.125-22.125, draft x1 22.5-24.52, verify x1 24.52-34.82"],
         [[(22.375, 1), (35.07, 2)]],
     )

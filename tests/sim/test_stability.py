@@ -53,9 +53,9 @@ def test_textbook_queues_are_told_apart(servers: int, spread: float) -> None:
 @pytest.mark.parametrize("servers", [1, 16, 128])
 def test_at_saturation_no_label_is_given_lightly(servers: int) -> None:
     """Either label has a chance of about one in twenty at exactly full load: of 40 runs 6 or fewer."""
-    found = labels(1.0, 1500, servers, 1.0, 40)
-    assert found["stable"] <= 6
-    assert found["overloaded"] <= 6
+    given = labels(1.0, 1500, servers, 1.0, 40)
+    assert given["stable"] <= 6
+    assert given["overloaded"] <= 6
 
 
 def test_a_run_shorter_than_its_requests_cannot_be_told() -> None:
@@ -114,11 +114,11 @@ def test_parts_in_any_order_give_the_same_label(seed: int, load: float, parts: i
 @settings(max_examples=25)
 @given(times=st.lists(st.floats(0, 1e5), min_size=1, max_size=50), share=st.floats(0, 1))
 def test_a_timeline_against_all_of_its_times(times: list[float], share: float) -> None:
-    timeline, found = Timeline(2), np.sort(times)
+    timeline, in_order = Timeline(2), np.sort(times)
     for part in (times[: len(times) // 2], times[len(times) // 2 :]):
         timeline.add(1, np.array(part))
     edge = int(share * timeline.BINS)
-    assert timeline.counts[1, :edge].sum() == np.searchsorted(found, edge * timeline.width_s)
+    assert timeline.counts[1, :edge].sum() == np.searchsorted(in_order, edge * timeline.width_s)
     assert not timeline.counts[0].any()
     assert max(times) < timeline.BINS * timeline.width_s <= max(2 * max(times), 1e-6 * timeline.BINS)
 

@@ -57,6 +57,7 @@ TRACE = "".join(
         ({}, {}),
         ({"dataset_name": "random", "random_range_ratio": 0.5, "input_len": 40, "output_len": 9}, {}),
         ({"request_rate": 5.0, "burstiness": 0.3}, {"acceptance_concentration": 3.0}),
+        ({"request_rate": 5.0}, {"acceptance_model": "cnn-eagle3"}),
         ({"dataset_name": "mooncake"}, {"synthetic_acceptance_rates": (0.8, 0.4)}),
         ({"dataset_name": "mooncake", "use_trace_timestamps": True, "num_prompts": 37}, {"acceptance_trace": "rounds"}),
     ],
@@ -83,17 +84,17 @@ def test_chunks_change_nothing(dataset: dict[str, Any], form: dict[str, Any], ch
 def check_same(experiment: Experiment) -> None:
     """Every key, in its order: exact but for rounding, percentiles within 1%."""
     streamed = replace(experiment, scoring=replace(experiment.scoring, detailed=False))
-    exact, found = flatten(summarise(simulate(experiment))), flatten(summarise(simulate(streamed)))
-    assert list(found) == list(exact)
+    exact, in_parts = flatten(summarise(simulate(experiment))), flatten(summarise(simulate(streamed)))
+    assert list(in_parts) == list(exact)
     for name, value in exact.items():
         if isinstance(value, float):
             close = 0.01 if name.startswith(("median_", "p")) else 1e-9
             floor = 1e-6 if name == "breakdown_ms_other" else 1e-9
             if name.endswith("_se"):  # a quarter of the distance between two marks, each within 1%
                 floor = 0.005 * (exact[name.removesuffix("_se")] + 4 * value)
-            assert found[name] == pytest.approx(value, rel=close, abs=floor, nan_ok=True), name
+            assert in_parts[name] == pytest.approx(value, rel=close, abs=floor, nan_ok=True), name
         else:
-            assert found[name] == value, name
+            assert in_parts[name] == value, name
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -109,22 +110,20 @@ def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.Mo
         output_len=st.sampled_from([1, 2, 30]),
         replicas=st.sampled_from([1, 1, 3]),
         room=st.sampled_from([None, 448]),  # the longest request alone: others are preempted
+        turns=st.sampled_from([1, 1, 3]),
     )
     @settings(max_examples=8)
     def check(**drawn: Any) -> None:
         monkeypatch.setattr("pdvsim.sim.metrics.summary.REQUESTS", drawn["cut"])
+        talking = drawn["turns"] > 1
         traffic = Traffic(
-            "random",
-            num_prompts=40,
-            request_rate=drawn["rate"],
-            max_concurrency=drawn["limit"],
-            input_len=200,
-            output_len=drawn["output_len"],
-            random_range_ratio=0.9,
-            seed=drawn["seed"],
-        )
+            "random", num_prompts=40, request_rate=drawn["rate"], max_concurrency=drawn["limit"], input_len=200,
+            output_len=drawn["output_len"], random_range_ratio=0.9, num_turns=drawn["turns"],
+            think_time_s=0.5 * talking, seed=drawn["seed"],
+        )  # fmt: skip
         scoring = Scoring(("ttft:60", "tpot:9"), metric_percentiles=(5.0, 99.0), warmup_requests=drawn["warmup"])
-        hardware = Hardware(replicas=drawn["replicas"], kv_capacity_tokens=drawn["room"])
+        room = None if talking else drawn["room"]
+        hardware = Hardware(replicas=drawn["replicas"], kv_capacity_tokens=room)
         acceptance = Acceptance() if arch == "autoregressive" else Acceptance(acceptance_rate=0.7)
         check_same(Experiment(arch, traffic, acceptance, Server(kv_cache="paged"), hardware, scoring=scoring))
 

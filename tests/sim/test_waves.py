@@ -79,8 +79,8 @@ def test_waves_are_no_faster_than_without_gaps_and_waste_less_than_one(
     heads, head_dim, sms = size
     block, at_once = 64 if head_dim > 128 else 128, 2 * sms if head_dim == 64 else sms
     ends = [start + min(end, n) for start, n in chunks for end in range(block, n + block, block)]
-    found, without_gaps = in_waves(chunks, *size), heads * sum(ends) / at_once
-    assert UNSHARED * max(max(ends), without_gaps) <= found <= max(ends) + without_gaps
+    context, without_gaps = in_waves(chunks, *size), heads * sum(ends) / at_once
+    assert UNSHARED * max(max(ends), without_gaps) <= context <= max(ends) + without_gaps
 
 
 def test_a_forward_goes_through_its_waves() -> None:

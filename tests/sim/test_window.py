@@ -38,9 +38,12 @@ def test_every_trim_gives_the_same_rates(loops: list[Result]) -> None:
     for warmup in (1, 5, 100, 200):
         measured = [trimmed(run, warmup) for run in loops]
         for name in RATES:
-            found, reference = (interval(metrics[name] for metrics in runs) for runs in (measured, expected))
-            assert abs(found.mean - reference.mean) < found.half_width + reference.half_width, (name, warmup)
-            assert found.mean == pytest.approx(reference.mean, rel=0.02), (name, warmup)
+            rate, reference = (interval(metrics[name] for metrics in runs) for runs in (measured, expected))
+            assert abs(rate.mean - reference.mean) < rate.half_width + reference.half_width, (
+                name,
+                warmup,
+            )
+            assert rate.mean == pytest.approx(reference.mean, rel=0.02), (name, warmup)
 
 
 def test_the_interactive_law_holds_in_the_window(loops: list[Result]) -> None:

@@ -1,4 +1,6 @@
-"""A profile from Vidur's published operator profiles: `pdvsim calibrate DIR --from vidur --gpu a100-80gb`.
+"""A profile from Vidur's published operator profiles: `python studies/vidur.py DIR a100-80gb [PROFILE.json]`.
+
+With several GPUs (`a100-80gb,h100-sxm`) it prints errors alone.
 
 Vidur (microsoft/vidur, data/profiling/compute, MIT) times every operator of one layer by number of tokens: `mlp.csv`
 holds the products, norms, rope and activation, `attention.csv`, where there is one, attention by batch and cache.
@@ -12,6 +14,7 @@ whose place stand the library's. A profile is of whole models; rows of shards ar
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,10 +23,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.points import middle
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import ForwardFit, in_waves
 from pdvsim.sim.hardware.models import MODELS, shard
+from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped
@@ -272,14 +277,14 @@ def build_vidur(folder: str | Path, gpu: GpuSpec) -> Profile:
     )
 
 
-def card_errors(folder: str | Path, gpus: Sequence[GpuSpec]) -> list[dict[str, Any]]:
+def card_errors(folder: str | Path, cards: Sequence[GpuSpec]) -> list[dict[str, Any]]:
     """|log(predicted / published)| of each layer: from the data sheet alone, and with ceilings fitted to the files."""
     transfer, errors = shipped(), []
-    for gpu in gpus:
-        layers = read(folder, gpu)
-        alone = layer_errors(layers, gpu, transfer)
-        fitted = layer_errors(layers, fitted_ceilings(layers, gpu, transfer), transfer)
-        errors += [(f"{name} on {gpu.name}", np.abs(alone[name]), np.abs(fitted[name])) for name in alone]
+    for card in cards:
+        layers = read(folder, card)
+        alone = layer_errors(layers, card, transfer)
+        fitted = layer_errors(layers, fitted_ceilings(layers, card, transfer), transfer)
+        errors += [(f"{name} on {card.name}", np.abs(alone[name]), np.abs(fitted[name])) for name in alone]
     errors.append(("all", np.concatenate([row[1] for row in errors]), np.concatenate([row[2] for row in errors])))
     return [
         {"layer": name, "points": len(alone), "data_sheet": middle(alone), "fitted": middle(fitted)}
@@ -295,3 +300,15 @@ def report(errors: Sequence[Mapping[str, Any]]) -> str:
         figures = [f"{row[kind]['median']:8.1%} {row[kind]['p95']:8.1%}" for kind in ("data_sheet", "fitted")]
         lines.append(f"{row['layer']:28} {row['points']:6} {figures[0]:>20} {figures[1]:>20}")
     return "\n".join(lines)
+
+
+def main(argv: Sequence[str]) -> None:
+    """Print the errors by layer; write the profile if a file is named."""
+    folder, cards = argv[0], [named_gpu(name) for name in argv[1].split(",")]
+    if argv[2:]:
+        save(build_vidur(folder, cards[0]), Path(argv[2]))
+    print(report(card_errors(folder, cards)))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

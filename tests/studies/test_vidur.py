@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,14 +10,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.fit import vidur
-from pdvsim.cli import main
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.latency import in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import load
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped
-from studies import shards
+from studies import shards, vidur
 
 A100 = GPUS["a100-80gb"]
 LLAMA = MODELS["llama-2-7b"]
@@ -133,22 +132,22 @@ def put(name: str, row: int, value: object) -> Callable[[pd.DataFrame], pd.DataF
     ],
 )
 def test_a_bad_file_is_refused_in_one_line(
-    tmp_path: Path, refused: Callable[..., str], change: Callable[[pd.DataFrame], pd.DataFrame], says: str
+    tmp_path: Path, change: Callable[[pd.DataFrame], pd.DataFrame], says: str
 ) -> None:
     change(mlp()).to_csv(tmp_path / "mlp.csv", index=False)
     out = tmp_path / "out.json"
-    assert says in refused(["calibrate", str(tmp_path), "--from", "vidur", "--gpu", "a100-80gb", "-o", str(out)])
+    with pytest.raises(ValueError, match=re.escape(says)) as refused:
+        vidur.main([str(tmp_path), "a100-80gb", str(out)])
+    assert "\n" not in str(refused.value)
     assert not out.exists()
 
 
-def test_the_command_writes_a_profile_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_writes_a_profile_that_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     mlp().to_csv(tmp_path / "mlp.csv", index=False)
     out = tmp_path / "a100.json"
-    assert main(["calibrate", str(tmp_path), "--from=vidur", "--gpu", "a100-80gb", "-o", str(out)]) == 0
+    vidur.main([str(tmp_path), "a100-80gb", str(out)])
     assert "llama-2-7b on a100-80gb" in capsys.readouterr().out
     assert load(out) == vidur.build_vidur(tmp_path, A100)
-    assert main(["calibrate", str(tmp_path), "--from", "vidur"]) == 2
-    assert main(["calibrate", str(tmp_path), "--gpu", "a100-80gb"]) == 2
 
 
 @pytest.mark.parametrize("factor", [1e-3, 1e3])
@@ -172,7 +171,7 @@ def test_shards_are_compared_with_shards_and_with_the_whole(tmp_path: Path) -> N
         times = [column for column in half if column.startswith("time_stats.")]
         slow = half.assign(**{column: half[column] * slower for column in times})
         pd.concat([whole, slow]).to_csv(tmp_path / "mlp.csv", index=False)
-        [found] = shards.compare(tmp_path, A100)
-        assert found.name == "llama-2-7b/tp2"
-        assert np.abs(found.layer - np.log(slower)).max() < 0.01  # the embedding's time is not in the formula
-        assert np.abs(found.share - np.log(slower)).max() < 0.01
+        [part] = shards.compare(tmp_path, A100)
+        assert part.name == "llama-2-7b/tp2"
+        assert np.abs(part.layer - np.log(slower)).max() < 0.01  # the embedding's time is not in the formula
+        assert np.abs(part.share - np.log(slower)).max() < 0.01

@@ -1,0 +1,47 @@
+"""What is planned with on an H200, running requests, and the rounds that acceptance gives a request."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pdvsim.sim.config import Contention, Priority
+from pdvsim.sim.core import Request
+from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.host import HostTimes
+from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.policies.planner import Planner
+
+PAIR = "tinyllama-1.1b:llama-2-7b"
+OUTPUT = 500
+
+
+def planner(
+    host: HostTimes, priority: Priority = "none", contention: Contention = "fluid", dear_draft: float = 1.0
+) -> Planner:
+    """The built-in latency model; `dear_draft` makes the GPU, as the planner sees it, that much slower at drafting."""
+    profile, models = builtin("h200"), pair(PAIR)
+    fits: Any = {
+        "draft": Latency(models.draft, profile.fit(models.draft).scaled(dear_draft)),
+        "target": Latency(models.target, profile.fit(models.target)),
+    }
+    peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
+    return Planner(fits, Sharing(contention, priority, profile.contention), peak, host)
+
+
+def batch(rows: int, context: int) -> list[Request]:
+    """Running requests with `context` tokens cached each, `OUTPUT` tokens delivered."""
+    requests = [Request(i, 0.0, context, 1000, bytes(1000)) for i in range(rows)]
+    for request in requests:
+        request.context, request.emitted = context, OUTPUT
+    return requests
+
+
+def walk(runs: bytes, k: int, start: int = 0) -> list[int]:
+    """Accepted drafts of each round of a request: a round at p accepts min(runs[p], k) and emits one more."""
+    counts, at = [], start
+    while at < len(runs):
+        counts.append(min(runs[at], k))
+        at += counts[-1] + 1
+    return counts
