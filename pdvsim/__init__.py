@@ -83,9 +83,9 @@ def capacity(**options: Any) -> Capacities:
     from pdvsim.decide.runs import Bench
 
     chosen = build(CapacityOptions, options)
-    found = find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
-    found.drawn_by = capacity_figure
-    return found
+    capacities = find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
+    capacities.drawn_by = capacity_figure
+    return capacities
 
 
 def advise(**options: Any) -> Advice:
@@ -125,9 +125,9 @@ def winner_map(**options: Any) -> WinnerMap:
     from pdvsim.decide.winners import draw_map
 
     chosen = build(MapOptions, options)
-    found = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))
-    found.drawn_by = map_figure
-    return found
+    winners = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))
+    winners.drawn_by = map_figure
+    return winners
 
 
 def explore(**options: Any) -> Explorer:

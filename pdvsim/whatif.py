@@ -31,7 +31,7 @@ START: dict[str, Any] = {
     "request_rate": 8.0,
     "metric_percentiles": (99.0,),
 }
-DPI = 64  # of the plot
+PLOT_DPI = 64
 CHUNKS = (256, 512, 1024, 2048, 4096, 8192)
 SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms")
 STEPS = {
@@ -106,7 +106,7 @@ class Explorer:
     def picture(self) -> bytes:
         """The table at the sliders' values, as the content of a PNG file."""
         base = build(SweepOptions, self.settings()).sweep.base
-        return sweep_png(pd.DataFrame(self._shown), asdict(base), DPI)
+        return sweep_png(pd.DataFrame(self._shown), asdict(base), PLOT_DPI)
 
 
 def answer_html(rows: list[Row], settings: Mapping[str, Any]) -> str:

@@ -35,7 +35,7 @@ STEPS = 4
 PLACE = {"draft": 0, "verify": 1, "decode": 1, "mixed": 1, "prefill": 2, "read": 2}  # whose slots a kind uses
 PROMPT_SLOTS = 8
 MAX_ROWS = 64
-DEPTH = 3  # launches kept queued on each lane
+QUEUED_PER_LANE = 3
 RUNS = 6  # launches of the slowest member a group should last for, were it alone
 SHORTEST_S, LONGEST_S = 0.04, 0.3
 STALLED_S = 10.0
@@ -126,7 +126,7 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
                 assert ticket.span is not None
                 start, end = (origin.elapsed_time(event) / 1000 for event in ticket.span)
                 done.append((start, end, cached))
-            if now < seconds and len(queue) < DEPTH:
+            if now < seconds and len(queue) < QUEUED_PER_LANE:
                 start = perf_counter() - begin
                 ticket, drawn = launch()
                 cached = drawn.context_total

@@ -20,7 +20,7 @@ BETWEEN_BUCKETS = (3, 12, 20, 40, 56, 100)  # padded up by the engine: the stair
 TOKENS = (1, 2, 3, 5, 7, 9)
 CONTEXTS = (128, 512, 1500, 3000)
 PROMPTS = (32, 64, 128, 256, 512, 1024, 2048)
-LONG = 8000  # context of the few that are longer
+LONG_CONTEXT = 8000
 # (tokens, start); far behind a start attention shows apart from the layers
 CHUNKS = (
     (256, 512), (256, 1500), (512, 1024), (256, 4000), (256, 7700), (512, 3000), (1024, 3000), (1024, 7000),
@@ -35,7 +35,7 @@ CARRIED = (
 )  # fmt: skip
 SPREAD = 0.1  # contexts of an even batch lie within this share of the nominal one
 SIGMAS: dict[Unevenness, float] = {"chat": 0.9, "tailed": 1.5}  # of the logarithms of an uneven one's, at the same mean
-LONGEST = 3200  # of an uneven batch
+LONGEST_UNEVEN_CONTEXT = 3200
 HOT_TOKENS = 64  # a forward of so many tokens draws the power that makes the card lower its clock
 SMALL_PARAMS = 3.2e9  # models up to this size are also measured as drafters
 
@@ -73,7 +73,7 @@ class GridPoint:
     @property
     def positions(self) -> int:
         """The longest a slot may get, without the engine's own headroom."""
-        longest = int(self.context * (1 + SPREAD)) if self.lengths == "even" else LONGEST
+        longest = int(self.context * (1 + SPREAD)) if self.lengths == "even" else LONGEST_UNEVEN_CONTEXT
         rows = longest + 2 + self.tokens + self.steps if self.rows else 0
         return max(rows, self.chunk_start + self.chunk_tokens // max(1, self.chunks))
 
@@ -131,7 +131,7 @@ def design(drafts: bool, heads: bool = False) -> list[list[GridPoint]]:
     more += [prefill(n) for n in PROMPTS] + [prefill(n, start) for n, start in CHUNKS]
     more += [mixed(r, 5, 512, n) for r in (1, 32) for n in (128, 512)] + [mixed(64, 5, 512, 256, 512)]
     more += [mixed(r, t, 512, n) for r, t, n in CARRIED] + [mixed(8, 1, 4000, 1024, 4000)]
-    more += [decode(r, t, LONG) for r, t in ((1, 1), (8, 1), (8, 5))]
+    more += [decode(r, t, LONG_CONTEXT) for r, t in ((1, 1), (8, 1), (8, 5))]
     more += [decode(r, t, 512, "chat") for r in (8, 40) for t in (1, 5)]
     rest = [decode(r, t, c) for r in ROWS for t in TOKENS for c in _contexts(r, t)]
     rest += [decode(r, t, 512) for r in BETWEEN_BUCKETS for t in (1, 5)]
@@ -148,7 +148,7 @@ def design(drafts: bool, heads: bool = False) -> list[list[GridPoint]]:
         rest += [draft(r, 4, c) for r in (8, 64) for c in (128, 1500, 3000)] + [draft(r, 4, 512) for r in (96, 128)]
         rest += [draft(r, 2, 512, True) for r in (24, 40, 128)] + [draft(28, 2, 512, lengths="tailed")]
         rest += (
-            [draft(4, 4, LONG)]
+            [draft(4, 4, LONG_CONTEXT)]
             + [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))]
             + [draft(8, 8, 512, True)]
         )

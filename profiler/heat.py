@@ -21,7 +21,7 @@ from pdvsim.realrun.engine.graphs import Ticket
 
 REST_S = 0.15
 RUN_S = 0.6  # well past the time a clock takes to settle
-QUEUED = 4  # launches, so that the card never waits for the host
+QUEUED_LAUNCHES = 4  # so that the card never waits for the host
 HEAVY_S = 0.012  # of heavy work, then as much of the light one
 
 CardReading = tuple[float, float]  # MHz, watts
@@ -93,7 +93,7 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
                 ticket, drawn = launch()
                 rows.append((ticket, drawn, read(), since_s))
                 waiting.append(ticket)
-                if len(waiting) > QUEUED:
+                if len(waiting) > QUEUED_LAUNCHES:
                     waiting.popleft().collect()
     settle(rig.lane)
     return launches

@@ -19,7 +19,7 @@ from pdvsim.realrun.engine.engine import LaunchShape
 
 ROWS = (1, 8, 32, 64)
 CONTEXT = 512
-AHEAD = 2  # launches that keep the device busy
+QUEUED_LAUNCHES = 2  # to keep the device busy
 WARM_UP = 3
 
 
@@ -70,7 +70,7 @@ def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
             yield "poll", repeat, (polled - asked) / (polls + 1) / 1e9
             yield "outcome", repeat, (read - polled) / 1e9
     for repeat in range(repeats):
-        ahead = [launch.fire(launch.draw()) for _ in range(AHEAD)]
+        ahead = [launch.fire(launch.draw()) for _ in range(QUEUED_LAUNCHES)]
         drawn = launch.draw()
         began = perf_counter_ns()
         ticket = launch.fire(drawn)

@@ -48,7 +48,7 @@ COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("longest", "i4", 0),  # of the rows' contexts
     ("group", "i2", -1),  # works measured together, numbered within a pair
     ("member", "i2", -1),
-    ("members", "i2", 1),  # how many ran side by side; 1 in a corun section is a member alone on the same lane
+    ("members", "i2", 1),  # how many ran concurrently; 1 in a corun section is a member alone on the same lane
     ("priority", "i2", 0),  # of the stream; higher goes first
     ("repeat", "i2", 0),
     ("seconds", "f4", float("nan")),

@@ -17,7 +17,7 @@ from pdvsim.profiler.grid import GridPoint, design
 from pdvsim.profiler.options import Options, Say
 from pdvsim.sim.hardware.models import HEADS
 
-SHARES = 3  # workers a model
+WORKERS_PER_MODEL = 3
 LIMIT_S = 120.0  # for all of them; kernels missing then are compiled when first measured
 
 
@@ -34,7 +34,7 @@ def precompile(options: Options, say: Say) -> None:
     core, *others = design(drafts=True, heads=any(name.startswith(HEADS) for name in options.models))
     whole = core if options.quick else [*core, *(p for points in others for p in points)]
     in_pairs = dict.fromkeys(name for pair in options.pairs for name in pair.split(":"))
-    tasks = [(name, share) for name in options.models for share in shares(whole, SHARES)]
+    tasks = [(name, share) for name in options.models for share in shares(whole, WORKERS_PER_MODEL)]
     tasks += [(name, core) for name in in_pairs if name not in options.models]
     failed = _work_off(tasks, options.jobs, begin + LIMIT_S)
     say(f"compiled in advance in {monotonic() - begin:.0f} s; {len(failed)} of {len(tasks)} workers failed")

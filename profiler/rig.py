@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pdvsim.profiler.grid import LONG, LONGEST, SIGMAS, SPREAD, GridPoint
+from pdvsim.profiler.grid import LONG_CONTEXT, LONGEST_UNEVEN_CONTEXT, SIGMAS, SPREAD, GridPoint
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, SCRATCH_PAGES, Sequences
@@ -27,13 +27,13 @@ from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import HeadSpec, ModelSpec
 
 MAX_SLOTS = 160
-MEMORY_SHARE = 0.92  # of the card
+CARD_MEMORY_SHARE = 0.92
 RESERVE_BYTES = 6e9  # activations, logits and graphs
 ANCHOR = ForwardShape(1, 1)  # a graph every lane keeps: a graph pool that was empty once cannot be captured into again
 LONG_S = 0.005
 BURST_S, REST_S = 0.025, 0.075  # hot work is launched for so long, then the card rests: it is measured at full clock
 DEPTH = 6  # launches kept queued, so that no span holds the host's delay
-CAPACITY = -(-int(LONG * (1 + SPREAD) + HEADROOM + 32) // 64) * 64  # positions of a slot
+CAPACITY = -(-int(LONG_CONTEXT * (1 + SPREAD) + HEADROOM + 32) // 64) * 64  # positions of a slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def usable_bytes(device: torch.device) -> float:
     """Memory that weights and caches may take. The same for every process on the card, whatever else it holds."""
     if device.type != "cuda":
         return 2e9 + RESERVE_BYTES
-    return float(torch.cuda.get_device_properties(device).total_memory) * MEMORY_SHARE - RESERVE_BYTES
+    return float(torch.cuda.get_device_properties(device).total_memory) * CARD_MEMORY_SHARE - RESERVE_BYTES
 
 
 class Rig:
@@ -190,7 +190,7 @@ def contexts(point: GridPoint, count: int, rng: np.random.Generator) -> NDArray[
         return rng.integers(int(point.context * (1 - SPREAD)), int(point.context * (1 + SPREAD)) + 1, count)
     sigma = SIGMAS[point.lengths]
     drawn = rng.lognormal(np.log(point.context) - sigma**2 / 2, sigma, count)
-    return np.clip(drawn, 1, LONGEST).astype(np.int64)
+    return np.clip(drawn, 1, LONGEST_UNEVEN_CONTEXT).astype(np.int64)
 
 
 def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], LaunchShape]:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["HEADER", "SAMPLES", "Samples", "SamplesHeader", "check", "load", "load_header", "merge"]
 
 SAMPLES = "samples.parquet"
-LONGEST_S = 60.0  # no launch takes longer
+LONGEST_LAUNCH_S = 60.0
 FASTEST, SLOWEST = 0.4, 200.0  # a median launch, against the least the card's ceilings allow
 HOST_SLOWEST_S = 0.02
 _TEXTS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "U")
@@ -89,8 +89,8 @@ def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
         if (frame[padded] < frame[asked]).any():
             raise refusal(path, padded, f"is smaller than {asked}")
     seconds = frame["seconds"].to_numpy(np.float64)
-    if not np.all((seconds > 0) & (seconds <= LONGEST_S)):
-        wrong = seconds[~((seconds > 0) & (seconds <= LONGEST_S))][0]
+    if not np.all((seconds > 0) & (seconds <= LONGEST_LAUNCH_S)):
+        wrong = seconds[~((seconds > 0) & (seconds <= LONGEST_LAUNCH_S))][0]
         raise refusal(path, "seconds", f"{wrong:g} is no duration of a launch in seconds")
     together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
     length = (together["end_s"] - together["start_s"]).to_numpy(np.float64)

@@ -49,7 +49,7 @@ from pdvsim.sim.machine.node import Device
 from pdvsim.sim.records import Columns
 
 Pins = Callable[[Work], "Sequence[int] | None"]
-Found = Callable[[Request], bool]
+HasDraft = Callable[[Request], bool]
 
 ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
 WARM_UPS = 5
@@ -79,7 +79,7 @@ class ServingRig:
     models: dict[Role, Transformer]
     sequences: Sequences
     warm_launches: Columns = field(default_factory=dict)  # of the warm-up
-    pace: dict[str, float] = field(default_factory=dict)  # of this machine, beside the profile's
+    pace: dict[str, float] = field(default_factory=dict)  # of this machine, relative to the profile
 
     @classmethod
     def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> ServingRig:
@@ -160,18 +160,18 @@ class Flight:
 
 
 class Lookups:
-    """The host's own copy of every request's tokens, and the drafts that it found there for the next verify."""
+    """The host's own copy of every request's tokens, and the drafts for the next verify from a search in it."""
 
-    def __init__(self, prompts: dict[int, list[int]], found: Found | None) -> None:
+    def __init__(self, prompts: dict[int, list[int]], has_draft: HasDraft | None) -> None:
         self._held = {id: History(prompt) for id, prompt in prompts.items()}
-        self._found = found  # who has a draft, where that is pinned; None: whoever does
+        self._has_draft = has_draft  # None: whether the search matched
         self.offers: dict[int, list[int]] = {}
 
     def look(self, row: Request, k: int) -> None:
         """Search for a draft of k tokens: the row has as many as there are, or as it is pinned."""
         drafts = self._held[row.id].drafts(k)
-        if self._found is not None:
-            drafts = [*drafts, *[0] * (k - len(drafts))] if self._found(row) else []
+        if self._has_draft is not None:
+            drafts = [*drafts, *[0] * (k - len(drafts))] if self._has_draft(row) else []
         self.offers[row.id] = drafts
         row.k, row.missed = len(drafts), not drafts
 
@@ -216,13 +216,13 @@ class CudaGPU(Device):
         self._under_way: dict[str, deque[Flight]] = {lane: deque() for lane, _ in lanes}
         self._queues = list(self._under_way.values())
         self._unwatched: dict[str, list[Flight]] = {lane: [] for lane, _ in lanes}
-        self._over: deque[Flight] = deque()  # seen through, not yet in the books
+        self._unrecorded: deque[Flight] = deque()
         self._anchors: list[tuple[torch.cuda.Event, float]] = []
         drafters = [lane.engine.model for (_, role), lane in lanes.items() if role == "draft"]
         self._heads = any(isinstance(model, Head) for model in drafters)
-        self._widest = MAX_ROW_TOKENS if self._heads else 2  # tokens a row that a draft begins with at most
-        self._read: dict[str, list[PromptChunk]] = {}  # by lane, what the target read last
-        self._unread: dict[str, list[PromptChunk]] = {}  # and what a head is to read behind it
+        self._most_first_tokens = MAX_ROW_TOKENS if self._heads else 2  # per row of a draft
+        self._last_read: dict[str, list[PromptChunk]] = {}  # by lane, the chunks of the target's last launch
+        self._unread_by_head: dict[str, list[PromptChunk]] = {}  # by lane
         for lane in lanes.values():
             lane.timing = lane.gpu
 
@@ -277,8 +277,8 @@ class CudaGPU(Device):
     def _submit(self, work: Work) -> list[Ticket]:
         lane = self.lanes[work.lane, work.role]
         chunks = [self._chunk(chunk, lane, work.role) for chunk in work.chunks]
-        if chunks and self._heads and work.role == "draft" and self._read.get(work.lane) != chunks:
-            self._unread[work.lane], chunks = chunks, []
+        if chunks and self._heads and work.role == "draft" and self._last_read.get(work.lane) != chunks:
+            self._unread_by_head[work.lane], chunks = chunks, []
         slots = self.slots.of(work.rows)
         more = work.tokens if work.role == "target" else work.steps + 1
         tokens = [row.context + more for row in work.rows]
@@ -309,10 +309,10 @@ class CudaGPU(Device):
         """Have a head read what the target has just been launched to read, if it is to."""
         if not self._heads or not chunks:
             return []
-        self._read[name] = read = [replace(chunk, final=False) for chunk in chunks]
-        if self._unread.get(name) != read:
+        self._last_read[name] = read = [replace(chunk, final=False) for chunk in chunks]
+        if self._unread_by_head.get(name) != read:
             return []
-        return [self.lanes[name, "draft"].prefill(self._unread.pop(name))]
+        return [self.lanes[name, "draft"].prefill(self._unread_by_head.pop(name))]
 
     def _draft(self, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
         tickets = self._read_prompts(lane, chunks)
@@ -326,9 +326,9 @@ class CudaGPU(Device):
                 # the newest token is fed by the draft itself
                 PromptChunk(slot, row.prompt_tokens + row.emitted - 1 - row.owed, row.owed)
                 for slot, row in zip(slots, work.rows, strict=True)
-                if row.owed >= self._widest
+                if row.owed >= self._most_first_tokens
             ]
-            owed = max([row.owed for row in work.rows if row.owed < self._widest], default=0)
+            owed = max([row.owed for row in work.rows if row.owed < self._most_first_tokens], default=0)
             tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
             tickets.append(lane.draft(slots, work.steps, width=1 + owed))
         return tickets
@@ -376,13 +376,13 @@ class CudaGPU(Device):
             if self.lookups is not None:
                 self.lookups.note(work, flight.tickets[0].outcome())
         self.env.at(self.env.now, flight.done, verdict)
-        self._over.extend(flight.before)
-        self._over.append(flight)
+        self._unrecorded.extend(flight.before)
+        self._unrecorded.append(flight)
 
     def rest(self) -> None:
         """Update the accounting while the device is busy."""
-        if self._over:
-            self._note(self._over.popleft())
+        if self._unrecorded:
+            self._note(self._unrecorded.popleft())
             return
         now = self.env.now
         for queue in self._queues:
@@ -395,8 +395,8 @@ class CudaGPU(Device):
         for lane in self.lanes.values():
             if lane.stream is not None:
                 wait_for(lane.stream.record_event())
-        while self._over:
-            self._note(self._over.popleft())
+        while self._unrecorded:
+            self._note(self._unrecorded.popleft())
 
     def _note(self, flight: Flight) -> None:
         start_s, end_s = flight.span_s

@@ -130,9 +130,9 @@ class Covered:
         order = np.argsort(start_s, kind="stable")
         reach = np.maximum.accumulate(end_s[order])
         before = np.concatenate(([-np.inf], reach[:-1]))
-        first = start_s[order] > before  # of a stretch without a gap
-        starts = start_s[order][first]
-        ends = reach[np.concatenate((np.flatnonzero(first)[1:] - 1, [len(reach) - 1]))] if len(reach) else reach
+        new_stretch = start_s[order] > before
+        starts = start_s[order][new_stretch]
+        ends = reach[np.concatenate((np.flatnonzero(new_stretch)[1:] - 1, [len(reach) - 1]))] if len(reach) else reach
         self._at = np.column_stack((starts, ends)).ravel()
         self._sum = np.column_stack((np.zeros_like(starts), ends - starts)).ravel().cumsum()
 

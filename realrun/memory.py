@@ -33,7 +33,7 @@ from pdvsim.sim.policies.ahead import FANS, Lookahead
 
 LaneRole = tuple[str, Role]
 
-CATCH_UP_TOKENS = 256  # that a drafter reads at once after plain decoding, at the least
+CATCH_UP_TOKENS = 256  # that a drafter reads in one forward after plain decoding, at least
 SLOT_ROUNDING = 64
 BEHIND = 4  # rows that have fallen behind, of which one forward of the drafter reads what they lack
 WORKSPACE_BYTES = 2 * 2**30  # a GPU's libraries, graphs and allocator

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 
 LEAST, MOST = 3, 5  # tokens that must agree, and that are compared; as SpecDecode-Bench had them
-_BYTES = 4  # of a token
+_TOKEN_BYTES = 4
 
 
 class History:
@@ -21,7 +21,7 @@ class History:
         self.extend(tokens)
 
     def __len__(self) -> int:
-        return len(self._bytes) // _BYTES
+        return len(self._bytes) // _TOKEN_BYTES
 
     def extend(self, tokens: Sequence[int]) -> None:
         """More tokens were delivered."""
@@ -29,26 +29,26 @@ class History:
 
     def begin_like(self, other: History, tokens: int) -> None:
         """The first tokens are those of another request."""
-        self._bytes[: tokens * _BYTES] = other._bytes[: tokens * _BYTES]
+        self._bytes[: tokens * _TOKEN_BYTES] = other._bytes[: tokens * _TOKEN_BYTES]
 
     def drafts(self, k: int) -> list[int]:
         """The tokens that followed, up to k; none where the last LEAST tokens are new together."""
         held = self._bytes
-        last = len(held) - LEAST * _BYTES
+        last = len(held) - LEAST * _TOKEN_BYTES
         if last <= 0:
             return []
         pattern, most, start = held[last:], 0, 0
-        at = held.find(pattern, 0, -_BYTES)
+        at = held.find(pattern, 0, -_TOKEN_BYTES)
         while at >= 0 and most < MOST:
-            if at % _BYTES == 0:
-                agreed, back = LEAST, _BYTES
+            if at % _TOKEN_BYTES == 0:
+                agreed, back = LEAST, _TOKEN_BYTES
                 while (
                     agreed < MOST
                     and back <= at
-                    and held[at - back : at - back + _BYTES] == held[last - back :][:_BYTES]
+                    and held[at - back : at - back + _TOKEN_BYTES] == held[last - back :][:_TOKEN_BYTES]
                 ):
-                    agreed, back = agreed + 1, back + _BYTES
+                    agreed, back = agreed + 1, back + _TOKEN_BYTES
                 if agreed > most:
-                    most, start = agreed, at + LEAST * _BYTES
-            at = held.find(pattern, at + 1, -_BYTES)
-        return array("i", held[start : start + k * _BYTES]).tolist() if most else []
+                    most, start = agreed, at + LEAST * _TOKEN_BYTES
+            at = held.find(pattern, at + 1, -_TOKEN_BYTES)
+        return array("i", held[start : start + k * _TOKEN_BYTES]).tolist() if most else []

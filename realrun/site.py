@@ -90,21 +90,21 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
     roles: list[Role] = ["draft", "target"] if experiment.speculates else ["target"]
     server = experiment.server
     named = None if machine.tiny or machine.target_path else named_pair(server.pair)
-    found: dict[Role, ModelArchitecture] = {}
+    archs: dict[Role, ModelArchitecture] = {}
     kind = server.drafted_by
     for role in roles:
         path = paths[role]
         if path is not None:
-            found[role] = from_config(Path(path))
+            archs[role] = from_config(Path(path))
             if role == "target" and server.quantization:
-                found[role] = replace(found[role], spec=quantised(found[role].spec))
+                archs[role] = replace(archs[role], spec=quantised(archs[role].spec))
         elif role == "target" or kind == "model":
-            found[role] = TINY[role] if named is None else _named(getattr(named, role).name)
-        if role in found:
-            found[role] = replace(found[role], spec=server.served(found[role].spec))
-    if experiment.speculates and isinstance(spec := drafter(kind, found["target"].spec), HeadSpec):
-        found["draft"] = headed(found["target"], spec)
-    return found
+            archs[role] = TINY[role] if named is None else _named(getattr(named, role).name)
+        if role in archs:
+            archs[role] = replace(archs[role], spec=server.served(archs[role].spec))
+    if experiment.speculates and isinstance(spec := drafter(kind, archs["target"].spec), HeadSpec):
+        archs["draft"] = headed(archs["target"], spec)
+    return archs
 
 
 def _named(name: str) -> ModelArchitecture:
@@ -117,8 +117,8 @@ def _named(name: str) -> ModelArchitecture:
 
 def dtype_of(machine: Machine) -> torch.dtype:
     """Of weights and caches: the one asked for, else the device's usual one."""
-    found: torch.dtype = getattr(torch, machine.dtype or ("float32" if machine.device == "cpu" else "bfloat16"))
-    return found
+    dtype: torch.dtype = getattr(torch, machine.dtype or ("float32" if machine.device == "cpu" else "bfloat16"))
+    return dtype
 
 
 def make_models(

@@ -29,13 +29,13 @@ def prompts(requests: Sequence[Request], vocab: int, seed: int, device: torch.de
 def next_turns(requests: Sequence[Request]) -> dict[int, Request]:
     """The next turn of each request's conversation, where there is one."""
     last: dict[int, int] = {}
-    found: dict[int, Request] = {}
+    next_turn: dict[int, Request] = {}
     for request in requests:
         if request.session in last:
-            found[last[request.session]] = request
+            next_turn[last[request.session]] = request
         if request.session >= 0:
             last[request.session] = request.id
-    return found
+    return next_turn
 
 
 def repeated(request: Request, turn: Request) -> int:

@@ -45,10 +45,10 @@ def profile_of(experiment: Experiment) -> Profile:
         return roofline(gpu(card))
     if not hardware.profile:
         return builtin(card)
-    found = load(hardware.profile)
-    if hardware.gpu not in (Hardware.gpu, found.gpu.name):
-        raise ValueError(f"--profile {hardware.profile} is for {found.gpu.name}, not for --gpu {hardware.gpu}")
-    return found
+    profile = load(hardware.profile)
+    if hardware.gpu not in (Hardware.gpu, profile.gpu.name):
+        raise ValueError(f"--profile {hardware.profile} is for {profile.gpu.name}, not for --gpu {hardware.gpu}")
+    return profile
 
 
 def covering_profile(experiment: Experiment) -> Profile:
@@ -74,12 +74,12 @@ def covering_profile(experiment: Experiment) -> Profile:
 def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
     """The profile of each GPU of a server, where `profile` is that of the target's; at an end of their error bar."""
     cards, seats = experiment.hardware.cards, experiment.seats
-    found = [profile] * seats.gpus
+    profiles = [profile] * seats.gpus
     for at, card in enumerate(cards):
         if card != cards[seats.verify]:
             own = roofline(gpu(card)) if experiment.hardware.profile == "roofline" else builtin(card)
-            found[at] = covering(own, experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
-    return [one.at_bar(end) for one in found] if end else found
+            profiles[at] = covering(own, experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
+    return [one.at_bar(end) for one in profiles] if end else profiles
 
 
 def bar_of(experiment: Experiment, profile: Profile) -> float:
@@ -92,12 +92,12 @@ def bar_of(experiment: Experiment, profile: Profile) -> float:
 def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
     """The models on each GPU of a server that lanes are placed on."""
     seats, pair = experiment.seats, experiment.pair
-    found: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
+    models: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
     for at in (seats.verify, *seats.prefill):
-        found[at]["target"] = pair.target
+        models[at]["target"] = pair.target
     for at in seats.draft if experiment.speculates else ():
-        found[at]["draft"] = pair.draft
-    return found
+        models[at]["draft"] = pair.draft
+    return models
 
 
 def models_of(experiment: Experiment) -> list[ModelSpec]:
@@ -269,7 +269,7 @@ class Site:
         self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0, blocks: bool = True
     ) -> None:
         self.env = env
-        self.blocks = blocks  # rounds may pass at once
+        self.blocks = blocks  # several rounds may be simulated in one step
         self.experiment = experiment
         self.profile = profile
         self.end = end
@@ -293,7 +293,7 @@ class Site:
         if (spans := self.log.host) is not None:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
         looked_up = experiment.server.drafted_by == "ngram"
-        found = partial(is_found, refused=found_refused(experiment.acceptance)) if looked_up else None
+        has_draft = partial(is_found, refused=found_refused(experiment.acceptance)) if looked_up else None
         gpus = []
         placed = models_on(experiment)
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
@@ -302,7 +302,7 @@ class Site:
             gpus.append(
                 ForeseeingGPU(
                     env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
-                    found, blocks=self.blocks,
+                    has_draft, blocks=self.blocks,
                 )
             )  # fmt: skip
         self.gpus += gpus

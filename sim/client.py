@@ -57,9 +57,9 @@ class Client:
         self.total = len(requests)
         self.inside: dict[int, Request] = {}  # sent, not finished
         self.open = 0  # conversations, and requests that belong to none
-        self._later: dict[int, deque[Request]] = {}  # of open conversations, the turns to come
-        self._numbers = isinstance(requests, Workload)  # requests are numbered as they are sent
-        self.held: Request | None = None  # due, but the limit is reached; those behind it are not drawn yet
+        self._later_turns: dict[int, deque[Request]] = {}  # by open conversation
+        self._numbers_requests = isinstance(requests, Workload)
+        self.held: Request | None = None  # due, but the limit is reached; later ones are not drawn yet
         self._free = Event(env)  # nobody is held any more, and the next is due
         self._coming = iter(requests)
         self.all_done = Event(env)
@@ -96,8 +96,8 @@ class Client:
     def _next(self) -> Request | None:
         """The next request that waits for no answer; the turns before it are kept for later."""
         request = next(self._coming, None)
-        while request is not None and request.session in self._later:
-            self._later[request.session].append(request)
+        while request is not None and request.session in self._later_turns:
+            self._later_turns[request.session].append(request)
             request = next(self._coming, None)
         return request
 
@@ -110,10 +110,10 @@ class Client:
         """As in vLLM, latency counts from the sending, not from when the request was due."""
         if request.session < 0:
             self.open += 1
-        elif request.session not in self._later:
+        elif request.session not in self._later_turns:
             self.open += 1
-            self._later[request.session] = deque()
-        if self._numbers:
+            self._later_turns[request.session] = deque()
+        if self._numbers_requests:
             request.id = self.sent
         self.sent += 1
         self.inside[request.id] = request
@@ -144,9 +144,9 @@ class Client:
 
     def _continues(self, session: int) -> bool:
         """Send the next turn of a conversation when it is due; False if there is none."""
-        later = self._later[session]
+        later = self._later_turns[session]
         if not later:
-            del self._later[session]
+            del self._later_turns[session]
             return False
         turn = later.popleft()
         due_s = max(turn.arrival_s, self.env.now + turn.think_s)

@@ -169,8 +169,8 @@ class Experiment:
         models = map(unquantised, self.server.pair.split(":")[0 if self.server.drafted_by == "model" else 1 :])
         configs = [f"{name}/config.json" if Path(name).is_dir() else name for name in models if is_config(name)]
         folder = Path(self.traffic.tokenizer) if self.traffic.tokenizer else None
-        found = folder.iterdir() if folder is not None and folder.is_dir() else ()
-        tokenizer = sorted(str(path) for path in found if path.is_file() and path.suffix not in WEIGHTS)
+        paths = folder.iterdir() if folder is not None and folder.is_dir() else ()
+        tokenizer = sorted(str(path) for path in paths if path.is_file() and path.suffix not in WEIGHTS)
         inputs = (file_of(self.arch), self.traffic.dataset_path, self.acceptance.acceptance_trace)
         named = (*inputs, profile, *cards, *configs, *tokenizer)
         return tuple(path for path in named if path is not None)

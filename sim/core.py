@@ -303,7 +303,7 @@ class RequestAccount:
     drafted: int = 0  # draft tokens verified
     accepted: int = 0
     refused: int = 0  # at most one per round: what follows the first refused token is not judged
-    bare: int = 0  # rounds that had no drafts, in a verify beside others that had some
+    bare: int = 0  # rounds without drafts, in a verify with rows that had some
     ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
     ahead_used: int = 0  # of these, those that were verified; the others were dropped
     preemptions: int = 0
@@ -419,6 +419,6 @@ class Work:
     queue_depth: int = 0  # requests left waiting in the lane when this was launched
     watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
     context: int = -1  # cached tokens of all rows; -1: not counted yet
-    worker: int = 0  # of several that work side by side in its lane
+    worker: int = 0  # number among the concurrent workers of its lane
     packed: int = 0  # new tokens of all rows where their numbers differ, up to `tokens` each; 0: all have `tokens`
     early: bool = False  # a draft that is launched before the verdict that it follows is known

@@ -15,7 +15,7 @@ from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.relevance import refuse_idle
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
-CONTEXT = 512  # cached tokens at which a draft step is set beside a target step
+COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
 
 
 class Doubt(Note):
@@ -101,27 +101,27 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
 
     models = pair(name)
     draft, target = models.draft, models.target
-    found = [
+    doubts = [
         f"{model.name} attends to its last {model.sliding_window:,} tokens; pdvsim simulates attention to all"
         for model in (draft, target)
         if model.sliding_window is not None
     ]
     if draft.on_host:
-        return tuple(found)
+        return tuple(doubts)
     if not isinstance(draft, HeadSpec) and not same_vocabulary(draft, target):
-        found.append(
+        doubts.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
             "drafts from another vocabulary cannot be verified directly"
         )
     if draft.params > target.params:
         sizes = [f"{m.name} ({m.params / 1e9:.1f}B)" for m in (draft, target)]
-        return (*found, f"the drafter {sizes[0]} is larger than its target {sizes[1]}; --pair is draft:target")
+        return (*doubts, f"the drafter {sizes[0]} is larger than its target {sizes[1]}; --pair is draft:target")
     hardware = Hardware(gpu, profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
     alone = Experiment(server=Server(pair=name), hardware=hardware)
     fits = covering_profile(alone)
     steps = [fits.latency(model).shape(1, 1) for model in (alone.pair.draft, alone.pair.target)]
-    draft_s, target_s = (step.solo_0 + step.solo_1 * CONTEXT for step in steps)
+    draft_s, target_s = (step.solo_0 + step.solo_1 * COMPARED_CONTEXT for step in steps)
     if draft_s >= target_s:
         times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"
-        found.append(f"a step of the drafter {draft.name} takes as long as one of its target {target.name}: {times}")
-    return tuple(found)
+        doubts.append(f"a step of the drafter {draft.name} takes as long as one of its target {target.name}: {times}")
+    return tuple(doubts)

@@ -20,7 +20,7 @@ Internal = Annotated[T, INTERNAL]  # a field that no option sets
 MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
 MAX_REQUESTS = 10_000_000
 MAX_TOKENS = 10_000_000  # of a prompt or an output: beyond any context window
-MAX_OUTPUT_TOKENS = 1 << 32  # of all requests held at once: each is a byte of memory
+MAX_OUTPUT_TOKENS = 1 << 32  # of all requests in memory: each is a byte of memory
 MAX_POINTS = 100_000  # of one sweep, comparison, map or search
 MAX_RUNS = 10_000  # replications
 

@@ -26,13 +26,13 @@ def check_file(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> None:
     _check_stat(os.stat(path), most_bytes)
 
 
-def _check_stat(found: os.stat_result, most_bytes: int) -> None:
-    if stat.S_ISDIR(found.st_mode):
+def _check_stat(status: os.stat_result, most_bytes: int) -> None:
+    if stat.S_ISDIR(status.st_mode):
         raise ValueError("is a folder, not a file")
-    if not stat.S_ISREG(found.st_mode):
+    if not stat.S_ISREG(status.st_mode):
         raise ValueError("is not a regular file")
-    if found.st_size > most_bytes:
-        raise ValueError(f"is {found.st_size} bytes; at most {most_bytes // MIB} MiB are read")
+    if status.st_size > most_bytes:
+        raise ValueError(f"is {status.st_size} bytes; at most {most_bytes // MIB} MiB are read")
 
 
 def opened(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> io.BufferedReader:

@@ -313,10 +313,10 @@ class Keeper(Reader):
         super().__init__(log, REQUESTS)
         self.deliveries, self.launches = PackedTable(), PackedTable()
         self._requests: list[Columns] = []
-        self._sent = array("q")  # who, in order
+        self._sent_ids = array("q")
 
     def arrived(self, request: Request) -> None:
-        self._sent.append(request.id)
+        self._sent_ids.append(request.id)
 
     def take(self, now_s: float) -> None:
         self.deliveries.append(self.log.deliveries.drain())
@@ -326,6 +326,6 @@ class Keeper(Reader):
 
     def requests(self) -> Columns:
         """In the order in which they were sent."""
-        found = {name: np.concatenate([part[name] for part in self._requests]) for name in REQUEST_DTYPES}
-        order = np.argsort(found["id"])
-        return rows_of(found, order[np.searchsorted(found["id"], self._sent, sorter=order)])
+        columns = {name: np.concatenate([part[name] for part in self._requests]) for name in REQUEST_DTYPES}
+        order = np.argsort(columns["id"])
+        return rows_of(columns, order[np.searchsorted(columns["id"], self._sent_ids, sorter=order)])

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdvsim.sim.config import Experiment, Hardware, Host, Traffic
-from pdvsim.sim.hardware.reach import SIZES, TELLING
+from pdvsim.sim.hardware.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.sim.reading import read_json, said
 from pdvsim.sim.relevance import suited
@@ -31,7 +31,7 @@ Loading = Literal["closed", "open", "burst"]
 Known = Literal["any machine", "this machine"]  # whether a prediction knows the pace of the machine
 
 ANY = "any"  # bars over all runs, for a group of which too few were served
-LONG_PROMPT = 1000  # mean prompt tokens of a run with long prompts
+LONG_PROMPT_TOKENS = 1000
 THROUGHPUTS = ("request_throughput", "output_throughput", "total_token_throughput")  # all off by the same share
 
 Bars = dict[str, dict[str, float]]  # by group and metric
@@ -73,7 +73,7 @@ def groups(experiment: Experiment, prompt_tokens: float, outside: float) -> tupl
     style = "sequential" if policy.workers == "requests" else "one lane" if policy.in_steps() else "lanes"
     changes, target = experiment.server.controller != "fixed", experiment.pair.target
     fewer = target.experts is not None or target.is_quantised  # weights that a forward reads
-    if style != "sequential" and (prompt_tokens >= LONG_PROMPT or outside > TELLING or changes or fewer):
+    if style != "sequential" and (prompt_tokens >= LONG_PROMPT_TOKENS or outside > NOTABLE_SHARE or changes or fewer):
         style += ", demanding"
     return f"{load}, {style}", load, ANY
 
@@ -120,7 +120,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
 def beyond(metrics: Mapping[str, Any], reached: Mapping[str, float]) -> str | None:
     """The first size of a run that is beyond what was measured and beyond what real runs reached, in words."""
     outside = metrics.get("outside_measured", {})
-    if not outside.get("share", 0.0) > TELLING:
+    if not outside.get("share", 0.0) > NOTABLE_SHARE:
         return None
     for prefix, where in (("", ""), ("together_", " in concurrent lanes")):
         for name, label in SIZES.items():
@@ -152,13 +152,13 @@ def errors_of(hardware: Hardware) -> Errors | None:
 @cache
 def _read(path: Path, changed_ns: int) -> Errors:
     try:
-        found = Errors(**read_json(path))
-        by_metric = (*(bar for bars in found.bars.values() for bar in bars.values()), found.leads)
+        errors = Errors(**read_json(path))
+        by_metric = (*(bar for bars in errors.bars.values() for bar in bars.values()), errors.leads)
         if not all(0 <= size < math.inf for sizes in by_metric for size in sizes.values()):
             raise ValueError("an error must be a share")
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a file of validate --write: {said(error)}") from None
-    return found
+    return errors
 
 
 def as_text(errors: Errors) -> str:

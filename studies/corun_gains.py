@@ -25,14 +25,14 @@ WORK = ["model", "kind", "rows", "tokens", "steps", "context", "chunk_tokens", "
 def concurrent(samples: pd.DataFrame, profile: Profile) -> pd.DataFrame:
     """One row per pair of launches: their kinds, and their time divided by the serial time."""
     models = {name: Latency(MODELS[name], fit) for name, fit in profile.models.items() if name in MODELS}
-    found = []
+    rows = []
     for group in groups_of(samples, profile.gpu, models, profile.power):
         if len(group.members) == 2:
             kinds = " + ".join(sorted(member.kind for member in group.members))
             if any(member.empty >= EMPTY for member in group.members):
                 kinds += ", with room"
-            found.append({"works": kinds, "share": 1 / sum(member.measured for member in group.members)})
-    return pd.DataFrame(found)
+            rows.append({"works": kinds, "share": 1 / sum(member.measured for member in group.members)})
+    return pd.DataFrame(rows)
 
 
 def carried(samples: pd.DataFrame) -> pd.DataFrame:
@@ -45,13 +45,13 @@ def carried(samples: pd.DataFrame) -> pd.DataFrame:
         ["model", "chunk_tokens", "chunk_start", "chunks"], observed=True
     )
     verify, prompt = rows_of["seconds"].median(), chunks_of["seconds"].median()
-    found = []
+    rows = []
     for _, group in solo[solo["kind"] == "mixed"].groupby(WORK, observed=True):
         work = group.iloc[0]
         apart = verify.get(tuple(work[["model", "rows", "tokens", "context"]]), np.nan)
         apart += prompt.get(tuple(work[["model", "chunk_tokens", "chunk_start", "chunks"]]), np.nan)
-        found.append({"works": "verify carries a chunk", "share": group["seconds"].median() / apart})
-    return pd.DataFrame(found).dropna()
+        rows.append({"works": "verify carries a chunk", "share": group["seconds"].median() / apart})
+    return pd.DataFrame(rows).dropna()
 
 
 def shares() -> pd.DataFrame:

@@ -176,8 +176,8 @@ def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] =
     for rate in rates:
         for k in lengths:
             ours = bench.tokens_per_s("pdv", 32, rate, k, True, **halves)
-            for batch, found in gains.items():
-                found.append(ours / bench.tokens_per_s("colocated", batch, rate, k))
+            for batch, ratios in gains.items():
+                ratios.append(ours / bench.tokens_per_s("colocated", batch, rate, k))
     said = f"k = {min(lengths)} to {max(lengths)}, acceptance {min(rates)} to {max(rates)}"
     return OverlapSource(
         "MineDraft (arXiv 2603.18016; settings of github.com/electron-shaders/MineDraft, scripts and engine)",

@@ -129,15 +129,15 @@ def _times_ms(launch: Callable[[], Ticket]) -> list[float]:
 
 def main(models: Sequence[str]) -> None:
     """Time the engine's forwards and print them over their floor."""
-    found = card(torch.device("cuda"))
+    gpu = card(torch.device("cuda"))
     print(
-        f"{found['name']}: copy {found['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, "
-        f"bf16 {found['flops_per_s'] / 1e12:.0f} TFLOP/s; torch {torch.__version__}"
+        f"{gpu['name']}: copy {gpu['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, "
+        f"bf16 {gpu['flops_per_s'] / 1e12:.0f} TFLOP/s; torch {torch.__version__}"
     )
     print(f"{'model':16} {'work':8} {'rows':>4} {'ctx':>5} {'ms':>8} {'p10-p90':>15} {'floor':>8} {'ratio':>6}")
     for name in models or MODELS:
         torch.cuda.empty_cache()
-        for r in ForwardBench(name, found).measure():
+        for r in ForwardBench(name, gpu).measure():
             print(
                 f"{r.model:16} {r.work:8} {r.rows:4} {r.context:5} {r.median_ms:8.3f} "
                 f"{r.p10_ms:7.3f}-{r.p90_ms:7.3f} {r.floor_ms:8.3f} {r.ratio:6.2f}",

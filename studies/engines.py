@@ -108,8 +108,8 @@ def _solved(law: Callable[[Fit], tuple[float, float]], wanted: tuple[float, floa
             ours / published - 1 for ours, published in zip(law((float(fit[0]), float(fit[1]))), wanted, strict=True)
         ]
 
-    found = fsolve(off, (1.0, 0.1))
-    return float(found[0]), float(found[1])
+    solution = fsolve(off, (1.0, 0.1))
+    return float(solution[0]), float(solution[1])
 
 
 def by_draft_length(

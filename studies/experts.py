@@ -287,17 +287,17 @@ def speed_ups(report: EngineReport) -> str:
     """The speed-ups as the table of docs/experts.md."""
     lines = ["| EAGLE-3 on | requests | published | predicted | kernels alone |", "|---|---|---|---|---|"]
     for source in (source for source in report.sources if source.title in SHORT):
-        found = {
+        by_kind = {
             kind: {cell.what.split()[where]: cell for cell in source.cells if cell.what.endswith(kind)}
             for kind in ("speed-up", "kernels")
             for where in [0 if source.title.startswith("Red Hat") else 1]
         }
-        requests = "/".join(where.rstrip(",") for where in found["speed-up"])
+        requests = "/".join(where.rstrip(",") for where in by_kind["speed-up"])
         published, ours = (
             "/".join(f"{value:.2f}" for value in values)
-            for values in zip(*((cell.published, cell.ours) for cell in found["speed-up"].values()), strict=True)
+            for values in zip(*((cell.published, cell.ours) for cell in by_kind["speed-up"].values()), strict=True)
         )
-        alone = "/".join(f"{cell.ours:.2f}" for cell in found["kernels"].values())
+        alone = "/".join(f"{cell.ours:.2f}" for cell in by_kind["kernels"].values())
         if source.title.startswith("Red Hat"):
             published = "1.10 to 1.21"
         lines.append(f"| {SHORT[source.title]} | {requests} | {published} | {ours} | {alone} |")

@@ -30,12 +30,12 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 def spent_s() -> dict[int, tuple[int, float]]:
     """Of every process its parent, and its processor time so far."""
-    found = {}
+    processes = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
             words = (folder / "stat").read_text().rpartition(")")[2].split()
-            found[int(folder.name)] = int(words[1]), (int(words[11]) + int(words[12])) / TICKS
-    return found
+            processes[int(folder.name)] = int(words[1]), (int(words[11]) + int(words[12])) / TICKS
+    return processes
 
 
 def below(root: int, of: dict[int, tuple[int, float]]) -> float:
@@ -53,13 +53,13 @@ def costs_s(feed: Feed) -> dict[str, float]:
     """Processor time so far, by whose it is."""
     of, simulation, me = spent_s(), feed._process.pid or 0, os.getpid()
     every = below(me, of)
-    found = {"simulation": below(simulation, of), "page's server": of[me][1]}
-    found["browser"] = every - sum(found.values())
-    found["other programs"] = busy_s() - every
-    return found
+    costs = {"simulation": below(simulation, of), "page's server": of[me][1]}
+    costs["browser"] = every - sum(costs.values())
+    costs["other programs"] = busy_s() - every
+    return costs
 
 
-def watch(url: str, feed: Feed, found: dict[str, float]) -> None:
+def watch(url: str, feed: Feed, figures: dict[str, float]) -> None:
     """A browser for a while, and what it cost."""
     from playwright.sync_api import sync_playwright
 
@@ -78,11 +78,11 @@ def watch(url: str, feed: Feed, found: dict[str, float]) -> None:
             page.wait_for_timeout(1000)
             inside.append(feed.latest.figures[0]["in_system"])
         passed_s, later, went_s = time.monotonic() - began, costs_s(feed), feed.latest.now_s - at_s
-        found["updates/s in the browser"] = page.evaluate("() => window.n") / passed_s
-        found["speed"] = went_s / passed_s
-        found["speed for a core"] = went_s / (later["simulation"] - costs["simulation"])
-        found |= {f"cores: {name}": (later[name] - cost_s) / passed_s for name, cost_s in costs.items()}
-        found["in system, mean"] = sum(inside) / len(inside)
+        figures["updates/s in the browser"] = page.evaluate("() => window.n") / passed_s
+        figures["speed"] = went_s / passed_s
+        figures["speed for a core"] = went_s / (later["simulation"] - costs["simulation"])
+        figures |= {f"cores: {name}": (later[name] - cost_s) / passed_s for name, cost_s in costs.items()}
+        figures["in system, mean"] = sum(inside) / len(inside)
         browser.close()
 
 
@@ -91,18 +91,18 @@ def smooth() -> None:
     setup = Setup(ARCHS, Experiment(traffic=Traffic(request_rate=30.0), server=Server(PAIR, 2)))
     feed = Feed(drive, setup, 10.0, 30.0)
     server = PageServer(None, 0, None)
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
 
     def watched() -> None:
         try:
-            watch(server.url, feed, found)
+            watch(server.url, feed, figures)
         finally:
             os.kill(os.getpid(), 2)
 
     threading.Thread(target=watched, daemon=True).start()
     server.run(Dashboard(feed, setup, ARCHS, lambda shown: lambda: None, ""))
     feed.close()
-    for name, value in found.items():
+    for name, value in figures.items():
         print(f"{name:<28}{value:8.2f}")
 
 

@@ -29,12 +29,12 @@ Counts = NDArray[np.int64]
 
 def read(path: Path) -> dict[str, Runs]:
     """Accepted draft tokens by output position, one list per request, by data set and drafter."""
-    found: dict[str, Runs] = {}
+    runs: dict[str, Runs] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
         for drafter in DRAFTERS:
-            found.setdefault(f"{row['dataset']}-{drafter}", []).append([gain - 1 for gain in row[drafter]])
-    return found
+            runs.setdefault(f"{row['dataset']}-{drafter}", []).append([gain - 1 for gain in row[drafter]])
+    return runs
 
 
 def tokens_per_round(requests: Runs, k: int) -> float:
@@ -67,8 +67,8 @@ def fit(requests: Runs) -> dict[str, Any]:
             while at < len(runs):
                 run = runs[at]
                 starts[c, int(before > 0), run] += 1
-                for step, found in enumerate(runs[at + 1 : at + run + 1], start=1):
-                    inside[c, run - step, found] += 1
+                for step, inner in enumerate(runs[at + 1 : at + run + 1], start=1):
+                    inside[c, run - step, inner] += 1
                 at, before = at + run + 1, run
     return {
         "requests": len(requests),

@@ -30,7 +30,7 @@ def searched(request: dict[str, Any]) -> list[tuple[int, bool, bool, bool, float
     """By position of an answer: tokens before it, whether a draft was found, accepted and as recorded, and seconds."""
     prompt, answer = request["prompt_token_ids"], request["generated_token_ids"]
     recorded = request["acc_ngram"]["acc_len"]
-    found = []
+    rows = []
     history, held = History(prompt), 0
     for at in range(0, min(len(recorded), len(answer)), EVERY):
         history.extend(answer[held:at])
@@ -41,8 +41,8 @@ def searched(request: dict[str, Any]) -> list[tuple[int, bool, bool, bool, float
             best_s = min(best_s, time.perf_counter() - began)
         agreed = next((i for i, (a, b) in enumerate(zip(drafts, answer[at:], strict=False)) if a != b), len(drafts))
         same = agreed == min(recorded[at] - 1, LENGTH)
-        found.append((len(history), bool(drafts), recorded[at] > 1, same, best_s))
-    return found
+        rows.append((len(history), bool(drafts), recorded[at] > 1, same, best_s))
+    return rows
 
 
 def line(rows: Sequence[tuple[int, bool, bool, bool, float]]) -> tuple[float, float]:

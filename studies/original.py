@@ -127,18 +127,18 @@ def run_one(index: int, point: Point) -> Row:
 
 def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Series[float]]:
     """Relative change of each architecture from `AGAINST` by level; by pair, kind of load and architecture."""
-    found = {}
+    ratios = {}
     for (pair, kind), group in rows.groupby(["pair", "load_kind"], sort=False):
         by_arch = {arch: mine.set_index("load")[metric] for arch, mine in group.groupby("arch")}
         for arch in ARCHS:
-            found[str(pair), str(kind), arch] = by_arch[arch] / by_arch[AGAINST] - 1
-    return found
+            ratios[str(pair), str(kind), arch] = by_arch[arch] / by_arch[AGAINST] - 1
+    return ratios
 
 
 def tallies(rows: pd.DataFrame) -> list[Fare]:
     """Where each architecture is ahead of `AGAINST`, and where it is behind."""
     speed, tail = changes(rows, "output_throughput"), changes(rows, "p99_e2el_ms")
-    found = []
+    outcomes = []
     for pair in PAIRS.values():
         for kind in KINDS:
             for arch in ARCHS:
@@ -148,8 +148,8 @@ def tallies(rows: pd.DataFrame) -> list[Fare]:
                 ahead = tuple(int(level) for level in row.index[row > LEAD])
                 behind = tuple(int(level) for level in row.index[row < -LEAD])
                 ends = (float(row.min()), float(row.max()), float(late.min()), float(late.max()))
-                found.append(Fare(pair, kind, arch, len(row), ahead, behind, *ends))
-    return found
+                outcomes.append(Fare(pair, kind, arch, len(row), ahead, behind, *ends))
+    return outcomes
 
 
 def best(rows: pd.DataFrame, pair: str, kind: str) -> dict[int, str]:
@@ -241,7 +241,7 @@ def _heatmap(rows: pd.DataFrame, caption: str) -> Figure:
 
 def original_text(rows: pd.DataFrame) -> str:
     """The comparison with `AGAINST` in words, and the fastest architecture at each level."""
-    found = tallies(rows)
+    outcomes = tallies(rows)
     winners = [
         {"pair": label, "load": LOADS[kind], "first in tokens per second, by C": _runs(best(rows, pair, kind))}
         for label, pair in PAIRS.items()
@@ -249,17 +249,17 @@ def original_text(rows: pd.DataFrame) -> str:
     ]
     return "\n\n".join(
         [
-            _verdict(found),
+            _verdict(outcomes),
             f"Success and failure: throughput and P99 latency against {AGAINST}; a lead or a lag is over {LEAD:.0%}",
-            rows_table([_line(tally) for tally in found]),
+            rows_table([_line(tally) for tally in outcomes]),
             rows_table(winners),
         ]
     )
 
 
-def _verdict(found: Sequence[Fare]) -> str:
+def _verdict(outcomes: Sequence[Fare]) -> str:
     """The result for the published claim."""
-    pdv = [tally for tally in found if tally.arch in ("pdv", "pdv-unified")]
+    pdv = [tally for tally in outcomes if tally.arch in ("pdv", "pdv-unified")]
     ahead = sum(len(tally.ahead) for tally in pdv)
     behind = sum(len(tally.behind) for tally in pdv)
     cells = sum(tally.levels for tally in pdv)

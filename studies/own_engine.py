@@ -88,9 +88,9 @@ def prove(kept: Path, folder: Path) -> dict[str, Any]:
     runs = read_runs(kept / "runs.jsonl")
     logs = read_logs(tuple(str(kept / f"k{k}.log") for k in DRAFTS))
     benches = tuple(read_bench(str(path)) for path in sorted(kept.glob(f"k*-{BENCHED}.json")))
-    found = calibrate_engine(logs, benches, pair(PAIR), gpu(CARD), "own-engine")
+    fitted = calibrate_engine(logs, benches, pair(PAIR), gpu(CARD), "own-engine")
     profile = folder / "own-engine.json"
-    save(found.profile, profile)
+    save(fitted.profile, profile)
     rows: list[dict[str, Any]] = []
     for run in runs:
         experiment, hardware = run.experiment, run.experiment.hardware
@@ -98,7 +98,7 @@ def prove(kept: Path, folder: Path) -> dict[str, Any]:
         told = {way: summarise(simulate(replace(experiment, hardware=one))) for way, one in ways.items()}
         errors = {way: {m: one[m] / run.metrics[m] - 1 for m in METRICS} for way, one in told.items()}
         rows.append({"command": run.command, "errors": errors})
-    document = {**found.document(), "runs": rows, "errors": {way: _summed(rows, way) for way in ("log", "kernels")}}
+    document = {**fitted.document(), "runs": rows, "errors": {way: _summed(rows, way) for way in ("log", "kernels")}}
     write_whole(folder / "own-engine.errors.json", (json.dumps(document, indent=1) + "\n").encode())
     return document
 

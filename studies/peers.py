@@ -151,7 +151,7 @@ def transformers_rows(
         assert sum(len(request.generated_tokens) for request in out.values()) == 2 * rows * TOKENS
         return forwards[0]
 
-    found: list[Row] = []
+    timings: list[Row] = []
     for name, run, tokens in (
         (f"transformers generate, static batch of {rows}", static, rows * TOKENS),
         ("transformers generate with an assistant, one request", assisted, TOKENS),
@@ -159,11 +159,11 @@ def transformers_rows(
     ):
         try:
             with torch.no_grad():
-                found.append(timed(name, tokens, run, repeats, say))
+                timings.append(timed(name, tokens, run, repeats, say))
         except Exception as error:  # an unsupported version is part of the result
             say(f"{name}: failed: {type(error).__name__}: {str(error)[:200]}")
-            found.append({"name": name, "failed": f"{type(error).__name__}: {str(error)[:500]}"})
-    return found
+            timings.append({"name": name, "failed": f"{type(error).__name__}: {str(error)[:500]}"})
+    return timings
 
 
 def architecture_rows(say: Callable[[str], None]) -> list[Row]:

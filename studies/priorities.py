@@ -34,19 +34,19 @@ METRICS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "output_throughput")
 
 def figures(arch: Arch, traffic: Traffic, server: Server) -> list[dict[str, float]]:
     """The metrics of every seed."""
-    found = []
+    by_seed = []
     for seed in range(SEEDS):
         load = Traffic(**{**vars(traffic), "seed": seed})
         metrics = summarise(simulate(Experiment(arch, load, server=server, scoring=Scoring(detailed=False))))
-        found.append({name: metrics[name] for name in METRICS})
-    return found
+        by_seed.append({name: metrics[name] for name in METRICS})
+    return by_seed
 
 
 def change(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]], metric: str) -> str:
     """Change by a setting in percent, with its interval."""
-    found = interval([mine[metric] / other[metric] - 1 for mine, other in zip(ours, theirs, strict=True)])
-    text = f"{found.mean:+.1%} ± {found.half_width:.1%}"
-    return f"**{text}**" if abs(found.mean) > found.half_width else text
+    difference = interval([mine[metric] / other[metric] - 1 for mine, other in zip(ours, theirs, strict=True)])
+    text = f"{difference.mean:+.1%} ± {difference.half_width:.1%}"
+    return f"**{text}**" if abs(difference.mean) > difference.half_width else text
 
 
 def main() -> None:

@@ -38,7 +38,7 @@ def compare(folder: str | Path, card: GpuSpec) -> list[ShardErrors]:
     """Every shard of a known model that was measured on a card."""
     root = Path(folder)
     files = [path for path in sorted(root.rglob("*mlp.csv")) if of_card(path.relative_to(root), card.name)]
-    found = []
+    by_shard = []
     for path in files:
         whole = read_layer(path, known=PRESETS)
         if whole is None:
@@ -57,10 +57,10 @@ def compare(folder: str | Path, card: GpuSpec) -> list[ShardErrors]:
             name = layer.spec.name
             both = [(e, own[n]) for n, e in zip(measured[name], off[name].tolist(), strict=True) if n in own]
             errors = np.array(both)
-            found.append(ShardErrors(name, np.abs(errors[:, 0]), np.abs(errors[:, 0] - errors[:, 1])))
-    if not found:
+            by_shard.append(ShardErrors(name, np.abs(errors[:, 0]), np.abs(errors[:, 0] - errors[:, 1])))
+    if not by_shard:
         raise ValueError(f"{folder}: no *mlp.csv with shards of a known model on {card.name}")
-    return found
+    return by_shard
 
 
 def table(errors: Sequence[ShardErrors]) -> str:

@@ -43,8 +43,8 @@ def main() -> None:
         most = capacity(experiment)
         for requests in (1000, 4000):
             for load in LOADS:
-                found = labels(experiment, load * most, requests)
-                shares = " | ".join(f"{found[label] / SEEDS:.0%}" for label in LABELS)
+                counts = labels(experiment, load * most, requests)
+                shares = " | ".join(f"{counts[label] / SEEDS:.0%}" for label in LABELS)
                 print(f"| {arch} ({most:.1f} req/s) | {requests} | {load:.0%} | {shares} |", flush=True)
 
 

@@ -57,22 +57,22 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def errors(found: Document) -> str:
+def errors(validation: Document) -> str:
     """By metric: visible runs without and with their machine's pace, held-out ones, repeats."""
-    held, paced = found["held_out"], found["paced"]
-    parts = [found, paced["after"], held, found["spread"]]
-    counts = (len(found["runs"]), paced["runs"], len(held["runs"]), found["spread"]["runs"])
+    held, paced = validation["held_out"], validation["paced"]
+    parts = [validation, paced["after"], held, validation["spread"]]
+    counts = (len(validation["runs"]), paced["runs"], len(held["runs"]), validation["spread"]["runs"])
     heads = ("{} runs", "{} of them, pace known", "{} held-out runs", "{} real runs repeated")
     rows = [["all", *map(overall, parts)]]
     rows += [[name, *(both(part["by_metric"][metric]) for part in parts)] for metric, name in METRICS.items()]
     return markdown(["metric", *(head.format(count) for head, count in zip(heads, counts, strict=True))], rows)
 
 
-def weak(found: Document) -> str:
+def weak(validation: Document) -> str:
     """Groups of visible runs by their 95th percentile over all metrics: strong up to a tenth."""
     rows = []
-    ways = {"metric": {name: found["by_metric"][metric] for metric, name in METRICS.items()}}
-    ways |= {way: found[f"by_{key}"] for key, way in WAYS.items()}
+    ways = {"metric": {name: validation["by_metric"][metric] for metric, name in METRICS.items()}}
+    ways |= {way: validation[f"by_{key}"] for key, way in WAYS.items()}
     for way, groups in ways.items():
         ordered = sorted(groups.items(), key=lambda group: group[1]["p95"])
         said = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
@@ -81,17 +81,17 @@ def weak(found: Document) -> str:
     return markdown(["by", "strong", "weak"], rows)
 
 
-def ranges(found: Document) -> str:
+def ranges(shipped: Document) -> str:
     """The error ranges that commands print for a machine whose pace is not known."""
-    bars = found["bars"]["any machine"]
+    bars = shipped["bars"]["any machine"]
     rows = [[name, *(f"±{percent(bar[metric])}" for metric in RANGES)] for name, bar in sorted(bars.items())]
     return markdown(["group of runs", *(METRICS[metric] for metric in RANGES)], rows)
 
 
-def advice(found: Document) -> str:
+def advice(report: Document) -> str:
     """The scenarios that were decided and then served."""
     rows = []
-    for trial in found["trials"]:
+    for trial in report["trials"]:
         before, unit = TRIALS[trial["objective"]]
         entries = trial["entries"]
 
@@ -116,19 +116,19 @@ def advice(found: Document) -> str:
     return markdown(header, rows)
 
 
-def tables(found: Document) -> dict[str, str]:
+def tables(validation: Document) -> dict[str, str]:
     """All tables of a validation, and of the scenarios served."""
     return {
-        "errors": errors(found),
-        "weak": weak(found),
+        "errors": errors(validation),
+        "weak": weak(validation),
         "ranges": ranges(read_json(Path(str(shipped_profile("h200"))).with_name("h200.errors.json"))),
         "advice": advice(truth.report(DATA / "truth.json", DATA / "truth.jsonl")),
     }
 
 
-def written(text: str, found: Mapping[str, str]) -> str:
+def written(text: str, contents: Mapping[str, str]) -> str:
     """The page with its tables in place; a ValueError if the page has no place for one."""
-    for name, table in found.items():
+    for name, table in contents.items():
         place = re.compile(rf"(<!-- table: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         if not place.search(text):
             raise ValueError(f"{PAGE}: no place for the table {name}")
@@ -139,8 +139,8 @@ def written(text: str, found: Mapping[str, str]) -> str:
 def main() -> None:
     """Simulate the served runs, and write the tables."""
     runs = [run for name in SHIPPED for run in read_runs(DATA / name)]
-    found = tables(document(validate(runs)))
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
+    contents = tables(document(validate(runs)))
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), contents), encoding="utf-8")
 
 
 if __name__ == "__main__":

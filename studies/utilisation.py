@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.calibration.validate.launches import PARTS, gather, launches_of
+from pdvsim.calibration.validate.launches import PARTS_FOLDER, gather, launches_of
 from pdvsim.calibration.validate.runs import serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
@@ -178,7 +178,7 @@ def utilisation_figure(rows: Sequence[Row], workers: Sequence[Row]) -> Figure:
 
 def report(runs: Path) -> None:
     """Print both tables and draw the picture."""
-    if (runs.parent / PARTS).exists():
+    if (runs.parent / PARTS_FOLDER).exists():
         gather(runs.parent)
     rows = [row_of(run) for run in read_runs(runs)]
     print(report_text(rows))

@@ -235,7 +235,7 @@ def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: b
     traffics = [_traffic(decks, context) for _ in range(RUNS)]
     bare = [Experiment(arch, traffic, server=server, scoring=SCORING) for traffic in traffics]
     token_bytes = sum(model.kv_bytes_per_token for model in models_of(bare[0]))
-    found = []
+    runs = []
     for at, experiment in enumerate(bare):
         kv_bytes = token_bytes * _longest(experiment, folder)
         seats = replace(server, max_num_seqs=max(n for n in CONCURRENCIES if n == 1 or n * kv_bytes <= KV_BYTES))
@@ -243,8 +243,8 @@ def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: b
         experiment = suited(replace(experiment, server=seats, traffic=traffic, acceptance=_acceptance(decks, server)))
         experiment = _loaded(experiment, decks, folder)
         command = command_line("realrun", experiment)
-        found.append(ServedRun(command, 0, (seed + at) % HELD_OUT == 0, {}, {}, folder))
-    return found
+        runs.append(ServedRun(command, 0, (seed + at) % HELD_OUT == 0, {}, {}, folder))
+    return runs
 
 
 def _traffic(decks: Decks, context: int) -> Traffic:
@@ -295,9 +295,9 @@ def _closed(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
     users = decks.concurrencies.deal(lambda users: users <= most)
     while True:
         least = math.ceil(1.5 * users)
-        found = _sized(experiment, folder, least, least, max_concurrency=users)
-        if users == 1 or _duration_s(found, folder) <= LONGEST:
-            return found
+        closed = _sized(experiment, folder, least, least, max_concurrency=users)
+        if users == 1 or _duration_s(closed, folder) <= LONGEST:
+            return closed
         users //= 2
 
 

@@ -33,7 +33,7 @@ SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_st
 SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
 LEAST_RATE = 1e-3
-SETTLED = 5  # times around, until rates and draw agree
+RATE_AND_DRAW_ITERATIONS = 5
 
 
 @dataclass(eq=False, kw_only=True)
@@ -115,7 +115,7 @@ def groups_of(
 def _cool(members: Sequence[Member], power: Power) -> None:
     """Remove the effect of the lowered clock from the measured rates, at the mean draw of all members."""
     hot, rest_w = [member.measured for member in members], power.fit.rest_w
-    for _ in range(SETTLED):
+    for _ in range(RATE_AND_DRAW_ITERATIONS):
         mean_w = rest_w + sum(m.measured * (m.draw.watts - rest_w) for m in members if m.draw)
         for member, rate in zip(members, hot, strict=True):
             assert member.draw is not None

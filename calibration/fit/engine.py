@@ -38,14 +38,14 @@ STEP = re.compile(
 )
 ENGINE = re.compile(r"Initializing an? (?P<name>.+?) (?:LLM )?engine \(v(?P<version>[^)\s]+)\)")
 CACHE = re.compile(r"GPU KV cache size: (?P<tokens>[\d,]+) tokens")
-LEAST_STEPS = 50  # of a log
-SHORTEST_MS = 0.2  # median of decode steps below which they were waits, not steps
-KNOT_STEPS = 8  # steps that must lie between two knots
+LEAST_LOG_STEPS = 50
+SHORTEST_DECODE_MS = 0.2  # a shorter median is one of waits, not of steps
+LEAST_STEPS_BETWEEN_KNOTS = 8
 OUTLIER = 6.0  # steps further off than so many median errors (a compilation, a pause) do not count
-WIDEST_ROWS = 1024  # where the drafter's straight line is written down
-LEAST_S = 1e-7  # of a forward, in a profile
+DRAFTER_LINE_ROWS = 1024
+LEAST_FORWARD_S = 1e-7
 LEAST_GROUP = 20  # steps of a batch size that is left out, and with prompts to see their padding
-SIZES = tuple(sorted(half << power for power in range(3, 15) for half in (2, 3)))  # that prompts may be padded to
+PADDINGS = tuple(sorted(half << power for power in range(3, 15) for half in (2, 3)))
 LONGER = 0.05  # share of a step by which one above a size that prompts are padded to is longer
 CLEARLY = 0.75  # of the error without padding: it is there if the error with it is less
 
@@ -124,16 +124,16 @@ def _steps(path: str) -> tuple[Floats, str, int | None]:
         usage = float(step["usage"]) / 100 * cache if step["usage"] and cache else np.nan
         sizes = [float(step[name]) for name in ("prompts", "prompt", "rows", "tokens")]
         rows.append([*sizes, 0.0, usage, float(step["ms"]) / 1e3])
-    if len(rows) < LEAST_STEPS:
+    if len(rows) < LEAST_LOG_STEPS:
         raise ValueError(
-            f"{path}: {len(rows)} steps, and a fit needs {LEAST_STEPS}; the server writes them with "
+            f"{path}: {len(rows)} steps, and a fit needs {LEAST_LOG_STEPS}; the server writes them with "
             "--enable-logging-iteration-details"
         )
     steps = np.array(rows)
     decode = (steps[:, 2] > 0) & (steps[:, 1] == 0)
     if decode.any():
         steps[:, 4] = np.round(np.median(steps[decode, 3] / steps[decode, 2])) - 1
-        if np.median(steps[decode, 6]) < SHORTEST_MS / 1e3:
+        if np.median(steps[decode, 6]) < SHORTEST_DECODE_MS / 1e3:
             raise ValueError(
                 f"{path}: steps of {np.median(steps[decode, 6]) * 1e3:.2f} ms are waiting times, not steps: "
                 "start the server with --no-async-scheduling for the log"
@@ -213,7 +213,7 @@ def _knots(log: StepLog) -> tuple[int, ...]:
     while size < tokens[-1]:
         size *= 2
         upto = int(np.searchsorted(tokens, size, side="right"))
-        if tokens[upto - 1] > kept[-1] and upto - below >= KNOT_STEPS:
+        if tokens[upto - 1] > kept[-1] and upto - below >= LEAST_STEPS_BETWEEN_KNOTS:
             kept.append(int(tokens[upto - 1]))
             below = upto
     return tuple(kept) if len(kept) > 1 else (kept[0], kept[0] + 1)
@@ -255,21 +255,21 @@ def padding(log: StepLog) -> tuple[int, ...]:
     alone = log.only((log.prompt > 0) & (log.k == 0))
     if len(alone) < LEAST_GROUP:
         return ()
-    seen, group = np.unique(np.searchsorted(SIZES, alone.prompt), return_inverse=True)
-    if seen[-1] == len(SIZES):
+    seen, group = np.unique(np.searchsorted(PADDINGS, alone.prompt), return_inverse=True)
+    if seen[-1] == len(PADDINGS):
         return ()
     levels = np.eye(len(seen))[group]
     columns = np.column_stack([levels, alone.rows > 0, alone.tokens, np.nan_to_num(alone.kv)])
     level = np.linalg.lstsq(columns / alone.seconds[:, None], np.ones(len(alone)))[0][: len(seen)]
     usual = np.array([np.median(alone.seconds[group == at]) for at in range(len(seen))])
     longer = np.diff(level) > LONGER * usual[:-1]
-    sizes = [size for at in np.flatnonzero(longer) for size in SIZES[seen[at] : seen[at + 1]]] + [SIZES[seen[-1]]]
+    sizes = [size for at in np.flatnonzero(longer) for size in PADDINGS[seen[at] : seen[at + 1]]] + [PADDINGS[seen[-1]]]
     reading = log.only(log.prompt > 0)
     if _solved(reading, tuple(sizes))[1] >= CLEARLY * _solved(reading, ())[1]:
         return ()
-    while sizes[0] > SIZES[0]:
+    while sizes[0] > PADDINGS[0]:
         sizes = [size // 2 for size in sizes if size < 2 * sizes[0]] + sizes
-    while sizes[-1] < SIZES[-1]:
+    while sizes[-1] < PADDINGS[-1]:
         sizes = sizes + [2 * size for size in sizes if 2 * size > sizes[-1]]
     return tuple(sizes)
 
@@ -337,14 +337,14 @@ def calibrate_engine(
         )
     steps, errors = fit_steps(log), held_out(log)
     layers, (kv_s, mixed_s, fixed_s, row_s, draft_kv_s) = steps.coefficients[:-5], steps.coefficients[-5:]
-    seconds = np.maximum(np.cumsum(layers), LEAST_S).tolist()
+    seconds = np.maximum(np.cumsum(layers), LEAST_FORWARD_S).tolist()
     plain: dict[str, Any] = dict.fromkeys(
         ("fixed_s", "weights_s", "token_s", "head_weights_s", "head_token_s", "pair_s"), 0.0
     ) | {"chunk_buckets": steps.padded_to}
     knots = tuple(zip(steps.knots, seconds, strict=True))
     models = {pair.target.name: ForwardFit(**plain, kv_s=kv_s, mixed_s=mixed_s, layer_knots=knots)}
     if drafts[-1] > 0:
-        ends = tuple((n, max(fixed_s + row_s * n, LEAST_S)) for n in (1, WIDEST_ROWS))
+        ends = tuple((n, max(fixed_s + row_s * n, LEAST_FORWARD_S)) for n in (1, DRAFTER_LINE_ROWS))
         models[pair.draft.name] = ForwardFit(**plain, kv_s=draft_kv_s, layer_knots=ends)
     all_errors = [value["median"] for value in errors.values()], [value["p95"] for value in errors.values()]
     error = {"median": float(np.median(all_errors[0])), "p95": float(np.max(all_errors[1]))} if errors else None

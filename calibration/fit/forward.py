@@ -29,18 +29,18 @@ from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, Latency, lar
 if TYPE_CHECKING:
     import pandas as pd
 
-WIDEST = 9  # new tokens a row up to which samples are measured
+MOST_WIDTH = 9  # new tokens per row in the samples
 KNOTS = (1, 2, 4, 8, 16, 17, 32, 33, *range(48, 160, 16), *range(160, 512, 32), *range(512, 1024, 64),
          *range(1024, 4097, 128))  # fmt: skip
-ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)  # at which attention's speed is free
+ATTENTION_ROW_KNOTS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 # The weights of what is believed beforehand, against a relative error of one: decisive only where no point lies.
 SMOOTHNESS = 0.1  # of the layers' time over the roofline, per square root of a factor e in tokens
-TILES = 0.02  # of neighbouring tiles being alike
-PRIOR = 0.003  # of the figures being near the roofline's
-ROWS_ALIKE = 0.3  # of attention being as fast whatever the number of rows
-APART = 0.03  # the same of the head, which few points show apart from the layers
-EXPERT = 1.0  # the same of an expert: points of as many tokens read nearly as many experts
-FAR = 0.03  # relative error from which on a point pulls less
+TILE_SMOOTHNESS = 0.02
+ROOFLINE_WEIGHT = 0.003
+ROWS_WEIGHT = 0.3  # attention is equally fast at any number of rows
+HEAD_WEIGHT = 0.03  # few points distinguish the head from the layers
+EXPERT_WEIGHT = 1.0  # points of as many tokens read nearly as many experts
+OUTLIER_ERROR = 0.03  # points with a larger relative error have less influence
 FOLDS = 5
 
 
@@ -155,8 +155,8 @@ class Kernels:
 
     row_buckets: tuple[int, ...]
     chunk_buckets: tuple[int, ...]
-    programs: int  # that attention wants at work at once
-    nimble_tokens: int = 0  # up to which kernels leave room beside them
+    programs: int  # concurrent ones that attention aims at
+    nimble_tokens: int = 0  # up to which kernels leave room for others
     small_bytes: float = 0.0  # of weights, up to which a product is theirs
 
 
@@ -170,11 +170,11 @@ class Model:
         self.roof = roof = ForwardFit.roofline(spec, gpu)
         most = max(most_tokens, 2.0)
         self.knots = np.array([n for n in KNOTS if n < most] + [most])
-        self.row_knots = np.array(ROWS)
+        self.row_knots = np.array(ATTENTION_ROW_KNOTS)
         self.group = spec.heads // spec.kv_heads
-        self.tiles = sorted({query_tile(width * self.group) for width in range(1, WIDEST + 1)})
+        self.tiles = sorted({query_tile(width * self.group) for width in range(1, MOST_WIDTH + 1)})
         stretch_s = roof.kv_s * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
-        n, m, r = len(self.knots), len(self.tiles), len(ROWS)
+        n, m, r = len(self.knots), len(self.tiles), len(ATTENTION_ROW_KNOTS)
         self.layers, self.kv, self.span, self.fixed, self.rows = (slice(*ends) for ends in _runs(n, m, m, m, r))
         known = {"fused": 1.3, "expert": roof.expert_s}
         added = [name for name, there in (("fused", roof.fused_knots), ("expert", spec.experts)) if there]
@@ -216,12 +216,12 @@ class Model:
             targets.append(SMOOTHNESS / gap * (expected[i + 1] - expected[i]))
         for part in (self.kv, self.span, self.fixed):
             for i in range(part.start, part.stop - 1):
-                rows.append(TILES * (at[i + 1] - at[i]))
+                rows.append(TILE_SMOOTHNESS * (at[i + 1] - at[i]))
                 targets.append(0.0)
         apart = [self.other[name] for name in ("head", "head_token")]
         for i in range(len(self.knots), size):
-            weight = APART if i in apart else ROWS_ALIKE if i in range(size)[self.rows] else PRIOR
-            weight = EXPERT if i == self.other.get("expert") else weight
+            weight = HEAD_WEIGHT if i in apart else ROWS_WEIGHT if i in range(size)[self.rows] else ROOFLINE_WEIGHT
+            weight = EXPERT_WEIGHT if i == self.other.get("expert") else weight
             rows.append(weight * at[i])
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)
@@ -245,7 +245,7 @@ class Model:
             predicted, slopes = terms.predict(parameters)
             return np.concatenate([slopes / predicted[:, None], matrix])
 
-        best = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=FAR, max_nfev=200)
+        best = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=OUTLIER_ERROR, max_nfev=200)
         return np.asarray(best.x)
 
     def result(self, figures: Sequence[Any], fused_at: Sequence[int] | None = None) -> ForwardFit:
@@ -253,12 +253,12 @@ class Model:
         other = {name: figures[i] for name, i in self.other.items()}
         knots = [int(n) for n in self.knots]
         # tiles change in steps: a knot at every width, the last one twice, so that what is wider stays there
-        widths = [(w, self.tiles.index(query_tile(min(w, WIDEST) * self.group))) for w in range(1, WIDEST + 2)]
+        widths = [(w, self.tiles.index(query_tile(min(w, MOST_WIDTH) * self.group))) for w in range(1, MOST_WIDTH + 2)]
 
         def by_width(part: slice) -> tuple[tuple[int, Any], ...]:
             return tuple((w, figures[part][tile]) for w, tile in widths)
 
-        by_rows = tuple(zip(ROWS, figures[self.rows], strict=True))
+        by_rows = tuple(zip(ATTENTION_ROW_KNOTS, figures[self.rows], strict=True))
         fused = [(n, other["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in other else ()
         return ForwardFit(
             fixed_s=0.0,
@@ -273,7 +273,7 @@ class Model:
             layer_knots=tuple(zip(knots, figures[self.layers], strict=True)),
             kv_knots=by_width(self.kv),
             span_knots=by_width(self.span),
-            row_factors=(*by_rows, (ROWS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
+            row_factors=(*by_rows, (ATTENTION_ROW_KNOTS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
             programs=self.kernels.programs,
             split_s=other["split"],
             prompt_wave_s=other["wave"],

@@ -21,11 +21,11 @@ from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 if TYPE_CHECKING:
     import pandas as pd
 
-FULL = 0.995  # of the highest clock seen
-SETTLED_S = 0.3  # since the first launch
+FULL_CLOCK_SHARE = 0.995
+SETTLING_S = 0.3
 COLD_S = 0.025  # of work after a rest, in which the clock has not fallen yet
 START = (700.0, 0.4, 0.5, 0.04)  # limit_w, slope, calm, settle_s
-READ_WEIGHT = 0.1  # of an error in watts read, beside one in time
+WATTS_WEIGHT = 0.1  # relative to the weight of an error in time
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     def residuals(values: Floats) -> Floats:
         power = Power(fitted(values), gpu.bandwidth_bytes_per_s)
         times = [np.log(_predicted(run, power) / [launch.seconds for launch in run]) / len(run) ** 0.5 for run in runs]
-        return np.concatenate([*times, READ_WEIGHT * np.log(rates @ (values[:4] * unit) / read_w)])
+        return np.concatenate([*times, WATTS_WEIGHT * np.log(rates @ (values[:4] * unit) / read_w)])
 
     start = np.array([*first / unit, *START])
     low, high = [0.0] * 4 + [1.0, 0.0, 0.0, 1e-3], [np.inf] * 4 + [1e5, 10.0, 1.0, 10.0]
@@ -124,7 +124,7 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     power = Power(fit, gpu.bandwidth_bytes_per_s)
     late = []
     for run in runs:
-        settled = [i for i, launch in enumerate(run) if launch.start_s > SETTLED_S]
+        settled = [i for i, launch in enumerate(run) if launch.start_s > SETTLING_S]
         predicted = _predicted(run, power)
         if settled:
             late.append(predicted[settled].sum() / sum(run[i].seconds for i in settled) - 1)
@@ -133,8 +133,8 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
 
 def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunch]:
     """The settled launches of a run that never left the highest clock, else none."""
-    late = [launch for launch in run if launch.start_s > SETTLED_S]
-    return late if late and min(launch.mhz for launch in late) >= FULL * highest else []
+    late = [launch for launch in run if launch.start_s > SETTLING_S]
+    return late if late and min(launch.mhz for launch in late) >= FULL_CLOCK_SHARE * highest else []
 
 
 def _predicted(run: Sequence[HeatedLaunch], power: Power) -> Floats:

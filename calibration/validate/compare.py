@@ -30,22 +30,22 @@ from pdvsim.common.workers import finished_here
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.pace import Pace, pace_in
-from pdvsim.sim.hardware.reach import TELLING
+from pdvsim.sim.hardware.reach import NOTABLE_SHARE
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
-from pdvsim.sim.trust import LONG_PROMPT, Bars, Known, Loading, groups, load_kind, traits
+from pdvsim.sim.trust import LONG_PROMPT_TOKENS, Bars, Known, Loading, groups, load_kind, traits
 
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")
 TAILS = ("p90", "p95", "p99")
 METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for mark in MARKS))
 CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
-APART = 0.03  # two architectures measured nearer than this have no order to get right
-GROUPS = ("arch", "pair", "dataset", "load")  # that errors are told apart by
-COVERED_BY = (*GROUPS, "group", "prompts", "sizes", "drafter", "controller")  # and whether bars hold them
-SHARES = {"open, low": 0.65, "open, mid": 0.9, "open, high": math.inf}  # of a server's capacity, at most
-COVERED = 0.9  # share of real runs that a bar is to hold
+LEAST_LEAD = 0.03  # architectures measured closer than this have no order
+ERROR_GROUPS = ("arch", "pair", "dataset", "load")
+COVERED_BY = (*ERROR_GROUPS, "group", "prompts", "sizes", "drafter", "controller")
+MOST_CAPACITY_SHARES = {"open, low": 0.65, "open, mid": 0.9, "open, high": math.inf}
+BAR_COVERAGE = 0.9
 TARGETS = {  # at most: of all errors the median and the 95th percentile; the 95th percentile of a group, of a metric
     "median": 0.025, "p95": 0.08, "group": 0.10, "output_throughput": 0.03, "median_ttft_ms": 0.10, "p95_ttft_ms": 0.10,
 }  # fmt: skip
@@ -82,7 +82,7 @@ class Checked:
         """What it counts towards, by `COVERED_BY`."""
         experiment, load = self.run.experiment, str(self.kind)
         if load == "open":
-            load = next(name for name, most in SHARES.items() if not self.share > most)
+            load = next(name for name, most in MOST_CAPACITY_SHARES.items() if not self.share > most)
         drafter = experiment.server.drafted_by
         return {
             "arch": experiment.arch,
@@ -90,8 +90,8 @@ class Checked:
             "dataset": dataset(experiment),
             "load": load,
             "group": self.groups[0],
-            "prompts": "long" if self.prompt_tokens >= LONG_PROMPT else "short",
-            "sizes": "beyond" if self.outside.get("share", 0.0) > TELLING else "measured",
+            "prompts": "long" if self.prompt_tokens >= LONG_PROMPT_TOKENS else "short",
+            "sizes": "beyond" if self.outside.get("share", 0.0) > NOTABLE_SHARE else "measured",
             "drafter": "model" if drafter in ("model", "none") else "head or n-gram",
             "controller": experiment.server.controller,
         }
@@ -116,7 +116,7 @@ def dataset(experiment: Experiment) -> str:
     """Where the lengths of a run's requests come from."""
     traffic = experiment.traffic
     if traffic.dataset_name == "random":
-        return "long prompts" if (traffic.input_len or 1024) >= LONG_PROMPT else "short chat"
+        return "long prompts" if (traffic.input_len or 1024) >= LONG_PROMPT_TOKENS else "short chat"
     return traffic.dataset_name if traffic.dataset_path is None else Path(traffic.dataset_path).name.split(".")[0]
 
 
@@ -134,17 +134,17 @@ def validate(
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     first = contentions[0]
-    numbers: dict[tuple[Experiment, Pace | None], int] = {}  # of the simulations, each done once
+    number_of: dict[tuple[Experiment, Pace | None], int] = {}  # each simulation is done once
     ways: dict[Contention, list[tuple[ServedRun, int]]] = {contention: [] for contention in contentions}
     for contention, those in ways.items():
         for run in runs:
             hardware = replace(run.experiment.hardware, contention=contention, profile=profile, band=False)
             pace = pace_in(run.meta) if contention == first else None  # the ablations need none
             task = suited(replace(run.experiment, hardware=hardware)), pace
-            those.append((run, numbers.setdefault(task, len(numbers))))
+            those.append((run, number_of.setdefault(task, len(number_of))))
     named = {number: run.command for those in ways.values() for run, number in those}
     firsts = {number for _, number in ways[first]}
-    tasks = [(number, (*task, number in firsts)) for task, number in numbers.items()]
+    tasks = [(number, (*task, number in firsts)) for task, number in number_of.items()]
     rows: dict[int, Row] = {}
     outcomes = finished_here(_predicted, tasks, jobs)
     with closing(outcomes), suppress(KeyboardInterrupt):
@@ -296,7 +296,7 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
         ]
         for (ahead, real), (behind, other) in combinations(sorted(both, key=lambda of: -sign * of[0]), 2):
             errors.append(ahead / behind / (real / other) - 1)
-            if max(real / other, other / real) > 1 + APART:
+            if max(real / other, other / real) > 1 + LEAST_LEAD:
                 apart += 1
                 right += (ahead - behind) * (real - other) > 0
     return errors, {"apart": apart, "order_right": right}
@@ -339,9 +339,9 @@ def _quantile(group: str, sizes: Sequence[float]) -> float | None:
 
     Between two order statistics where 90% of n + 1 is no whole number: else small groups have bars that hold 95%.
     """
-    if COVERED * (len(sizes) + 1) > len(sizes) - (group != "any"):
+    if BAR_COVERAGE * (len(sizes) + 1) > len(sizes) - (group != "any"):
         return None
-    return math.expm1(float(np.quantile(sizes, COVERED, method="weibull")))
+    return math.expm1(float(np.quantile(sizes, BAR_COVERAGE, method="weibull")))
 
 
 Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
@@ -450,7 +450,7 @@ def _entry(one: Checked, numbers: dict[str, int] | None) -> dict[str, Any]:
 
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
     summary = _middles([one.errors for one in checked])
-    for group in GROUPS:
+    for group in ERROR_GROUPS:
         labels = list(dict.fromkeys(one.labels[group] for one in checked))
         summary[f"by_{group}"] = {
             label: {"runs": len(those), **middle([e for one in those for e in one.errors.values()])}

@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     import pandas as pd
 
 LAUNCHES = "launches.parquet"
-PARTS = "launches"  # folder of the parts
-WARM_UP = "warm-"  # before the id of the first run that a warm-up was for
+PARTS_FOLDER = "launches"
+WARM_UP_PREFIX = "warm-"  # followed by the id of the first run that a warm-up was for
 TICK_S = 1e-7
-KEPT: dict[str, str] = {  # columns of a launch and how they are kept
+SAVED_DTYPES: dict[str, str] = {
     "lane": "u1", "kind": "u1", "role": "u1", "rows": "u2", "tokens": "u2", "steps": "u1", "width": "u2",
     "context": "u4", "prompt_start": "u4",
 }  # fmt: skip
@@ -53,14 +53,14 @@ def save_part(folder: Path, id: str, launches: Table) -> None:
     """Keep a run's launches, as one part; needs numpy alone."""
     kept = {
         name: np.clip(np.asarray(launches[name], np.int64), 0, np.iinfo(dtype).max).astype(dtype)
-        for name, dtype in KEPT.items()
+        for name, dtype in SAVED_DTYPES.items()
     }
     start = np.asarray(launches["start_s"], np.float64)
     times = (start, launches["end_s"] - start, np.nan_to_num(launches["solo_s"]))  # not told on the CPU
     order = np.argsort(start, kind="stable")
     kept |= {name: np.rint(time_s / TICK_S).astype("u4") for name, time_s in zip(TICKS, times, strict=True)}
-    (folder / PARTS).mkdir(parents=True, exist_ok=True)
-    with whole(folder / PARTS / f"{id}.npz") as file:
+    (folder / PARTS_FOLDER).mkdir(parents=True, exist_ok=True)
+    with whole(folder / PARTS_FOLDER / f"{id}.npz") as file:
         np.savez_compressed(file, **{name: column[order] for name, column in kept.items()})  # type: ignore[arg-type]
 
 
@@ -70,14 +70,14 @@ def gather(folder: Path) -> int:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    parts = sorted((folder / PARTS).glob("*.npz"))
+    parts = sorted((folder / PARTS_FOLDER).glob("*.npz"))
     if not parts:
         return 0
     tables = []
     for path in parts:
         try:
             with np.load(path, allow_pickle=False) as file:
-                columns = {name: file[name] for name in (*KEPT, *TICKS)}
+                columns = {name: file[name] for name in (*SAVED_DTYPES, *TICKS)}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
             raise ValueError(f"{path}: holds no launches: {said(error)}") from None
         tables.append(pd.DataFrame({"run": path.stem, **columns}))
@@ -93,7 +93,7 @@ def gather(folder: Path) -> int:
     write_whole(folder / LAUNCHES, buffer.getvalue())
     for path in parts:
         path.unlink()
-    (folder / PARTS).rmdir()
+    (folder / PARTS_FOLDER).rmdir()
     return len(parts)
 
 
@@ -106,7 +106,7 @@ def launches_of(run: ServedRun) -> pd.DataFrame:
     rows = table[table["run"] == run.id]
     if rows.empty:
         raise ValueError(f"no launches were saved for {run.command!r}, repeat {run.repeat}")
-    frame = rows[list(KEPT)].astype(np.int64)
+    frame = rows[list(SAVED_DTYPES)].astype(np.int64)
     for name, words in (("lane", LANES), ("kind", KINDS), ("role", ROLES)):
         frame[name] = pd.Categorical.from_codes(frame[name], pd.Index(words))
     start, span, solo = (rows[name].astype(np.float64) * TICK_S for name in TICKS)
@@ -122,7 +122,7 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
             raise ValueError("it is damaged or was changed; see `pdvsim sweep --check`")
         experiment = as_served(experiment_from(document["config"], own_policies))
         frame = read_table(beside).to_pandas()
-        columns = [*KEPT, "start_s", "end_s", "solo_s"]
+        columns = [*SAVED_DTYPES, "start_s", "end_s", "solo_s"]
         return experiment, frame[columns].sort_values("start_s", ignore_index=True), document
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a result of realrun --save-detailed with its launches: {said(error)}") from None

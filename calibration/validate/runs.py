@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from pdvsim.calibration.validate.launches import WARM_UP, save_part
+from pdvsim.calibration.validate.launches import WARM_UP_PREFIX, save_part
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.realrun.machine import Machine
@@ -113,7 +113,7 @@ def serve_all(
             break
         bench.ready([run.experiment for run in runs])
         if bench.warm_launches:
-            save_part(output.parent, f"{WARM_UP}{runs[0].id}", bench.warm_launches)
+            save_part(output.parent, f"{WARM_UP_PREFIX}{runs[0].id}", bench.warm_launches)
         for run in runs:
             if monotonic() - begin > budget_s:
                 break

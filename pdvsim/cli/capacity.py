@@ -52,7 +52,7 @@ class CapacityCommand(AnswerCommand):
     """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
 
 
-SEARCH_RUNS = 8  # estimated runs of a search, for the progress bar
+ESTIMATED_RUNS = 8  # of a search, for the progress bar
 
 
 def main(argv: list[str]) -> int:
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     date = output.now()
     files, page = output.answer_files("capacity", args.output, date), page_file(args.html)
     # saturated, as in a batch job
-    runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(SEARCH_RUNS)]
+    runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(ESTIMATED_RUNS)]
     forewarn_few(plan.num_runs, len(plan.archs))
     forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0

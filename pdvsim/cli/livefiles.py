@@ -27,17 +27,17 @@ from pdvsim.view.run import Run
 if TYPE_CHECKING:
     from pdvsim.live.pace import Shown
 
-UNSAID = ("arch", "num_prompts", "metric_percentiles")  # set by the session
+SET_BY_SESSION = ("arch", "num_prompts", "metric_percentiles")
 
 
 def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float, made: Sequence[Experiment]) -> str:
     """Commands that repeat a session, and changes that no command line can repeat."""
     live = ["pdvsim", "live", "--arch", ",".join(setup.archs)]
-    begun = [*live, *flags_of(setup.base, Experiment(), UNSAID)]
+    begun = [*live, *flags_of(setup.base, Experiment(), SET_BY_SESSION)]
     if not tape:
         runs = [command_line("pdvsim run", e) for e in made]
         return "\n".join(["No setting was changed. To repeat the session:", shlex.join(begun), *runs])
-    present = [*live, *flags_of(knobs.turned(setup.base), Experiment(), UNSAID)]
+    present = [*live, *flags_of(knobs.turned(setup.base), Experiment(), SET_BY_SESSION)]
     lines = ["Settings at the start:", shlex.join(begun), "Settings at the end:", shlex.join(present)]
     lines.append(f"Changes up to {now_s:.2f} s, which a command line cannot repeat (full precision: session.json):")
     before = Knobs.of(setup.base)

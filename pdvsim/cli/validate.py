@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 RUNS = "runs.jsonl"
-WORST = 10  # runs shown
-OF_BENCH = {"pair", "arch", "acceptance", "server", "hardware"}  # options that only --bench has
-SHOWN = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")  # bars
+WORST_RUNS_SHOWN = 10
+BENCH_ONLY = {"pair", "arch", "acceptance", "server", "hardware"}
+BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
 LEAST_SHARE = 0.0005  # least share of the time that gets its own line
 
 
@@ -92,9 +92,9 @@ class ValidateCommand:
         check_ranges(self)
         usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(self)}
         given = {name for name, value in usual.items() if getattr(self, name) != value}
-        if self.bench is None and given & OF_BENCH:
+        if self.bench is None and given & BENCH_ONLY:
             raise ValueError("--pair, --arch and server options need --bench")
-        if self.bench is not None and given - {"bench", "profile", "contention", "json", *OF_BENCH}:
+        if self.bench is not None and given - {"bench", "profile", "contention", "json", *BENCH_ONLY}:
             raise ValueError("--bench can be combined only with server options, --profile, --contention and --json")
         if self.bench is not None and self.pair is None:
             raise ValueError("--bench needs the served models: give --model or --pair draft:target")
@@ -288,7 +288,7 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
         return float(sum(map(abs, run["errors"].values())) / len(run["errors"]))
 
     rows = []
-    for run in sorted((run for run in runs if run["errors"]), key=off, reverse=True)[:WORST]:
+    for run in sorted((run for run in runs if run["errors"]), key=off, reverse=True)[:WORST_RUNS_SHOWN]:
         metric = max(run["errors"], key=lambda name: abs(run["errors"][name]))
         real, predicted = (run[side]["output_throughput"] for side in ("measured", "predicted"))
         rows.append(
@@ -319,8 +319,8 @@ def _bars(document: Mapping[str, Any]) -> str:
             if group == ANY:
                 shares = [covered[known] for covered in kinds.values()]
             held = [f"{_percent(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
-            rows.append([known, group, *(_percent(bar.get(metric)) for metric in SHOWN), *held])
-    header = ["predicted for", "90% within ±", *map(_short, SHOWN), *(f"covered {name}" for name in kinds)]
+            rows.append([known, group, *(_percent(bar.get(metric)) for metric in BAR_METRICS), *held])
+    header = ["predicted for", "90% within ±", *map(_short, BAR_METRICS), *(f"covered {name}" for name in kinds)]
     return grid(header, rows)
 
 

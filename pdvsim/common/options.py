@@ -61,7 +61,7 @@ MEANT = {  # names of options in other programs
     "pair": ("models", "draft_model", "speculative_model"),
     "jobs": ("workers", "processes", "threads"),
 }  # fmt: skip
-SAME = {  # other spellings
+OTHER_SPELLINGS = {
     "model": "pair",
     "random_prefix_len": "prefix_len",
     "prefix_repetition_prefix_len": "prefix_len",
@@ -69,7 +69,7 @@ SAME = {  # other spellings
     "prefix_repetition_num_prefixes": "num_prefixes",
     "prefix_repetition_output_len": "output_len",
 }
-NOT_HERE = {  # messages for options that do not exist
+MISSING_OPTIONS = {
     **dict.fromkeys(
         ("enable_expert_parallel", "expert_parallel_size", "ep", "ep_size", "moe_ep_size"),
         "expert parallelism is not modelled; --tensor-parallel-size divides every expert",
@@ -79,7 +79,7 @@ NOT_HERE = {  # messages for options that do not exist
     "force": "results are never overwritten: name another folder with -o, or continue with --resume",
 }
 WIDEST = 100
-INDENT = 30  # column of the help texts
+HELP_COLUMN = 30
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
 def _known(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
     """Values by option name; a ValueError that starts with `unknown` and suggests the nearest name."""
     spelt = {name.replace("-", "_"): value for name, value in given.items()}
-    for other, name in SAME.items():
+    for other, name in OTHER_SPELLINGS.items():
         if other in spelt and other not in known and name in known:
             if name in spelt:
                 both = f"--{other} and --{name}".replace("_", "-")
@@ -197,8 +197,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A suggestion of the known name with the same meaning as `name`, or the most similar; empty if none."""
     known, dashes = list(known), "--" if name.startswith("--") else ""
     word = name.removeprefix("--").replace("-", "_")
-    if word in NOT_HERE:
-        return f": {NOT_HERE[word]}"
+    if word in MISSING_OPTIONS:
+        return f": {MISSING_OPTIONS[word]}"
     meant = [meaning if not dashes else f"--{meaning.replace('_', '-')}" for meaning in MEANT if word in MEANT[meaning]]
     close = [one for one in meant if one in known] or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
@@ -331,7 +331,7 @@ def _parser(command: type) -> _Parser:
             parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
         else:
             parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
-    for other, name in SAME.items():
+    for other, name in OTHER_SPELLINGS.items():
         if name in options(command) and other not in options(command):
             many = "+" if options(command)[name].is_list else None
             parser.add_argument(f"--{other.replace('_', '-')}", dest=other, nargs=many)
@@ -363,7 +363,7 @@ def _help(command: type, prog: str, everything: bool) -> str:
     placed = [option for option in known.values() if option.placed]
     places = "".join(f" {option.name.upper()}{' ...' if option.is_list else ''}" for option in placed)
     width = min(WIDEST, get_terminal_size().columns)
-    layout = partial(_Layout, max_help_position=INDENT, width=width)
+    layout = partial(_Layout, max_help_position=HELP_COLUMN, width=width)
     about = (inspect.getdoc(command) or "").replace("\n\n", "\n").replace("\n", " ")
     usage = f"{prog} [OPTIONS]{places}"
     parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MILLION = 1e6
-FINISHED = ("Time to finish (s)", "duration")  # of a batch job
+BATCH_JOB_TIME = ("Time to finish (s)", "duration")
 CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
-TILES = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")  # metrics shown next to the recommendation
+TILE_METRICS = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
 EXPECTED = (
     ("Request throughput (req/s)", "request_throughput"),
     ("Output throughput (tok/s)", "output_throughput"),
@@ -211,7 +211,7 @@ class Advice(Answer):
         stopped = "the above uses the runs that had finished" if self.interrupted else ""
         if self.recommended is None or self.held is None:
             return Report("Advice", lead, ask.base, [("", _undecided(self))], document, stopped)
-        figures = {label: positive(self._expects(key)) for label, key in _metrics(ask).items() if key in TILES}
+        figures = {label: positive(self._expects(key)) for label, key in _metrics(ask).items() if key in TILE_METRICS}
         card = Highlight(_recommendation(self, self.recommended), figures, self.met)
         sections = (
             ("Recommendation" if self.met else _nothing(self), [card]),
@@ -356,7 +356,7 @@ def _not_met(advice: Advice) -> str:
 
 def _metrics(ask: Question) -> dict[str, str]:
     """Columns of a run that are expected of the recommendation, by label."""
-    batch = (FINISHED,) if load_axis(ask.base.traffic) == "requests" else ()
+    batch = (BATCH_JOB_TIME,) if load_axis(ask.base.traffic) == "requests" else ()
     percentile = ask.goal.percentile
     return {label.format(percentile.upper()): key.format(percentile) for label, key in (*batch, *EXPECTED)}
 

@@ -18,7 +18,7 @@ from pdvsim.decide.capacity import Capacities, Case, Plan
 from pdvsim.decide.goal import attained
 from pdvsim.decide.runs import Bench, conversation_output_tokens, keeps_up, mean_output_tokens, saturated
 from pdvsim.decide.space import Space, with_best_length
-from pdvsim.decide.tune import SHORT, Search, tuned
+from pdvsim.decide.tune import SEARCH_RUN_SHARE, Search, tuned
 from pdvsim.sim.config import Arch
 
 WIDE_STEP = 1.25  # largest first step of a search; each later one may be the square of the one before
@@ -193,7 +193,7 @@ class _Searches:
         coarse = _Searches(short, self.bench)
         coarse._settle(starts, WIDE_STEP, COARSE, COARSE_LONG)
         # runs as long as those of the search: in shorter ones a batch would not fill at that rate
-        longer = coarse.plan.with_prompts(int(coarse.plan.base.traffic.num_prompts / SHORT))
+        longer = coarse.plan.with_prompts(int(coarse.plan.base.traffic.num_prompts / SEARCH_RUN_SHARE))
         for case, bracket in coarse.brackets.items():
             rates[case[0]] = bracket.held or rates[case[0]]
         places = [longer.experiment(case, rates[case[0]]) for case in starts]

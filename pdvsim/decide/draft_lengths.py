@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, SizeAndLength, Tier
-from pdvsim.decide.formula import JOINING, RATES, SAMPLE, Formula
+from pdvsim.decide.formula import JOINING_ROUNDS, RATES, SAMPLED_REQUESTS, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.sim.assembly import bar_of, covering_profile, models_of
 from pdvsim.sim.config import Acceptance, Experiment
@@ -31,9 +31,9 @@ from pdvsim.study.stats import Interval, interval
 Logs = NDArray[np.float64]  # log tokens per second: one row per batch size, one column per draft length
 
 TRIED_SIZES = 16  # of a tier, at these rates
-SPACING = 4  # ratio of consecutive simulated sizes
+SIZE_RATIO = 4
 CLOSE = 0.1  # lengths within this of the best are simulated too, as are its neighbours
-TURNS = 4  # rounds of simulating edges that moved
+EDGE_ROUNDS = 4
 
 
 class SizeRange(NamedTuple):
@@ -50,11 +50,11 @@ class Speeds:
     def __init__(self, question: DraftQuestion) -> None:
         drafting = question.drafting(question.max_k)
         self.question = question
-        self.formula = Formula(replace(drafting, traffic=replace(drafting.traffic, num_prompts=SAMPLE)))
+        self.formula = Formula(replace(drafting, traffic=replace(drafting.traffic, num_prompts=SAMPLED_REQUESTS)))
         self.fits = self.formula.fits(question.max_k)
         self.simulated: dict[SizeAndLength, Interval] = {}
         self._formulas = {drafting.acceptance: self.formula}
-        self._moved: dict[SizeAndLength, float] = {}  # log of simulated over formula
+        self._offsets: dict[SizeAndLength, float] = {}  # log of simulated over formula
 
     def learn(self, points: Iterable[SizeAndLength], bench: Bench) -> None:
         """Use simulated points."""
@@ -62,7 +62,7 @@ class Speeds:
             if runs := bench.known(self.question.loops(rows, k)):
                 speeds = interval(float(row["output_throughput"]) for row in runs)
                 self.simulated[rows, k] = speeds
-                self._moved[rows, k] = math.log(speeds.mean) - float(self._by_formula([rows], k)[0])
+                self._offsets[rows, k] = math.log(speeds.mean) - float(self._by_formula([rows], k)[0])
 
     def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
         """For each batch size, by draft length from 0 on; minus infinity for lengths that the engine does not have."""
@@ -90,7 +90,7 @@ class Speeds:
         if self.question.facts.lowest_k > 0:
             return np.full(len(sizes), -np.inf)
         plain, formula = self.plain(sizes), self.formula
-        rounds, drafter, more_s = formula.rounds(0) + JOINING, formula.planner.models["draft"], []
+        rounds, drafter, more_s = formula.rounds(0) + JOINING_ROUNDS, formula.planner.models["draft"], []
         for rows in (min(size, self.fits) for size in sizes):
             step = drafter.shape(rows, 1)
             step_s = step.solo_0 + step.solo_1 * int(rows * formula.context)
@@ -104,13 +104,13 @@ class Speeds:
         Between simulated sizes it is interpolated linearly in the logarithm of the size.
         """
         nearest: dict[int, int] = {}
-        for rows, other in self._moved:
+        for rows, other in self._offsets:
             if bool(other) == bool(k) and (rows not in nearest or abs(other - k) < abs(nearest[rows] - k)):
                 nearest[rows] = other
         if not nearest:
             return np.zeros(len(sizes))
         places = sorted(nearest)
-        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._moved[rows, nearest[rows]] for rows in places])
+        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._offsets[rows, nearest[rows]] for rows in places])
         return moved
 
 
@@ -148,7 +148,7 @@ def usual_runs(question: DraftQuestion) -> int:
 
 
 def _sizes(most: int) -> list[int]:
-    return [min(SPACING**step, most) for step in range(math.ceil(math.log(most, SPACING)) + 1)]
+    return [min(SIZE_RATIO**step, most) for step in range(math.ceil(math.log(most, SIZE_RATIO)) + 1)]
 
 
 def _simulate(speeds: Speeds, bench: Bench) -> None:
@@ -156,7 +156,7 @@ def _simulate(speeds: Speeds, bench: Bench) -> None:
     most = min(speeds.question.most, speeds.fits)
     points = [(rows, k) for rows in _sizes(most) for k in _worth_simulating(speeds, rows)]
     _run(speeds, points, bench)
-    for _ in range(TURNS):
+    for _ in range(EDGE_ROUNDS):
         new = [point for point in _edges(speeds, most) if point not in speeds.simulated]
         if not new:
             return

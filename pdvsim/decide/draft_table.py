@@ -26,9 +26,9 @@ from pdvsim.view.table import grid
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 
 SIZES = Range(1, 4096)
-USUAL = 4  # common default draft length
+USUAL_LENGTH = 4
 RUN_BATCHES = 3  # least requests of a simulation, in batches
-SHOWN = 0.0005  # smallest share not printed as 0.0%
+LEAST_SHOWN_SHARE = 0.0005
 PLAIN = -1  # in place of a draft length: a server without a drafter
 
 SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
@@ -112,7 +112,7 @@ class DraftQuestion:
 
     @property
     def compared(self) -> int:
-        return min(USUAL, self.max_k) if self.against is None else self.against
+        return min(USUAL_LENGTH, self.max_k) if self.against is None else self.against
 
     @property
     def facts(self) -> EngineFacts:
@@ -266,7 +266,7 @@ def _notes(table: DraftTable) -> list[str]:
     for note in acceptance_notes([question.drafting(question.max_k)]):
         even = f"; drafting breaks even with no drafter at {', '.join(pays)}"
         notes.append(note + (even if pays and question.base.acceptance.by_rate else ""))
-    if table.lost >= SHOWN:
+    if table.lost >= LEAST_SHOWN_SHARE:
         notes.append(
             f"gains below {question.indifference:.0%} start no new range: the best k at each size is "
             f"at most {table.lost:.1%} faster"

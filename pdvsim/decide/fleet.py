@@ -28,7 +28,7 @@ from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 from pdvsim.view.setting import acceptance_source
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
-APART = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}  # GPU of each lane
+LANE_PLACES = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}
 KINDS: tuple[DrafterKind, ...] = ("model", "eagle3", "ngram")
 
 
@@ -140,7 +140,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hard
         for other in sorted({target} if kind == "pd" else {1, target}):
             if gpus % (target + other):
                 continue
-            split = replace(given, place=APART["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
+            split = replace(given, place=LANE_PLACES["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
             if other > 1 and kind != "pd":
                 split = replace(split, draft_tensor_parallel_size=other)
             yield copies(target + other, split)

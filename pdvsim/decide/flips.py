@@ -23,7 +23,7 @@ from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import Interval
 
-STEPS = 3  # of bisection
+BISECTION_STEPS = 3
 PROMPTS = 200  # requests per run: fewer than in the finals
 
 Move = Callable[[Experiment, float], Experiment]
@@ -130,7 +130,7 @@ class _Walk:
                 stands = place
                 continue
             falls = probe
-            for _ in range(STEPS):
+            for _ in range(BISECTION_STEPS):
                 rivals = [r for r in self.who.rivals if falls.challenger in (None, self.who.search.name(r))]
                 only = replace(self.who, rivals=tuple(rivals))  # at the significance level of all
                 between = self._look(self.flips.middle(stands, falls.at), only)

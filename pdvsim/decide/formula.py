@@ -29,10 +29,10 @@ from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
 from pdvsim.sim.workload.requests import make_requests
 
-SAMPLE = 256  # requests sampled for the means
-JOINING = 0.5  # mean rounds that a new request waits
+SAMPLED_REQUESTS = 256
+JOINING_ROUNDS = 0.5  # mean wait of a new request
 RATES = tuple(i / 50 for i in range(51))  # acceptance rates tested
-QUANTILES = 64  # of the acceptance rates of requests, if they differ
+RATE_QUANTILES = 64
 
 
 class Predicted(NamedTuple):
@@ -62,7 +62,7 @@ class Formula:
     def requests(self) -> list[Request]:
         """A sample of the traffic, without arrival times."""
         traffic = self.experiment.traffic
-        few = min(SAMPLE, traffic.num_prompts)
+        few = min(SAMPLED_REQUESTS, traffic.num_prompts)
         return _sample(replace(traffic, num_prompts=few), self.experiment.acceptance)
 
     @cached_property
@@ -152,7 +152,7 @@ class Formula:
     def loops(self, k: int, concurrency: Iterable[int]) -> list[tuple[int, float]]:
         """For each closed loop on one server: rows decoding, and tokens per second."""
         most = min(self.experiment.server.max_num_seqs, self.fits(k))
-        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
+        rounds, joining_s = self.rounds(k) + JOINING_ROUNDS, self.newcomer_s(k)
         batches = [max(1, min(clients, most)) for clients in concurrency]
         whole_s = [rounds * self.round_s(rows, k) + rows * joining_s for rows in batches]
         return [(rows, rows * self.output_tokens / s) for rows, s in zip(batches, whole_s, strict=True)]
@@ -165,18 +165,18 @@ class Formula:
             concurrency = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
             [(rows, speed)] = self.loops(k, [concurrency])
             return Predicted(k, rows, concurrency / speed, servers * speed, True)  # rows that do not fit wait
-        rounds, joining_s = self.rounds(k) + JOINING, self.newcomer_s(k)
+        rounds, joining_s = self.rounds(k) + JOINING_ROUNDS, self.newcomer_s(k)
         rate = traffic.request_rate / servers
-        left = 1 - rate * joining_s  # GPU share left by new requests
+        gpu_share_left = 1 - rate * joining_s
         rows, need = 1, float("inf")
-        while left > 0 and rows <= most:
-            need = rate * rounds * self.round_s(rows, k) / left
+        while gpu_share_left > 0 and rows <= most:
+            need = rate * rounds * self.round_s(rows, k) / gpu_share_left
             if need <= rows:
                 break
             rows = max(rows + 1, min(int(need) + 1, rows + max(1, rows // 8)))
-        keeps_up = left > 0 and need <= min(rows, most)
+        keeps_up = gpu_share_left > 0 and need <= min(rows, most)
         rows = min(rows, most)
-        pace_s = self.round_s(rows, k) * rounds / self.output_tokens / max(left, 1e-3)
+        pace_s = self.round_s(rows, k) * rounds / self.output_tokens / max(gpu_share_left, 1e-3)
         return Predicted(k, need if keeps_up else rows, pace_s, servers * rows / pace_s, keeps_up)
 
     def ranked(self, lengths: Iterable[int]) -> list[Predicted]:
@@ -217,5 +217,5 @@ def rates_of(acceptance: Acceptance) -> tuple[float, ...]:
         return (rate,)
     from scipy.special import betaincinv
 
-    middles = (np.arange(QUANTILES) + 0.5) / QUANTILES
+    middles = (np.arange(RATE_QUANTILES) + 0.5) / RATE_QUANTILES
     return tuple(betaincinv(rate * concentration, (1 - rate) * concentration, middles).tolist())

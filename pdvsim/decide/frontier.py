@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Standing = Literal["frontier", "not significant", "dominated", "does not keep up"]
 Figures = tuple[Sequence[float], Sequence[float]]
 
-FAR_APART = 5.0  # ratio of an axis' ends from which it is logarithmic
+LOGARITHMIC_FROM = 5.0  # ratio of an axis' ends
 
 
 @dataclass(frozen=True)
@@ -225,7 +225,7 @@ def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
         (axes.yaxis, [point.y.mean for point in shown], axes.set_yscale, axes.set_ylim),
     ):
         low, high = min(values, default=0.0), max(values, default=1.0)
-        if 0 < low < high / FAR_APART:
+        if 0 < low < high / LOGARITHMIC_FROM:
             scale("log")
             axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
             axis.set_major_formatter(lambda value, _: f"{value:g}")

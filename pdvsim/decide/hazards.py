@@ -28,7 +28,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50
-CELLS = 32  # of the acceptance rate, in which the break-even is searched
+RATE_CELLS = 32
 FEW_RUNS = 3  # replications per step of a bisection
 SEARCH_RUNS = 5  # estimated runs of a capacity search, per seed
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
@@ -90,21 +90,21 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
 
     mine = who.search.name(drafting), drafting.acceptance.acceptance_rate
     guess = break_even_rate(drafting, [k for k in who.search.space.draft_lengths if k])
-    low, high, stride = -1, CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
-    at = CELLS if guess is None else round(guess * CELLS)
+    low, high, stride = -1, RATE_CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
+    at = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
     while high - low > 1:
-        low, high = (low, at) if wins(at / CELLS) else (at, high)
-        if low >= 0 and high <= CELLS:
+        low, high = (low, at) if wins(at / RATE_CELLS) else (at, high)
+        if low >= 0 and high <= RATE_CELLS:
             at = (low + high) // 2
         else:
-            at = min(low + stride, CELLS) if low >= 0 else max(high - stride, 0)
+            at = min(low + stride, RATE_CELLS) if low >= 0 else max(high - stride, 0)
             stride *= 2
-    return BreakEven(*mine, low / CELLS if low >= 0 else None, high / CELLS if high <= CELLS else None)
+    return BreakEven(*mine, low / RATE_CELLS if low >= 0 else None, high / RATE_CELLS if high <= RATE_CELLS else None)
 
 
 def break_even_runs(who: Rivalry) -> int:
     """Most simulations that `break_even` runs."""
-    widened = CELLS.bit_length()  # rates until there is one on either side; bisection then takes at most as many
+    widened = RATE_CELLS.bit_length()  # rates until there is one on either side; bisection then takes at most as many
     return (1 + 2 * widened) * min(FEW_RUNS, who.num_runs)
 
 

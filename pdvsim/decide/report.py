@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-OPEN = 3  # sections that a notebook shows expanded
+EXPANDED = 3  # sections, in a notebook
 
 
 @dataclass(frozen=True)
@@ -81,8 +81,8 @@ class Answer:
     def _repr_html_(self) -> str:
         report = self.report()
         shown = [(f"<h4>{escape(title)}</h4>" if title else "") + parts_html(parts) for title, parts in report.sections]
-        folded = f"<details><summary>more</summary>{''.join(shown[OPEN:])}</details>" if shown[OPEN:] else ""
-        return "".join(shown[:OPEN]) + folded
+        folded = f"<details><summary>more</summary>{''.join(shown[EXPANDED:])}</details>" if shown[EXPANDED:] else ""
+        return "".join(shown[:EXPANDED]) + folded
 
 
 def plural(count: int, what: str) -> str:

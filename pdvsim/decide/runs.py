@@ -25,9 +25,9 @@ LoadAxis = Literal["load", "concurrency", "requests"]
 
 LEAST_SATURATED = 200  # requests of a run that saturates a server
 LOOP_TURNS = 4  # least requests of a closed loop, per unit of concurrency
-TURNS = 2  # the same for shorter runs
+SHORT_LOOP_TURNS = 2
 BATCH_PROMPTS = 512  # requests of a batch job that suffice to compare settings: twice the largest batch
-WAITING = 0.03  # largest mean share of a run's requests that wait for admission
+MOST_WAITING_SHARE = 0.03  # mean share of a run's requests that wait for admission
 
 
 class Bench:
@@ -132,7 +132,7 @@ def least_prompts(traffic: Traffic, few: int) -> int:
     """Requests of a run that is as short as `few` if that still represents the load."""
     if load_axis(traffic) == "requests":
         few = max(few, BATCH_PROMPTS)  # fewer would not fill the batches that the whole job fills
-    return min(traffic.num_prompts, max(few, TURNS * (traffic.max_concurrency or 0), 1))
+    return min(traffic.num_prompts, max(few, SHORT_LOOP_TURNS * (traffic.max_concurrency or 0), 1))
 
 
 def at_rate(experiment: Experiment, rate: float) -> Experiment:
@@ -187,7 +187,7 @@ def keeps_up(row: Mapping[Any, Any]) -> bool:
     if math.isinf(rate) or row.get("load_kind") == "concurrency":  # a closed loop bounds the queue
         return True
     waiting = rate * float(row["breakdown_ms_queue"]) / 1e3  # Little's law
-    return waiting <= WAITING * float(row["completed"])
+    return waiting <= MOST_WAITING_SHARE * float(row["completed"])
 
 
 def kept_up(rows: Sequence[Mapping[Any, Any]]) -> bool:

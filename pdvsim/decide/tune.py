@@ -27,10 +27,10 @@ from pdvsim.study.stats import interval
 FAR = 2.0  # architectures this many times worse than the best are not tuned further
 FAR_WAY = 1.25  # the same for fleets and drafters that are not always kept
 BEHIND = 1.1  # settings this many times worse than the best on the first seed get no other
-KEPT = 2  # settings of an architecture kept after each kind
+KEPT_SETTINGS = 2  # of an architecture, after each kind
 SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
-SHORT = 0.25  # length of a search run relative to final ones
+SEARCH_RUN_SHARE = 0.25  # length relative to that of final runs
 
 Seated = tuple[int, str]  # number of a place, name of a contender
 
@@ -87,7 +87,7 @@ class Search:
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
     """Estimated upper limit of simulations for tuning at so many places, for all or so many architectures."""
     ways = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
-    ways += KEPT * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
+    ways += KEPT_SETTINGS * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
     return SEEDS * places * (contenders or len(space.archs)) * ways
 
 
@@ -116,7 +116,7 @@ def tuned(
         if step == "drafts":
             _climb(search, tried, bench)
         for key, ways in tried.items():
-            going[key] = search.ranked([*going[key], *ways], places[key[0]])[:KEPT] or going[key]
+            going[key] = search.ranked([*going[key], *ways], places[key[0]])[:KEPT_SETTINGS] or going[key]
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
         mine = [candidates[0] for (where, _), candidates in going.items() if where == at]
@@ -206,7 +206,7 @@ def _try(search: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, b
 def _short(search: Search, candidate: Experiment) -> list[Experiment]:
     """A candidate's runs in the search."""
     traffic = candidate.traffic
-    few = least_prompts(traffic, int(SHORT * traffic.num_prompts))
+    few = least_prompts(traffic, int(SEARCH_RUN_SHARE * traffic.num_prompts))
     short = replace(traffic, num_prompts=few, seed=traffic.seed + APART)
     whole = replace(candidate, traffic=short, scoring=replace(candidate.scoring, warmup_requests=0))
     scored = search.goal.prepared(whole, search.warmup_share)

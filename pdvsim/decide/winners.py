@@ -49,8 +49,8 @@ from pdvsim.view.setting import acceptance_notes, is_assumed
 
 Axis = Literal["acceptance", "size", "card"]
 Place = float | str  # an acceptance rate, a pair, or a card
-CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")  # columns
-PLACES = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}  # the option that names them
+CHOSEN_COLUMNS = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
+PLACE_OPTIONS = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Grid:
     def __post_init__(self) -> None:
         check_list("concurrency", self.concurrency, needed=False)
         check_list("request-rate", self.request_rate, needed=False)
-        check_list(PLACES[self.axis], self.places)
+        check_list(PLACE_OPTIONS[self.axis], self.places)
         if len(self.archs) < 2 and self.against is None:
             raise ValueError("arch needs at least two values to compare")
         if self.against is not None and self.against not in self.archs:
@@ -264,7 +264,7 @@ def _rows(grid: Grid, load: float, place: Place, finals: Finals) -> list[Row]:
 
 def _chosen(experiment: Experiment) -> dict[str, Any]:
     """The main tuned settings, as keywords of a run; no draft length if nothing is drafted."""
-    settings = {name: getattr(experiment.server, name) for name in CHOSEN}
+    settings = {name: getattr(experiment.server, name) for name in CHOSEN_COLUMNS}
     return settings if experiment.speculates else settings | {"controller": "fixed", "num_speculative_tokens": 0}
 
 

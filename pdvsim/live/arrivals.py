@@ -15,7 +15,7 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.workload.conversations import TURNS
 from pdvsim.sim.workload.requests import Workload
 
-AHEAD = 100_000  # requests of one sample; then the next starts
+SAMPLED_REQUESTS = 100_000  # then the next sample starts
 CHUNK = 64  # requests sampled together; a change discards the rest
 SEEDS = 1 << 53
 
@@ -75,9 +75,9 @@ class Arrivals:
         number = self._draws
         for request in self._workload():
             if request.session >= 0:
-                request.session += number * AHEAD
+                request.session += number * SAMPLED_REQUESTS
             if number and request.chain:
-                more = (0, 2 * number * AHEAD * TURNS)
+                more = (0, 2 * number * SAMPLED_REQUESTS * TURNS)
                 request.chain = tuple((end, text + more[text % 2]) for end, text in request.chain)
             yield request
 
@@ -89,12 +89,12 @@ class Arrivals:
 
 def largest(traffic: Traffic, acceptance: Acceptance) -> Request:
     """The request with the most tokens that may arrive."""
-    return Workload(_ahead(traffic), acceptance, AHEAD).largest()
+    return Workload(_ahead(traffic), acceptance, SAMPLED_REQUESTS).largest()
 
 
 def _ahead(traffic: Traffic) -> Traffic:
     """The traffic of one sample; fewer conversations, as all are drawn first, for their mean number of turns."""
-    return replace(traffic, num_prompts=AHEAD // 10 if traffic.converses else AHEAD)
+    return replace(traffic, num_prompts=SAMPLED_REQUESTS // 10 if traffic.converses else SAMPLED_REQUESTS)
 
 
 def copied(request: Request) -> Request:

@@ -32,10 +32,10 @@ SERIES = {
 }
 FAST = ("tokens_per_s", "in_system")
 SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
-ROUND = 6  # updates per cycle: the strip in each, fast charts in every other, the others once
+UPDATES_PER_CYCLE = 6  # the strip in each, fast charts in every other, the others once
 SLOW_TURN, SPREADS_TURN = 1, 3  # position in the cycle
-MARKED_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 2, 5)]  # ticks of the latency axes
-LANE_PX = 22  # of the strip's height
+TICKS_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 2, 5)]  # of the latency axes
+STRIP_LANE_PX = 22
 DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # to distinguish lines of one colour
 
 
@@ -62,8 +62,8 @@ class Charts:
 
     def due(self, turn: int) -> list[str]:
         """The sources to redraw after so many updates: the strip each time, slow charts less often."""
-        turns = {"launches": 0, "fast": turn % 2, "slow": (turn - SLOW_TURN) % ROUND}
-        turns["spreads"] = (turn - SPREADS_TURN) % ROUND
+        turns = {"launches": 0, "fast": turn % 2, "slow": (turn - SLOW_TURN) % UPDATES_PER_CYCLE}
+        turns["spreads"] = (turn - SPREADS_TURN) % UPDATES_PER_CYCLE
         return [name for name, waits in turns.items() if turn == 0 or not waits]
 
     def data(self, source: str, figures: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
@@ -103,7 +103,7 @@ class Charts:
     def _spread(self, metric: str) -> Any:
         plot = _plot(f"{metric.upper()}: share of {'chunks' if metric == 'itl' else 'requests'}", x_axis_type="log")
         plot.xaxis.axis_label = "ms"
-        plot.xaxis.ticker, plot.xaxis.formatter = FixedTicker(ticks=MARKED_MS), NumeralTickFormatter(format="0.[0]a")
+        plot.xaxis.ticker, plot.xaxis.formatter = FixedTicker(ticks=TICKS_MS), NumeralTickFormatter(format="0.[0]a")
         plot.y_range = DataRange1d(start=0)
         for at, (arch, dash) in enumerate(zip(self.archs, DASHES, strict=False)):
             plot.step(
@@ -127,7 +127,7 @@ class Charts:
     def _strip(self) -> Any:
         rows = [(name, lane) for arch, name in zip(self.archs, self.names, strict=True) for lane in lanes_of(arch)]
         plot = _plot(
-            f"The last {STRIP_S * 1e3:.0f} ms", height=70 + LANE_PX * (len(rows) + len(self.archs)),
+            f"The last {STRIP_S * 1e3:.0f} ms", height=70 + STRIP_LANE_PX * (len(rows) + len(self.archs)),
             y_range=FactorRange(*reversed(rows), group_padding=0.8), x_range=Range1d(-STRIP_S * 1e3, 0),
         )  # fmt: skip
         plot.xaxis.axis_label = "ms from now"

@@ -29,7 +29,7 @@ KEPT_S = 120.0
 STRIP_S = 0.2  # window of single launches; less than a slot
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = (50.0, 95.0, 99.0)
-SHOWN_BINS = 36  # of a histogram
+HISTOGRAM_BINS = 36
 DRAFT = KINDS.index("draft")
 QUARTERS, LEAST_SLOTS = 4, 16  # for judging whether a queue grows
 
@@ -65,8 +65,8 @@ class Gauge(Reader):
         self._inside: dict[int, Request] = {}
         self._unanswered: dict[int, float] = {}  # arrival times of requests without a token
         self._chunks = Chunks()
-        self._judged = Counter[str]()  # drafts of finished requests
-        self._counted = Counter[str]()  # of all requests, up to the last update
+        self._finished_drafts = Counter[str]()
+        self._drafts_at_last_update = Counter[str]()
 
     def arrived(self, request: Request) -> None:
         self._inside[request.id] = request
@@ -88,10 +88,10 @@ class Gauge(Reader):
             self._left(slot, request_columns(served))
         for request in served:
             self._inside.pop(request.id, None)
-        self._judged += _judged(served)
-        judged = self._judged + _judged(self._inside.values())
-        slot.counts += judged - self._counted
-        self._counted = judged
+        self._finished_drafts += _judged(served)
+        judged = self._finished_drafts + _judged(self._inside.values())
+        slot.counts += judged - self._drafts_at_last_update
+        self._drafts_at_last_update = judged
         self.now_s, slot.unanswered = now_s, len(self._unanswered)
 
     def _delivered(self, slot: Slot, deliveries: Columns) -> None:
@@ -208,7 +208,7 @@ def binned(figures: Sequence[dict[str, Any]]) -> None:
         seen = np.concatenate([shown["spreads"][metric][0] for shown in figures])
         seen = seen[seen > 0] * 1e3
         low, high = (float(seen.min()), float(seen.max())) if len(seen) else (1.0, 10.0)
-        edges_ms = np.geomspace(low * 0.98, max(high, low * 1.1) * 1.02, SHOWN_BINS + 1)
+        edges_ms = np.geomspace(low * 0.98, max(high, low * 1.1) * 1.02, HISTOGRAM_BINS + 1)
         for shown in figures:
             values, counts = shown["spreads"][metric]
             heights = np.histogram(values * 1e3, edges_ms, weights=counts)[0]

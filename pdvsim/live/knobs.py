@@ -9,7 +9,7 @@ from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
 from pdvsim.sim.relevance import refuse_idle, suited
 from pdvsim.study.sweep import with_settings
 
-MOST = 4  # architectures on a page
+MOST_ARCHS = 4
 BURST = 50  # requests of a burst
 
 
@@ -52,9 +52,9 @@ class Setup:
     base: Experiment
 
     def __post_init__(self) -> None:
-        if not 1 <= len(self.archs) <= MOST or len(set(self.archs)) < len(self.archs):
+        if not 1 <= len(self.archs) <= MOST_ARCHS or len(set(self.archs)) < len(self.archs):
             raise ValueError(
-                f"arch takes one to {MOST} architectures, each once, got {', '.join(self.archs) or 'none'}"
+                f"arch takes one to {MOST_ARCHS} architectures, each once, got {', '.join(self.archs) or 'none'}"
             )
         traffic, server = self.base.traffic, self.base.server
         if math.isinf(traffic.request_rate) or traffic.use_trace_timestamps:

@@ -24,10 +24,10 @@ from pdvsim.sim.policies import PolicyError
 
 START_S = 120.0  # limit for the start of a session
 MOST_UNREAD = 50  # orders; more would fill the pipe and block
-TICK_S = 0.12  # between updates
-MOST_S = 2.0  # most time to catch up after a pause of the machine
+UPDATE_S = 0.12
+MOST_CATCH_UP_S = 2.0  # after a pause of the machine
 SLICE_S = 0.05  # least simulated time between checks of the wall clock
-SLICES = 4  # approximate number per tick
+SLICES = 4  # approximate number per update
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
 WINDOWS_S = (10.0, 30.0, KEPT_S)
 WINDOW_S = 30.0
@@ -87,9 +87,9 @@ class Pacer:
             self._went = self._owed_s = 0.0
             return
         from_s = session.now_s
-        self._owed_s = min(self._owed_s + passed_s * self.speed, MOST_S * self.speed)
-        to_s, slice_s = from_s + self._owed_s, max(SLICE_S, self._went * TICK_S / SLICES)
-        while session.now_s < to_s and perf_counter() - began < TICK_S:
+        self._owed_s = min(self._owed_s + passed_s * self.speed, MOST_CATCH_UP_S * self.speed)
+        to_s, slice_s = from_s + self._owed_s, max(SLICE_S, self._went * UPDATE_S / SLICES)
+        while session.now_s < to_s and perf_counter() - began < UPDATE_S:
             session.advance(min(to_s, session.now_s + slice_s))
         self._owed_s -= session.now_s - from_s
         went = (session.now_s - from_s) / max(passed_s, 1e-6)
@@ -115,7 +115,7 @@ def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None
                 began = perf_counter()
                 paced.tick()
                 pipe.send(paced.shown())
-                while pipe.poll(max(0.0, TICK_S - (perf_counter() - began))):
+                while pipe.poll(max(0.0, UPDATE_S - (perf_counter() - began))):
                     order, value = pipe.recv()
                     if order == "end":
                         return

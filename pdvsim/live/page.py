@@ -23,7 +23,7 @@ from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
 
-TABLE_EVERY = 2  # updates
+UPDATES_PER_TABLE = 2
 OWN = "data set's"
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
@@ -49,9 +49,9 @@ class Dashboard:
         self._pictures = self._orders = -1
         self._ended = False
         self._saving: Saved | None = None
-        self._save_from: int | None = None  # orders to execute before saving
+        self._orders_before_save: int | None = None
         self._saved = ""
-        self._parts: dict[str, str] = {}  # of the latest update, as JSON: made once for all browsers
+        self._update_parts: dict[str, str] = {}  # as JSON, made once for all browsers
         shown = feed.latest
         self.charts = Charts(self.archs, names, shown.figures)
         self.status = Div(text=self._status(shown), name="status", **WHOLE)
@@ -152,8 +152,8 @@ class Dashboard:
         return None if value == OWN else int(value)
 
     def _ask_to_save(self) -> None:
-        if self._saving is None and self._save_from is None:
-            self._save_from = self.feed.ordered
+        if self._saving is None and self._orders_before_save is None:
+            self._orders_before_save = self.feed.ordered
             self._saved = "saving: the session is run again with all records …"
             self.controls += 1
 
@@ -165,22 +165,22 @@ class Dashboard:
         if self._saving is not None and (said := self._saving()) is not None:
             self._saving, self.controls = None, self.controls + 1
             self._saved = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(said)}</pre>'
-        if self._save_from is not None and shown.orders >= self._save_from:
-            self._saving, self._save_from = self.save(shown), None
+        if self._orders_before_save is not None and shown.orders >= self._orders_before_save:
+            self._saving, self._orders_before_save = self.save(shown), None
         ends = not self.feed.alive and not self._ended
         self._ended = self._ended or ends
         if shown.orders != self._orders:
             self._orders, self.controls = shown.orders, self.controls + 1
         if self.feed.pictures == self._pictures and self.controls == before and not ends:
             return False
-        self._pictures, self._parts = self.feed.pictures, {}
+        self._pictures, self._update_parts = self.feed.pictures, {}
         return True
 
     def message(self, sent: int, known: int) -> str:
         """The update for a browser that got so many messages and has these controls."""
         shown, due = self.feed.latest, self.charts.due(sent)
         settings = [self._part("status", lambda: {"text": self._status(shown)})]
-        if known != self.controls or sent % TABLE_EVERY == 0:  # numbers need fewer updates
+        if known != self.controls or sent % UPDATES_PER_TABLE == 0:  # numbers need fewer updates
             figures = shown.figures
             settings.append(self._part("table", lambda: {"text": table_html(self.archs, self.names, figures)}))
         if known != self.controls:
@@ -189,9 +189,9 @@ class Dashboard:
         return f'{{"number": {sent + 1}, "settings": {{{", ".join(settings)}}}, "sources": {{{", ".join(sources)}}}}}'
 
     def _part(self, name: str, make: Callable[[], Any]) -> str:
-        if name not in self._parts:
-            self._parts[name] = f"{json.dumps(name)}: {json.dumps(make())}"
-        return self._parts[name]
+        if name not in self._update_parts:
+            self._update_parts[name] = f"{json.dumps(name)}: {json.dumps(make())}"
+        return self._update_parts[name]
 
     def _status(self, shown: Shown) -> str:
         if not self.feed.alive:
@@ -207,7 +207,7 @@ class Dashboard:
 
     def _settings(self, shown: Shown) -> dict[str, dict[str, Any]]:
         """Values of the controls: the settings in force, from any browser."""
-        busy = self._saving is not None or self._save_from is not None
+        busy = self._saving is not None or self._orders_before_save is not None
         settings: dict[str, dict[str, Any]] = {
             "window": {"value": f"{shown.window_s:g} s"},
             "pause": {"label": "Pause" if shown.running else "Continue"},

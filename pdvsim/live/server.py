@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
 COOKIE = "pdvsim-live"
 UPDATE_MS = 150
-AHEAD = 2  # most updates not drawn yet: a slow browser gets fewer, not later ones
+MOST_UNDRAWN_UPDATES = 2  # a slow browser gets fewer, not later ones
 HIDDEN_S = 2.0  # then an update is sent anyway: a hidden page draws nothing
 PING_S = 10.0
-MOST_BYTES = 1 << 14  # of a command
+COMMAND_BYTES = 1 << 14
 
 
 class _Site(Application):
@@ -47,7 +47,7 @@ class _Site(Application):
         self.page, self.viewers = show.html(), set[_Viewer]()
         super().__init__(
             [(r"/", _Page), (r"/ws", _Viewer), (r"/static/(.*)", _Static, {"path": show.static})],
-            websocket_ping_interval=PING_S, websocket_max_message_size=MOST_BYTES, log_function=lambda handler: None,
+            websocket_ping_interval=PING_S, websocket_max_message_size=COMMAND_BYTES, log_function=lambda handler: None,
         )  # fmt: skip
 
     def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
@@ -117,7 +117,7 @@ class _Viewer(_Guarded, WebSocketHandler):
     def tell(self) -> None:
         """Send the latest update, unless earlier ones are not drawn yet; changed controls are sent immediately."""
         show = self.application.show
-        waits = self.sent - self.drawn >= AHEAD and monotonic() - self.sent_s < HIDDEN_S
+        waits = self.sent - self.drawn >= MOST_UNDRAWN_UPDATES and monotonic() - self.sent_s < HIDDEN_S
         if waits and self.known == show.controls:
             return
         text, self.known = show.message(self.sent, self.known), show.controls

@@ -45,7 +45,7 @@ SHOWN = {
     "poisson-30s": ("throughput_completed_only",),
     "model-comparison": ("request_latency_p95", "request_latency_mean", "throughput"),
 }
-ENOUGH = 10  # least completions for comparing a throughput
+LEAST_COMPLETIONS = 10  # for comparing a throughput
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Reproduction:
 
     def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
-        metrics, least = TARGETS[self.table], ENOUGH if self.table == "poisson-30s" else 1
+        metrics, least = TARGETS[self.table], LEAST_COMPLETIONS if self.table == "poisson-30s" else 1
         return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= least]
 
     def missed(self) -> list[TableCell]:
@@ -198,7 +198,7 @@ def _verdict(reproduction: Reproduction) -> list[str]:
     targets = TARGETS[reproduction.table]
     predicted = [c for c in reproduction.targeted() if not c.used_for_calibration]
     worst = max(predicted, key=lambda c: abs(c.error))
-    many = f" on {ENOUGH} completions or more" if reproduction.table == "poisson-30s" else ""
+    many = f" on {LEAST_COMPLETIONS} completions or more" if reproduction.table == "poisson-30s" else ""
     lines = [
         f"{' and '.join(targets)}{many}: {len(predicted)} cells not used for calibration, "
         f"{len(predicted) - len(reproduction.missed())} within {next(iter(targets.values())):.0%}; "

@@ -16,13 +16,13 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import memory_bytes
 from pdvsim.study.sweep import with_settings
 
-SAMPLE = 50  # requests timed per point
+TIMED_REQUESTS = 50  # per point
 MOST_STEPS = 2_000  # most output tokens and prompt chunks timed; longer requests are cut and scaled
-MOST_TIMED = 8  # points timed
+MOST_TIMED_POINTS = 8
 HELD = 3.0  # memory of a run that writes records, relative to the records; a third without
 SMALL_STEPS = 5_000_000  # runs below this are always short
 LONG_S = 600.0
-LARGE_SHARE = 0.5  # of the memory
+LARGE_MEMORY_SHARE = 0.5
 
 
 class Cost(NamedTuple):
@@ -37,7 +37,7 @@ def cost(experiments: Sequence[Experiment]) -> Cost:
     if not experiments:
         return Cost(0.0, 0.0)
     from_file = experiments[0].traffic.dataset_path is not None  # read again for every point timed
-    timed = experiments[:: -(-len(experiments) // (1 if from_file else MOST_TIMED))]
+    timed = experiments[:: -(-len(experiments) // (1 if from_file else MOST_TIMED_POINTS))]
     sampled = list(map(_of_a_request, timed))
     mean_s, mean_bytes = (sum(figures) / len(sampled) for figures in zip(*sampled, strict=True))
     from pdvsim.study.band import wanted
@@ -58,7 +58,7 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
     from pdvsim.sim.run import simulate
     from pdvsim.sim.workload.requests import Workload
 
-    count = min(SAMPLE, experiment.traffic.num_prompts)
+    count = min(TIMED_REQUESTS, experiment.traffic.num_prompts)
     warmup = min(experiment.scoring.warmup_requests, count - 1)
     few = with_settings(experiment, {"num_prompts": count, "warmup_requests": warmup, "detailed": True})
     lengths = next(Workload(few.traffic, few.acceptance).lengths()).mean(axis=0)
@@ -88,7 +88,7 @@ def forewarning(experiments: Sequence[Experiment], jobs: int | None) -> str:
     estimate, side_by_side = cost(experiments), min(jobs or cores(), len(experiments))
     wall_s, needed = estimate.core_s / side_by_side, estimate.run_bytes * side_by_side
     total = memory_bytes()
-    if wall_s <= LONG_S and needed <= LARGE_SHARE * total:
+    if wall_s <= LONG_S and needed <= LARGE_MEMORY_SHARE * total:
         return ""
     took = f"{wall_s / 60:.0f} minutes" if wall_s < 2 * 3600 else f"{wall_s / 3600:.0f} hours"
     memory = f" and {needed / 1e9:.0f} GB of this machine's {total / 1e9:.0f} GB" if needed > 0.1 * total else ""

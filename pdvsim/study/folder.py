@@ -37,7 +37,7 @@ from pdvsim.study.sweepcheck import SCHEMA, Survey, detail_file, failure_file, p
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN = 5  # differences listed in an error
+SHOWN_DIFFERENCES = 5
 NOT_COMPARED = ("date", "sha256", "identity", "made")
 
 
@@ -100,8 +100,8 @@ class SweepDir:
             )
         changed = _differences(stored, self.config)
         if changed:
-            more = f" and {len(changed) - SHOWN} more" if len(changed) > SHOWN else ""
-            shown = "".join(c if c.isprintable() else "?" for c in "; ".join(changed[:SHOWN]))
+            more = f" and {len(changed) - SHOWN_DIFFERENCES} more" if len(changed) > SHOWN_DIFFERENCES else ""
+            shown = "".join(c if c.isprintable() else "?" for c in "; ".join(changed[:SHOWN_DIFFERENCES]))
             raise ValueError(
                 f"{self.config_file}: it belongs to another sweep: {shown}{more}; name another folder with -o"
             )

@@ -15,7 +15,7 @@ from pdvsim.sim.reading import quoted, read_json, said
 from pdvsim.study.output import DETAILS
 
 SCHEMA = 1
-SHOWN = 5  # names in a line
+SHOWN_NAMES = 5
 
 
 def part_file(folder: Path, index: int) -> Path:
@@ -56,8 +56,8 @@ class Survey:
 
 def some(names: Collection[str]) -> str:
     """The first few names, printable, and how many more there are."""
-    shown = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in list(names)[:SHOWN])
-    return shown + (f" and {len(names) - SHOWN} more" if len(names) > SHOWN else "")
+    shown = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in list(names)[:SHOWN_NAMES])
+    return shown + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "")
 
 
 def survey(folder: Path, identity: str, asked: int, details: Collection[str]) -> Survey:

@@ -20,8 +20,8 @@ from pdvsim.sim.machine.prefix import PrefixBlocks
 from pdvsim.sim.workload.conversations import hashed_chain, recorded, session_chain
 from pdvsim.sim.workload.datasets import Trace
 
-WINDOWS = 60  # most windows of a trace
-FULL = 5  # least mean requests per window
+MOST_WINDOWS = 60
+LEAST_REQUESTS_PER_WINDOW = 5
 SHORT_S = [m * 10.0**e for e in range(-3, 2) for m in (1, 2, 5)]
 STEPS_S = (*SHORT_S[:-1], 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 14400.0, 86400.0)
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
@@ -82,11 +82,11 @@ def account(name: str, trace: Trace) -> Account:
     duration_s = float(np.ptp(trace.arrival_s))
     if not trace.timed or not duration_s:
         return Account(name, trace, 0.0, np.zeros(0, dtype=np.int64))
-    windows = max(1, min(WINDOWS, len(trace.lengths) // FULL))
+    windows = max(1, min(MOST_WINDOWS, len(trace.lengths) // LEAST_REQUESTS_PER_WINDOW))
     window_s = min((step for step in STEPS_S if step * windows >= duration_s), default=duration_s / windows)
     at = ((trace.arrival_s - trace.arrival_s.min()) / window_s).astype(np.int64)
-    whole = max(1, int(duration_s / window_s))  # without the last window, which is incomplete
-    return Account(name, trace, window_s, np.bincount(at, minlength=whole)[:whole])
+    whole_windows = max(1, int(duration_s / window_s))  # without the last, which is incomplete
+    return Account(name, trace, window_s, np.bincount(at, minlength=whole_windows)[:whole_windows])
 
 
 def repeated_share(trace: Trace) -> float:

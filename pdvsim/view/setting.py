@@ -19,7 +19,7 @@ Settings = Mapping[str, Mapping[str, Any]]  # saved settings of an experiment, b
 
 ASSUMED_RATE = Acceptance.acceptance_rate
 RECORDED_WITH = "Llama-3.1-8B"  # the target of all included recordings
-LISTED = 3  # most values that are listed
+MOST_LISTED_VALUES = 3
 UNITS = {"concurrency": "concurrent requests", "request_rate": "req/s"}
 
 
@@ -144,7 +144,7 @@ def run_seeds(first: int, runs: int) -> str:
 def values_text(values: Sequence[Any] | pd.Series[Any], many: str) -> str:
     """A few values as a list; more as their number."""
     known = [f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(values)]
-    return ", ".join(known) if len(known) <= LISTED else f"{len(known)} {many}"
+    return ", ".join(known) if len(known) <= MOST_LISTED_VALUES else f"{len(known)} {many}"
 
 
 def unlike(texts: Any) -> str:

@@ -16,7 +16,7 @@ from shutil import get_terminal_size
 from typing import Any
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.reach import SIZES, TELLING
+from pdvsim.sim.hardware.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.metrics.summary import STEPS, percentile_name
 from pdvsim.sim.records import LANES
 from pdvsim.study.stats import Interval
@@ -259,7 +259,7 @@ def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
 def outside(values: Mapping[str, Any]) -> str | None:
     """Share of a run's GPU time outside the measured range, in which dimension and how far; None below 1%."""
     share = _mean(values.get("outside_measured_share"))
-    if not share > TELLING:
+    if not share > NOTABLE_SHARE:
         return None
     parts = []
     for prefix, where in (("", ""), ("together_", "co-running: ")):

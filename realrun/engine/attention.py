@@ -5,7 +5,7 @@
 Decode: the query heads that share a kv head, and a row's new tokens, are packed into one tile, so each key is read
 once. Contexts are cut into stretches of about the same length, so that a long row takes more programs and not more
 time: who reads what is planned once a forward, for all layers. Where rows have few programs, the last to finish joins
-what the others found; where they have many, a second kernel does. The kernel also turns q and k and writes the cache:
+their outputs; where they have many, a second kernel does. The kernel also turns q and k and writes the cache:
 each program writes the positions it owns. Where a position lies is read from the page table.
 """
 
@@ -25,7 +25,7 @@ from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
 from pdvsim.sim.hardware.latency import cuts
 
 ENTRY = 8  # figures of a program in the plan
-BLOCK = 64  # positions that a program reads at once, two or four pages; half as many of long heads
+BLOCK = 64  # positions that a program reads per step, two or four pages; half as many of long heads
 LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
@@ -35,7 +35,7 @@ class AttentionTuning:
 
     programs_per_sm: int = PROGRAMS_PER_SM  # contexts are cut until about this many programs per multiprocessor read
     stages: int = 3
-    join_alone: int = 2  # with more programs a row, a kernel of its own joins what they found
+    join_alone: int = 2  # with more programs per row, a separate kernel joins their outputs
     warps: int = 4
     prefill: tuple[int, int, int] = (128, 64, 8)  # queries and keys per block, warps
 
@@ -145,7 +145,7 @@ def plan(batch: Batch, positions: Tensor, kv_heads: int) -> AttentionPlan:
 
 @triton.jit
 def _joined(part_ptr, lse_ptr, first, parts, i, d, real, apart, DIM: tl.constexpr, BLOCK_Q: tl.constexpr):
-    """What the programs of one row's head found, weighted by the sums of their weights."""
+    """The outputs of the programs of one row's head, weighted by the sums of their weights."""
     top = tl.full((BLOCK_Q,), float("-inf"), tl.float32)
     total_weight = tl.zeros((BLOCK_Q,), tl.float32)
     acc = tl.zeros((BLOCK_Q, DIM), tl.float32)
@@ -153,12 +153,12 @@ def _joined(part_ptr, lse_ptr, first, parts, i, d, real, apart, DIM: tl.constexp
         row = first + part * apart + i
         # past the multiprocessor's own cache: others wrote these
         lse = tl.load(lse_ptr + row, mask=real, other=float("-inf"), cache_modifier=".cg")
-        found = tl.load(part_ptr + row[:, None] * DIM + d, mask=real[:, None], other=0.0, cache_modifier=".cg")
+        output = tl.load(part_ptr + row[:, None] * DIM + d, mask=real[:, None], other=0.0, cache_modifier=".cg")
         new_top = tl.maximum(top, lse)
         safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
         shrink, weight = tl.exp2(top - safe_top), tl.exp2(lse - safe_top)
         total_weight = total_weight * shrink + weight
-        acc = acc * shrink[:, None] + found * weight[:, None]
+        acc = acc * shrink[:, None] + output * weight[:, None]
         top = new_top
     return acc / tl.where(total_weight == 0.0, 1.0, total_weight)[:, None]
 
@@ -271,9 +271,9 @@ def _join(
             new_top = tl.maximum(top, tl.max(lse, 0))
             safe_top = tl.where(new_top == float("-inf"), 0.0, new_top)
             shrink, weight = tl.exp2(top - safe_top), tl.exp2(lse - safe_top)
-            found = tl.load(part_ptr + row[:, None] * DIM + d[None, :], mask=(weight > 0.0)[:, None], other=0.0)
+            output = tl.load(part_ptr + row[:, None] * DIM + d[None, :], mask=(weight > 0.0)[:, None], other=0.0)
             total_weight = total_weight * shrink + tl.sum(weight, 0)
-            acc = acc * shrink + tl.sum(found * weight[:, None], 0)
+            acc = acc * shrink + tl.sum(output * weight[:, None], 0)
             top = new_top
         token = r.to(tl.int64) * TOKENS + i // GROUP
         at = out_ptr + (token * heads + head * GROUP + i % GROUP) * DIM + d

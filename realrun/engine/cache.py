@@ -17,7 +17,7 @@ from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS, Batch
 
 PAGE = 16  # positions
-SPARE = 8  # entries of the page table
+SPARE_ENTRIES = 8
 SCRATCH_PAGES = 4  # as far as padded rows write
 RING = 64  # positions whose hidden states are kept for a head: more than two rounds
 HEADROOM = 32  # positions past a request's last token that a verify of discarded drafts may still write
@@ -60,7 +60,7 @@ class Sequences:
         held = -(-capacity // PAGE)  # pages of a full slot
         self.pool = SCRATCH_PAGES + slots * held if pool is None else pool  # pages, the scratch slot's included
         # kernels look up whole blocks of positions: some entries past a slot's last
-        table = torch.zeros(slots + 1, -(-held // SPARE) * SPARE + SPARE, dtype=torch.int32)
+        table = torch.zeros(slots + 1, -(-held // SPARE_ENTRIES) * SPARE_ENTRIES + SPARE_ENTRIES, dtype=torch.int32)
         if pool is None:
             table[:slots, :held] = SCRATCH_PAGES + torch.arange(slots * held).view(slots, held)
         table[slots] = torch.arange(table.shape[1]) % SCRATCH_PAGES

@@ -179,12 +179,12 @@ def _blocks(pairs: int, experts: int, eight: bool) -> tuple[int, int, int, int, 
     A tile holds the pairs of nearly every expert and not only of the average one: an expert with more reads its
     weights twice.
     """
-    each = pairs / experts  # on average
-    if each <= 8:
+    mean_pairs = pairs / experts
+    if mean_pairs <= 8:
         return 16, 64, 128, 4, 5
-    if each <= 20:
+    if mean_pairs <= 20:
         return 32, 64, 64, 4, 4
-    if each <= 40:
+    if mean_pairs <= 40:
         return (64, 64, 64, 4, 4) if eight else (64, 128, 64, 8, 4)
     return 128, 128, 64, 4, 3
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 E4M3 = torch.float8_e4m3fn
-LARGEST = 448.0  # that e4m3 holds
+LARGEST_E4M3 = 448.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ Matrix = Tensor | Fp8
 
 def quantised(matrix: Tensor) -> Fp8:
     """A matrix (..., outputs, inputs) in 8 bits; the largest value of an output becomes the largest of e4m3."""
-    scales = (matrix.abs().amax(-1).float() / LARGEST).clamp(min=1e-12)
+    scales = (matrix.abs().amax(-1).float() / LARGEST_E4M3).clamp(min=1e-12)
     return Fp8((matrix.float() / scales[..., None]).to(E4M3), scales)
 
 

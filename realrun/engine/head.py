@@ -85,10 +85,10 @@ class Head(Transformer):
         assert sequences.states is not None
         assert sequences.chunk_states is not None
         rows = batch.row_tokens
-        found = sequences.chunk_states[: batch.chunk]
+        states = sequences.chunk_states[: batch.chunk]
         if rows:
-            found = torch.cat((sequences.states[slots[:rows].long(), places[:rows].long() % RING], found))
-        return found if self.weights.fused is None else F.linear(found, self.weights.fused)
+            states = torch.cat((sequences.states[slots[:rows].long(), places[:rows].long() % RING], states))
+        return states if self.weights.fused is None else F.linear(states, self.weights.fused)
 
 
 def shared(own: Weights, target: Weights, spec: HeadSpec) -> Weights:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.batch import Gate, Residual
 from pdvsim.realrun.engine.buckets import SMALL_BYTES, SMALL_TOKENS
-from pdvsim.realrun.engine.fp8 import E4M3, LARGEST, Fp8, Matrix
+from pdvsim.realrun.engine.fp8 import E4M3, LARGEST_E4M3, Fp8, Matrix
 from pdvsim.realrun.engine.kernels import (
     ACTIVATION_CODES,
     activate,
@@ -189,13 +189,13 @@ def _to_fp8(
 def to_fp8(x: Tensor, eps: float | None = None) -> Fp8:
     """x, or with `eps` its RMS norm, quantised token by token."""
     tokens, width = x.shape
-    found = Fp8(x.new_empty(tokens, width, dtype=E4M3), x.new_empty(tokens, dtype=torch.float32))
+    fp8 = Fp8(x.new_empty(tokens, width, dtype=E4M3), x.new_empty(tokens, dtype=torch.float32))
     block = triton.next_power_of_2(width)
     _to_fp8[(tokens,)](
-        x, found.values, found.scales, width, x.stride(0), eps or 0.0, NORM=eps is not None, MOST=LARGEST, BLOCK=block,
+        x, fp8.values, fp8.scales, width, x.stride(0), eps or 0.0, NORM=eps is not None, MOST=LARGEST_E4M3, BLOCK=block,
         num_warps=min(16, max(1, block // 512)), **overlapping(x.device),
     )  # fmt: skip
-    return found
+    return fp8
 
 
 def _wide_fp8(x: Fp8, weight: Fp8, dtype: torch.dtype) -> Tensor:

@@ -61,7 +61,7 @@ class Transformer:
             raise ValueError(f"head_dim {dim} is not a power of two from 16 on, as the GPU kernels need")
         self.ops = operations(self.device)
         self.embedding_scale = arch.embedding_scale(self.dtype)
-        self.passes_on: tuple[int, ...] = ()  # layers behind which hidden states are kept for a head
+        self.passes_on: tuple[int, ...] = ()  # layers after which hidden states are kept for a head
         self.overlap: float | None = None  # of experts of a request's tokens, where routing is pinned
         angles = torch.outer(torch.arange(capacity, dtype=torch.float32), arch.rope_frequencies())
         self.cos, self.sin = angles.cos().to(self.device), angles.sin().to(self.device)

@@ -90,7 +90,7 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
     each = (spec.experts.count,) if spec.experts else ()
 
     def layer() -> LayerWeights:
-        found = LayerWeights(
+        layer_weights = LayerWeights(
             qkv=stored(arch, folded(matrix(arch.qkv_width, spec.qkv_inputs), norm(spec.qkv_inputs))),
             qkv_bias=bias(),
             output=stored(arch, matrix(spec.hidden, arch.q_width)),
@@ -99,17 +99,17 @@ def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.d
             qk_norm=head_norms(),
         )
         if spec.experts:
-            found.router = folded(matrix(spec.experts.count, spec.hidden), norm())
-        return found
+            layer_weights.router = folded(matrix(spec.experts.count, spec.hidden), norm())
+        return layer_weights
 
     layers = [layer() for _ in range(spec.layers)]
     head = embedding.clone() if spec.tied_embeddings else matrix(spec.vocab, spec.hidden)
-    found = Weights(embedding, layers, folded(head, norm()))
+    weights = Weights(embedding, layers, folded(head, norm()))
     if spec.joined_inputs:
-        found.joined = folded(matrix(spec.hidden, spec.joined_inputs), norm(spec.joined_inputs))
+        weights.joined = folded(matrix(spec.hidden, spec.joined_inputs), norm(spec.joined_inputs))
     if spec.fused_inputs:
-        found.fused = matrix(spec.hidden, spec.fused_inputs)
-    return found
+        weights.fused = matrix(spec.hidden, spec.fused_inputs)
+    return weights
 
 
 class Checkpoint:
@@ -169,7 +169,7 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
         def gate_up(gate: Tensor, up: Tensor, norm_name: str) -> Tensor:
             return fused(interleaved(gate, up, arch.gate_block), norm_name=norm_name)
 
-        def experts(found: LayerWeights, i: int, norm_name: str) -> LayerWeights:
+        def experts(layer_weights: LayerWeights, i: int, norm_name: str) -> LayerWeights:
             """The experts of a block, by the names of Mixtral's or of Qwen3's checkpoints."""
             assert spec.experts is not None
             mixtral = spec.family == "mistral"
@@ -182,11 +182,11 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
                 return (checkpoint.get(f"{inside}.experts.{e}.{name}.weight", shape) for e in range(spec.experts.count))
 
             both = zip(matrices(names[0], into), matrices(names[1], into), strict=True)
-            found.gate_up = stored(arch, torch.stack([gate_up(gate, up, norm_name) for gate, up in both]))
-            found.down = stored(arch, torch.stack([fused(down) for down in matrices(names[2], out)]))
+            layer_weights.gate_up = stored(arch, torch.stack([gate_up(gate, up, norm_name) for gate, up in both]))
+            layer_weights.down = stored(arch, torch.stack([fused(down) for down in matrices(names[2], out)]))
             router = checkpoint.get(f"{inside}.gate.weight", (spec.experts.count, hidden))
-            found.router = fused(router, norm_name=norm_name)
-            return found
+            layer_weights.router = fused(router, norm_name=norm_name)
+            return layer_weights
 
         def block(i: int) -> LayerWeights:
             attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
@@ -202,7 +202,7 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
             if arch.qkv_bias:
                 bias = fused(*(checkpoint.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
             nothing = torch.empty(0)
-            found = LayerWeights(
+            layer_weights = LayerWeights(
                 qkv=stored(arch, fused(*qkv, norm_name=f"model.layers.{i}.input_layernorm.weight")),
                 qkv_bias=bias,
                 output=stored(arch, fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width)))),
@@ -212,14 +212,14 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
             )
             norm_name = f"model.layers.{i}.post_attention_layernorm.weight"
             if spec.experts:
-                return experts(found, i, norm_name)
+                return experts(layer_weights, i, norm_name)
             if spec.family == "phi3":
                 gate, up = checkpoint.get(f"{mlp}.gate_up_proj.weight", (2 * wide, hidden)).split(wide)
             else:
                 gate, up = (checkpoint.get(f"{mlp}.{p}_proj.weight", (wide, hidden)) for p in ("gate", "up"))
-            found.gate_up = stored(arch, gate_up(gate, up, norm_name))
-            found.down = stored(arch, fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))))
-            return found
+            layer_weights.gate_up = stored(arch, gate_up(gate, up, norm_name))
+            layer_weights.down = stored(arch, fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))))
+            return layer_weights
 
         table = checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden))
         head = table if spec.tied_embeddings else checkpoint.get("lm_head.weight", (spec.vocab, hidden))

@@ -21,7 +21,7 @@ from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.transfer import TOKENS
 
-A_LAYER = 2  # all-reduces: behind attention and behind the MLP
+ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP
 _KIB, _MIB = 2**10, 2**20
 
 # (bytes, microseconds) on H100s over NVLink 4. Up to 4 MiB: the kernel of SGLang pull request 2904, which times fp32
@@ -53,7 +53,7 @@ def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
 
 def with_collectives(fit: ForwardFit, spec: ModelSpec, link: LinkSpec) -> ForwardFit:
     """A shard's forward with what it exchanges with the others of its group."""
-    reduced = _knots(link, spec.shards, spec.hidden * spec.dtype_bytes, A_LAYER * spec.layers)
+    reduced = _knots(link, spec.shards, spec.hidden * spec.dtype_bytes, ALL_REDUCES_PER_LAYER * spec.layers)
     gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
     return replace(fit, reduce_knots=reduced, gather_knots=gathered)
 

@@ -39,7 +39,7 @@ REFUSED = {  # families that people try, and why no model here is like them
     **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
     **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
 }  # fmt: skip
-COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")  # of experts, as families call it
+EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 CHOSEN = ("num_experts_per_tok", "experts_per_token")
 EXPERT_SIZE = "moe_intermediate_size"
 SHORT_WINDOW = 512  # tokens; layers that attend to no more are left out of the KV cache
@@ -57,7 +57,7 @@ SIZES = {  # several times those of the largest models known
     "max_position_embeddings": Range(1, 1_000_000_000),
     "sliding_window": Range(1, 1_000_000_000),
     "attention_chunk_size": Range(1, 1_000_000_000),
-    **dict.fromkeys(COUNTS, Range(2, 4096)),
+    **dict.fromkeys(EXPERT_COUNT_KEYS, Range(2, 4096)),
     **dict.fromkeys(CHOSEN, Range(1, 4096)),
     EXPERT_SIZE: _WIDTH,
     "shared_expert_intermediate_size": _WIDTH,
@@ -88,12 +88,12 @@ class Quantised(NamedTuple):
 def read_config(path: Path) -> Mapping[str, Any]:
     """The dictionary in a config.json or in the folder that holds it."""
     file = path / "config.json" if path.is_dir() else path
-    found = read_json(file)
-    if not isinstance(found, dict):
+    config = read_json(file)
+    if not isinstance(config, dict):
         raise ValueError("expected a JSON object")
     if file.with_name("hf_quant_config.json").exists():  # where NVIDIA's ModelOpt says it
-        found.setdefault("quantization_config", {"quant_method": "modelopt"})
-    return found
+        config.setdefault("quantization_config", {"quant_method": "modelopt"})
+    return config
 
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
@@ -145,7 +145,7 @@ def _no_known_decoder(config: Mapping[str, Any]) -> str | None:
         return "it is multimodal; give the configuration under its text_config"
     if isinstance(kind, str) and kind in WITH_EXPERTS:
         return None
-    if any(config.get(key) for key in (*COUNTS, EXPERT_SIZE)):
+    if any(config.get(key) for key in (*EXPERT_COUNT_KEYS, EXPERT_SIZE)):
         return _EXPERTS
     if config.get("kv_lora_rank"):
         return _LATENT
@@ -155,7 +155,7 @@ def _no_known_decoder(config: Mapping[str, Any]) -> str | None:
 def _experts(config: Mapping[str, Any], weight_bytes: float | None) -> Experts:
     """The experts of a configuration, and the layers that have none."""
     kind, layers = config["model_type"], _size(config, "num_hidden_layers")
-    count = _first_size(config, COUNTS)
+    count = _first_size(config, EXPERT_COUNT_KEYS)
     per_token = _first_size(config, CHOSEN)
     if per_token > count:
         raise ValueError(f"{_given(config, CHOSEN)}: a token cannot take {per_token} of {count} experts")

@@ -31,7 +31,7 @@ from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.limits import MAX_DRAFT
 
 STRETCHES = 4  # rows that one forward of the engine catches up
-MAX_CUTS = 32  # most parts that a row's context is split into
+MAX_CONTEXT_PARTS = 32
 # The engine's attention over prompts: a program takes so many queries, fewer of heads wider than this; of heads up to
 # the small size two programs fit a multiprocessor, and one alone on it takes a share of the time
 PROMPT_QUERIES, WIDE_QUERIES, WIDE_HEAD, SMALL_HEAD = 128, 64, 128, 64
@@ -147,7 +147,7 @@ class Load:
     bandwidth: float = 0.0
     priority: int = 0
     turn_s: float = 0.0  # time per layer, alone
-    nimble: float = 0.0  # share of its kernels that are small enough to run beside others
+    nimble: float = 0.0  # share of its kernels that are small enough to run concurrently with others
     experts_read: float = 0.0  # share of all experts
     empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
     share: float = 0.0  # of the turns, kept here once worked out; 0 before
@@ -178,18 +178,18 @@ class Latency:
     def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
         """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one."""
         key = (rows, tokens, steps)
-        found = self._shapes.get(key)
-        if found is None:
+        shape = self._shapes.get(key)
+        if shape is None:
             logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
             new = self._filled(self._padded(rows) * tokens)
             read = self._distinct(rows, tokens)
-            found = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
+            shape = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
             if steps > 1:
-                found = found._replace(
-                    solo_0=found.solo_0 * self.fit.draft_ratio, solo_1=found.solo_1 * self.fit.draft_ratio
+                shape = shape._replace(
+                    solo_0=shape.solo_0 * self.fit.draft_ratio, solo_1=shape.solo_1 * self.fit.draft_ratio
                 )
-            self._shapes[key] = found
-        return found
+            self._shapes[key] = shape
+        return shape
 
     def carrying(
         self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
@@ -300,18 +300,18 @@ class Latency:
     def _rest(self, rows: int, tokens: int, steps: int) -> Shape:
         """All but the first forward's linear layers: the rows' attention in each step, and the later steps whole."""
         key = (rows, tokens, steps)
-        found = self._rests.get(key)
-        if found is None:
+        rest = self._rests.get(key)
+        if rest is None:
             if steps == 1:
-                found = self._attention(rows, tokens, 0)
+                rest = self._attention(rows, tokens, 0)
             else:  # one step more than a draft that is likely known
                 before = self._rest(rows, tokens, steps - 1)
                 padded = self._padded(rows)
                 more = self._with_layers(before, self._filled(padded), padded, self._distinct(rows, 1))
                 attention = self._attention(rows, 1, rows * (tokens + steps - 2))
-                found = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
-            self._rests[key] = found
-        return found
+                rest = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
+            self._rests[key] = rest
+        return rest
 
     def _attention(self, rows: int, tokens: int, grown: int) -> Shape:
         """Attention of `tokens` queries a row over the cached tokens and `grown` more that earlier steps added."""
@@ -419,7 +419,7 @@ def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) ->
 
 def cuts(programs: int, wanted: int) -> int:
     """Parts that each row's context is split into, a power of two, so that `programs` times it is near `wanted`."""
-    return 1 << (max(1, min(MAX_CUTS, wanted // programs)).bit_length() - 1)
+    return 1 << (max(1, min(MAX_CONTEXT_PARTS, wanted // programs)).bit_length() - 1)
 
 
 def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: int) -> float:
@@ -437,11 +437,11 @@ def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: 
     programs = heads * blocks
     if programs <= at_once:
         return UNSHARED * longest if at_once > sms and 2 * programs <= sms else longest
-    ends: list[int] = []  # contexts of the blocks
+    block_contexts: list[int] = []
     for start, n in chunks:
-        ends += start + n, *range(start + (n - 1) // block * block, start, -block)
-    ends.sort(reverse=True)
-    return sum([ends[first // heads] for first in range(0, programs, at_once)])
+        block_contexts += start + n, *range(start + (n - 1) // block * block, start, -block)
+    block_contexts.sort(reverse=True)
+    return sum([block_contexts[first // heads] for first in range(0, programs, at_once)])
 
 
 def _prompt_programs(head_dim: int, sms: int) -> tuple[int, int]:

@@ -84,20 +84,20 @@ class Hardware:
 
     def placed(self) -> dict[str, tuple[int, ...]]:
         """GPUs of each lane that --place names."""
-        found: dict[str, tuple[int, ...]] = {}
+        placed: dict[str, tuple[int, ...]] = {}
         for text in self.place:
             lane, _, numbers = text.partition("=")
             known = lane in ("prefill", "decode", "verify")
             if not known or not all(n.isdecimal() and int(n) < MOST_GPUS for n in numbers.split("+")):
                 raise ValueError(f"place: {text!r} must be lane=GPU: prefill, decode or verify, 0 to {MOST_GPUS - 1}")
-            if lane in found:
+            if lane in placed:
                 raise ValueError(f"place names {lane} twice")
-            found[lane] = gpus = tuple(map(int, numbers.split("+")))
+            placed[lane] = gpus = tuple(map(int, numbers.split("+")))
             if len(set(gpus)) < len(gpus):
                 raise ValueError(f"place: {text!r} names a GPU twice")
-        if len(found.get("verify", ())) > 1:
+        if len(placed.get("verify", ())) > 1:
             raise ValueError("place: a target verifies on one GPU; use --replicas for more targets")
-        return found
+        return placed
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.reading import read_json
 from pdvsim.sim.records import Table
 
-FEWEST = 20  # launches from which a ratio is taken
+FEWEST_LAUNCHES = 20
 LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed
 
 
@@ -48,16 +48,16 @@ class Pace(NamedTuple):
 def read_pace(path: str | Path) -> Pace:
     """What a result of `realrun` says; a ValueError if it says nothing."""
     document = read_json(Path(path))
-    found = pace_in(document) if isinstance(document, dict) else None
-    if found is None:
+    pace = pace_in(document) if isinstance(document, dict) else None
+    if pace is None:
         raise ValueError(f"--machine {path}: not a result of realrun with pace_target and pace_draft")
-    return found
+    return pace
 
 
 def pace_in(meta: Mapping[str, Any]) -> Pace | None:
     """What a run's own record says; None where it says nothing."""
-    found = {name: meta.get(f"pace_{name}") for name in Pace._fields}
-    given = {name: value for name, value in found.items() if value is not None}
+    recorded = {name: meta.get(f"pace_{name}") for name in Pace._fields}
+    given = {name: value for name, value in recorded.items() if value is not None}
     if "target" not in given or not all(_is_within(name, value) for name, value in given.items()):
         return None
     return Pace(**given)
@@ -79,21 +79,21 @@ def pace_of(launches: Table, profile: Profile, pair: Pair, handed: bool) -> dict
     before_s = np.concatenate(([-np.inf], np.maximum.accumulate(end_s)[:-1]))
     alone = (start_s >= before_s) & (end_s <= np.concatenate((start_s[1:], [np.inf]))) & (solo_s > 0) & (rows > 0)
     drafts, verifies = kind == KINDS.index("draft"), np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")])
-    found: dict[str, float] = {}
+    pace: dict[str, float] = {}
     for name, those, spec in (("target", verifies, pair.target), ("draft", drafts, pair.draft)):
         those = those & alone & ~prompts
-        if those.sum() >= FEWEST:
+        if those.sum() >= FEWEST_LAUNCHES:
             ratio = float((end_s - start_s)[those].sum() / solo_s[those].sum())
-            found[f"pace_{name}"] = ratio * profile.in_service.get(spec.name, 1.0)
+            pace[f"pace_{name}"] = ratio * profile.in_service.get(spec.name, 1.0)
     # a round's first launch waits for the verdict before it, and on lanes of their own also for the hand-over
     follows = np.concatenate(([False], (verifies & alone)[:-1])) & (drafts | (verifies & ~drafts.any())) & ~prompts
     gaps_s, host = (start_s - before_s)[follows], profile.host
     sizes, those = np.unique(np.concatenate(([0], rows[:-1]))[follows], return_inverse=True)
-    known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST // 4]
+    known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST_LAUNCHES // 4]
     if known and host.between_s > 0:
         medians_s = [float(np.median(gaps_s[those == at])) for at in known]
         row_s = max(0.0, float(np.polyfit(sizes[known], medians_s, 1)[0])) if len(known) > 1 else 0.0
         few_s = float(np.mean(medians_s)) - row_s * float(np.mean(sizes[known]))
         few_s *= host.between_s / (host.between_s + handed * host.handoff_s)  # without the hand-over
-        found |= {"pace_host_s": min(max(few_s, 0.0), MOST_HOST_S), "pace_row_s": min(row_s, MOST_HOST_S)}
-    return found
+        pace |= {"pace_host_s": min(max(few_s, 0.0), MOST_HOST_S), "pace_row_s": min(row_s, MOST_HOST_S)}
+    return pace

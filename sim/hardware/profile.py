@@ -225,14 +225,14 @@ def covering(profile: Profile, pair: Pair, link: LinkSpec | None = None) -> Prof
 
     A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
     """
-    found = _predicting(profile, pair)
+    whole = _predicting(profile, pair)
     shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1}
     if link is None or not shards:
-        return found
-    fits = {name: with_collectives(found.fit(spec), spec, link) for name, spec in shards.items()}
+        return whole
+    fits = {name: with_collectives(whole.fit(spec), spec, link) for name, spec in shards.items()}
     how = "as published" if link == LINKS["nvlink4"] else "as a ring's"
     return replace(
-        found, foundation=f"{found.foundation}; all-reduces {how}, within {BAR:.0%}", models=found.models | fits
+        whole, foundation=f"{whole.foundation}; all-reduces {how}, within {BAR:.0%}", models=whole.models | fits
     )
 
 
@@ -297,8 +297,8 @@ def load(path: str | Path) -> Profile:
     """The profile in a JSON file; a ValueError of one line naming the file and field if it is not one."""
     state: tuple[int, ...] = ()
     with suppress(OSError, ValueError):  # that there is no such file is said where it is read
-        found = os.stat(path)
-        state = (found.st_ino, found.st_size, found.st_mtime_ns)
+        status = os.stat(path)
+        state = (status.st_ino, status.st_size, status.st_mtime_ns)
     try:
         return _load(str(path), state)
     except ValueError as error:  # a key of the file may hold anything, a new line too

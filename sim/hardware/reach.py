@@ -23,7 +23,7 @@ from pdvsim.sim.records import Columns
 Array = NDArray[Any]
 
 DRAFT = KINDS.index("draft")
-TELLING = 0.01  # share of the GPU time from which on a table says so
+NOTABLE_SHARE = 0.01  # of the GPU time
 SIZES = {
     "rows": "rows",
     "k": "draft length",
@@ -67,7 +67,7 @@ class Outside:
         self._known = any((reaches.draft, reaches.target, reaches.together))
         self._all_s = self._outside_s = 0.0
         self._furthest: dict[str, tuple[float, float]] = {}  # what was reached, and the limit it is beyond
-        self._open: list[Columns] = []  # launches that others, not yet added, may have run beside
+        self._open: list[Columns] = []  # launches that others, not yet added, may overlap
         self._settled_s = -math.inf
 
     def add(self, launches: Columns, settled_s: float = math.inf) -> None:
@@ -124,10 +124,10 @@ class Outside:
         """The share outside, and by size how far it went and what was measured; nothing where no range is known."""
         if not self._known:
             return {}
-        found: dict[str, float] = {"share": self._outside_s / self._all_s if self._all_s else 0.0}
+        outside: dict[str, float] = {"share": self._outside_s / self._all_s if self._all_s else 0.0}
         for name, (most, limit) in sorted(self._furthest.items()):
-            found |= {name: most, f"{name}_limit": limit}
-        return {"outside_measured": found}
+            outside |= {name: most, f"{name}_limit": limit}
+        return {"outside_measured": outside}
 
 
 def _sizes(launches: Columns, widest: int) -> dict[str, Array]:
@@ -152,10 +152,10 @@ def _beside(start_s: Array, end_s: Array) -> Array:
     """Mask of the launches that do not run alone from start to end; it may include a few that do."""
     order = np.argsort(start_s, kind="stable")
     meets = start_s[order][1:] < np.maximum.accumulate(end_s[order])[:-1]  # one of those before it
-    found = np.zeros(len(order), bool)
-    found[order[1:]] = meets
-    found[order[:-1]] |= meets
-    return found
+    overlapping = np.zeros(len(order), bool)
+    overlapping[order[1:]] = meets
+    overlapping[order[:-1]] |= meets
+    return overlapping
 
 
 def _shared_s(start_s: Array, end_s: Array, beyond: Array) -> Array:

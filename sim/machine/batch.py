@@ -107,7 +107,7 @@ class RunningBatch(list[Request]):
         self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
         self.held_tokens = 0  # of the KV cache, by all rows
         self.granted = -1  # the last round that there is room for
-        self._synced: Any = None  # when the rows were last written to
+        self._written_state: Any = None
         self._prompts = 0  # cached tokens of all rows, less what they have emitted
         self._emitted: list[int] = []
         self._owed: list[int] = []  # rows that owe the drafter a token; of a head, the most that any does
@@ -250,8 +250,8 @@ class RunningBatch(list[Request]):
     def sync(self) -> None:
         """Write to all rows what became of them so far."""
         state = self.round, self.granted, self.busy, self.draft_s, self.wait_s, self.verify_s, len(self)
-        if state != self._synced:
-            self._synced = state
+        if state != self._written_state:
+            self._written_state = state
             for row, path in self.paths.items():
                 self._write(row, path)
                 row.pinned = self.busy and self.kv.paged

@@ -94,7 +94,7 @@ class Books:
             tokens += chunk.tokens
             if chunk.start > prompt_start:
                 prompt_start = chunk.start
-            if work.role == "target":  # the drafter reads behind it or beside it
+            if work.role == "target":  # the drafter prefills after it or concurrently
                 chunk.request.prefill_s += spent_s
         self._append((
             *self._head(work.lane, work.kind, work.role), len(rows), tokens, work.steps, work.tokens,

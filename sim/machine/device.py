@@ -32,7 +32,7 @@ from pdvsim.sim.records import Launches
 _ready = attrgetter("ready_s")
 
 Verdict = Callable[[Work], "Sequence[int] | None"]
-Found = Callable[[Request], bool]
+HasDraft = Callable[[Request], bool]
 
 
 class Job(Event, Load):
@@ -72,9 +72,9 @@ class SimulatedGPU:
         replica: int = 0,
         gpu: int = 0,
         power: PowerFit | None = None,
-        found: Found | None = None,
+        has_draft: HasDraft | None = None,
     ) -> None:
-        self.found = found  # where drafts are looked up: whether there is one for a request
+        self.has_draft = has_draft  # None: drafts are not looked up
         self.env = env
         self.host = host
         self.books = Books(models, log, replica, gpu)
@@ -90,28 +90,28 @@ class SimulatedGPU:
         self.coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
         self.time_s = 0.0  # `remaining_s` and the rates are as of then
         self.due = NEVER  # the next finish
-        self._next: Job | None = None  # which work that is
+        self._next_to_finish: Job | None = None
         env.machines.append(self)
 
     def launch(self, work: Work) -> Event:
         """Put a launch on its lane's stream."""
         host, env = self.host, self.env
-        if self.found is not None and work.role == "draft":
-            return self._look_up(work, self.found)
+        if self.has_draft is not None and work.role == "draft":
+            return self._look_up(work, self.has_draft)
         job = Job(self, work, host.spend(env._now, host.times.launch_s))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
         return job
 
-    def _look_up(self, work: Work, found: Found) -> Event:
+    def _look_up(self, work: Work, has_draft: HasDraft) -> Event:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
         solo_s, _, _ = self.books.price(work)
         done_s = host.spend(env._now, solo_s)
         for row in work.rows:
             row.draft_s += solo_s
-            row.missed = not found(row)
+            row.missed = not has_draft(row)
             if row.missed:
                 row.k = 0
         done = Event(env)
@@ -138,7 +138,7 @@ class SimulatedGPU:
 
     def end_next(self) -> tuple[Job | None, float]:
         """Complete the launch that is due and start the next of its stream."""
-        job, end = self._next, self.due[0]
+        job, end = self._next_to_finish, self.due[0]
         assert job is not None
         running = self.running
         if len(running) > 1:
@@ -187,9 +187,9 @@ class SimulatedGPU:
             self._share()
         if first is None:
             self.due = NEVER
-        elif first is not self._next or finish != self.due[0]:
+        elif first is not self._next_to_finish or finish != self.due[0]:
             self.due = (finish, NORMAL, self.env.number())
-        self._next = first
+        self._next_to_finish = first
 
     def _share(self) -> None:
         """What runs has changed: set the rates anew."""

@@ -27,8 +27,8 @@ class KvCache:
         self.cached_tokens = 0  # in blocks that nobody uses
         self.peak_shared_tokens = 0  # in blocks that several requests use
         self._unread: set[int] = set()  # cached blocks that the drafter has not read
-        self._searched: tuple[Request | None, int] = None, -1  # for whom, and when
-        self._found = 0  # blocks of what it has to read that are cached
+        self._matched_for: tuple[Request | None, int] = None, -1  # a request, and the version of the prefixes
+        self._matched_blocks = 0  # cached, at the start of what that request has to read
         self.capacity_tokens = capacity_tokens
         self.lookahead = lookahead  # drafts beyond the last output token that may be written
         self.paged = paged
@@ -53,12 +53,12 @@ class KvCache:
         if self.reuse is None or not request.chain:
             return 0
         self.evict()
-        if self._searched != (request, self.prefixes.version):
-            self._found = self.prefixes.match(request.chain, 0, request.to_read // BLOCK)
-            self._searched = request, self.prefixes.version
-        if not self._found:
+        if self._matched_for != (request, self.prefixes.version):
+            self._matched_blocks = self.prefixes.match(request.chain, 0, request.to_read // BLOCK)
+            self._matched_for = request, self.prefixes.version
+        if not self._matched_blocks:
             return 0
-        return BLOCK * max(0, min(self._found, (request.to_read - 1) // BLOCK) - self.reuse.lost_blocks)
+        return BLOCK * max(0, min(self._matched_blocks, (request.to_read - 1) // BLOCK) - self.reuse.lost_blocks)
 
     def admit(self, request: Request, tokens: int) -> bool:
         """Let a request in that has its first `tokens` tokens after its first forward, if they fit."""
@@ -74,17 +74,17 @@ class KvCache:
 
     def _admit_sharing(self, request: Request, tokens: int, reuse: Reuse) -> bool:
         cached, held_tokens, chain = self.cached(request), self.blocks(tokens), request.chain
-        found = min(self._found, held_tokens // BLOCK)
-        used = self.prefixes.in_use(chain, found) if found else 0
+        matched = min(self._matched_blocks, held_tokens // BLOCK)
+        used = self.prefixes.in_use(chain, matched) if matched else 0
         more = held_tokens - BLOCK * used
         if self.used_tokens + more > self.capacity_tokens:
             return False
-        if found:
-            self.cached_tokens -= BLOCK * self.prefixes.hold(chain, 0, found)
+        if matched:
+            self.cached_tokens -= BLOCK * self.prefixes.hold(chain, 0, matched)
         self.take(more)
-        named = max(found, tokens // BLOCK)
-        if named > found:
-            self.prefixes.name(chain, found, named)
+        named = max(matched, tokens // BLOCK)
+        if named > matched:
+            self.prefixes.name(chain, matched, named)
         self._inside[request] = named
         if used:
             self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
@@ -177,8 +177,8 @@ class KvCache:
         self.evict()
         held = [request.held_tokens for request in self._inside]
         named = sum(self._inside.values())
-        again = BLOCK * (named - len(self.prefixes) + self.prefixes.idle)  # references to blocks after the first
-        assert self.used_tokens == sum(held) - again <= self.peak_tokens <= self.capacity_tokens
+        repeated_tokens = BLOCK * (named - len(self.prefixes) + self.prefixes.idle)
+        assert self.used_tokens == sum(held) - repeated_tokens <= self.peak_tokens <= self.capacity_tokens
         assert self.used_tokens + self.cached_tokens <= self.capacity_tokens
         assert self.cached_tokens == BLOCK * self.prefixes.idle
         assert not any(tokens % self._block for tokens in held)

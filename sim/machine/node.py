@@ -58,16 +58,16 @@ class Node(Device):
         self.seats = seats
         self.fabric = fabric
         self.kv_token_bytes = kv_token_bytes
-        self._latest: dict[str, tuple[list[Request], list[Job]]] = {}  # of each lane's last work, rows and jobs
-        self._free_s: dict[tuple[int, str], float] = {}  # when the last work launched on a stream could start
-        self._kv_there_s: dict[Request, float] = {}  # of prompts that were read elsewhere, until they are decoded
-        self._turn = 0  # of the GPUs that draft, whose turn it is to get a request
+        self._last_launches: dict[str, tuple[list[Request], list[Job]]] = {}  # rows and jobs, by lane
+        self._last_ready_s: dict[tuple[int, str], float] = {}  # by GPU and lane
+        self._kv_arrival_s: dict[Request, float] = {}  # of prompts prefilled elsewhere, until they are decoded
+        self._next_drafter = 0
 
     def launch(self, work: Work) -> Event:
         """A verify waits for the draft of its rows on other GPUs, which the host sees through."""
         parts = self._parts(work)
         gpu = self.gpus[parts[0][1]]
-        rows, before = self._latest.get(work.lane, (None, []))
+        rows, before = self._last_launches.get(work.lane, (None, []))
         pending = [job for job in before if job.callbacks is not None and job.device is not gpu]
         if rows is not work.rows or not pending:
             return self._launch(work, parts)
@@ -83,7 +83,7 @@ class Node(Device):
 
     def _launch(self, work: Work, parts: list[tuple[Work, int]]) -> Event:
         jobs = [self._start(part, at) for part, at in parts]
-        self._latest[work.lane] = work.rows, jobs
+        self._last_launches[work.lane] = work.rows, jobs
         if work.kind == "prefill" and work.role == "target" and parts[0][1] != self.seats.verify:
             jobs[0].callbacks.append(lambda _: self._move_kv(work, parts[0][1]))
         elif len(jobs) == 1:
@@ -111,20 +111,20 @@ class Node(Device):
             return [(work, seats.prefill[work.worker] if work.kind == "prefill" else seats.verify)]
         if len(seats.draft) == 1:
             return [(work, seats.draft[0])]
-        found = []
+        parts = []
         for at in seats.draft:
             rows = [row for row in work.rows if self._drafter(row) == at]
             chunks = tuple(chunk for chunk in work.chunks if self._drafter(chunk.request) == at)
             if rows or chunks:
                 tokens = 1 + max((row.owed for row in rows), default=0) if work.kind == "draft" else work.tokens
-                found.append((replace(work, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
-        return found
+                parts.append((replace(work, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
+        return parts
 
     def _drafter(self, request: Request) -> int:
         """The GPU that drafts for a request and holds its KV; requests are assigned in turn."""
         if request.drafter < 0:
-            request.drafter = self.seats.draft[self._turn]
-            self._turn = (self._turn + 1) % len(self.seats.draft)
+            request.drafter = self.seats.draft[self._next_drafter]
+            self._next_drafter = (self._next_drafter + 1) % len(self.seats.draft)
         return request.drafter
 
     def _start(self, work: Work, at: int) -> Job:
@@ -137,13 +137,13 @@ class Node(Device):
     def _launched(self, job: Job, at: int) -> None:
         """Send the inputs of a launch after the host has launched it."""
         work, now = job.work, self.env.now
-        ready_s = max(now, self._free_s.get((at, work.lane), 0.0))  # a stream keeps its order
+        ready_s = max(now, self._last_ready_s.get((at, work.lane), 0.0))  # a stream keeps its order
         for source, size in self._needs(work):
             if source != at:
                 ready_s = max(ready_s, self.fabric.send(now, source, at, size))
-        if self._kv_there_s and work.role == "target":
-            ready_s = max([ready_s, *(self._kv_there_s.pop(row, 0.0) for row in work.rows)])
-        job.ready_s = self._free_s[at, work.lane] = ready_s
+        if self._kv_arrival_s and work.role == "target":
+            ready_s = max([ready_s, *(self._kv_arrival_s.pop(row, 0.0) for row in work.rows)])
+        job.ready_s = self._last_ready_s[at, work.lane] = ready_s
         if ready_s > now:
             self._at(ready_s, lambda: job.device.enter(job))
         else:
@@ -167,10 +167,10 @@ class Node(Device):
         for chunk in work.chunks:
             request = chunk.request
             if request.prompt_tokens + request.output_tokens - 1 == chunk.start + chunk.tokens:
-                self._kv_there_s.pop(request, None)  # this forward gives its last token
+                self._kv_arrival_s.pop(request, None)  # this forward gives its last token
             else:
                 size = self.kv_token_bytes * chunk.tokens
-                self._kv_there_s[request] = self.fabric.send(self.env.now, at, self.seats.verify, size)
+                self._kv_arrival_s[request] = self.fabric.send(self.env.now, at, self.seats.verify, size)
 
     def _at(self, time_s: float, what: Callable[[], None]) -> None:
         event = Event(self.env)

@@ -87,16 +87,16 @@ class PrefixBlocks:
     def __init__(self) -> None:
         self._texts: dict[int, _Text] = {}  # by the hash of their first block
         self._runs: OrderedDict[int, deque[tuple[_Text, int, int]]] = OrderedDict()  # parts of texts, in order of use
-        self._numbers = count()  # of runs
+        self._run_numbers = count()
         self._pages: dict[int, int] = {}  # of blocks, where there are real ones
-        self._known = 0  # cached blocks
+        self._cached_blocks = 0
         self.shared = 0  # blocks with two users or more
         self.idle = 0  # blocks without a user
         self.evictions = 0
         self.version = 0  # changes whenever a prefix may match more or less than before
 
     def __len__(self) -> int:
-        return self._known
+        return self._cached_blocks
 
     def match(self, chain: Chain, first: int, last: int) -> int:
         """How many of a request's blocks from `first` up to `last` are cached."""
@@ -159,7 +159,7 @@ class PrefixBlocks:
                 text = self._texts[key] = _Text(number, start)
             text.known = stop
             self._use(text, begin, stop)
-        self._known += last - first
+        self._cached_blocks += last - first
         self.version += 1
 
     def number(self, hashes: Sequence[int], pages: Sequence[int]) -> None:
@@ -184,7 +184,7 @@ class PrefixBlocks:
                 idle += stop - used
         if run:
             text, begin, _ = run[0]
-            text.begins[begin] = next(self._numbers)
+            text.begins[begin] = next(self._run_numbers)
             self._runs[text.begins[begin]] = run
             self.idle += idle
         return idle
@@ -204,7 +204,7 @@ class PrefixBlocks:
                 del self._runs[number], text.begins[begin]
             if text.known == text.start:
                 del self._texts[base + text.start]
-        self._known -= count
+        self._cached_blocks -= count
         self.idle -= count
         self.evictions += count
         self.version += 1

@@ -56,7 +56,7 @@ class ForeseeingGPU(SimulatedGPU):
 
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.foresees = blocks and self.found is None and self.books.log.carried is None
+        self.foresees = blocks and self.has_draft is None and self.books.log.carried is None
         self._round_prices: dict[tuple[tuple[str, str], int, int], RoundPrices] = {}
 
     def pass_rounds(self, batch: RunningBatch, lanes: tuple[str, str], depth: int, most: int = ROUNDS) -> int:

@@ -150,18 +150,18 @@ class Seconds:
 
     def __init__(self) -> None:
         self.most = 0.0
-        self._first = 0  # second that more tokens may come in
+        self._first_open_second = 0
         self._tokens = np.zeros(0)  # from then on
 
     def add(self, after_s: Array, tokens: Array, settled_s: float) -> None:
         """Tokens, so long after the start; no more come before `settled_s`."""
         if len(tokens):
-            second = after_s.astype(np.int64) - self._first
+            second = after_s.astype(np.int64) - self._first_open_second
             self._tokens = summed(self._tokens, np.bincount(second, weights=tokens))
             self.most = max(self.most, float(self._tokens.max()))
-        if self._first < settled_s < math.inf:
-            self._tokens = self._tokens[int(settled_s) - self._first :]
-            self._first = int(settled_s)
+        if self._first_open_second < settled_s < math.inf:
+            self._tokens = self._tokens[int(settled_s) - self._first_open_second :]
+            self._first_open_second = int(settled_s)
 
 
 class Crowd:

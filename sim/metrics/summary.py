@@ -154,7 +154,7 @@ class Sums:
         self._counts = dict.fromkeys(("count", "good", "failed", *DRAFTED, *PREEMPTION, *CACHED), 0)
         self._amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
         self._steps_s = dict.fromkeys(STEPS[:-1], 0.0)
-        self._first_s = {"hit": 0.0, "miss": 0.0}  # to the first token
+        self._ttft_s = {"hit": 0.0, "miss": 0.0}
 
     def launches(self, launches: Columns, settled_s: float) -> None:
         """Launches in any order."""
@@ -206,8 +206,8 @@ class Sums:
         )  # fmt: skip
         for name, amount in zip(CACHED, amounts, strict=True):
             self._counts[name] += int(amount)
-        self._first_s["hit"] += float(ttft_s[hit].sum())
-        self._first_s["miss"] += float(ttft_s[miss].sum())
+        self._ttft_s["hit"] += float(ttft_s[hit].sum())
+        self._ttft_s["miss"] += float(ttft_s[miss].sum())
 
     def _prefixes(self) -> dict[str, Any]:
         """vLLM's prefix_cache counters and what follows from them; nothing where no prefix was looked for.
@@ -222,8 +222,8 @@ class Sums:
                 "prefix_cache_hits": hits,
                 "prefix_cache_hit_rate": 100 * hits / queries,
                 "mean_num_cached_tokens": hits / (cached + missed),
-                "mean_ttft_hit_ms": rate(self._first_s["hit"] * 1e3, cached),
-                "mean_ttft_miss_ms": rate(self._first_s["miss"] * 1e3, missed),
+                "mean_ttft_hit_ms": rate(self._ttft_s["hit"] * 1e3, cached),
+                "mean_ttft_miss_ms": rate(self._ttft_s["miss"] * 1e3, missed),
             }
         if conversations:
             gpus = self._experiment.hardware.replicas * self._experiment.gpus

@@ -224,7 +224,7 @@ def _requests(result: Result) -> Iterator[list[str]]:
             for ride in mine:
                 kind = kinds[ride.launch]
                 if not start <= ride.start_ns < end or (ride.reads and roles[ride.launch] == DRAFT):
-                    continue  # the drafter reads the prompt beside the target
+                    continue  # the drafter prefills concurrently with the target
                 begin, over = max(ride.start_ns, reached), min(ride.end_ns, end)
                 if over <= begin:
                     continue

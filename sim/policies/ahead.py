@@ -117,9 +117,9 @@ class Ahead(PDV):
         if not plan.plain:
             return expected_tokens(rate, k) / self.planner.ahead_s(rows, context, k, plan.branches(k), hits)
         again = guessed_rate(rate, 0, plan.fan, exponent)
-        drafted = again / (1 - hits + again)  # share of rounds that have drafts
-        branches = drafted * plan.branches(k) + (1 - drafted) * plan.branches(0)
-        gain = drafted * expected_tokens(rate, k) + 1 - drafted
+        drafted_share = again / (1 - hits + again)
+        branches = drafted_share * plan.branches(k) + (1 - drafted_share) * plan.branches(0)
+        gain = drafted_share * expected_tokens(rate, k) + 1 - drafted_share
         return gain / self.planner.ahead_s(rows, context, k, branches, 1.0)
 
     def verify_worker(self) -> Process:

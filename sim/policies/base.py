@@ -74,7 +74,7 @@ class Policy(Facts):
         self.queues: dict[str, Sized] = {self.prefill_lane: self.waiting}  # who waits in front of each lane
         self.readers = [self.lane(self.prefill_lane) for _ in range(context.readers)]  # workers that prefill wait here
         self.reader = 0  # which of them takes prompts
-        self._reading = 0  # how many of them have a forward of the target under way
+        self._busy_readers = 0
         self._handed = self.hands_over()
         self._untried = False  # since a request was preempted nobody was refused admission
         drafter = context.planner.models["draft"].spec if self.speculates else None
@@ -127,7 +127,7 @@ class Policy(Facts):
             return ()
         chunks: list[Chunk] = []
         inside, most = self.in_flight, 1 if self.workers != "lanes" else self.settings.max_prompts_per_forward
-        if self.workers == "lanes" and (free := len(self.readers) - self._reading) > 1:
+        if self.workers == "lanes" and (free := len(self.readers) - self._busy_readers) > 1:
             share = max(1, -(-len(self.waiting) // free))  # so that other readers who are free get theirs
             most = min(share, most or share)
         for request in [request for request in self.prefilling if request.reader == self.reader]:
@@ -165,10 +165,10 @@ class Policy(Facts):
 
     def prefill(self, chunks: tuple[Chunk, ...]) -> Generator[Event, Any, list[Request]]:
         """Both models prefill `chunks` on the prefill lane; returns who decodes now, its first token delivered."""
-        self._reading += 1
+        self._busy_readers += 1
         target, draft = self.start_prefill(chunks)
         yield target
-        self._reading -= 1
+        self._busy_readers -= 1
         ready = self.prefilled(chunks, pinned=True)
         yield draft
         self.kv.unpin(chunk.request for chunk in chunks)

@@ -25,7 +25,7 @@ class AcceptanceEstimate:
     """
 
     SHORT = 150.0
-    SURPRISE = 4.5  # standard deviations
+    SURPRISE_DEVIATIONS = 4.5
     AFRESH = 20.0  # verdicts that are left of the memory then: the next ones are what counts
 
     def __init__(self, memory: float = 2000.0) -> None:
@@ -42,7 +42,7 @@ class AcceptanceEstimate:
         self._latest_accepted = self._latest_accepted * short + accepted
         self._latest_tried = self._latest_tried * short + judged
         latest, rate = self._latest_accepted / self._latest_tried, self.rate
-        if (latest - rate) ** 2 * self._latest_tried > self.SURPRISE**2 * max(rate * (1 - rate), 0.05):
+        if (latest - rate) ** 2 * self._latest_tried > self.SURPRISE_DEVIATIONS**2 * max(rate * (1 - rate), 0.05):
             self._latest_accepted *= self.AFRESH / self._latest_tried
             self._latest_tried = self.AFRESH
             self._accepted, self._tried = self._latest_accepted, self._latest_tried
@@ -167,14 +167,14 @@ class Learner:
     def __init__(self) -> None:
         self.estimate = AcceptanceEstimate()
         self.served = ServedLengths()
-        self._plain = 0  # rounds since the last try
+        self._rounds_since_try = 0
         self._due = self.LEAST
 
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], plain: bool) -> None:
         """The verdict of a round; `plain` while drafts are only tried."""
         counts = judged(rows, verdict)
         if counts is None:
-            self._plain += 1
+            self._rounds_since_try += 1
             return
         accepted, rejected = counts
         if plain:
@@ -186,13 +186,13 @@ class Learner:
 
     def tries(self, lost: Callable[[], float]) -> bool:
         """Whether to draft in this round of plain decoding, where that costs `lost` plain rounds."""
-        if self._plain < self._due:
+        if self._rounds_since_try < self._due:
             return False
         if self._due > self.AGAIN:
             self._due = max(self.LEAST, int(lost() / self.BUDGET))
-            if self._plain < self._due:
+            if self._rounds_since_try < self._due:
                 return False
-        self._plain, self._due = 0, self.LEAST
+        self._rounds_since_try, self._due = 0, self.LEAST
         return True
 
 
@@ -212,7 +212,7 @@ class Goodput(Controller):
         self.low, self.high = settings.draft_range
         self.k = min(max(self.k, self.low), self.high)
         self.learner = Learner()
-        self._sizes: deque[int] = deque(maxlen=4)  # rows of the last rounds
+        self._last_sizes: deque[int] = deque(maxlen=4)
         self._speeds: dict[tuple[int, ...], list[float]] = {}
         self._urge = 0  # rounds in a row in which it would have paid to begin or end plain decoding
         self._asked, self._answer = (-1.0, 0, 0), self.k
@@ -222,7 +222,7 @@ class Goodput(Controller):
         return self.learner.estimate.rate
 
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
-        self._sizes.append(len(rows))
+        self._last_sizes.append(len(rows))
         self.learner.observe(rows, verdict, plain=not self.k)
 
     def finished(self, rows: Sequence[Request]) -> None:
@@ -235,7 +235,7 @@ class Goodput(Controller):
         return self._answer
 
     def _decide(self, rows: Sequence[Request], context: int) -> int:
-        count = max((len(rows), *self._sizes))  # where lanes alternate, the batch at hand may be the smaller one
+        count = max((len(rows), *self._last_sizes))  # where lanes alternate, the batch at hand may be the smaller one
         context = context * count // max(1, len(rows))
         speeds = self._predicted(count, context)
         best = self.low + speeds.index(max(speeds))
@@ -310,7 +310,7 @@ class Feedback(Controller):
         self.k = min(max(self.k, self.low), self.high)
         self._ratios: deque[float] = deque(maxlen=self.WINDOW)
         self._latencies: deque[float] = deque(maxlen=self.WINDOW)
-        self._new = 0  # verdicts since the last adjustment
+        self._verdicts_since_adjustment = 0
 
     @property
     def acceptance(self) -> float | None:
@@ -323,9 +323,9 @@ class Feedback(Controller):
         return sorted(self._latencies)[ceil(0.95 * len(self._latencies)) - 1] if self._latencies else 0.0
 
     def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
-        if self._new >= self.INTERVAL:
+        if self._verdicts_since_adjustment >= self.INTERVAL:
             self._adjust(queue_depth)
-            self._new = 0
+            self._verdicts_since_adjustment = 0
         return self.k
 
     def _adjust(self, queue_depth: int) -> None:
@@ -341,4 +341,4 @@ class Feedback(Controller):
             if row.k:
                 self._ratios.append(accepted / row.k)
                 self._latencies.append(now_s - row.turn_s)
-                self._new += 1
+                self._verdicts_since_adjustment += 1

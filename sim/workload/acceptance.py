@@ -292,7 +292,7 @@ def _cumulative(rows: list[list[int]]) -> Floats:
     return flat
 
 
-def _found(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms) -> NDArray[np.int64]:
+def _run_lengths(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms) -> NDArray[np.int64]:
     """The run length of each uniform number in its row."""
     at = np.searchsorted(cumulative, uniforms + row, side="right")
     run: NDArray[np.int64] = np.minimum(at - row * (LONGEST + 1), LONGEST)
@@ -311,7 +311,7 @@ def draw_runs(
     begins = np.zeros(len(uniforms), dtype=bool)
     at, before, request = starts.copy(), np.zeros_like(starts), np.arange(len(starts))
     while len(at):  # one run of every request per step
-        run = _found(model.starts, 2 * kind[request] + (before > 0), uniforms[at])
+        run = _run_lengths(model.starts, 2 * kind[request] + (before > 0), uniforms[at])
         runs[at] = run
         begins[at] = True
         at, before = at + run + 1, run
@@ -321,5 +321,5 @@ def draw_runs(
     inner = np.flatnonzero(~begins)
     start = np.maximum.accumulate(np.where(begins, np.arange(len(runs)), 0))[inner]
     left = start + runs[start] - inner
-    runs[inner] = _found(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[inner])
+    runs[inner] = _run_lengths(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[inner])
     return runs.astype(np.uint8)

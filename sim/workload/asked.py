@@ -46,13 +46,13 @@ class AskedAcceptance(Acceptance):
             return Acceptance(**self._given)
         from pdvsim.sim.workload.counters import read_acceptance
 
-        found = read_acceptance(self.acceptance_from)
-        if pair.startswith("ngram:") and found.acceptance_trace is None:
+        acceptance = read_acceptance(self.acceptance_from)
+        if pair.startswith("ngram:") and acceptance.acceptance_trace is None:
             raise ValueError(
                 f"{self.acceptance_from} cannot give the acceptance of n-gram drafts: vLLM counts no rounds without "
                 "a match; give recorded rounds or --acceptance-model"
             )
-        return found
+        return acceptance
 
 
 def usual_acceptance(pair: str, traffic: Traffic) -> Acceptance:

@@ -59,18 +59,18 @@ def origins_of(lengths: Sequence[tuple[int, int]]) -> list[Origins]:
     A prompt that has room for the last prompt and answer repeats both. One that is shorter, but not shorter than the
     last prompt, repeats that without the answer; one that is shorter still is taken as a new start.
     """
-    found: list[Origins] = []
+    origins: list[Origins] = []
     texts: Origins = ((ENDLESS, 0),)
-    said, answered = 0, 0  # tokens of the last prompt, and with its answer
+    last_prompt, last_total = 0, 0
     for turn, (prompt, output) in enumerate(lengths):
-        if turn and prompt < answered:
-            shared = said if prompt >= said else 0
+        if turn and prompt < last_total:
+            shared = last_prompt if prompt >= last_prompt else 0
             whole = tuple(text for text in texts if text[0] <= shared)
             cut = tuple((shared, first) for end, first in texts[len(whole) : len(whole) + 1] if shared)
             texts = (*whole, *cut, (ENDLESS, turn))
-        found.append(texts)
-        said, answered = prompt, prompt + output
-    return found
+        origins.append(texts)
+        last_prompt, last_total = prompt, prompt + output
+    return origins
 
 
 class Recorded(NamedTuple):
@@ -83,13 +83,13 @@ class Recorded(NamedTuple):
 
     def ordered(self, order: Sequence[int], count: int, rng: np.random.Generator) -> NDArray[np.int64]:
         """Rows and conversation numbers of `count` requests: conversations in `order`, and then any, as new ones."""
-        found: list[tuple[int, int]] = []
+        requests: list[tuple[int, int]] = []
         session = 0
-        while len(found) < count:
+        while len(requests) < count:
             at = order[session] if session < len(order) else int(rng.integers(len(self.rows)))
-            found += [(row, session) for row in self.rows[at]]
+            requests += [(row, session) for row in self.rows[at]]
             session += 1
-        return np.array(found[:count], dtype=np.int64).T
+        return np.array(requests[:count], dtype=np.int64).T
 
 
 def recorded(sessions: Sequence[str], turns: NDArray[np.int64], lengths: NDArray[np.int64]) -> Recorded:

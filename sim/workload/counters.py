@@ -31,7 +31,7 @@ COUNTER = re.compile(
     r"(\{.*\})?\s+(\S+)"
 )
 POSITION = re.compile(r'[{,]\s*position="(\d{1,3})"')
-STEPS = 50  # of bisection
+BISECTION_STEPS = 50
 UNEVEN = 0.98  # relative to the draft tokens with one draft length
 
 
@@ -64,9 +64,9 @@ def _of_metrics(path: str, text: str) -> tuple[float, float, float, list[float]]
     counts: dict[str, float] = defaultdict(float)  # of all engines of a server
     positions: dict[int, float] = defaultdict(float)
     for number, line in enumerate(text.splitlines(), 1):
-        if not (found := COUNTER.match(line.strip())):
+        if not (counter := COUNTER.match(line.strip())):
             continue
-        name, labels, value = found.groups()
+        name, labels, value = counter.groups()
         count = _count(path, f"line {number}", value)
         if name != "num_accepted_tokens_per_pos":
             counts[name] += count
@@ -107,14 +107,14 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
     length = len(shares) or round(min(tokens / drafts, LONGEST_RUN))
     if not length or max([accepted / drafts / length, *shares]) > 1:
         raise bad(path, "", "has inconsistent counts: more tokens accepted than drafted", READ)
-    found = f"{path}: {drafts:,.0f} drafts"
+    heading = f"{path}: {drafts:,.0f} drafts"
     if len(shares) < 2:
         rate = round(shares[0] if shares else _rate(accepted / drafts, length), 4)
-        _note(f"{found} of up to {length} tokens, acceptance rate {rate:g}")
+        _note(f"{heading} of up to {length} tokens, acceptance rate {rate:g}")
         return Acceptance(acceptance_rate=rate)
     rates = [round(min(shares[: at + 1]), 4) for at in range(length)]
     going_on = rates[-1] / rates[-2] if rates[-2] else 0.0
-    text = f"{found}, accepted by position {', '.join(f'{rate:.2f}' for rate in rates)}"
+    text = f"{heading}, accepted by position {', '.join(f'{rate:.2f}' for rate in rates)}"
     if length < POSITIONS:
         text += f"; further positions: {going_on:.2f} times the one before"
     if tokens < UNEVEN * drafts * length:
@@ -128,7 +128,7 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
 def _rate(accepted: float, k: int) -> float:
     """The rate at which a round of draft length k accepts so many tokens, by bisection."""
     low, high = 0.0, 1.0
-    for _ in range(STEPS):
+    for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2
         low, high = (middle, high) if expected_tokens(middle, k) - 1 < accepted else (low, middle)
     return low

@@ -77,8 +77,8 @@ ACCEPTED = (
 def columns_of(names: list[str]) -> dict[ColumnRole, str]:
     """The names of a header or of an object's keys, by role."""
     plain = {_plain(name): name for name in reversed(names)}  # the first of two equal names
-    found = {role: next((plain[name] for name in known if name in plain), None) for role, known in NAMES.items()}
-    return {role: name for role, name in found.items() if name is not None}
+    columns = {role: next((plain[name] for name in known if name in plain), None) for role, known in NAMES.items()}
+    return {role: name for role, name in columns.items() if name is not None}
 
 
 @lru_cache(maxsize=4)
@@ -90,8 +90,8 @@ def _read(name: str, path: str, tokenizer: str | None, version: tuple[int, int])
 def read_requests(name: str, path: str, tokenizer: str | None = None) -> Trace:
     """The requests of a trace, cached while the file is unchanged."""
     try:
-        found = stat(path)
-        version = found.st_mtime_ns, found.st_size
+        status = stat(path)
+        version = status.st_mtime_ns, status.st_size
     except (OSError, ValueError):
         version = 0, 0  # the reader reports the error
     return _read(name, path, tokenizer, version)

@@ -31,7 +31,7 @@ from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain
 from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import LENGTHS, TRACES, Acceptance, Traffic
 
-CHUNK = 4096  # requests sampled together
+CHUNK_REQUESTS = 4096
 
 
 class Replay(NamedTuple):
@@ -67,7 +67,7 @@ class Workload:
     Only a file of lengths and a replayed trace are held in memory.
     """
 
-    def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK) -> None:
+    def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK_REQUESTS) -> None:
         self.traffic, self.chunk = traffic, chunk
         seeds = np.random.SeedSequence(traffic.seed).spawn(7)
         rngs = [np.random.default_rng(s) for s in seeds]

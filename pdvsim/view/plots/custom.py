@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-FEW = 10  # most values of an option that each get a tick
+MOST_TICKED_VALUES = 10
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def _names(grid: Any, axis: Layout, entries: list[Entry], by_metric: bool) -> No
         elif min(values) > 0 and max(values) >= 8 * min(values):
             axes.set_xscale("log", base=2)
             axes.minorticks_off()
-        if values and axis.x != "load" and _numeric(values) and len(values) <= FEW:
+        if values and axis.x != "load" and _numeric(values) and len(values) <= MOST_TICKED_VALUES:
             axes.set_xticks(values, [value_text(v) for v in values])
         axes.set_xlabel("")
     for axes in grid[-1]:

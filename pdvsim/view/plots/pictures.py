@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 LOGARITHMIC = ("ttft", "e2el")
-ACROSS = 4  # most panels in a row
-FACETS = 12  # most settings in one plot
+MOST_PANELS_PER_ROW = 4
+MAX_SETTINGS = 12
 DASHES: tuple[Literal["-", ":"], ...] = ("-", ":")  # busy, bandwidth
 LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 
@@ -67,7 +67,7 @@ def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "")
     entries = entries_of(points)
     archs = list(dict.fromkeys(points["arch"]))
     lanes = [lane for lane in LANES if f"lanes_{lane}_utilisation" in points]
-    across = min(len(archs), ACROSS)
+    across = min(len(archs), MOST_PANELS_PER_ROW)
     down = -(-len(archs) // across)
     drawn = "Lines" if points["load"].nunique(dropna=False) > 1 else "Bars"
     inside = "dotted" if drawn == "Lines" else "narrow"
@@ -101,15 +101,15 @@ def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") 
 def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str) -> Figure:
     """Panels by setting, one curve per architecture, with one scale per metric."""
     groups = [(dict(zip(names, key, strict=True)), mine) for key, mine in points.groupby(list(names), sort=False)]
-    shown = groups[:FACETS]
-    whole = len(shown) <= ACROSS  # room for more than one metric
+    shown = groups[:MAX_SETTINGS]
+    whole = len(shown) <= MOST_PANELS_PER_ROW  # room for more than one metric
     metrics = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms") if whole else ("output_throughput",)
-    across = len(shown) if whole else ACROSS
+    across = len(shown) if whole else MOST_PANELS_PER_ROW
     down = len(metrics) if whole else -(-len(shown) // across)
     entries = [entries_of(mine) for _, mine in shown]
     every = [entry for mine in entries for entry in mine]
     curves = curves_of(every)
-    left_out = f"The first {FACETS} of {len(groups)} settings; pdvsim plot shows all. " if shown != groups else ""
+    left_out = f"The first {MAX_SETTINGS} of {len(groups)} settings; pdvsim plot shows all. " if shown != groups else ""
     with styled():
         figure = new_figure(
             max(4.0 * across, 8) + 0.5, 3.3 * down + 0.8, left_out + caption(points, setting, names), title
