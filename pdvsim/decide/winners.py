@@ -49,7 +49,7 @@ from pdvsim.view.setting import acceptance_notes, is_assumed
 
 Axis = Literal["acceptance", "size", "card"]
 Place = float | str  # an acceptance rate, a pair, or a card
-CHOSEN_COLUMNS = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
+CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
 PLACE_OPTIONS = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}
 
 
@@ -264,7 +264,7 @@ def _rows(grid: Grid, load: float, place: Place, finals: Finals) -> list[Row]:
 
 def _chosen(experiment: Experiment) -> dict[str, Any]:
     """The main tuned settings, as keywords of a run; no draft length if nothing is drafted."""
-    settings = {name: getattr(experiment.server, name) for name in CHOSEN_COLUMNS}
+    settings = {name: getattr(experiment.server, name) for name in CHOSEN}
     return settings if experiment.speculates else settings | {"controller": "fixed", "num_speculative_tokens": 0}
 
 
