@@ -45,11 +45,11 @@ from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Request, Role, Work
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.device import HasDraft
 from pdvsim.sim.machine.node import Device
 from pdvsim.sim.records import Columns
 
 Pins = Callable[[Work], "Sequence[int] | None"]
-HasDraft = Callable[[Request], bool]
 
 ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
 WARM_UPS = 5

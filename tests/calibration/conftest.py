@@ -19,7 +19,7 @@ def everything(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Vali
     """The shipped runs, each predicted for any machine and for its own."""
     folder = tmp_path_factory.getbasetemp()
     path = (folder if worker_id == "master" else folder.parent) / "predictions.pickle"
-    with FileLock(f"{path}.lock"):
+    with FileLock(f"{path}.lock", timeout=500):
         if not path.exists():
             runs = [run for name in SHIPPED for run in read_runs(DATA / name)]
             path.write_bytes(pickle.dumps(validate(runs, jobs=1)))

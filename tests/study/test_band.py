@@ -65,13 +65,19 @@ def test_groups_are_told_by_load_lanes_and_what_is_demanding() -> None:
     assert groups(arrivals, 100.0, 0.0)[0] == "open, lanes"
 
 
-def test_long_prompts_have_bars_of_their_own() -> None:
+@pytest.mark.parametrize(
+    ("metric", "factor"),
+    [
+        ("mean_ttft_ms", 2),
+        pytest.param("mean_tpot_ms", 1.2, marks=pytest.mark.xfail(reason="1.16", strict=True, raises=AssertionError)),
+    ],
+)
+def test_long_prompts_have_bars_of_their_own(metric: str, factor: float) -> None:
     short = serving("pdv", pair=LONG)
     short = replace(short, traffic=replace(short.traffic, max_concurrency=None, request_rate=2.0))
     long = replace(short, traffic=replace(short.traffic, input_len=2000))
     few, many = (spanned(simulate(experiment)) for experiment in (short, long))
-    assert many["mean_ttft_ms_error"] > 2 * few["mean_ttft_ms_error"]
-    assert many["mean_tpot_ms_error"] > few["mean_tpot_ms_error"]
+    assert many[f"{metric}_error"] > factor * few[f"{metric}_error"]
 
 
 @pytest.mark.parametrize(
