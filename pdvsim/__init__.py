@@ -47,9 +47,12 @@ def run(**options: Any) -> Run:
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends
     from pdvsim.study.inputs import checked
+    from pdvsim.study.length import long_enough
 
-    experiment = build(AskedExperiment, options).asked()
-    return Run(simulate(experiment, requests=checked(experiment)), ends(experiment))
+    asked = build(AskedExperiment, options).asked()
+    checked(asked)
+    experiment = long_enough(asked)
+    return Run(simulate(experiment), ends(experiment))
 
 
 def sweep(**options: Any) -> SweepPoints:
@@ -100,7 +103,7 @@ def advise(**options: Any) -> Advice:
     from pdvsim.decide.runs import Bench
 
     chosen = build(AdviseOptions, options)
-    advice = answer(chosen.question(), Bench(chosen.jobs))
+    advice = answer(chosen.question(), Bench(chosen.jobs, prompts=chosen.traffic.num_prompts))
     advice.drawn_by = advice_figure
     return advice
 

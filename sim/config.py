@@ -56,6 +56,9 @@ class Scoring:
 
     A closed loop is then measured until its last request is sent, so that its drain is excluded too.
     """
+    steady: bool = False
+    """Measure the steady state. The run is as long as its load needs (or --num-prompts), its start is excluded (or
+    --warmup-requests), and so is the drain: measured are the requests up to the last that waits for no answer."""
     detailed: bool = True
     """Keep a record of each request and launch. --no-detailed keeps metrics only: constant memory, percentiles ±1%."""
 

@@ -48,7 +48,8 @@ def simulate(
     keeper, tally = Keeper(log), None
     if not experiment.scoring.detailed:
         reaches = profile.reaches(site.pair)
-        tally = Tally(experiment, len(requests), bandwidths(experiment, profile), log, site.settled_s, reaches)
+        starts = requests.starts if isinstance(requests, Workload) else sum(not request.turn for request in requests)
+        tally = Tally(experiment, len(requests), bandwidths(experiment, profile), log, site.settled_s, reaches, starts)
     client = Client(env, requests, experiment, site, progress, tally or keeper)
     with own_errors(experiment.arch), no_collector():
         client.run()

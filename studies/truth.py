@@ -68,11 +68,17 @@ class Trial:
         server = Server(pair=self.pair)
         traffic = replace(self.traffic, num_prompts=times * self.traffic.num_prompts)
         base = Experiment("colocated", traffic, Acceptance(acceptance_rate=self.acceptance), server)
-        return self.goal.prepared(base, WARMUP)
+        return _warmed(self.goal.prepared(base))
 
     def served(self, candidate: Experiment) -> Experiment:
         """A candidate in a run as long as the served one."""
-        return suited(self.goal.prepared(replace(candidate, traffic=self.traffic), WARMUP))
+        return suited(_warmed(self.goal.prepared(replace(candidate, traffic=self.traffic))))
+
+
+def _warmed(experiment: Experiment) -> Experiment:
+    """The experiment as it was served: measured after the first tenth, to the last finish."""
+    warmup = int(WARMUP * experiment.traffic.num_prompts)
+    return replace(experiment, scoring=replace(experiment.scoring, steady=False, warmup_requests=warmup))
 
 
 def chat(rate: float, prompts: int) -> Traffic:
@@ -115,7 +121,7 @@ TRIALS = (
 def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     """The decision, and the entries to serve."""
     base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
-    [best] = tuned(Search(goal, SPACE, WARMUP), [base], bench)
+    [best] = tuned(Search(goal, SPACE), [base], bench)
     *_, finals = replicated(best, goal, bench, SEEDS, 0.01)
     recommended = best[chosen(finals.held, best, base)]
     tied = (finals.held.best, *finals.held.unsure)

@@ -14,16 +14,8 @@ from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.fleet import Way, drafters, fleets
-from pdvsim.decide.options import (
-    BUDGET,
-    LOOP_PROMPTS,
-    PROMPTS,
-    WARMUP_SHARE,
-    ChoiceOptions,
-    forewarn_few,
-    own_rate,
-)
-from pdvsim.decide.runs import LOOP_TURNS, Bench, load_axis
+from pdvsim.decide.options import BUDGET, ChoiceOptions, forewarn_few, own_rate
+from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
@@ -50,9 +42,6 @@ class AdviseOptions(ChoiceOptions):
         """The question of these options; a ValueError names what is wrong."""
         traffic = self._traffic()
         base = self._base(traffic)
-        batch = load_axis(traffic) == "requests"
-        if batch and self.warmup_share != WARMUP_SHARE:
-            raise ValueError("--warmup-share has no effect for a batch job: all its requests count")
         drafted = self._drafters(base)
         if traffic.dataset_path is not None and traffic.max_model_len is None:  # the same requests for all drafters
             contexts = [way.of(base).context for way in drafted]
@@ -64,7 +53,6 @@ class AdviseOptions(ChoiceOptions):
             self.goal(load_axis(traffic) == "load"),
             self.num_runs,
             self.indifference,
-            0.0 if batch else self.warmup_share,
             self.budget,
             self.gpu_hour_usd,
             self._ways(base, drafted),
@@ -75,8 +63,7 @@ class AdviseOptions(ChoiceOptions):
         rate, concurrency = self.request_rate, self.concurrency
         if rate < math.inf and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
-        usual = PROMPTS if concurrency is None else max(LOOP_PROMPTS, LOOP_TURNS * concurrency)
-        traffic = self.traffic.asked(usual, self.server.given(), request_rate=rate, max_concurrency=concurrency)
+        traffic = self.traffic.asked(self.server.given(), request_rate=rate, max_concurrency=concurrency)
         if load_axis(traffic) != "requests":
             return traffic
         if traffic.use_trace_timestamps or trace_rate(traffic) is not None:
@@ -128,7 +115,8 @@ def main(argv: list[str]) -> int:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
     with Progress(question.budget, "simulations", args.json, after_s=0, bound="at most") as progress:
-        bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)))
+        prompts = args.options.traffic.num_prompts
+        bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)), prompts=prompts)
         advice = advise(question, bench)
     pictures = {}
     if advice.recommended and (files or page):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import inf
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
@@ -14,9 +13,9 @@ from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.figures import capacity_figure
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import DecisionOptions, forewarn_few
-from pdvsim.decide.runs import Bench, without_band
+from pdvsim.decide.runs import Bench, saturated, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.config import Experiment
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 
@@ -35,12 +34,12 @@ class CapacityOptions(DecisionOptions):
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
         server = self.server.given()
-        traffic = self.traffic.asked(Traffic.usual_prompts, server)
+        traffic = self.traffic.asked(server)
         arch = self.arch[0] if self.arch else Experiment.arch
         base = self.experiment(arch, traffic, server)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
         space = self.server.space(self.arch) if self.arch else None
-        return Plan(base, self.arch, self.num_runs, goal, self.tolerance, self.warmup_share, space)
+        return Plan(base, self.arch, self.num_runs, goal, self.tolerance, space, prompts=self.traffic.num_prompts)
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ def main(argv: list[str]) -> int:
 
     date = output.now()
     files, page = output.answer_files("capacity", args.output, date), page_file(args.html)
-    # saturated, as in a batch job
-    runs = [without_band(plan.experiment(case, inf)) for case in plan.cases() for _ in range(ESTIMATED_RUNS)]
+    one = replace(plan.goal.prepared(plan.base), arch=plan.archs[0])
+    runs = [without_band(saturated(one))] * len(plan.cases()) * ESTIMATED_RUNS
     forewarn_few(plan.num_runs, len(plan.archs))
     forewarn(runs, args.options.jobs)
     tuning = most_runs(plan.space, 1) if plan.space else 0

@@ -18,8 +18,6 @@ from pdvsim.sim.config import Scoring, Server
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 
-PROMPTS = 60  # requests per simulation, at least three times the batch size
-
 
 @dataclass(frozen=True)
 class TableServer(Server):
@@ -59,9 +57,9 @@ class DraftTableOptions(ExperimentOptions):
     def question(self) -> DraftQuestion:
         """The question of these options; a ValueError names what is wrong."""
         server = plain(Server, self.server)
-        traffic = self.traffic.asked(PROMPTS, server)
-        base = self.experiment("colocated", traffic, server)
-        return DraftQuestion(base, self.max_k, self.against, self.engine, self.indifference, self.num_runs)
+        base = self.experiment("colocated", self.traffic.asked(server), server)
+        given = (self.max_k, self.against, self.engine, self.indifference, self.num_runs, self.traffic.num_prompts)
+        return DraftQuestion(base, *given)
 
 
 @dataclass(frozen=True)

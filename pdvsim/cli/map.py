@@ -9,7 +9,7 @@ from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.fleet import fleets
-from pdvsim.decide.options import LOOP_PROMPTS, PROMPTS, ChoiceOptions, forewarn_few, own_rate
+from pdvsim.decide.options import ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import Axis, Grid, Place, draw_map, size_ratio
@@ -77,7 +77,7 @@ class MapOptions(ChoiceOptions):
         elif self.try_cards:
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.traffic.asked(PROMPTS if rates else LOOP_PROMPTS, self.server.given(), *pairs)
+        traffic = self.traffic.asked(self.server.given(), *pairs)
         arch = self.archs[0] if self.archs else Experiment.arch
         # each cell of --y acceptance sets its own
         base = self.experiment(arch, traffic, self.server.given(), assumed=self.y == "acceptance")
@@ -93,7 +93,6 @@ class MapOptions(ChoiceOptions):
             places,
             self.num_runs,
             self.goal(at_rate=not loads),
-            self.warmup_share,
             self.indifference,
             fleets(base, self.archs, self.gpus) if self.gpus > 1 else (),
             self.against,
@@ -122,7 +121,8 @@ def main(argv: list[str]) -> int:
     forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
     runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
     with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
-        winners = draw_map(grid, Bench(args.options.jobs, progress.update, band=grid.against is not None))
+        banded, prompts = grid.against is not None, args.options.traffic.num_prompts
+        winners = draw_map(grid, Bench(args.options.jobs, progress.update, banded, prompts))
     pictures = {"The map": map_figure(winners)} if winners.cells else {}
     if winners.differences is not None:
         files.append(output.check_file(files[0].with_name("differences.png")))

@@ -18,16 +18,21 @@ def main(argv: list[str]) -> int:
     from pdvsim.cli.runfiles import RunFiles
     from pdvsim.sim.run import simulate
     from pdvsim.study.band import ends, wanted
+    from pdvsim.study.length import long_enough, too_short
 
-    requests = checked(args.experiment)  # reports bad input before a folder is made
+    checked(args.experiment)  # reports bad input before a folder is made
     files = RunFiles.checked(args)
-    forewarn([args.experiment])
-    runs = 3 if wanted(args.experiment) else 1
-    with Progress(runs * args.experiment.traffic.num_prompts, "requests", args.json) as progress:
-        result = simulate(args.experiment, progress.update, requests=requests, traced=bool(args.trace_out))
-        run = Run(result, ends(args.experiment, progress.update))
+    experiment = long_enough(args.experiment)
+    forewarn([experiment])
+    runs = 3 if wanted(experiment) else 1
+    with Progress(runs * experiment.traffic.num_prompts, "requests", args.json) as progress:
+        result = simulate(experiment, progress.update, traced=bool(args.trace_out))
+        run = Run(result, ends(experiment, progress.update))
     document = files.write(run)
     print(document if args.json else run.table())
+    if short := too_short(experiment.traffic, run.metrics):
+        hint = "raise --num-prompts" if experiment.scoring.steady else "--steady makes it long enough"
+        say("pdvsim", f"{short}; {hint}")
     if files.paths:
         say("pdvsim", f"saved {', '.join(map(str, files.paths))}")
     return 0

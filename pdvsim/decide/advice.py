@@ -34,6 +34,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
+from pdvsim.study.length import length_of, too_short
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed
@@ -70,7 +71,6 @@ class Question:
     goal: Goal
     num_runs: int = 5
     indifference: float = 0.01
-    warmup_share: float = 0.2
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
     ways: tuple[Way, ...] = ()  # compared instead of architectures
@@ -331,10 +331,13 @@ def _inconclusive(advice: Advice) -> list[str]:
     held, traffic = advice.held_rate, advice.question.base.traffic
     if held is not None:
         return [f"the highest rate it holds is {positive(held, 1)} req/s"] if traffic.request_rate > held.mean else []
+    if short := next(filter(None, (too_short(traffic, row) for row in advice.rows)), ""):
+        return [f"{short}: raise --num-prompts"]
     if 2 * sum(row["stability"] == "inconclusive" for row in advice.rows) <= len(advice.rows):
         return []
-    short = f"runs of {traffic.num_prompts} requests are too short to show that the queue stays bounded"
-    return [f"{short}: raise --num-prompts"]
+    assert advice.recommended is not None
+    runs = f"runs of {advice.recommended.traffic.num_prompts} requests"
+    return [f"{runs} are too short to show that the queue stays bounded: raise --num-prompts"]
 
 
 def _nothing(advice: Advice) -> str:
@@ -529,14 +532,16 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     accepted = dict.fromkeys(way.acceptance_text for way in ask.drafters)
     counts = sorted({len(rows) for rows in advice.finals.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
-    warm = f", the first {ask.warmup_share:.0%} excluded" if ask.warmup_share else ""
+    length = length_of(best)
+    runs = f"{length.measured} requests"
+    if best.scoring.steady:
+        runs += f" in the steady state (after the first {length.start}, without the drain)"
     most = "lowest" if ask.goal.sign < 0 else "highest"
     return [
         f"objective: {most} {NAMES[ask.goal.objective]} among the settings that {able}",
         f"searched {len(advice.search.figures)} settings in short runs, each {who} at its best{left}; "
         f"{advice.runs} of {ask.budget} simulations used, in {advice.spent_s:.0f} s",
-        f"{len(advice.finals)} finalists: {seeds} seeds of {best.traffic.num_prompts} "
-        f"requests{warm}; the search used other seeds",
+        f"{len(advice.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
         *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),
         *rests_on(ask.base.traffic, advice.rows),
     ]

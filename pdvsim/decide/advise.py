@@ -33,7 +33,6 @@ def advise(question: Question, bench: Bench) -> Advice:
     search = Search(
         question.goal,
         question.space,
-        question.warmup_share,
         question.indifference,
         int(SEARCH_SHARE * question.budget),
         question.ways,

@@ -2,22 +2,22 @@
 
 Each architecture is tuned first, near the rate that it holds with the settings that the formula predicts.
 
-A rate holds in a run if the required share of the requests (after the warm-up) meets every service level and the run is
-labelled stable; an inconclusive run does not count. A run at the held rate lasts at least `LONG` request durations, so
-that a server that starts empty is full before the warm-up ends. Each replication has its own seed and search, in which
-the same requests are compressed in time. This gives one capacity per seed, an interval over seeds, and paired
-differences between architectures. Rates are those of the sampled arrivals, not of the process: otherwise a seed whose
-requests happen to arrive slowly would seem to hold more.
+A rate holds in a run if the required share of the requests in its steady state meets every service level and the run
+is labelled stable; an inconclusive run does not count. All runs last as long as the slowest server that holds its rate
+needs (`sim.metrics.steady`). Each replication has its own seed and search, in which the same requests are compressed in
+time. This gives one capacity per seed, an interval over seeds, and paired differences between architectures. Rates are
+those of the sampled arrivals, not of the process: otherwise a seed whose requests happen to arrive slowly would seem to
+hold more.
 
-Limits: runs are finite, so a server slightly above its capacity may hold for a while; a larger --num-prompts makes that
-rarer. The share of requests is not exactly monotone in the rate: the reported rate held and the next one, by the
-tolerance, did not, but a still higher one might hold by chance.
+Limits: runs are finite, so a server slightly above its capacity may hold for a while. The share of requests is not
+exactly monotone in the rate: the reported rate held and the next one, by the tolerance, did not, but a still higher one
+might hold by chance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,18 +38,18 @@ from pdvsim.decide.report import (
 )
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Server
+from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
-from pdvsim.sim.workload.requests import Workload
+from pdvsim.sim.metrics.steady import Length, rate_length
 from pdvsim.study import output
+from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, service_s, with_length
 from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable
 
-LONG = 16  # length of a run at the held rate, in request durations
-LONG_TALKS = 8  # and in durations of a conversation, where there are any
+FEW = 100  # least requests measured in a coarse search
 
 Case = tuple[Arch, int]  # architecture and seed
 
@@ -63,9 +63,12 @@ class Plan:
     num_runs: int
     goal: Goal
     tolerance: float = 0.02
-    warmup_share: float = 0.2
     space: Space | None = None  # settings to tune each architecture over; None: those of the base
     servers: Mapping[Arch, Server] = field(default_factory=dict)  # tuned settings
+    prompts: int | None = None  # requests of a run per server; None: as many as the load needs, by the next two
+    service_s: float = 0.0  # longest time that requests are in service at a rate held so far
+    transient_s: float = 0.0  # longest start of a run
+    share: float = 1.0  # of the measured part of a run, for a coarse search
 
     def __post_init__(self) -> None:
         check_list("arch", self.archs)
@@ -86,28 +89,39 @@ class Plan:
         return [(arch, seed) for arch in self.archs for seed in seeds]
 
     def experiment(self, case: Case, rate: float) -> Experiment:
-        """One run; the number of requests per server does not depend on the number of servers."""
+        """One run at a rate of the sampled arrivals."""
         arch, seed = case
-        prompts = self.base.hardware.replicas * self.base.traffic.num_prompts
-        traffic = replace(self.base.traffic, seed=seed, num_prompts=prompts)
-        scaled = replace(self.base, arch=arch, traffic=traffic, server=self.servers.get(arch, self.base.server))
-        return at_rate(self.goal.prepared(scaled, self.warmup_share), rate * mean_gap(traffic))
+        traffic = replace(self.base.traffic, seed=seed)
+        one = replace(self.base, arch=arch, traffic=traffic, server=self.servers.get(arch, self.base.server))
+        run = with_length(self.goal.prepared(one), self.length(rate))
+        if traffic.use_trace_timestamps:  # a log is as long as it is
+            run = replace(run, traffic=traffic, scoring=replace(run.scoring, warmup_requests=0))
+        return at_rate(run, rate * mean_gap(run.traffic))
 
-    def with_prompts(self, num_prompts: int) -> Plan:
-        """The same plan with runs of so many requests per server."""
-        return replace(self, base=replace(self.base, traffic=replace(self.base.traffic, num_prompts=num_prompts)))
+    def length(self, rate: float) -> Length:
+        """Requests of a run at a rate."""
+        if self.prompts is not None:
+            return given_length(self.prompts * self.base.hardware.replicas)
+        traffic = replace(self.base.traffic, request_rate=rate)
+        return rate_length(traffic, mean_turns(traffic), self.service_s, self.transient_s).short(self.share, FEW)
 
-    def needed(self, row: Row) -> int:
-        """Requests per server that a run at this row's rate must have, to be long enough.
+    def suffices(self, row: Row) -> bool:
+        """Whether runs of this plan are long enough for what a run showed."""
+        start_s = float(row["transient_s"])
+        longer = service_s(row) > CLOSE * self.service_s or not start_s <= CLOSE * self._start_s
+        return self.prompts is not None or self.base.traffic.use_trace_timestamps or not longer
 
-        It lasts `LONG` durations of a request, and `LONG_TALKS` of a conversation: its last turns come that late.
-        """
-        traffic, served_s = self.base.traffic, (float(row["mean_e2el_ms"]) - float(row["breakdown_ms_queue"])) / 1e3
-        lasts_s = LONG * served_s
-        if traffic.converses:
-            turns = Workload(traffic, Acceptance()).mean_turns
-            lasts_s = max(lasts_s, LONG_TALKS * turns * (served_s + traffic.think_time_s))
-        return math.ceil(float(row["load"]) * lasts_s / self.base.hardware.replicas)
+    @property
+    def _start_s(self) -> float:
+        """Start of a run at a rate of 1."""
+        return self.length(1.0).start
+
+    def lengthened(self, rows: Sequence[Row]) -> Plan:
+        """The plan with runs that are long enough for what these rows show."""
+        longest_s = max(map(service_s, rows))
+        starts_s = (float(row["transient_s"]) for row in rows)
+        start_s = max(2 * self._start_s if math.isnan(start_s) else start_s for start_s in starts_s)
+        return replace(self, service_s=max(self.service_s, longest_s), transient_s=max(self.transient_s, start_s))
 
 
 @dataclass(repr=False)
@@ -231,12 +245,9 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], held: Contest | No
     plan = answer.plan
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
-    long = f"{LONG} request durations"
-    long += f" and {LONG_TALKS} durations of a conversation" if plan.base.traffic.converses else ""
     notes = [
         f"a rate is held if {whose}{levels} and the queue does not grow",
-        f"runs of {plan.base.traffic.num_prompts} requests per server, at least {long}; "
-        f"the first {plan.warmup_share:.0%} excluded; rates within {plan.tolerance:.0%}; {answer.runs} runs",
+        f"{_lengths(answer)}; rates within {plan.tolerance:.0%}; {answer.runs} runs",
     ]
     if plan.num_runs > 1:
         family = f"; differences are paired by seed, each at {held.confidence:.1%}" if held else ""
@@ -247,7 +258,25 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], held: Contest | No
     if any("queue" in row["limited_by"] for row in answer.rows):
         notes.append(
             "queue: at the next rate it grew or the run was inconclusive; then ± reaches up to the throughput of the "
-            "saturated server, and a larger --num-prompts narrows it"
+            "saturated server"
         )
     served = (plan.experiment(case, 1.0) for case in plan.cases())
     return [*notes, *rests_on(plan.base.traffic, answer.rows), *acceptance_notes(served)]
+
+
+def _lengths(answer: Capacities) -> str:
+    """The length of the runs at the rates held."""
+    plan, held = answer.plan, [row for row in answer.rows if row["rate"]]
+    if not held:
+        return "no run held its rate"
+    runs = [plan.experiment((row["arch"], row["seed"]), row["rate"]) for row in held]
+    counts, starts = ({getattr(length_of(run), name) for run in runs} for name in ("measured", "start"))
+    times_s = [length_of(run).measured / run.traffic.request_rate for run in runs]
+    return (
+        f"runs at the rates held measure {_range(counts)} requests ({min(times_s):.0f} s or more) after the first "
+        f"{_range(starts)}; the drain is excluded"
+    )
+
+
+def _range(counts: set[int]) -> str:
+    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"

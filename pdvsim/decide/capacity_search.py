@@ -16,16 +16,25 @@ import numpy as np
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.capacity import Capacities, Case, Plan
 from pdvsim.decide.goal import attained
-from pdvsim.decide.runs import Bench, conversation_output_tokens, keeps_up, mean_output_tokens, saturated
+from pdvsim.decide.runs import (
+    Bench,
+    conversation_output_tokens,
+    delivered_tokens_per_s,
+    keeps_up,
+    mean_output_tokens,
+    saturated,
+)
 from pdvsim.decide.space import Space, with_best_length
-from pdvsim.decide.tune import SEARCH_RUN_SHARE, Search, tuned
+from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Arch
+from pdvsim.study.length import service_s
 
 WIDE_STEP = 1.25  # largest first step of a search; each later one may be the square of the one before
 COARSE = 0.1  # tolerance of the search before tuning
 NARROW_STEP = 1.06  # the same if the capacity of another seed or of shorter runs is known, which differs little
-FILLING = 3  # requests per run for each slot of a larger batch; with fewer the batch would never fill
-COARSE_LONG = 0.25  # run length for tuning, as a share of the full length
+COARSE_SHARE = 0.25  # of what a run measures, for tuning
+FIRST_GUESS = 0.25  # time in service, relative to that of a saturated server
+ROUNDS = 4  # searches in longer and longer runs
 REACH = 500.0  # search range, as a factor from the starting rate; below it requests hardly overlap
 STEEPNESS = 2.0  # head-room falls with about this power of the rate; used until two rates are known
 FAR_OFF = 0.3  # beyond this logarithm a head-room tells only the direction
@@ -141,7 +150,10 @@ class _Searches:
     def run(self) -> None:
         """Tune, search the first seed of every architecture, then the other seeds."""
         plan, first = self.plan, self.plan.base.traffic.seed
-        rates = {arch: self._most_held((arch, first)) for arch in plan.archs}
+        full = {arch: self._saturated(arch) for arch in plan.archs}
+        guess_s = FIRST_GUESS * min(map(service_s, full.values()))
+        self.plan = plan = replace(plan, service_s=max(plan.service_s, guess_s))
+        rates = {arch: self._most_held((arch, first), 1.0) for arch in plan.archs}
         if plan.space is not None and plan.space.steps_of(plan.archs):
             self._tune(plan.space, rates)
         starts, step = {(arch, first): rates[arch] for arch in plan.archs}, WIDE_STEP
@@ -162,23 +174,22 @@ class _Searches:
         known = self.brackets.get((leader, seed), Bracket(0.0, math.inf)).held
         return starts[arch] * (known / starts[leader] if known else 1.0)
 
-    def _settle(self, starts: dict[Case, float], step: float, tolerance: float, long: float = 1.0) -> None:
+    def _settle(self, starts: dict[Case, float], step: float, tolerance: float) -> None:
         """Search, and repeat all searches in longer runs if those at a held rate were too short.
 
-        All runs have one length; `long` is the sufficient share of the full length.
+        All runs at a rate have one length.
         """
         brackets = dict(self.brackets)
-        while True:
+        for last in (*[False] * (ROUNDS - 1), True):
             searches = {case: search(start, step, tolerance) for case, start in starts.items()}
-            self._lockstep(searches, brackets, shorter=True)
+            self._lockstep(searches, brackets, shorter=not last)
             held = {case: bracket.held for case, bracket in brackets.items() if bracket.held}
             rows = self.bench.rows([self.plan.experiment(case, rate) for case, rate in held.items()])
-            needed = int(long * max(map(self.plan.needed, rows), default=0))
-            if needed <= self.plan.base.traffic.num_prompts:
-                self.brackets = brackets
-                return
-            self.plan, step = self.plan.with_prompts(needed), NARROW_STEP
+            if all(map(self.plan.suffices, rows)):
+                break
+            self.plan, step = self.plan.lengthened(rows), NARROW_STEP
             starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
+        self.brackets = brackets
 
     def _tune(self, space: Space, rates: dict[Arch, float]) -> None:
         """Tune each architecture at about the rate that it holds; updates `rates`.
@@ -189,17 +200,15 @@ class _Searches:
         starts = {(arch, plan.base.traffic.seed): rates[arch] for arch in plan.archs}
         placed = {case[0]: plan.experiment(case, rate) for case, rate in starts.items()}
         guesses = {arch: with_best_length(at, space.draft_lengths).server for arch, at in placed.items()}
-        short = replace(plan, servers=guesses).with_prompts(max(1, plan.base.traffic.num_prompts // 2))
-        coarse = _Searches(short, self.bench)
-        coarse._settle(starts, WIDE_STEP, COARSE, COARSE_LONG)
-        # runs as long as those of the search: in shorter ones a batch would not fill at that rate
-        longer = coarse.plan.with_prompts(int(coarse.plan.base.traffic.num_prompts / SEARCH_RUN_SHARE))
+        coarse = _Searches(replace(plan, servers=guesses, share=COARSE_SHARE), self.bench)
+        coarse._settle(starts, WIDE_STEP, COARSE)
+        longer = replace(coarse.plan, share=1.0)
         for case, bracket in coarse.brackets.items():
             rates[case[0]] = bracket.held or rates[case[0]]
         places = [longer.experiment(case, rates[case[0]]) for case in starts]
-        tuning = Search(replace(plan.goal, objective="headroom"), space, plan.warmup_share, plan.tolerance)
+        tuning = Search(replace(plan.goal, objective="headroom"), space, plan.tolerance)
         best = tuned(tuning, places, self.bench, alone=True)
-        self.plan = replace(plan, servers={arch: best[at][arch].server for at, arch in enumerate(plan.archs)})
+        self.plan = replace(longer, servers={arch: best[at][arch].server for at, arch in enumerate(plan.archs)})
 
     def _larger_batches(self) -> dict[Case, float]:
         """Test larger batches at the first rate that did not hold.
@@ -216,9 +225,6 @@ class _Searches:
                 at = plan.experiment(case, bracket.failed)
                 [row] = self.bench.rows([at])
                 if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
-                    limits = [way.server.max_num_seqs for way in space.batches(at)]
-                    longer = plan.with_prompts(max(plan.base.traffic.num_prompts, *(FILLING * rows for rows in limits)))
-                    at = longer.experiment(case, bracket.failed)
                     larger = (way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs)
                     full[case] = [at, *larger]
         rows = iter(self.bench.rows([way for ways in full.values() for way in ways]))
@@ -241,30 +247,37 @@ class _Searches:
         while asked:
             rows = self.bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
             for case, row in list(zip(asked, rows, strict=True)):
-                unclear = shorter and plan.needed(row) > plan.base.traffic.num_prompts and keeps_up(row)
+                unclear = shorter and not plan.suffices(row) and keeps_up(row)
                 stable = unclear or row["stability"] == "stable"
-                holds = stable and plan.goal.attains(row) and asked[case] <= self._most_held(case)
+                holds = stable and plan.goal.attains(row) and asked[case] <= self._most_held(case, asked[case])
                 try:
                     asked[case] = searches[case].send(Held(holds, min(plan.goal.headrooms(row).values())))
                 except StopIteration as end:
                     brackets[case] = end.value
                     del asked[case]
 
-    def _most_held(self, case: Case) -> float:
+    def _saturated(self, arch: Arch) -> Row:
+        """A run of an architecture's servers with requests always waiting."""
+        plan = self.plan
+        server = plan.servers.get(arch, plan.base.server)
+        [row] = self.bench.rows([saturated(plan.goal.prepared(replace(plan.base, arch=arch, server=server)))])
+        return row
+
+    def _most_held(self, case: Case, rate: float) -> float:
         """The throughput of a case's servers when saturated: no higher rate can be held, whatever a run shows.
 
-        It is measured in output tokens, which one run gives more precisely than requests, as their lengths vary.
+        It is measured in output tokens, which one run gives more precisely than requests, as their lengths vary: those
+        of the run at `rate`.
         """
-        plan = self.plan
-        [row] = self.bench.rows([saturated(plan.experiment((case[0], plan.base.traffic.seed), 1.0))])
-        return float(row["output_throughput"]) / mean_output_tokens(plan.experiment(case, 1.0).traffic)
+        tokens_per_s = float(self._saturated(case[0])["output_throughput"])
+        return tokens_per_s / mean_output_tokens(self.plan.experiment(case, rate).traffic)
 
     def row(self, case: Case, bracket: Bracket, gpu_hour_usd: float | None) -> Row:
         """The result of a search, with the metrics and the cost at the rate held."""
         plan, (arch, seed) = self.plan, case
         experiment = plan.experiment(case, bracket.held or bracket.failed)
         [run] = self.bench.rows([experiment])
-        tokens_per_s = float(run["steady_output_throughput"]) if bracket.held else 0.0
+        tokens_per_s = delivered_tokens_per_s(experiment, run) if bracket.held else 0.0
         below, limit = bracket.held, "nothing"
         if bracket.failed < math.inf:
             below, limit = self._beyond(case, bracket.failed)
@@ -301,5 +314,5 @@ class _Searches:
         goal = self.plan.goal
         unclear = goal.attains(run) and run["stability"] == "inconclusive"
         missed = "+".join(name for name, room in goal.headrooms(run).items() if room < 1)
-        below = max(failed, self._most_held(case)) if unclear else failed
+        below = max(failed, self._most_held(case, failed)) if unclear else failed
         return below, missed or ("queue" if goal.attains(run) else "levels together")

@@ -14,10 +14,12 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request, Work
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
+from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.colocated import Colocated
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
+from pdvsim.study.length import given_length, mean_turns, with_length
 from pdvsim.study.stats import Interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
@@ -27,7 +29,6 @@ EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4
-RUN_BATCHES = 3  # least requests of a simulation, in batches
 LEAST_SHOWN_SHARE = 0.0005
 PLAIN = -1  # in place of a draft length: a server without a drafter
 
@@ -93,6 +94,7 @@ class DraftQuestion:
     engine: EngineName = "vllm"
     indifference: float = 0.02  # relative gains that start no new tier
     num_runs: int = 3
+    prompts: int | None = None  # requests of a simulation; None: as many as its closed loop needs
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -131,12 +133,11 @@ class DraftQuestion:
         )
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
-        """Replications of a closed loop of so many requests, measured after the first batch; k may be PLAIN."""
+        """Replications of a closed loop of so many requests; k may be PLAIN."""
         one = self.drafting(max(k, 0)) if k else replace(self.drafting(1), arch=IDLE_DRAFTER)
-        count = max(self.base.traffic.num_prompts, RUN_BATCHES * rows)
-        traffic = replace(one.traffic, num_prompts=count, max_concurrency=rows)
-        scoring = replace(one.scoring, warmup_requests=min(rows, count - 1))
-        return replications(replace(one, traffic=traffic, scoring=scoring), self.num_runs)
+        traffic = replace(one.traffic, max_concurrency=rows)
+        length = loop_length(traffic, mean_turns(traffic)) if self.prompts is None else given_length(self.prompts)
+        return replications(with_length(replace(one, traffic=traffic), length), self.num_runs)
 
 
 @dataclass(frozen=True)

@@ -46,8 +46,8 @@ def decided(
     `budget` limits the simulations for added seeds. With `everyone` all contenders are finalists with the same number
     of seeds. On Ctrl-C the finished runs are decided, then it is raised.
     """
-    best = tuned(search, places, bench)
-    finals = [_finalists(search, here, everyone) for here in best]
+    best = tuned(search, [bench.sized(search.goal.prepared(place)) for place in places], bench)
+    finals = [bench.lengthened(_finalists(search, here, everyone)) for here in best]
     interrupted: KeyboardInterrupt | None = None
     try:
         bench.rows([run for here in finals for mine in here.values() for run in replications(mine, num_runs)])
@@ -69,7 +69,7 @@ def _finalists(search: Search, best: Mapping[str, Experiment], everyone: bool) -
     plain = [name for name, candidate in best.items() if candidate.arch == "autoregressive"]
     names = dict.fromkeys([*list(best)[: None if everyone else FINALISTS], *plain[:1]])
     names |= dict.fromkeys(name for name in best if name in search.staying)
-    return {name: search.goal.prepared(best[name], search.warmup_share) for name in names}
+    return {name: best[name] for name in names}
 
 
 def replicated(

@@ -17,14 +17,16 @@ from dataclasses import dataclass, field, replace
 
 from pdvsim.decide.contest import contest, corrected, enough
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.runs import Bench, least_prompts, load_axis
+from pdvsim.decide.runs import Bench, load_axis, shortened
 from pdvsim.decide.space import with_best_length
 from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.steady import Length
+from pdvsim.study.length import length_of, with_length
 from pdvsim.study.stats import Interval
 
 BISECTION_STEPS = 3
-PROMPTS = 200  # requests per run: fewer than in the finals
+RUN_SHARE = 0.5  # of what a final run measures
 
 Move = Callable[[Experiment, float], Experiment]
 
@@ -100,12 +102,8 @@ class Rivalry:
         lengths = [k for k in self.search.space.draft_lengths if k or not drafting]
         if candidate.server.controller == "fixed":
             candidate = with_best_length(candidate, lengths)
-        traffic = candidate.traffic
-        whole = load_axis(traffic) == "requests"  # a shorter job would be a different load
-        few = traffic.num_prompts if whole else least_prompts(traffic, PROMPTS)
-        warmup = candidate.scoring.warmup_requests * few // traffic.num_prompts
-        scoring = replace(candidate.scoring, warmup_requests=warmup)
-        return replace(candidate, traffic=replace(traffic, num_prompts=few), scoring=scoring)
+        whole = load_axis(candidate.traffic) == "requests"  # a shorter job would be a different load
+        return candidate if whole else shortened(candidate, RUN_SHARE)
 
 
 @dataclass(frozen=True)
@@ -157,7 +155,8 @@ class _Walk:
         if self.bench.runs + self.who.runs > self.budget:
             return None
         left = self.budget - who.runs  # after they have been tuned
-        everyone = {name: self.move(candidate, at) for name, candidate in who.everyone.items()}
+        length = length_of(self.bench.sized(self.move(who.recommended, at)))
+        everyone = {name: self._moved(candidate, at, length) for name, candidate in who.everyone.items()}
         there = {name: who.placed(candidate) for name, candidate in everyone.items()}
         probe = self._settled(at, there, who)
         if probe.challenger is not None and who.search.space.steps():
@@ -170,11 +169,16 @@ class _Walk:
         self.flips.probes[at] = probe
         return probe
 
+    def _moved(self, candidate: Experiment, at: float, length: Length) -> Experiment:
+        """A candidate at another place, in runs of the length that is needed there; a batch job is as long as it is."""
+        moved = self.move(candidate, at)
+        return with_length(moved, length) if candidate.scoring.steady else moved
+
     def _retuned(self, candidate: Experiment, budget: int) -> Experiment:
         """A candidate's architecture tuned at another place."""
-        search, share = self.who.search, candidate.scoring.warmup_requests / candidate.traffic.num_prompts
+        search = self.who.search
         space = replace(search.space, archs=(candidate.arch,))
-        again = Search(search.goal, space, share, search.indifference, budget)
+        again = Search(search.goal, space, search.indifference, budget)
         return tuned(again, [candidate], self.bench)[0][candidate.arch]
 
     def _settled(self, at: float, everyone: Mapping[str, Experiment], who: Rivalry) -> Probe:

@@ -93,15 +93,11 @@ class Goal:
         """1 if higher is better, -1 if lower is."""
         return -1 if self.objective in ("ttft", "tpot", "e2el") else 1
 
-    def prepared(self, experiment: Experiment, warmup_share: float) -> Experiment:
-        """The experiment with the scoring that the goal needs, excluding the first share of its requests."""
+    def prepared(self, experiment: Experiment) -> Experiment:
+        """The experiment with the scoring that the goal needs."""
         scoring = experiment.scoring
         percentiles = tuple(dict.fromkeys((self._percent, *self.named, *scoring.metric_percentiles)))
-        warmup = int(warmup_share * experiment.traffic.num_prompts)
-        return replace(
-            experiment,
-            scoring=replace(scoring, goodput=self.levels, metric_percentiles=percentiles, warmup_requests=warmup),
-        )
+        return replace(experiment, scoring=replace(scoring, goodput=self.levels, metric_percentiles=percentiles))
 
     def value(self, row: Row) -> float:
         """The objective's value in a run; a ValueError of one line if there is none."""

@@ -21,7 +21,7 @@ from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.sim.assembly import covering_profile
-from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -164,10 +164,8 @@ def memory(recommended: Experiment) -> dict[str, int]:
 
 def saturation(who: Rivalry, bench: Bench, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
-    traffic = replace(who.recommended.traffic, num_prompts=Traffic.usual_prompts)
-    base = replace(suited(who.recommended), traffic=traffic)
-    runs = min(FEW_RUNS, who.num_runs)
-    plan = Plan(base, (base.arch,), runs, who.search.goal, CLOSE, who.search.warmup_share)
+    base, runs = suited(who.recommended), min(FEW_RUNS, who.num_runs)
+    plan = Plan(base, (base.arch,), runs, who.search.goal, CLOSE, prompts=bench.prompts)
     return find_capacities(plan, bench, usd)
 
 

@@ -13,16 +13,14 @@ from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
+from pdvsim.sim.config import OPEN, Acceptance, Arch, ControllerName, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
 BUDGET = 1500  # simulations per answer of `advise`
-WARMUP_SHARE = 0.2  # the server starts empty
 SPREAD = 0.3  # of given lengths; leads do not depend on larger spreads
-PROMPTS, LOOP_PROMPTS = 500, 200  # requests per run: more at a request rate, where results vary more
 
 
 @dataclass(frozen=True)
@@ -30,16 +28,16 @@ class VariedTraffic(Traffic):
     """Traffic; given lengths vary, so that the requests of a closed loop do not run in step."""
 
     num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests per run; default: 500 at a request rate, 200 or more in a closed loop, 1000 for capacity, 60 or more for
-    draft-table. advise without a load: a batch job, all of whose requests arrive at the start."""
+    """Requests per run, a fifth of which is the start and excluded; default: as many as the load needs. advise without
+    a load: a batch job, all of whose requests arrive at the start."""
     random_range_ratio: float | None = None  # type: ignore[assignment]
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]. Default: 0.3, less if the
     context is too short, 0 for --output-len 1. With 0, requests of a closed loop start and end together."""
 
-    def asked(self, usual_prompts: int, server: Server, *pairs: str, **load: Any) -> Traffic:
+    def asked(self, server: Server, *pairs: str, **load: Any) -> Traffic:
         """The traffic for a server and further pairs, with the defaults of the settings that are not given."""
         given = {f.name: getattr(self, f.name) for f in fields(Traffic)} | load
-        given["num_prompts"] = self.num_prompts or usual_prompts
+        given["num_prompts"] = self.num_prompts or OPEN
         if self.random_range_ratio is not None:
             return Traffic(**given)
         equal = Traffic(**given | {"random_range_ratio": 0.0})
@@ -105,7 +103,7 @@ class TunedServer(Server):
 class DecisionOptions(ExperimentOptions):
     """What architectures are compared on, by every decision command."""
 
-    without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests", "band", "detailed")
+    without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests", "steady", "band", "detailed")
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
@@ -113,8 +111,6 @@ class DecisionOptions(ExperimentOptions):
     """Share of the requests that must meet every --goodput level."""
     num_runs: int = 5
     """Replications of each result; replication i has seed --seed + i, the same for every architecture."""
-    warmup_share: float = WARMUP_SHARE
-    """Share of the requests, first by arrival, excluded from the metrics, because the server starts empty."""
     jobs: int | None = None
     """Concurrent simulations; default: one per core."""
     traffic: VariedTraffic = field(default_factory=VariedTraffic)

@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
+from pdvsim.sim.metrics.steady import LEAST_LOOP, loop_length
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.workload.requests import Workload
+from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
 from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
 
 if TYPE_CHECKING:
@@ -23,9 +25,7 @@ if TYPE_CHECKING:
 
 LoadAxis = Literal["load", "concurrency", "requests"]
 
-LEAST_SATURATED = 200  # requests of a run that saturates a server
-LOOP_TURNS = 4  # least requests of a closed loop, per unit of concurrency
-SHORT_LOOP_TURNS = 2
+WAITING = 1.25  # concurrency that saturates a server, relative to its batch limit
 BATCH_PROMPTS = 512  # requests of a batch job that suffice to compare settings: twice the largest batch
 MOST_WAITING_SHARE = 0.03  # mean share of a run's requests that wait for admission
 
@@ -33,13 +33,19 @@ MOST_WAITING_SHARE = 0.03  # mean share of a run's requests that wait for admiss
 class Bench:
     """Runs each experiment once, `jobs` concurrently (None: one per core); reports the number done to `progress`.
 
-    With `band` also at the ends of their error bars, if they have any. Tables need that; decisions do not.
+    With `band` also at the ends of their error bars, if they have any. Tables need that; decisions do not. `prompts` is
+    the number of requests of a run, if that is given; else a run is as long as its load needs.
     """
 
     def __init__(
-        self, jobs: int | None = None, progress: Callable[[int], None] | None = None, band: bool = False
+        self,
+        jobs: int | None = None,
+        progress: Callable[[int], None] | None = None,
+        band: bool = False,
+        prompts: int | None = None,
     ) -> None:
         self.jobs = jobs
+        self.prompts = prompts
         self.progress = progress or (lambda done: None)
         self.band = band
         self.runs = 0
@@ -60,6 +66,25 @@ class Bench:
                 self._keep(new, stop.points)
                 raise
         return self.known(asked) or []
+
+    def sized(self, experiment: Experiment) -> Experiment:
+        """The experiment with the length that its load needs, or the given one."""
+        if self.prompts is not None and load_axis(experiment.traffic) != "requests":
+            return with_length(experiment, given_length(self.prompts))
+        return sized(experiment, lambda run: self.rows([without_band(run)])[0])
+
+    def lengthened(self, candidates: Mapping[str, Experiment]) -> dict[str, Experiment]:
+        """The candidates with one length, which suffices for the slowest that keeps up."""
+        every = dict(candidates)
+        one = next(iter(every.values()))
+        if self.prompts is not None or load_axis(one.traffic) != "load" or one.traffic.use_trace_timestamps:
+            return every
+        rows = self.rows(list(every.values()))
+        needed = [needed_length(c, row) for c, row in zip(every.values(), rows, strict=True) if keeps_up(row)]
+        longest = max(needed, key=lambda length: length.total, default=length_of(one))
+        if longest.total <= CLOSE * one.traffic.num_prompts:
+            return every
+        return {name: with_length(candidate, longest) for name, candidate in every.items()}
 
     def replicated(self, candidates: Mapping[str, Experiment], seeds: int) -> dict[str, list[Row]]:
         """The rows of so many replications of each candidate, by name."""
@@ -124,15 +149,19 @@ def at_load(experiment: Experiment, load: float) -> Experiment:
         return at_rate(experiment, load)
     if axis == "requests":
         return replace(experiment, traffic=replace(traffic, num_prompts=round(load)))
-    enough = max(traffic.num_prompts, LOOP_TURNS * round(load))
-    return replace(experiment, traffic=replace(traffic, max_concurrency=round(load), num_prompts=enough))
+    return replace(experiment, traffic=replace(traffic, max_concurrency=round(load)))
 
 
-def least_prompts(traffic: Traffic, few: int) -> int:
-    """Requests of a run that is as short as `few` if that still represents the load."""
-    if load_axis(traffic) == "requests":
-        few = max(few, BATCH_PROMPTS)  # fewer would not fill the batches that the whole job fills
-    return min(traffic.num_prompts, max(few, SHORT_LOOP_TURNS * (traffic.max_concurrency or 0), 1))
+def shortened(experiment: Experiment, share: float) -> Experiment:
+    """The experiment with the same start and a share of what it measures, or of a batch job."""
+    traffic = experiment.traffic
+    if load_axis(traffic) == "requests":  # fewer would not fill the batches that the whole job fills
+        few = min(traffic.num_prompts, max(math.ceil(share * traffic.num_prompts), BATCH_PROMPTS))
+        return replace(experiment, traffic=replace(traffic, num_prompts=few))
+    if not experiment.scoring.steady or traffic.use_trace_timestamps:
+        return experiment
+    cycle = math.ceil((traffic.max_concurrency or 0) * mean_turns(traffic))
+    return with_length(experiment, length_of(experiment).short(share, max(LEAST_LOOP // 2, cycle)))
 
 
 def at_rate(experiment: Experiment, rate: float) -> Experiment:
@@ -141,33 +170,50 @@ def at_rate(experiment: Experiment, rate: float) -> Experiment:
     return replace(experiment, traffic=replace(experiment.traffic, request_rate=rate, use_trace_timestamps=replays))
 
 
-@lru_cache
 def mean_gap(traffic: Traffic) -> float:
     """Mean gap between the sampled arrivals at a rate of one per second: about 1."""
-    *_, last = Workload(replace(traffic, request_rate=1.0), Acceptance()).arrivals()
+    return _mean_gap(replace(traffic, request_rate=1.0))
+
+
+@lru_cache
+def _mean_gap(traffic: Traffic) -> float:
+    *_, last = Workload(traffic, Acceptance()).arrivals()
     return float(last[-1]) / traffic.num_prompts
 
 
-@lru_cache
 def mean_output_tokens(traffic: Traffic) -> float:
     """Mean output tokens of the sampled requests."""
+    return _mean_output_tokens(replace(traffic, request_rate=math.inf, use_trace_timestamps=False))
+
+
+@lru_cache
+def _mean_output_tokens(traffic: Traffic) -> float:
     return sum(float(tokens[:, 1].sum()) for tokens in Workload(traffic, Acceptance()).lengths()) / traffic.num_prompts
 
 
 def conversation_output_tokens(traffic: Traffic) -> float:
     """Mean output tokens of all turns of a conversation."""
-    return mean_output_tokens(traffic) * Workload(traffic, Acceptance()).mean_turns
+    return mean_output_tokens(traffic) * mean_turns(traffic)
+
+
+def delivered_tokens_per_s(experiment: Experiment, row: Row) -> float:
+    """Output tokens per second in the steady state: what is offered, where the server keeps up with a request rate."""
+    traffic = experiment.traffic
+    if load_axis(traffic) == "load" and keeps_up(row):
+        return traffic.request_rate * mean_output_tokens(traffic)
+    return float(row["output_throughput"])
 
 
 def saturated(experiment: Experiment) -> Experiment:
-    """The same server with requests always waiting, so that it delivers its maximum throughput."""
-    limit, servers = experiment.server.max_num_seqs, experiment.hardware.replicas
-    rows = limit * servers
+    """The same server with requests always waiting, so that it delivers its maximum throughput.
+
+    Users of conversations do not think: otherwise most of them would, and nothing would wait.
+    """
+    rows = experiment.server.max_num_seqs * experiment.hardware.replicas
     traffic = replace(
-        at_rate(experiment, math.inf).traffic, max_concurrency=2 * rows, num_prompts=max(8 * rows, LEAST_SATURATED)
+        at_rate(experiment, math.inf).traffic, max_concurrency=math.ceil(WAITING * rows), think_time_s=0.0
     )
-    scoring = replace(experiment.scoring, warmup_requests=max(3 * rows, LEAST_SATURATED // 4))
-    return replace(experiment, traffic=traffic, scoring=scoring)
+    return with_length(replace(experiment, traffic=traffic), loop_length(traffic, mean_turns(experiment.traffic)))
 
 
 def at_acceptance(experiment: Experiment, rate: float) -> Experiment:

@@ -19,7 +19,7 @@ from itertools import zip_longest
 
 from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, least_prompts, replications, without_band
+from pdvsim.decide.runs import Bench, replications, shortened, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
@@ -30,7 +30,7 @@ BEHIND = 1.1  # settings this many times worse than the best on the first seed g
 KEPT_SETTINGS = 2  # of an architecture, after each kind
 SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
-SEARCH_RUN_SHARE = 0.25  # length relative to that of final runs
+SEARCH_RUN_SHARE = 0.25  # of what a final run measures
 
 Seated = tuple[int, str]  # number of a place, name of a contender
 
@@ -41,7 +41,6 @@ class Search:
 
     goal: Goal
     space: Space
-    warmup_share: float
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: unlimited
     ways: tuple[Way, ...] = ()  # compared instead of architectures
@@ -205,9 +204,6 @@ def _try(search: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, b
 
 def _short(search: Search, candidate: Experiment) -> list[Experiment]:
     """A candidate's runs in the search."""
-    traffic = candidate.traffic
-    few = least_prompts(traffic, int(SEARCH_RUN_SHARE * traffic.num_prompts))
-    short = replace(traffic, num_prompts=few, seed=traffic.seed + APART)
-    whole = replace(candidate, traffic=short, scoring=replace(candidate.scoring, warmup_requests=0))
-    scored = search.goal.prepared(whole, search.warmup_share)
-    return replications(without_band(scored), SEEDS)
+    short = shortened(candidate, SEARCH_RUN_SHARE)
+    other = replace(short, traffic=replace(short.traffic, seed=short.traffic.seed + APART))
+    return replications(without_band(other), SEEDS)

@@ -65,7 +65,6 @@ class Grid:
     places: tuple[Place, ...]
     num_runs: int
     goal: Goal
-    warmup_share: float = 0.1
     indifference: float = 0.0
     fleets: tuple[Way, ...] = ()
     against: str | None = None  # architecture that all are also compared with
@@ -140,7 +139,7 @@ class Grid:
             placed = replace(loaded, server=replace(loaded.server, pair=place))
             if place in self.pair_acceptance:
                 placed = replace(placed, acceptance=self.pair_acceptance[place])
-        return self.goal.prepared(placed, self.warmup_share)
+        return self.goal.prepared(placed)
 
 
 @dataclass(frozen=True)
@@ -235,7 +234,7 @@ class WinnerMap(Answer):
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
     answer, cells = WinnerMap(grid), dict[int, tuple[Cell, list[Row]]]()
-    search = Search(grid.goal, grid.space, grid.warmup_share, grid.indifference, ways=grid.fleets)
+    search = Search(grid.goal, grid.space, grid.indifference, ways=grid.fleets)
     search.staying = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
     budget, everyone = 0 if grid.fleets else None, grid.against is not None

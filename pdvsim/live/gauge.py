@@ -100,7 +100,7 @@ class Gauge(Reader):
         tokens = int(deliveries["tokens"].sum())
         slot.counts["tokens"] += tokens
         self.total_tokens += tokens
-        slot.spreads["itl"].add(self._chunks.add(deliveries, np.ones(len(time_s), bool), 0))
+        slot.spreads["itl"].add(self._chunks.add(deliveries, np.ones(len(time_s), bool), (0, math.inf)))
         ids, heads = np.unique(deliveries["request"], return_index=True)
         firsts = zip(ids.tolist(), time_s[heads].tolist(), strict=True)
         ttft_s = [first_s - self._unanswered.pop(id) for id, first_s in firsts if id in self._unanswered]

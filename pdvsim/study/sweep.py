@@ -197,7 +197,9 @@ def run_sweep(
 def run_point(index: int, point: Point) -> Row:
     """Simulate one point and summarise it as one flat row."""
     from pdvsim.sim.run import simulate
+    from pdvsim.study.length import long_enough
 
+    point = replace(point, experiment=long_enough(point.experiment))
     return row_of(index, point, simulate(point.experiment))
 
 

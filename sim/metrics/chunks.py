@@ -19,8 +19,11 @@ class Chunks:
         self._by_accepted = np.zeros(1, np.int64)
         self._tells = True
 
-    def add(self, deliveries: Columns, inside: Array, warmup: int) -> Array:
-        """More chunks, `inside` the window or not; returns the time since the one before, of requests that count."""
+    def add(self, deliveries: Columns, inside: Array, counted: tuple[int, float]) -> Array:
+        """More chunks, `inside` the window or not; returns the time since the one before, of requests that count.
+
+        Those have numbers from the first of `counted` to below the second.
+        """
         tokens, known = deliveries["tokens"], len(self._open["request"])
         more = {"inside": tokens * inside, "later": np.ones_like(tokens), "gained": tokens - 1}
         rows = {name: np.concatenate((old, (deliveries | more)[name])) for name, old in self._open.items()}
@@ -30,7 +33,7 @@ class Chunks:
         heads = np.flatnonzero(first)
         start = heads[order[heads] >= known]
         rows["later"][start] = rows["gained"][start] = 0
-        counts = ~first & (rows["request"] >= warmup)
+        counts = ~first & (rows["request"] >= counted[0]) & (rows["request"] < counted[1])
         self._by_accepted = summed(self._by_accepted, np.bincount(rows["tokens"][counts] - 1))
         tails = np.append(heads[1:], len(order))[: len(heads)] - 1
         self._open = rows_of({name: rows[name] for name in DELIVERY_DTYPES}, tails)

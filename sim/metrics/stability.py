@@ -11,7 +11,11 @@ queue (arrived, not admitted), because a queue that empties between two steps of
 - "overloaded" if the queue is longer than that, kept growing, and the server admitted fewer requests than
   --request-rate brings, or than the trace brought: a one-sided t test over the slices, at the confidence of a 95%
   interval.
-- "inconclusive" otherwise: the run is too short for a load this close to capacity.
+- "inconclusive" otherwise: the run is too short for a load this close to capacity, the queue was longer in the second
+  half of the judged time than in the first (a one-sided Welch test over the slices), or the load never came: later
+  turns of conversations are sent after answers and think times, and a short run ends before most of them.
+
+Judged are arrivals up to the last request that waits for no answer: after that conversations only come to their end.
 
 A client that holds requests back (--max-concurrency with a rate) hides the queue. If its limit was reached for more
 than HELD of the time, the run is overloaded or inconclusive. "closed loop" and "burst" have no rate to keep up with.
@@ -22,12 +26,15 @@ Not detected: a server that admits every request immediately and falls behind la
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.config import Traffic
 from pdvsim.sim.metrics.sketch import Timeline
+from pdvsim.sim.metrics.steady import OBSERVATIONS, mser5
 from pdvsim.sim.records import Columns
 
 Array = NDArray[Any]
@@ -39,6 +46,9 @@ LONG_RUN = 128  # times a request's time in service, below which LINE shrinks in
 SHORT_RUN = 8
 HELD = 0.05
 CONFIDENCE = 0.95
+RISES = 2.0  # times the queue of the first half, and ...
+RISES_CONFIDENCE = 0.999  # ... at this confidence: slices of a stable queue are not independent
+DELIVERED = 0.9  # share of the offered rate that must be sent
 
 
 def stability(requests: Columns, traffic: Traffic) -> str:
@@ -58,31 +68,52 @@ class Census:
     """Counts of arrivals, admissions and finishes over time; the same from all rows together and from parts."""
 
     def __init__(self) -> None:
-        self._timeline, self._tokens = Timeline(len(EVENTS)), Timeline(1)
+        self._timeline, self._looked_up = Timeline(len(EVENTS)), Timeline(2)
         self.count = 0
-        self._first_s, self._last_s = math.inf, -math.inf  # arrivals
+        self._first_s, self._last_s = math.inf, -math.inf  # arrivals that wait for no answer
 
     def add(self, requests: Columns) -> None:
         arrival_s = requests["arrival_s"]
         self.count += len(arrival_s)
-        self._first_s = min(self._first_s, float(arrival_s.min()))
-        self._last_s = max(self._last_s, float(arrival_s.max()))
+        starts_s = arrival_s[requests["turn"] == 0] if "turn" in requests else arrival_s
+        self._first_s = min(self._first_s, float(starts_s.min(initial=math.inf)))
+        self._last_s = max(self._last_s, float(starts_s.max(initial=-math.inf)))
         for at, name in enumerate(EVENTS):
             times_s = requests[name]
             self._timeline.add(at, times_s[times_s >= 0])  # negative: it never came to that
-        if "output_tokens" in requests:
-            done = requests["finish_s"] >= 0
-            self._tokens.add(0, requests["finish_s"][done], requests["output_tokens"][done])
+        if "num_cached_tokens" in requests:
+            asked = (requests["num_cached_tokens"] >= 0) & (requests["admitted_s"] >= 0)
+            for at, name in enumerate(("prompt_tokens", "num_cached_tokens")):
+                self._looked_up.add(at, requests["admitted_s"][asked], requests[name][asked])
 
-    def leaving(self, start_s: float) -> float:
-        """Output tokens per second of the requests that finish from `start_s` to the last arrival."""
-        first, last = (int(at_s / self._tokens.width_s) for at_s in (start_s, self._last_s))
-        tokens = int(self._tokens.counts[0, first:last].sum())
-        return tokens / ((last - first) * self._tokens.width_s) if last > first else math.nan
+    def transient_s(self) -> float:
+        """When the steady state began, after the first arrival; nan if it did not within the first half."""
+        cuts_s = [self._cut_s(self._timeline, lambda counts: counts[0].cumsum() - counts[2].cumsum())]
+        if self._looked_up.counts.any():
+            cuts_s.append(self._cut_s(self._looked_up, lambda counts: counts[1] / np.maximum(counts[0], 1)))
+        return math.nan if any(map(math.isnan, cuts_s)) else max(cuts_s)
+
+    def _cut_s(self, line: Timeline, series: Callable[[Array], Array]) -> float:
+        """The start that MSER-5 excludes from what the counts of equal slices give."""
+        if not self._last_s > self._first_s:
+            return math.nan
+        first, stop = (int(at_s / line.width_s) for at_s in (self._first_s, self._last_s))
+        bins = max(1, (stop + 1 - first) // OBSERVATIONS)
+        slices = (stop + 1 - first) // bins
+        counts = line.counts[:, first : first + slices * bins].reshape(len(line.counts), slices, bins).sum(axis=2)
+        cut = mser5(series(counts))
+        return math.nan if cut is None else cut * bins * line.width_s
+
+    def arrival_rate(self) -> float:
+        """Requests sent per second in the second half of the arrivals; nan where that is too short."""
+        half = self.half()
+        return math.nan if half is None else half.arrival_rate
 
     def half(self) -> Half | None:
         """The second half of the arrivals in slices; None where it is too short for that."""
         line, width_s = self._timeline, self._timeline.width_s
+        if not self._last_s > self._first_s:
+            return None
         middle, stop = (int(at_s / width_s) for at_s in ((self._first_s + self._last_s) / 2, self._last_s))
         bins = (stop + 1 - middle) // SLICES
         return Half(self.count, line.counts[:, : stop + 1], bins, bins * width_s) if bins else None
@@ -104,6 +135,7 @@ class Half:
         self.arrivals, self.admissions = counts[:2, -SLICES * bins :].reshape(2, SLICES, bins).sum(axis=2)
         self.lowest = float(line.min(axis=1).mean())
         self.grew = bool(line[-1, -1] > line[0, 0])
+        self.waiting = line.mean(axis=1)
         self.in_system = arrived - finished
         in_service = float((admitted - finished).mean())
         self.times_service = count / in_service if in_service else math.inf
@@ -114,6 +146,21 @@ class Half:
         noise = math.sqrt(SLICES * (self.arrivals.var(ddof=1) + self.admissions.var(ddof=1)))
         return LINE * min(1.0, self.times_service / LONG_RUN) * noise
 
+    @property
+    def arrival_rate(self) -> float:
+        """Requests sent per second."""
+        return float(self.arrivals.mean()) / self.slice_s
+
+    def rises(self) -> bool:
+        """Whether the queue was longer in the second half of the slices, beyond chance and by a factor."""
+        from scipy.special import stdtrit
+
+        before, after = self.waiting.reshape(2, -1)
+        spread = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before))
+        apart = float(after.mean() - before.mean())
+        beyond_chance = apart > float(stdtrit(len(before) - 1, RISES_CONFIDENCE)) * spread
+        return beyond_chance and float(after.mean()) > RISES * max(1.0, float(before.mean()))
+
     def falls_short(self, due: Array | float) -> bool:
         """Whether fewer were admitted in a slice than were `due`, beyond chance."""
         from scipy.special import stdtrit
@@ -123,8 +170,14 @@ class Half:
         return float(short.mean()) > float(stdtrit(SLICES - 1, 0.5 + CONFIDENCE / 2)) * spread
 
 
-def judged(traffic: Traffic, census: Census) -> str:
-    """The label, from counts."""
+def undelivered(traffic: Traffic, rate: float) -> bool:
+    """Whether conversations sent far fewer requests per second than were asked for: the run was too short."""
+    paced = not (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps)
+    return paced and traffic.converses and rate < DELIVERED * traffic.request_rate
+
+
+def judged(traffic: Traffic, census: Census, delivered: float = math.inf) -> str:
+    """The label, from counts and the rate of requests `delivered` in the time that was measured."""
     paced = not math.isinf(traffic.request_rate)
     if not paced and not traffic.use_trace_timestamps:
         return "burst" if traffic.max_concurrency is None else "closed loop"
@@ -134,6 +187,7 @@ def judged(traffic: Traffic, census: Census) -> str:
     limit = traffic.max_concurrency
     held = limit is not None and float((half.in_system >= limit).mean()) > HELD
     if half.lowest <= half.bound and not held:
-        return "stable" if half.times_service >= SHORT_RUN else "inconclusive"
+        long_enough = half.times_service >= SHORT_RUN and not undelivered(traffic, min(delivered, half.arrival_rate))
+        return "stable" if long_enough and not half.rises() else "inconclusive"
     due = half.arrivals if traffic.use_trace_timestamps else traffic.request_rate * half.slice_s
     return "overloaded" if (half.grew or held) and half.falls_short(due) else "inconclusive"

@@ -7,8 +7,9 @@ Rates are measured over a window of time; latencies, acceptance and goodput over
 is vLLM's, from the first arrival to the last finish, and all requests count. With a warm-up the requests after it
 count, and the window opens when the first of them is sent. Every token delivered in the window counts, also of warm-up
 requests; a request and its prompt count by the share of its tokens delivered in the window. The window of a closed loop
-closes when the last request is sent, because the loop then drains. Any other window, and one that would be empty,
-closes at the last finish.
+closes when the last request is sent, because the loop then drains; that of a steady state (`Scoring.steady`) when the
+last request is sent that waits for no answer, and later requests do not count. Any other window, and one that would be
+empty, closes at the last finish.
 
 Only what later parts may still change is kept: running launches and requests in the system. `settled_s` guarantees that
 everything in later parts starts or happens no earlier.
@@ -69,7 +70,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     alike = [float(meta.get("bandwidth_bytes_per_s", math.nan))] * result.experiment.seats.gpus
     bandwidths = meta.get("bandwidths_bytes_per_s", alike)
     sums = Sums(result.experiment, scoring, bandwidths, meta.get("reaches", Reaches()), Exact)
-    sums.window = _window(every, finished, traffic, scoring.warmup_requests)
+    sums.window = _window(every, finished, traffic, scoring)
     for launches, settled_s in _in_time(result.launches, "start_s"):
         sums.launches(launches, settled_s)
     served = every
@@ -92,7 +93,7 @@ def latencies_s(requests: Columns, deliveries: Columns, warmup: int) -> dict[str
     every, finished = _numbered(requests), requests["finish_s"] >= 0
     req = rows_of(every, finished & (every["id"] >= warmup))
     chunks = _renumbering(requests["id"], every["id"], finished)(deliveries)
-    times_s = times_of(req) | {"itl": Chunks().add(chunks, np.ones(len(chunks["request"]), bool), warmup)}
+    times_s = times_of(req) | {"itl": Chunks().add(chunks, np.ones(len(chunks["request"]), bool), (warmup, math.inf))}
     return times_s | {"tpot": times_s["tpot"][req["output_tokens"] > 1]}
 
 
@@ -120,6 +121,7 @@ class Window(NamedTuple):
     start_s: float
     end_s: float
     trimmed: bool  # a warm-up was left out
+    until: float = math.inf  # number of the first request that is sent too late to count
 
     def holds(self, time_s: Array) -> Array:
         """Mask of the times in it. What a batch delivers at the very moment that a window opens is from before it."""
@@ -147,7 +149,7 @@ class Sums:
     ) -> None:
         self._experiment, self._scoring = experiment, scoring
         # as far as it is known: what has happened so far lies before an end that is not
-        self.window = Window(math.inf, math.inf, scoring.warmup_requests > 0)
+        self.window = Window(math.inf, math.inf, scoring.warmup_requests > 0 or scoring.steady)
         self.census, self.crowd = Census(), Crowd()
         self._works, self._chunks, self._seconds = Works(reaches, bandwidths), Chunks(), Seconds()
         self._spreads = {name: spread() for name in ("ttft", "tpot", "itl", "e2el")}
@@ -165,7 +167,8 @@ class Sums:
         inside = self.window.holds(deliveries["time_s"])
         start_s = self.window.start_s
         self._seconds.add(deliveries["time_s"][inside] - start_s, deliveries["tokens"][inside], settled_s - start_s)
-        self._spreads["itl"].add(self._chunks.add(deliveries, inside, self._scoring.warmup_requests))
+        counted = (self._scoring.warmup_requests, self.window.until)
+        self._spreads["itl"].add(self._chunks.add(deliveries, inside, counted))
 
     def unserved(self, requests: Columns) -> None:
         """Requests that never finish."""
@@ -180,7 +183,7 @@ class Sums:
         got = self._chunks.leave(every["id"])
         share = got["inside"] / every["output_tokens"] if self.window.trimmed else np.ones(len(every["id"]))
         self._amounts += [share @ of for of in (np.ones(len(share)), every["prompt_tokens"], every["output_tokens"])]
-        counted = every["id"] >= self._scoring.warmup_requests
+        counted = (every["id"] >= self._scoring.warmup_requests) & (every["id"] < self.window.until)
         req = rows_of(every, counted)
         times_s = times_of(req)
         for name, values in times_s.items():
@@ -234,7 +237,6 @@ class Sums:
     def metrics(self) -> dict[str, Any]:
         """vLLM's flat keys, then lanes, kinds of launch and where the requests' time went; when all is added."""
         metrics = self._totals()
-        metrics["steady_output_throughput"] = self.census.leaving(self.window.start_s)
         metrics["max_output_tokens_per_s"] = self._seconds.most
         metrics["max_concurrent_requests"] = self.crowd.most
         metrics |= {name: self._counts[name] for name in PREEMPTION}
@@ -246,7 +248,9 @@ class Sums:
             metrics |= {f"{key}_{name}_ms": mark * 1e3 for key, mark in zip(keys, marks, strict=True)}
             metrics |= {f"{key}_{name}_ms_se": error * 1e3 for key, error in zip(keys, errors, strict=True)}
         metrics |= self._speculation() | self._prefixes()
-        metrics["stability"] = judged(self._experiment.traffic, self.census)
+        metrics["stability"] = judged(self._experiment.traffic, self.census, metrics["request_throughput"])
+        metrics["transient_s"] = self.census.transient_s()
+        metrics["arrival_rate"] = self.census.arrival_rate()
         # `other` is what lies between: hand-offs, host time, preemption
         means = {step: seconds / self._counts["count"] * 1e3 for step, seconds in self._steps_s.items()}
         metrics["breakdown_ms"] = means | {"other": metrics["mean_e2el_ms"] - sum(means.values())}
@@ -339,13 +343,20 @@ def _renumbering(ids: Array, numbers: Array, finished: Array) -> Callable[[Colum
     return renumbered
 
 
-def _window(every: Columns, finished: Array, traffic: Traffic, warmup: int) -> Window:
+def _window(every: Columns, finished: Array, traffic: Traffic, scoring: Scoring) -> Window:
+    warmup, arrival_s = scoring.warmup_requests, every["arrival_s"]
     counted = finished & (every["id"] >= warmup)
     if not counted.any():
         raise ValueError(f"no request is left to measure: {len(counted)} requests, none finished after the warm-up")
-    start_s, last_s = float(every["arrival_s"][counted].min()), float(every["arrival_s"].max())
-    early = warmup > 0 and is_closed_loop(traffic) and last_s > start_s
-    return Window(start_s, last_s if early else float(every["finish_s"][counted].max()), warmup > 0)
+    start_s = float(arrival_s[counted].min())
+    last_s, last = float(arrival_s.max()), len(arrival_s) - 1
+    if scoring.steady:
+        last = int(every["id"][every["turn"] == 0].max())
+        last_s = float(arrival_s[every["id"] == last][0])
+    trimmed = scoring.steady or warmup > 0
+    if last_s > start_s and (scoring.steady or (warmup > 0 and is_closed_loop(traffic))):
+        return Window(start_s, last_s, trimmed, last + 1)
+    return Window(start_s, float(every["finish_s"][counted].max()), trimmed)
 
 
 def _in_time(table: Table, when: str) -> Iterator[tuple[Columns, float]]:
@@ -371,12 +382,15 @@ class Tally(Reader):
         log: Log,
         settled_s: Callable[[], float],
         reaches: Reaches | None = None,
+        starts: int = 0,
     ) -> None:
-        """`settled_s` says until when every launch that began is in the log."""
+        """`settled_s` says until when every launch that began is in the log; `starts` requests wait for no answer."""
         super().__init__(log, REQUESTS)
         self.sums = Sums(experiment, experiment.scoring, bandwidths, reaches or Reaches(), Spread)
         self._settled_s = settled_s
-        self._warmup, self._last_id = experiment.scoring.warmup_requests, requests - 1
+        scoring = experiment.scoring
+        self._warmup, self._to_send = scoring.warmup_requests, requests
+        self._steady, self._starts = scoring.steady, starts
         self._drains = self._warmup > 0 and is_closed_loop(experiment.traffic)
         self._left = requests - self._warmup
         self._came_s = array("d")
@@ -386,8 +400,11 @@ class Tally(Reader):
         window = self.sums.window
         if request.id == self._warmup:
             self.sums.window = window._replace(start_s=request.arrival_s)
-        elif self._drains and request.id == self._last_id and request.arrival_s > window.start_s:
-            self.sums.window = window._replace(end_s=request.arrival_s)
+        self._to_send -= 1
+        self._starts -= request.turn == 0
+        last = request.turn == 0 and not self._starts if self._steady else self._drains and not self._to_send
+        if last and request.arrival_s > self.sums.window.start_s:
+            self.sums.window = self.sums.window._replace(end_s=request.arrival_s, until=request.id + 1)
 
     def finished(self, request: Request) -> None:
         if request.id >= self._warmup:

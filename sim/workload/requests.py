@@ -176,6 +176,12 @@ class Workload:
             return (part.stop - part.start for part in self._parts())
         return (len(drawn.starts) for drawn in self._drawn())
 
+    @property
+    def starts(self) -> int:
+        """Requests that begin a conversation or belong to none."""
+        replays_turns = self._replay is not None and self._talk is not None
+        return sum(len(drawn.starts) for drawn in self._drawn()) if replays_turns else sum(self._starts())
+
     @cached_property
     def mean_turns(self) -> float:
         """Turns of a conversation, without the last one, which may be cut short."""

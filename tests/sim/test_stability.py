@@ -76,17 +76,6 @@ def test_a_line_that_grows_slowly_is_an_overload() -> None:
     assert stability(requests | {"admitted_s": arrival_s, "finish_s": arrival_s + 1.4}, traffic) == "stable"
 
 
-@pytest.mark.parametrize(("service_s", "leave"), [(0.5, 9), (2.0, 4)])
-def test_tokens_that_leave_are_not_those_offered(service_s: float, leave: int) -> None:
-    """Ten requests of 10 tokens, one per second until 9 s, to a server that answers them one after the other."""
-    census, arrival_s = Census(), np.arange(10.0)
-    finish_s = np.maximum.accumulate(arrival_s + service_s - service_s * np.arange(10)) + service_s * np.arange(10)
-    census.add(
-        {"arrival_s": arrival_s, "admitted_s": arrival_s, "finish_s": finish_s, "output_tokens": np.full(10, 10)}
-    )
-    assert census.leaving(0.0) == pytest.approx(10 * leave / 9, rel=1e-3)
-
-
 def test_a_load_without_a_rate_has_no_label() -> None:
     requests = {"arrival_s": np.zeros(4), "admitted_s": np.zeros(4), "finish_s": np.ones(4)}
     assert stability(requests, Traffic(num_prompts=4)) == "burst"
