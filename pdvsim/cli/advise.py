@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,12 +14,17 @@ from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import advice_figure
+from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Way, drafters, fleets
 from pdvsim.decide.options import BUDGET, ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, load_axis
-from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.config import SHARDED, Arch, Experiment, Traffic
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
+
+MOST_GPUS = 64  # of a fleet, if no limit is given
 
 
 @dataclass(frozen=True)
@@ -29,19 +35,41 @@ class AdviseOptions(ChoiceOptions):
     """Load in requests per second; default: the trace's own rate, replayed."""
     concurrency: int | None = None
     """Load as concurrent requests (closed loop)."""
+    gpus: int | None = None  # type: ignore[assignment]
+    """Most GPUs. With --goodput at a request rate: up to which the smallest and cheapest fleet that meets the levels is
+    found (default: 64, if the placement is not given). Otherwise all of them are used, each way tuned (default: 1)."""
     budget: int = BUDGET
     """Maximum number of simulations; steps that do not fit are listed."""
     gpu_hour_usd: float | None = None
     """Price of a GPU per hour; adds the cost per million output tokens. With --gpus one GPU is compared too."""
 
-    def _ways(self, base: Experiment, drafted: tuple[Way, ...]) -> tuple[Way, ...]:
-        """What is compared instead of architectures: ways to use several GPUs, or drafters."""
-        return fleets(base, self.archs, self.gpus, bool(self.gpu_hour_usd), drafted) if self.gpus > 1 else drafted
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The architectures that are named, else the default for the number of GPUs."""
+        several = self.gpus is not None and self.gpus > 1 and not self._sized
+        return FLEET_ARCHS if several and self.arch == USUAL_ARCHS else self.arch
+
+    @property
+    def _sized(self) -> bool:
+        """Whether the number of GPUs is found, not given."""
+        given = self.hardware
+        placed = given.place or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1
+        timed = self.request_rate < math.inf or self.traffic.dataset_path is not None
+        return bool(self.scoring.goodput) and timed and self.concurrency is None and self.gpus != 1 and not placed
+
+    def _fitting(self, base: Experiment) -> Experiment:
+        """The experiment on the fewest GPUs of a group that hold its models, if that number is to be found."""
+        for size in SHARDED if self._sized else ():
+            with suppress(ValueError):  # models that cannot be divided so
+                wider = replace(base, hardware=replace(base.hardware, tensor_parallel_size=size))
+                if kv_capacity(wider, covering_profile(wider)) > 0 and size <= (self.gpus or MOST_GPUS):
+                    return wider
+        return base
 
     def question(self) -> Question:
         """The question of these options; a ValueError names what is wrong."""
         traffic = self._traffic()
-        base = self._base(traffic)
+        base = self._fitting(self._base(traffic))
         drafted = self._drafters(base)
         if traffic.dataset_path is not None and traffic.max_model_len is None:  # the same requests for all drafters
             contexts = [way.of(base).context for way in drafted]
@@ -56,7 +84,15 @@ class AdviseOptions(ChoiceOptions):
             self.budget,
             self.gpu_hour_usd,
             self._ways(base, drafted),
+            (self.gpus or MOST_GPUS) if self._sized else 0,
+            FLEET_ARCHS if self.arch == USUAL_ARCHS else self.arch,
         )
+
+    def _ways(self, base: Experiment, drafted: tuple[Way, ...]) -> tuple[Way, ...]:
+        """What is compared instead of architectures: ways to use a given number of GPUs, or drafters."""
+        if self._sized or self.gpus in (None, 1):
+            return drafted
+        return fleets(base, self.archs, self.gpus, bool(self.gpu_hour_usd), drafted)
 
     def _traffic(self) -> Traffic:
         """The traffic at the given load; a trace without one is replayed at its own rate."""

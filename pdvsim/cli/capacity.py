@@ -16,6 +16,7 @@ from pdvsim.decide.options import DecisionOptions, forewarn_few
 from pdvsim.decide.runs import Bench, saturated, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 
@@ -39,7 +40,9 @@ class CapacityOptions(DecisionOptions):
         base = self.experiment(arch, traffic, server)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
         space = self.server.space(self.arch) if self.arch else None
-        return Plan(base, self.arch, self.num_runs, goal, self.tolerance, space, prompts=self.traffic.num_prompts)
+        return Plan(
+            base, self.arch, self.num_runs, goal, self.tolerance, space, least=self.traffic.num_prompts or LEAST
+        )
 
 
 @dataclass(frozen=True)

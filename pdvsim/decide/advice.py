@@ -27,10 +27,16 @@ from pdvsim.decide.report import (
     rests_on,
     threshold_text,
 )
-from pdvsim.decide.runs import conversation_output_tokens, load_axis, load_words
+from pdvsim.decide.runs import (
+    conversation_output_tokens,
+    delivered_tokens_per_s,
+    load_axis,
+    load_words,
+    replications,
+)
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
@@ -74,6 +80,9 @@ class Question:
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
     ways: tuple[Way, ...] = ()  # compared instead of architectures
+    most_gpus: int = 0  # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
+    fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
+    by_cost: bool = False  # the cheapest of the ways that meet the goal is chosen
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
@@ -130,6 +139,7 @@ class Advice(Answer):
     runs: int = 0
     spent_s: float = 0.0
     interrupted: bool = False
+    refused: dict[str, str] = field(default_factory=dict)  # fleets that are not among the finalists, and why
 
     @property
     def rows(self) -> list[Row]:
@@ -154,11 +164,19 @@ class Advice(Answer):
         return next(candidate for candidate in self.finals if self.question.name(candidate) == name)
 
     @property
+    def able(self) -> list[Experiment]:
+        """The finalists that meet the service levels and keep up."""
+        return [candidate for candidate, rows in self.finals.items() if self.question.goal.met(rows)]
+
+    @property
     def cheapest(self) -> Experiment | None:
         """The cheapest fleet that meets the service levels and keeps up."""
-        ask = self.question
-        able = [c for c, rows in self.finals.items() if ask.goal.met(rows)] if ask.fleets else []
-        return min(able, key=ask.hourly, default=None)
+        return min(self.able if self.question.fleets else [], key=self.question.hourly, default=None)
+
+    @property
+    def priced(self) -> bool:
+        """Whether costs are shown."""
+        return bool(self.question.fleets or self.question.gpu_hour_usd)
 
     def per_million(self, candidate: Experiment) -> Interval:
         """Cost of a million output tokens on a fleet at this load: dollars or GPU-hours."""
@@ -169,8 +187,11 @@ class Advice(Answer):
         return self._cost_of(candidate, conversation_output_tokens(self.question.base.traffic))
 
     def _cost_of(self, candidate: Experiment, tokens: float) -> Interval:
-        price = self.question.hourly(candidate)
-        return interval(price * tokens / (float(row["output_throughput"]) * 3600) for row in self.finals[candidate])
+        """The price over what is delivered in the steady state: the one figure of cost in all lines."""
+        price, rows = self.question.hourly(candidate), self.finals[candidate]
+        runs = replications(candidate, len(rows))
+        rates = (delivered_tokens_per_s(run, row) for run, row in zip(runs, rows, strict=True))
+        return interval(price * tokens / (rate * 3600) for rate in rates)
 
     def _expects(self, key: str) -> Interval:
         """A metric of the recommendation."""
@@ -247,10 +268,11 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
         "contest": contest_document(held),
         "finalists": [
             {"described": ask.described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
-            | (_cost(advice, c) if ask.fleets else {})
+            | (_cost(advice, c) if advice.priced else {})
             for c, mine in advice.finals.items()
         ],
         **({"cheapest": advice.cheapest and ask.name(advice.cheapest)} if ask.fleets else {}),
+        **({"refused": advice.refused} if advice.refused else {}),
         "flips": [
             asdict(flips) | {"probes": [asdict(p) for _, p in sorted(flips.probes.items())]} for flips in advice.flips
         ],
@@ -349,12 +371,12 @@ def _nothing(advice: Advice) -> str:
 
 def _not_met(advice: Advice) -> str:
     """What it would take, as far as that is known."""
-    held, rate = advice.held_rate, advice.question.base.traffic.request_rate
+    held, ask = advice.held_rate, advice.question
+    more = f"no fleet of up to {plural(ask.most_gpus, 'GPU')} meets the goal: raise --gpus" if ask.most_gpus else ""
     if advice.capacity and held and held.mean > 0:
-        gpus = advice.capacity.plan.gpus
-        needed = max(gpus + 1, math.ceil(gpus * rate / held.mean))
-        return f"on {plural(gpus, 'GPU')} it holds {held.mean:.3g} req/s: the load needs {needed}"
-    return "no tested setting holds this load; the values below are of the best one"
+        holds = f"on {plural(advice.capacity.plan.gpus, 'GPU')} it holds {held.mean:.3g} req/s"
+        return f"{holds}; {more}" if more else holds
+    return more or "no tested setting holds this load; the values below are of the best one"
 
 
 def _metrics(ask: Question) -> dict[str, str]:
@@ -384,24 +406,30 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
     units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
-    for name in dict.fromkeys((held.best, *held.behind, *named)):
+    order = list(dict.fromkeys((held.best, *held.behind, *named)))
+    for name in sorted(order, key=lambda name: ask.hourly(named[name])) if ask.by_cost else order:
         candidate, values = named[name], held.values.get(name)
         state = "not significant" if name in held.unsure else ""
         if values is None:
             values = interval(map(goal.value, advice.finals[candidate]))
             state = "misses the levels" if goal.levels else "does not keep up"
+            state = "costs more" if candidate in advice.able else state
         ahead = lead_text(held, name) if name in held.leads else ""
         chosen = ("recommended" if advice.met else "closest") if candidate == best else ""
-        costs = [f"{ask.hourly(candidate):.3g}", positive(advice.per_million(candidate))] if ask.fleets else []
-        costs += [positive(advice.per_conversation(candidate), scale=1000)] if ask.fleets and len(units) > 2 else []
+        costs = [f"{ask.hourly(candidate):.3g}", positive(advice.per_million(candidate), 3)] if advice.priced else []
+        costs += [positive(advice.per_conversation(candidate), 3, 1000)] if advice.priced and len(units) > 2 else []
         row = {"finalist": ask.described(candidate), NAMES[goal.objective]: positive(values)}
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
     lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
-    if ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
+    if advice.refused:
+        lines.append("Not compared: " + "; ".join(f"{name} {why}" for name, why in advice.refused.items()) + ".")
+    if ask.by_cost and advice.met:
+        lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
+    elif ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
         lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
     if not held.behind:
-        return [*lines, "The only finalist that meets the goal."]
+        return lines if ask.by_cost else [*lines, "The only finalist that meets the goal."]
     limits = threshold_text([held], ask.indifference)
     lines.append(f"Leads are paired by seed, {held.confidence:.1%} confidence each; {limits}.")
     if held.alike:
@@ -508,18 +536,10 @@ def _saturation(advice: Advice) -> list[str]:
         return ["saturation: no rate holds the service levels"]
     used = advice.question.base.traffic.request_rate / rate.mean
     load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
-    gpus = capacity.plan.gpus
     text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
-    text += f"; the load needs {plural(max(gpus, math.ceil(gpus * used)), 'GPU')}"
-    entry = capacity.summary()[0]
-    for key, what, scale in (
-        ("usd_per_million_output_tokens", "a million output tokens", 1),
-        ("usd_per_conversation", "a thousand conversations", 1000),
-    ):
-        cost: Interval | None = entry.get(key)
-        if cost is not None and not math.isnan(cost.mean):
-            there = f"${positive(cost, 3, scale)} at that rate, ${scale * cost.mean / used:.3f} at the given load"
-            text += f"; {what} cost {there}"
+    if advice.question.gpu_hour_usd and advice.recommended is not None:
+        here = advice.per_million(advice.recommended)
+        text += f"; a million output tokens cost ${positive(here, 3)} here and ${used * here.mean:.3f} at that rate"
     return [text]
 
 

@@ -8,18 +8,22 @@ budget counts simulations, so the same question has the same answer on any machi
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.finals import chosen, decided
+from pdvsim.decide.finals import chosen, decided, judged
+from pdvsim.decide.fleet import servers
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
+from pdvsim.decide.sizing import smallest_fleets, too_small
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget, used up to the end of each step
 FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget
+SERVER_GPUS = 8  # most GPUs of one server of a fleet
 RIVALS = 2  # best other finalists tested for flips, in addition to plain decoding
 LOADS = {  # times the given load
     "load": (0.25, 0.5, 2.0, 4.0), "concurrency": (0.25, 0.5, 2.0, 4.0), "requests": (0.25, 0.5, 2.0),
@@ -28,27 +32,68 @@ ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
 
 
 def advise(question: Question, bench: Bench) -> Advice:
-    """Answer within the budget; the finals are always run. Ctrl-C keeps finished steps."""
+    """Answer within the budget; the finals are always run. Ctrl-C keeps finished steps.
+
+    If nothing on the given GPUs meets the goal, and more may be used, the answer is on the smallest fleets that do.
+    """
     started_s = time.monotonic()
-    search = Search(
-        question.goal,
-        question.space,
-        question.indifference,
-        int(SEARCH_SHARE * question.budget),
-        question.ways,
-        question.cheaper,
-    )
+    search = _search(question)
+    advice = Advice(question, search)
+    try:
+        grows = question.most_gpus > 0 and load_axis(question.base.traffic) == "load"
+        if not (grows and too_small(search.starts(question.base), question.goal, question.space)):
+            advice = _decided(question, bench)
+            grows &= advice.recommended is not None and not question.goal.met(advice.rows)
+        if grows and not advice.interrupted:
+            advice = _on_more_gpus(advice, bench)
+        if advice.recommended is not None and not advice.interrupted:
+            _surroundings(advice, bench)
+    except KeyboardInterrupt:
+        advice.interrupted = True
+    advice.runs, advice.spent_s = bench.runs, time.monotonic() - started_s
+    return advice
+
+
+def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
+    """The advice on the smallest fleets that meet the goal; if there are none, that on one server."""
+    ask = advice.question
+    one = replace(ask.base, hardware=replace(ask.base.hardware, tensor_parallel_size=1))
+    drafted = [way for way in ask.drafters if way.arch in ask.fleet_archs]
+    kinds = servers(one, ask.fleet_archs, min(ask.most_gpus, SERVER_GPUS), drafted)
+    sizes = smallest_fleets(one, ask.goal, kinds, ask.most_gpus, ask.space, bench)
+    if sizes.ways:
+        advice = _decided(replace(ask, base=one, ways=sizes.ways, by_cost=True), bench)
+    elif advice.recommended is None:
+        advice = _decided(ask, bench)
+    advice.refused = sizes.refused
+    return advice
+
+
+def _search(question: Question) -> Search:
+    always = question.cheaper
+    if question.by_cost:
+        least = min(way.gpus(question.base) for way in question.ways)
+        always = frozenset(way.name for way in question.ways if way.gpus(question.base) == least)
+    budget = int(SEARCH_SHARE * question.budget)
+    return Search(question.goal, question.space, question.indifference, budget, question.ways, always)
+
+
+def _decided(question: Question, bench: Bench) -> Advice:
+    """The finals and the recommendation. Ctrl-C keeps finished steps."""
+    search = _search(question)
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
         for _, _, finals in decided(search, [question.base], bench, question.num_runs, finals_budget):
             advice.finals = {finals.candidates[name]: rows for name, rows in finals.rows.items()}
             advice.held = finals.held
-            advice.recommended = finals.candidates[chosen(finals.held, finals.candidates, question.base)]
-        _surroundings(advice, bench)
+            if question.by_cost and (cheapest := advice.cheapest) is not None:
+                alike = [c for c in advice.able if question.hourly(c) == question.hourly(cheapest)]
+                rows = {name: mine for name, mine in finals.rows.items() if finals.candidates[name] in alike}
+                advice.held = judged(rows, question.goal, finals.candidates, question.indifference)
+            advice.recommended = finals.candidates[chosen(advice.held, finals.candidates, question.base)]
     except KeyboardInterrupt:
         advice.interrupted = True
-    advice.runs, advice.spent_s = bench.runs, time.monotonic() - started_s
     return advice
 
 
@@ -95,6 +140,8 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     if rivals and room("flips with the load", who.runs, FLIPS_SHARE):
         here = load_of(best.traffic)
         places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
+        if advice.held_rate is not None:  # beyond it nothing is recommended
+            places = [place for place in places if place <= max(here, advice.held_rate.mean)]
         half = bench.runs + min(each, (budget - bench.runs) // (1 + by_rate))
         advice.flips.append(find_flips(axis, here, places, at_load, who, bench, half))
     if rivals and by_rate and room("flips with acceptance", who.runs, FLIPS_SHARE):

@@ -41,9 +41,9 @@ from pdvsim.decide.space import Space, settings_text
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
-from pdvsim.sim.metrics.steady import Length, rate_length
+from pdvsim.sim.metrics.steady import LEAST, Length, rate_length
 from pdvsim.study import output
-from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, service_s, with_length
+from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_length
 from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
@@ -65,7 +65,7 @@ class Plan:
     tolerance: float = 0.02
     space: Space | None = None  # settings to tune each architecture over; None: those of the base
     servers: Mapping[Arch, Server] = field(default_factory=dict)  # tuned settings
-    prompts: int | None = None  # requests of a run per server; None: as many as the load needs, by the next two
+    least: int = LEAST  # requests measured in a run, per server; more if the load needs them, by the next two
     service_s: float = 0.0  # longest time that requests are in service at a rate held so far
     transient_s: float = 0.0  # longest start of a run
     share: float = 1.0  # of the measured part of a run, for a coarse search
@@ -92,24 +92,27 @@ class Plan:
         """One run at a rate of the sampled arrivals."""
         arch, seed = case
         traffic = replace(self.base.traffic, seed=seed)
-        one = replace(self.base, arch=arch, traffic=traffic, server=self.servers.get(arch, self.base.server))
+        one = replace(self.server_of(arch), traffic=traffic)
         run = with_length(self.goal.prepared(one), self.length(rate))
         if traffic.use_trace_timestamps:  # a log is as long as it is
             run = replace(run, traffic=traffic, scoring=replace(run.scoring, warmup_requests=0))
         return at_rate(run, rate * mean_gap(run.traffic))
 
+    def server_of(self, arch: Arch) -> Experiment:
+        """The experiment of an architecture with its settings."""
+        return replace(self.base, arch=arch, server=self.servers.get(arch, self.base.server))
+
     def length(self, rate: float) -> Length:
         """Requests of a run at a rate."""
-        if self.prompts is not None:
-            return given_length(self.prompts * self.base.hardware.replicas)
-        traffic = replace(self.base.traffic, request_rate=rate)
-        return rate_length(traffic, mean_turns(traffic), self.service_s, self.transient_s).short(self.share, FEW)
+        traffic, least = replace(self.base.traffic, request_rate=rate), self.least * self.base.hardware.replicas
+        whole = rate_length(traffic, mean_turns(traffic), self.service_s, self.transient_s, least)
+        return whole.short(self.share, min(FEW, least))
 
     def suffices(self, row: Row) -> bool:
         """Whether runs of this plan are long enough for what a run showed."""
         start_s = float(row["transient_s"])
         longer = service_s(row) > CLOSE * self.service_s or not start_s <= CLOSE * self._start_s
-        return self.prompts is not None or self.base.traffic.use_trace_timestamps or not longer
+        return self.base.traffic.use_trace_timestamps or not longer
 
     @property
     def _start_s(self) -> float:

@@ -259,8 +259,7 @@ class _Searches:
     def _saturated(self, arch: Arch) -> Row:
         """A run of an architecture's servers with requests always waiting."""
         plan = self.plan
-        server = plan.servers.get(arch, plan.base.server)
-        [row] = self.bench.rows([saturated(plan.goal.prepared(replace(plan.base, arch=arch, server=server)))])
+        [row] = self.bench.rows([saturated(plan.goal.prepared(plan.server_of(arch)))])
         return row
 
     def _most_held(self, case: Case, rate: float) -> float:

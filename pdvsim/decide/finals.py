@@ -19,6 +19,7 @@ from pdvsim.decide.runs import Bench, kept_up, replications
 from pdvsim.decide.space import complexity
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Experiment
+from pdvsim.study.length import length_of, with_length
 
 MOST_TIMES = 4
 FINALISTS = 4  # architectures replicated, in addition to plain decoding
@@ -46,7 +47,7 @@ def decided(
     `budget` limits the simulations for added seeds. With `everyone` all contenders are finalists with the same number
     of seeds. On Ctrl-C the finished runs are decided, then it is raised.
     """
-    best = tuned(search, [bench.sized(search.goal.prepared(place)) for place in places], bench)
+    best = tuned(search, [_sized(search, place, bench) for place in places], bench)
     finals = [bench.lengthened(_finalists(search, here, everyone)) for here in best]
     interrupted: KeyboardInterrupt | None = None
     try:
@@ -62,6 +63,14 @@ def decided(
             yield at, best[at], state
     if interrupted is not None:
         raise interrupted
+
+
+def _sized(search: Search, place: Experiment, bench: Bench) -> Experiment:
+    """A place with the length that its load needs on the first of the contenders."""
+    place = search.goal.prepared(place)
+    starts = search.starts(place)
+    sized = bench.sized(starts[0]) if starts else place
+    return with_length(place, length_of(sized)) if sized.scoring.steady else place
 
 
 def _finalists(search: Search, best: Mapping[str, Experiment], everyone: bool) -> dict[str, Experiment]:

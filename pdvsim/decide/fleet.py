@@ -3,7 +3,8 @@
 A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, or lanes on different GPUs.
 Fleets of the same size are compared on the same requests, each with its best settings (`tune`). So a GPU for one lane
 is compared with a second server, and with one server sharded over all GPUs. With a price, one GPU alone is compared
-too.
+too. Under service levels at a request rate the number of GPUs is not given but found (`sizing`), from the kinds of
+server that there are (`servers`).
 
 Drafters of a model are its natural draft model, an EAGLE-3 head, and n-gram search in the request's own tokens. Each is
 compared in every architecture that drafts, with its recorded acceptance. A draft model has no recording, so its
@@ -48,6 +49,12 @@ class Way:
         hardware, acceptance = self.hardware or place.hardware, self.acceptance or place.acceptance
         return replace(place, arch=self.arch, server=server, hardware=hardware, acceptance=acceptance)
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """The kind of server, whatever the number of replicas."""
+        hardware = self.hardware and replace(self.hardware, replicas=1, router=Hardware.router)
+        return self.arch, hardware, self.pair, self.acceptance
+
     def gpus(self, place: Experiment) -> int:
         """The number of its GPUs."""
         mine = self.of(place)
@@ -83,6 +90,32 @@ def contender(candidate: Experiment, ways: Sequence[Way]) -> str:
     return ways[0].named(candidate) if ways else str(candidate.arch)
 
 
+def copies(way: Way, base: Experiment, count: int) -> Way:
+    """A fleet of so many servers of a kind."""
+    hardware = way.of(base).hardware
+    router = "least-loaded" if hardware.router == Hardware.router else hardware.router
+    fleet = replace(way, hardware=replace(hardware, replicas=count, router=router if count > 1 else hardware.router))
+    return replace(fleet, name=fleet.named(fleet.of(base)))
+
+
+def servers(base: Experiment, archs: Sequence[Arch], most: int, drafted: Sequence[Way] = ()) -> tuple[Way, ...]:
+    """Every kind of server with these architectures, and drafters if any are compared, on at most `most` GPUs."""
+    ways: dict[str, Way] = {}
+    for gpus in range(1, most + 1):
+        for way in _possible(base, archs, gpus, False, drafted):
+            if way.of(base).hardware.replicas == 1 and (fitting := _fitting(way, base)) is not None:
+                ways.setdefault(fitting.name, fitting)
+    return tuple(ways.values())
+
+
+def _possible(base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Way]) -> Iterator[Way]:
+    """Every way to use so many GPUs, also if the models do not fit or cannot be sharded so."""
+    for way in drafted or [Way("", arch) for arch in archs]:
+        for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone):
+            mine = replace(way, hardware=hardware)
+            yield replace(mine, name=mine.named(mine.of(base)))
+
+
 def fleets(
     base: Experiment,
     archs: Sequence[Arch],
@@ -105,11 +138,7 @@ def fleets(
         raise ValueError(
             "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
         )
-    possible = []
-    for way in drafted or [Way("", arch) for arch in archs]:
-        for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone):
-            mine = replace(way, hardware=hardware)
-            possible.append(replace(mine, name=mine.named(mine.of(base))))
+    possible = list(_possible(base, archs, gpus, alone, drafted))
     fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
     if possible and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
@@ -125,16 +154,16 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hard
     router = "least-loaded" if given.router == Hardware.router else given.router
     kind, policy = kin(arch), policy_of(arch)
 
-    def copies(server: int, hardware: Hardware) -> Hardware:
+    def shared(server: int, hardware: Hardware) -> Hardware:
         count = gpus // server
         return replace(hardware, replicas=count, router=router) if count > 1 else hardware
 
     if policy.least_gpus == 1:
         if alone:
             yield given
-        yield copies(1, given)
+        yield shared(1, given)
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
-        yield copies(size, replace(given, tensor_parallel_size=size))
+        yield shared(size, replace(given, tensor_parallel_size=size))
     for target in SHARDED if policy.placeable() and apart else ():
         # pd runs the target in both lanes; the others draft on one GPU, or on as many as the target
         for other in sorted({target} if kind == "pd" else {1, target}):
@@ -143,7 +172,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hard
             split = replace(given, place=LANE_PLACES["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
             if other > 1 and kind != "pd":
                 split = replace(split, draft_tensor_parallel_size=other)
-            yield copies(target + other, split)
+            yield shared(target + other, split)
 
 
 def _fitting(fleet: Way, base: Experiment) -> Way | None:

@@ -23,6 +23,7 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.study.stats import Interval, interval
@@ -165,7 +166,7 @@ def memory(recommended: Experiment) -> dict[str, int]:
 def saturation(who: Rivalry, bench: Bench, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
     base, runs = suited(who.recommended), min(FEW_RUNS, who.num_runs)
-    plan = Plan(base, (base.arch,), runs, who.search.goal, CLOSE, prompts=bench.prompts)
+    plan = Plan(base, (base.arch,), runs, who.search.goal, CLOSE, least=bench.prompts or LEAST)
     return find_capacities(plan, bench, usd)
 
 

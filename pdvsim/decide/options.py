@@ -28,8 +28,8 @@ class VariedTraffic(Traffic):
     """Traffic; given lengths vary, so that the requests of a closed loop do not run in step."""
 
     num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests per run, a fifth of which is the start and excluded; default: as many as the load needs. advise without
-    a load: a batch job, all of whose requests arrive at the start."""
+    """Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured). Default: as
+    many as the load needs. advise without a load: a batch job, all of whose requests arrive at the start."""
     random_range_ratio: float | None = None  # type: ignore[assignment]
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]. Default: 0.3, less if the
     context is too short, 0 for --output-len 1. With 0, requests of a closed loop start and end together."""

@@ -13,8 +13,8 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Row
-from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.metrics.steady import LEAST_LOOP, loop_length
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
+from pdvsim.sim.metrics.steady import LEAST, LEAST_LOOP, Length, loop_length
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
@@ -202,6 +202,20 @@ def delivered_tokens_per_s(experiment: Experiment, row: Row) -> float:
     if load_axis(traffic) == "load" and keeps_up(row):
         return traffic.request_rate * mean_output_tokens(traffic)
     return float(row["output_throughput"])
+
+
+def one_server(experiment: Experiment) -> Experiment:
+    """One of the replicas with its part of a request rate; the experiment itself if its requests share prefixes.
+
+    Those are found on the server that had them before, which one of several need not be.
+    """
+    traffic, count = experiment.traffic, experiment.hardware.replicas
+    if count == 1 or load_axis(traffic) != "load" or traffic.shares or not experiment.scoring.steady:
+        return experiment
+    hardware = replace(experiment.hardware, replicas=1, router=Hardware.router)
+    one = replace(experiment, hardware=hardware, traffic=replace(traffic, request_rate=traffic.request_rate / count))
+    length = length_of(experiment)
+    return with_length(one, Length(math.ceil(length.start / count), max(LEAST, math.ceil(length.measured / count))))
 
 
 def saturated(experiment: Experiment) -> Experiment:

@@ -19,7 +19,7 @@ from itertools import zip_longest
 
 from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, replications, shortened, without_band
+from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
@@ -204,6 +204,6 @@ def _try(search: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, b
 
 def _short(search: Search, candidate: Experiment) -> list[Experiment]:
     """A candidate's runs in the search."""
-    short = shortened(candidate, SEARCH_RUN_SHARE)
+    short = shortened(one_server(candidate), SEARCH_RUN_SHARE)
     other = replace(short, traffic=replace(short.traffic, seed=short.traffic.seed + APART))
     return replications(without_band(other), SEEDS)

@@ -14,7 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.metrics.stability import is_closed_loop, undelivered
+from pdvsim.sim.metrics.stability import is_closed_loop
 from pdvsim.sim.metrics.steady import MOST, Length, first_uses, loop_length, rate_length
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -24,6 +24,7 @@ FIRST_MEASURED = 200  # requests of the first run, after the think times of a co
 ROUNDS = 4  # runs at most
 CLOSE = 1.15  # a run may be this much shorter than its own figures ask for
 GIVEN_START = 0.2  # share of a given number of requests that is excluded
+SHORT = 0.9  # share of a request rate below which it was not delivered
 GROWTH = 2.0  # of a run in which no steady state began
 
 Measure = Callable[[Experiment], Mapping[str, Any]]
@@ -73,10 +74,15 @@ def long_enough(experiment: Experiment) -> Experiment:
 
 
 def needed_length(run: Experiment, row: Mapping[str, Any]) -> Length:
-    """The length that a run should have had, by its own figures; longer than it was if no steady state began."""
+    """The length that a run should have had, by its own figures; longer than it was if no steady state began.
+
+    A queue that grows has no steady state: a run that showed that was long enough.
+    """
     traffic, start_s = run.traffic, float(row["transient_s"])
-    unsettled = math.isnan(start_s) and row["stability"] != "overloaded"  # a queue that grows has no steady state
-    needed = rate_length(traffic, mean_turns(traffic), service_s(row), 0.0 if math.isnan(start_s) else start_s)
+    if row["stability"] == "overloaded":
+        return length_of(run)
+    unsettled = math.isnan(start_s)
+    needed = rate_length(traffic, mean_turns(traffic), service_s(row), 0.0 if unsettled else start_s)
     if unsettled and needed.total < GROWTH * traffic.num_prompts:
         times = GROWTH * traffic.num_prompts / needed.total
         needed = Length(math.ceil(times * needed.start), math.ceil(times * needed.measured))
@@ -113,7 +119,8 @@ def length_of(experiment: Experiment) -> Length:
 def too_short(traffic: Traffic, row: Mapping[str, Any]) -> str:
     """Why a run says little about the load that it speaks of; empty if it is long enough."""
     rate = float(row["request_throughput"])
-    if undelivered(traffic, rate):
+    paced = not (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps)
+    if paced and traffic.converses and row["stability"] == "inconclusive" and rate < SHORT * traffic.request_rate:
         return f"the run delivered {rate:.3g} of {traffic.request_rate:g} req/s: it is too short for its conversations"
     return ""
 

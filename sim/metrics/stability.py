@@ -40,6 +40,7 @@ from pdvsim.sim.records import Columns
 Array = NDArray[Any]
 
 EVENTS = ("arrival_s", "admitted_s", "finish_s")
+STARTS = len(EVENTS)  # place of the arrivals that wait for no answer
 SLICES = 16
 LINE = 0.06  # of the noise over the whole half
 LONG_RUN = 128  # times a request's time in service, below which LINE shrinks in proportion
@@ -48,7 +49,7 @@ HELD = 0.05
 CONFIDENCE = 0.95
 RISES = 2.0  # times the queue of the first half, and ...
 RISES_CONFIDENCE = 0.999  # ... at this confidence: slices of a stable queue are not independent
-DELIVERED = 0.9  # share of the offered rate that must be sent
+UNDELIVERED = 0.1  # share of the offered requests that may be missing, or twice the noise of their number
 
 
 def stability(requests: Columns, traffic: Traffic) -> str:
@@ -68,8 +69,8 @@ class Census:
     """Counts of arrivals, admissions and finishes over time; the same from all rows together and from parts."""
 
     def __init__(self) -> None:
-        self._timeline, self._looked_up = Timeline(len(EVENTS)), Timeline(2)
-        self.count = 0
+        self._timeline, self._looked_up = Timeline(len(EVENTS) + 1), Timeline(2)
+        self.count = self._starts = 0
         self._first_s, self._last_s = math.inf, -math.inf  # arrivals that wait for no answer
 
     def add(self, requests: Columns) -> None:
@@ -78,6 +79,8 @@ class Census:
         starts_s = arrival_s[requests["turn"] == 0] if "turn" in requests else arrival_s
         self._first_s = min(self._first_s, float(starts_s.min(initial=math.inf)))
         self._last_s = max(self._last_s, float(starts_s.max(initial=-math.inf)))
+        self._starts += len(starts_s)
+        self._timeline.add(STARTS, starts_s)
         for at, name in enumerate(EVENTS):
             times_s = requests[name]
             self._timeline.add(at, times_s[times_s >= 0])  # negative: it never came to that
@@ -116,20 +119,25 @@ class Census:
             return None
         middle, stop = (int(at_s / width_s) for at_s in ((self._first_s + self._last_s) / 2, self._last_s))
         bins = (stop + 1 - middle) // SLICES
-        return Half(self.count, line.counts[:, : stop + 1], bins, bins * width_s) if bins else None
+        turns = self.count / self._starts
+        return Half(self.count, turns, line.counts[:, : stop + 1], bins, bins * width_s) if bins else None
 
     def in_system(self, start_s: float, stop_s: float) -> float:
         """Mean number of requests that had arrived and not finished, as counted at the ends of bins."""
-        arrived, _, finished = self._timeline.counts.cumsum(axis=1)
+        arrived, _, finished, _ = self._timeline.counts.cumsum(axis=1)
         at = slice(*(int(edge_s / self._timeline.width_s) for edge_s in (start_s, stop_s)))
         return float((arrived - finished)[at].mean())
 
 
 class Half:
-    """The second half of the arrivals of `count` requests: `counts` end with it, each slice is `bins` of them."""
+    """The second half of the arrivals of `count` requests: `counts` end with it, each slice is `bins` of them.
 
-    def __init__(self, count: int, counts: Array, bins: int, slice_s: float) -> None:
-        arrived, admitted, finished = counts.cumsum(axis=1)[:, -SLICES * bins :]
+    Conversations have `turns` requests.
+    """
+
+    def __init__(self, count: int, turns: float, counts: Array, bins: int, slice_s: float) -> None:
+        arrived, admitted, finished, _ = counts.cumsum(axis=1)[:, -SLICES * bins :]
+        self._starts, self._turns = int(counts[STARTS, -SLICES * bins :].sum()), turns
         line = (arrived - admitted).reshape(SLICES, bins)
         self.slice_s = slice_s
         self.arrivals, self.admissions = counts[:2, -SLICES * bins :].reshape(2, SLICES, bins).sum(axis=2)
@@ -151,6 +159,12 @@ class Half:
         """Requests sent per second."""
         return float(self.arrivals.mean()) / self.slice_s
 
+    def lacks(self, delivered: float) -> bool:
+        """Whether far fewer requests were sent here, or `delivered` per second, than the conversations begun bring."""
+        offered = self._starts * self._turns / (SLICES * self.slice_s)
+        allowed = max(UNDELIVERED, 2 / math.sqrt(max(self._starts, 1)))
+        return self._turns > 1 and min(delivered, self.arrival_rate) < (1 - allowed) * offered
+
     def rises(self) -> bool:
         """Whether the queue was longer in the second half of the slices, beyond chance and by a factor."""
         from scipy.special import stdtrit
@@ -170,12 +184,6 @@ class Half:
         return float(short.mean()) > float(stdtrit(SLICES - 1, 0.5 + CONFIDENCE / 2)) * spread
 
 
-def undelivered(traffic: Traffic, rate: float) -> bool:
-    """Whether conversations sent far fewer requests per second than were asked for: the run was too short."""
-    paced = not (math.isinf(traffic.request_rate) or traffic.use_trace_timestamps)
-    return paced and traffic.converses and rate < DELIVERED * traffic.request_rate
-
-
 def judged(traffic: Traffic, census: Census, delivered: float = math.inf) -> str:
     """The label, from counts and the rate of requests `delivered` in the time that was measured."""
     paced = not math.isinf(traffic.request_rate)
@@ -187,7 +195,8 @@ def judged(traffic: Traffic, census: Census, delivered: float = math.inf) -> str
     limit = traffic.max_concurrency
     held = limit is not None and float((half.in_system >= limit).mean()) > HELD
     if half.lowest <= half.bound and not held:
-        long_enough = half.times_service >= SHORT_RUN and not undelivered(traffic, min(delivered, half.arrival_rate))
+        came = traffic.use_trace_timestamps or not half.lacks(delivered)
+        long_enough = half.times_service >= SHORT_RUN and came
         return "stable" if long_enough and not half.rises() else "inconclusive"
     due = half.arrivals if traffic.use_trace_timestamps else traffic.request_rate * half.slice_s
     return "overloaded" if (half.grew or held) and half.falls_short(due) else "inconclusive"

@@ -28,7 +28,7 @@ from pdvsim.sim.workload.options import Traffic
 OBSERVATIONS, BATCH = 500, 5
 SAME = 0.1  # relative difference of two means that agree
 FILL = 1.5  # durations until the load is there
-REQUESTS_LONG, TALKS_LONG, LOOPS_LONG = 16, 3, 3  # measured durations: of requests, of conversations, of closed loops
+REQUESTS_LONG, TALKS_LONG, LOOPS_LONG = 10, 3, 3  # measured durations: of requests, of conversations, of closed loops
 LEAST, LEAST_LOOP = 400, 160  # requests measured at least, at a rate and in a closed loop
 MOST = 20_000  # requests of a run whose length is not given
 
@@ -54,16 +54,18 @@ def loop_length(traffic: Traffic, turns: float) -> Length:
     return Length(math.ceil(FILL * cycle + first_uses(traffic)), max(LEAST_LOOP, math.ceil(LOOPS_LONG * cycle)))
 
 
-def rate_length(traffic: Traffic, turns: float, service_s: float, transient_s: float = 0.0) -> Length:
+def rate_length(
+    traffic: Traffic, turns: float, service_s: float, transient_s: float = 0.0, least: int = LEAST
+) -> Length:
     """Length at a request rate, if requests are in service for `service_s` on average.
 
-    `transient_s` is the start that a run showed.
+    `transient_s` is the start that a run showed; at least `least` requests are measured.
     """
     rate = traffic.request_rate
     lasts_s = turns * service_s + (turns - 1) * traffic.think_time_s
     measured_s = max(REQUESTS_LONG * service_s, TALKS_LONG * lasts_s if turns > 1 else 0.0)
     start = max(rate * max(FILL * lasts_s, transient_s), first_uses(traffic))
-    return Length(math.ceil(start), max(LEAST, math.ceil(rate * measured_s)))
+    return Length(math.ceil(start), max(least, math.ceil(rate * measured_s)))
 
 
 def first_uses(traffic: Traffic) -> float:

@@ -112,14 +112,14 @@ BASE = Experiment(
     traffic=Traffic("random", num_prompts=30, request_rate=20.0, input_len=64, output_len=32),
 )
 GOAL = Goal("e2el")
-DRAFTING = GOAL.prepared(BASE, 0.0)
+DRAFTING = GOAL.prepared(BASE)
 PLAIN = replace(DRAFTING, arch="autoregressive")
 
 
 def rivalry(best: Experiment, rival: Experiment, goal: Goal, num_runs: int, *lengths: int) -> Rivalry:
     """Two of which nothing but the draft length is tuned."""
     space = Space(("colocated",), lengths, ("fixed",), (128,), (2048,), own=False)
-    return Rivalry(best, (rival,), Search(goal, space, 0.0, 0.0), num_runs, 1)
+    return Rivalry(best, (rival,), Search(goal, space, 0.0), num_runs, 1)
 
 
 def mean_e2el(experiment: Experiment) -> float:

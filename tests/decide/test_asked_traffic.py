@@ -22,12 +22,14 @@ from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS
 from pdvsim.decide.options import SPREAD, TunedServer, VariedTraffic
 from pdvsim.decide.report import lengths_note
-from pdvsim.decide.runs import at_load, at_rate, least_prompts, load_of, load_words, saturated
+from pdvsim.decide.runs import Bench, at_load, at_rate, load_of, load_words, saturated, shortened
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.study.inputs import checked
+from pdvsim.study.length import length_of
 
 FEW: dict[str, Any] = {
     "arch": ["autoregressive", "colocated"], "dataset_name": "random", "input_len": 64, "output_len": 24, "jobs": 1,
@@ -86,10 +88,13 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
         twice = at_load(here, 2 * load_of(traffic)).traffic
         assert load_of(twice) == 2 * load_of(traffic)
         assert re.sub("[0-9]+", "", load_words(twice)) == re.sub("[0-9]+", "", words)
-    assert at_load(Experiment(traffic=kinds["concurrency 8"]), 100).traffic.num_prompts == 400
-    assert least_prompts(kinds["12 req/s"], 125) == 125
-    assert least_prompts(kinds["concurrency 8"], 10) == 16
-    assert least_prompts(kinds["a batch of 700 requests"], 175) == 512
+    sizes = {}
+    for words, traffic in kinds.items():
+        whole = Bench(1).sized(Experiment(traffic=traffic))
+        assert length_of(shortened(whole, 0.25)).start == length_of(whole).start  # a short run is as warm as a long one
+        sizes[words] = shortened(whole, 0.25).traffic.num_prompts
+    assert sizes["concurrency 8"] == FILL * 8 + LEAST_LOOP // 2
+    assert sizes["a batch of 700 requests"] == 512
 
 
 def test_on_several_gpus_everyone_who_can_draft_competes() -> None:
@@ -144,13 +149,13 @@ def test_what_fits_a_context_with_equal_lengths_is_not_refused(prompt: int) -> N
     """TinyLlama's ends at 2048: the longest request takes as much of it as there is, and no more."""
     traffic = VariedTraffic("random", num_prompts=400, input_len=prompt, output_len=100)
     server = Server("tinyllama-1.1b:llama-2-7b")
-    asked = traffic.asked(500, server)
+    asked = traffic.asked(server)
     assert asked.random_range_ratio == (0.02 if prompt == 1900 else 0.0)
     assert checked(Experiment("pdv", asked, server=server)).largest().prompt_tokens >= prompt
-    assert traffic.asked(500, Server("llama-3.2-1b:llama-3.1-8b")).random_range_ratio == SPREAD
-    assert traffic.asked(500, server, "gemma-2b:gemma-7b").random_range_ratio == SPREAD
+    assert traffic.asked(Server("llama-3.2-1b:llama-3.1-8b")).random_range_ratio == SPREAD
+    assert traffic.asked(server, "gemma-2b:gemma-7b").random_range_ratio == SPREAD
     assert TunedServer("llama-3.1-8b", drafter="eagle3").given().pair == "eagle3-llama-3.1-8b:llama-3.1-8b"
-    assert traffic.asked(500, TunedServer("llama-3.1-8b", drafter="eagle3").given()).random_range_ratio == SPREAD
+    assert traffic.asked(TunedServer("llama-3.1-8b", drafter="eagle3").given()).random_range_ratio == SPREAD
 
 
 def test_a_given_length_varies_around_itself_and_leaves_the_other_alone() -> None:
@@ -204,7 +209,7 @@ def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys
         assert f"{trace} is replayed at its own rate of 5 requests per second" in capsys.readouterr().err
     assert not asked(request_rate=20.0).use_trace_timestamps
     scaled = asked(request_rate=20.0, use_trace_timestamps=True)
-    assert (scaled.request_rate, scaled.use_trace_timestamps, scaled.num_prompts) == (20, True, 500)
+    assert (scaled.request_rate, scaled.use_trace_timestamps, scaled.num_prompts) == (20, True, 400)
     assert capsys.readouterr().err == ""
 
 

@@ -19,9 +19,8 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.decide import capacity as capacity_module
 from pdvsim.decide import runs as runs_module
-from pdvsim.decide.capacity import LONG, LONG_TALKS, Capacities, Plan
+from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import Bisection, Bracket, Held, find_capacities, search, steepness
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
@@ -30,7 +29,9 @@ from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
+from pdvsim.sim.metrics import steady
 from pdvsim.sim.metrics.stability import stability
+from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -109,14 +110,15 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
 
 def lindley_holds(plan: Plan, seed: int, rate: float) -> bool:
     """The same question answered without the simulator: waits of the same arrivals by W' = max(0, W + S - gap)."""
-    traffic = plan.experiment(("autoregressive", seed), rate).traffic
+    run = plan.experiment(("autoregressive", seed), rate)
+    traffic = run.traffic
     arrival_s = np.array([request.arrival_s for request in make_requests(traffic, plan.base.acceptance)])
     assert len(arrival_s) / arrival_s[-1] == pytest.approx(rate)  # as drawn, not as asked of the generator
     wait_s = [0.0]
     for gap in np.diff(arrival_s):
         wait_s.append(max(0.0, wait_s[-1] + SERVICE_S - gap))
     admitted_s = arrival_s + np.array(wait_s)
-    counted = np.array(wait_s)[int(plan.warmup_share * len(arrival_s)) :]
+    counted = np.array(wait_s)[run.scoring.warmup_requests :]
     share = np.mean(counted + SERVICE_S <= plan.goal.levels_ms["ttft"] / 1e3)
     finish_s = admitted_s + SERVICE_S
     label = stability({"arrival_s": arrival_s, "admitted_s": admitted_s, "finish_s": finish_s}, traffic)
@@ -134,8 +136,8 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
         assert "even at the lowest rate" in str(capacities)
         return
     for row in capacities.rows:
-        assert lindley_holds(plan, row["seed"], row["rate"])
-        assert not lindley_holds(plan, row["seed"], row["failed_rate"])
+        assert lindley_holds(capacities.plan, row["seed"], row["rate"])
+        assert not lindley_holds(capacities.plan, row["seed"], row["failed_rate"])
         assert row["failed_rate"] / row["rate"] == pytest.approx(1.02)
         assert row["rate"] < 1 / SERVICE_S
         assert row["output_tokens_per_s"] == pytest.approx(row["rate"], rel=0.1)  # one token each
@@ -186,8 +188,9 @@ def test_a_conversation_costs_the_hour_over_the_conversations_of_an_hour(one_by_
     assert entry["usd_per_conversation"].mean == pytest.approx(4e-3 / entry["rate"].mean, rel=0.1)
     assert "$/1000 conversations" in str(capacities)
     assert capacities.report().document["summary"] == [entry]
-    lasted_s = capacities.plan.base.traffic.num_prompts / entry["rate"].mean
-    assert lasted_s > LONG_TALKS * 4 * 0.05  # the think time alone
+    length = capacities.plan.length(entry["rate"].mean)
+    assert length.measured / entry["rate"].mean > TALKS_LONG * 3 * 0.05  # the think times alone
+    assert length.start / entry["rate"].mean > FILL * 3 * 0.05
 
 
 def test_a_queue_that_grows_is_not_held_however_late(one_by_one: Experiment) -> None:
@@ -235,16 +238,18 @@ def test_a_rate_is_held_only_in_a_long_and_stable_run(name: str) -> None:
         assert summarise(run)["stability"] == "stable"
         served_s = run.requests["finish_s"] - run.requests["admitted_s"]
         if row["seed"] == capacities.plan.base.traffic.seed:  # by which the length was chosen
-            assert run.requests["arrival_s"].max() > 0.9 * LONG * served_s.mean()
+            assert run.requests["arrival_s"].max() > 0.9 * REQUESTS_LONG * served_s.mean()
 
 
 def test_runs_of_twice_the_length_give_the_same_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Within the interval that was given."""
     name = "both"
     [entry] = answer(name).summary()
-    monkeypatch.setattr(capacity_module, "LONG", 2 * LONG)
+    rate = entry["rate"].mean
+    measured = answer(name).plan.length(rate).measured
+    monkeypatch.setattr(steady, "REQUESTS_LONG", 2 * REQUESTS_LONG)
     twice = answer.__wrapped__(name)
-    assert twice.plan.base.traffic.num_prompts > 1.5 * answer(name).plan.base.traffic.num_prompts
+    assert twice.plan.length(rate).measured > 1.5 * measured
     assert abs(twice.summary()[0]["rate"].mean - entry["rate"].mean) <= entry["rate"].half_width
 
 

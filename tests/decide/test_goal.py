@@ -60,4 +60,4 @@ def test_the_attainment_follows_from_the_percentile() -> None:
 
 def test_a_run_has_every_percentile_that_is_named() -> None:
     goal = Goal("headroom", ("p50_ttft:100", "p99.9_ttft:500"))
-    assert goal.prepared(Experiment(), 0.0).scoring.metric_percentiles == (99.9, 50.0, 99.0)
+    assert goal.prepared(Experiment()).scoring.metric_percentiles == (99.9, 50.0, 99.0)

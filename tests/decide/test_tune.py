@@ -68,7 +68,7 @@ class Made(Bench):
 def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goal) -> None:
     """On the seeds of the search, where nothing is too small to count. Every architecture is there, the best first."""
     bench = Log()
-    search = Search(goal, Space(), 0.1, indifference=0.0)
+    search = Search(goal, Space(), indifference=0.0)
     [best] = tuned(search, [place], bench)
     assert set(best) == set(tried())
     starts = {start.arch: start for start in search.space.starts(place)}
@@ -87,9 +87,7 @@ def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goa
 def test_drafts_are_tried_on_while_they_get_better() -> None:
     """Made-up figures: the best is far from what the formula finds promising, and no further than need be is tried."""
 
-    search = Search(
-        Goal("throughput"), Space(("pd",), Space.draft_lengths, ("fixed",), (128,), (2048,), False), 0.0, 0.0
-    )
+    search = Search(Goal("throughput"), Space(("pd",), Space.draft_lengths, ("fixed",), (128,), (2048,), False), 0.0)
     unlikely = at_acceptance(LOOP, 0.1)
     [best] = tuned(search, [unlikely], Made(lambda e: 100 - abs(e.server.num_speculative_tokens - 7)))
     assert best["pd"].server.num_speculative_tokens == 7
@@ -101,7 +99,7 @@ def test_what_is_far_behind_on_the_first_seed_runs_no_second_and_keeps_its_place
     """Made-up figures: by draft length, and on the second seed a tenth less."""
     speeds = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
     space = Space(("pd",), tuple(speeds), ("fixed",), (128,), (2048,), own=False)
-    search = Search(Goal("throughput"), space, 0.0, 0.0)
+    search = Search(Goal("throughput"), space, 0.0)
     bench = Made(lambda e: speeds[e.server.num_speculative_tokens] * (1 - 0.1 * (e.traffic.seed % 2)))
     tuned(search, [LOOP], bench)
     figures = {c.server.num_speculative_tokens: figure for c, figure in search.figures.items()}
@@ -117,12 +115,12 @@ def test_nobody_is_out_for_drafts_that_the_formula_liked() -> None:
     base = replace(at_acceptance(LOOP, 1.0), arch="autoregressive", server=Server(num_speculative_tokens=0))
     assert Formula(replace(base, arch="pd")).ranked(Space.draft_lengths)[0].k > 1
     slow = Made(lambda e: 1.0 + 99 * (e.server.num_speculative_tokens == 0))
-    [best] = tuned(Search(Goal("throughput"), space, 0.0, 0.0), [base], slow)
+    [best] = tuned(Search(Goal("throughput"), space, 0.0), [base], slow)
     assert best["pd"].server.num_speculative_tokens == 0
 
 
 def test_of_settings_that_are_alike_the_simplest_goes_on() -> None:
-    search = Search(Goal("throughput"), Space(), 0.0, indifference=0.05)
+    search = Search(Goal("throughput"), Space(), indifference=0.05)
     simple, other, better = (replace(LOOP, server=Server(controller=c)) for c in ("fixed", "goodput", "feedback"))
     search.figures = {better: 104.0, other: 103.0, simple: 100.0}
     assert search.ranked([other, better, simple], LOOP) == [simple, other, better]
@@ -133,7 +131,7 @@ def test_of_settings_that_are_alike_the_simplest_goes_on() -> None:
 def test_a_budget_that_runs_out_is_counted_by_turns() -> None:
     """Ten simulations are five settings: one of each architecture, then of the first two again."""
     space = Space(("colocated", "pd", "pdv"), (1, 2, 3), ("fixed",), (128,), (2048,), own=False)
-    search, bench = Search(Goal("e2el"), space, 0.0, budget=10), Bench(1)
+    search, bench = Search(Goal("e2el"), space, budget=10), Bench(1)
     [best] = tuned(search, [LOAD], bench)
     assert bench.runs == 10
     assert len(search.figures) == 5
@@ -145,7 +143,7 @@ def test_a_budget_that_runs_out_is_counted_by_turns() -> None:
 def test_flips_tune_the_drafts_again_where_they_look() -> None:
     """Also of a choice that drafts nothing at the load asked about; but not what the user gave."""
     undrafted = replace(LOAD, server=Server(num_speculative_tokens=0))
-    search = Search(Goal("e2el"), Space(), 0.0)
+    search = Search(Goal("e2el"), Space())
     who = Rivalry(undrafted, (), search, 5, 1)
     for acceptance, drafts in ((0.0, {0}), (0.95, {4, 5, 6, 7, 8})):
         assert who.placed(at_acceptance(undrafted, acceptance)).server.num_speculative_tokens in drafts
@@ -351,11 +349,10 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
 
 
 def test_what_is_asked_by_default_is_the_same() -> None:
-    """As many requests at a rate, the same warm-up, seeds, indifference and settings to try."""
-    asked = build(AdviseOptions, {"request_rate": 4}).question().base.traffic.num_prompts
-    assert asked == build(MapOptions, {"request_rate": [4]}).grid().base.traffic.num_prompts
-    assert build(MapOptions, {}).grid().base.traffic.num_prompts == 200  # closed loops scatter less
-    for name in ("num_runs", "warmup_share", "indifference", "attainment", "server", "acceptance", "host"):
+    """The same traffic, seeds, indifference and settings to try."""
+    asked = build(AdviseOptions, {"request_rate": 4}).question().base.traffic
+    assert asked == replace(build(MapOptions, {"request_rate": [4]}).grid().base.traffic, request_rate=4)
+    for name in ("num_runs", "indifference", "attainment", "server", "acceptance", "host"):
         given = [
             getattr(options(), name) for options in (AdviseOptions, MapOptions, CapacityOptions)
             if name in {field.name for field in fields(options)}

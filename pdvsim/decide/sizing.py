@@ -1,0 +1,118 @@
+"""The smallest fleets that hold a request rate within the service levels.
+
+For each kind of server (an architecture and drafter on one GPU, on a group of GPUs, or with its lanes on two) the
+formula predicts the least number of replicas that keep up with the load and meet the level of TPOT. The most promising
+fleets are then simulated at the whole load, with more or fewer replicas until the least number that meets the goal is
+known.
+
+Not covered: fleets of unlike servers, and more than `WORTH` times the GPUs of the smallest fleet.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from pdvsim.decide.fleet import Way, copies
+from pdvsim.decide.formula import Formula
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.runs import Bench, shortened
+from pdvsim.decide.space import Space, with_best_length
+from pdvsim.sim.config import Experiment
+from pdvsim.study.length import length_of, with_length
+
+WORTH = 1.5  # times the GPUs of the smallest fleet, up to which others are compared
+MOST_FLEETS = 4  # in addition to plain decoding
+STEPS = 4  # changes of the number of replicas
+RUN_SHARE = 0.5  # of what a final run measures
+MARGIN = 1.5  # a load that is predicted to be this many times too high for one server is not tried on it
+
+
+@dataclass
+class Sizes:
+    """The smallest fleet of each kind of server that holds the load, smallest first, and why others do not."""
+
+    ways: tuple[Way, ...] = ()
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+def too_small(candidates: Sequence[Experiment], goal: Goal, space: Space) -> bool:
+    """Whether the formula predicts that the load is far too high for each of the candidates."""
+    return not any(_holds(_at_share(candidate, 1 / MARGIN), goal, space) for candidate in candidates)
+
+
+def smallest_fleets(
+    base: Experiment, goal: Goal, servers: Sequence[Way], most: int, space: Space, bench: Bench
+) -> Sizes:
+    """The fleets of these servers that hold the load of `base` on at most `most` GPUs."""
+    counts = {way: _predicted(way, base, goal, space, most) for way in servers}
+    gpus = {way: count * way.gpus(base) for way, count in counts.items()}
+    refused = {way.name: f"does not hold the load on {most} GPUs" for way in servers if not counts[way]}
+    order = sorted(
+        (way for way in servers if counts[way]), key=lambda way: (gpus[way], _pace_s(way, base, counts, space))
+    )
+    worth = [way for way in order if gpus[way] <= WORTH * gpus[order[0]]]
+    plain = [way for way in worth if way.arch == "autoregressive"][:1]
+    kept = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
+    refused |= {way.name: f"is predicted to need {gpus[way]} GPUs" for way in order if way not in kept}
+    fleets = _refined(base, goal, {way: counts[way] for way in kept}, most, space, bench)
+    known = {fleet.kind for fleet in fleets}
+    refused |= {way.name: f"does not meet the goal on {most} GPUs" for way in kept if way.kind not in known}
+    return Sizes(tuple(sorted(fleets, key=lambda way: way.gpus(base))), refused)
+
+
+def _predicted(way: Way, base: Experiment, goal: Goal, space: Space, most: int) -> int:
+    """The least replicas that hold the load by formula; 0 if none up to `most` GPUs do."""
+    counts = range(1, most // way.gpus(base) + 1)
+    at = bisect_left(counts, x=True, key=lambda count: _holds(copies(way, base, count).of(base), goal, space))
+    return counts[at] if at < len(counts) else 0
+
+
+def _holds(candidate: Experiment, goal: Goal, space: Space) -> bool:
+    """Whether the formula predicts that a fleet keeps up and meets the level of TPOT."""
+    levels_s = [level / 1e3 for name, level in goal.levels_ms.items() if name.endswith("tpot")]
+    predictions = Formula(_roomy(candidate, space)).ranked(_lengths(candidate, space))
+    return any(p.keeps_up and p.seconds_per_token <= min(levels_s, default=math.inf) for p in predictions)
+
+
+def _pace_s(way: Way, base: Experiment, counts: dict[Way, int], space: Space) -> float:
+    """Seconds per token of a fleet by formula."""
+    candidate = copies(way, base, counts[way]).of(base)
+    return Formula(_roomy(candidate, space)).ranked(_lengths(candidate, space))[0].seconds_per_token
+
+
+def _lengths(candidate: Experiment, space: Space) -> tuple[int, ...]:
+    return space.draft_lengths if candidate.has_drafter else (0,)
+
+
+def _roomy(candidate: Experiment, space: Space) -> Experiment:
+    """A candidate with the largest batch limit that is allowed."""
+    return replace(candidate, server=replace(candidate.server, max_num_seqs=max(space.max_num_seqs)))
+
+
+def _at_share(candidate: Experiment, share: float) -> Experiment:
+    """A candidate with a share of its load."""
+    return replace(candidate, traffic=replace(candidate.traffic, request_rate=share * candidate.traffic.request_rate))
+
+
+def _refined(base: Experiment, goal: Goal, counts: dict[Way, int], most: int, space: Space, bench: Bench) -> list[Way]:
+    """The fleets with the least replicas that meet the goal in a run at the whole load; without those that do not."""
+    if not counts:
+        return []
+
+    def fleet(way: Way, count: int) -> Experiment:
+        return with_best_length(_roomy(goal.prepared(copies(way, base, count).of(base)), space), space.draft_lengths)
+
+    length = length_of(shortened(bench.sized(fleet(*next(iter(counts.items())))), RUN_SHARE))
+    met: dict[tuple[Way, int], bool] = {}
+    going = dict(counts)
+    for _ in range(STEPS):
+        asked = [(way, n) for way, n in going.items() if (way, n) not in met and 1 <= n <= most // way.gpus(base)]
+        rows = bench.rows([with_length(fleet(way, n), length) for way, n in asked])
+        for (way, n), row in zip(asked, rows, strict=True):
+            met[way, n] = goal.met([row])
+            going[way] = n - 1 if met[way, n] else n + 1
+    least = {way: min((n for (mine, n), holds in met.items() if mine == way and holds), default=0) for way in counts}
+    return [copies(way, base, n) for way, n in least.items() if n]
