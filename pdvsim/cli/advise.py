@@ -25,7 +25,6 @@ from pdvsim.decide.options import (
 )
 from pdvsim.decide.runs import LOOP_TURNS, Bench, load_axis
 from pdvsim.sim.config import Experiment, Traffic
-from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
 
 
@@ -75,15 +74,17 @@ class AdviseOptions(ChoiceOptions):
         rate, concurrency = self.request_rate, self.concurrency
         if rate < math.inf and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
+        if concurrency is not None and self.traffic.use_trace_timestamps:
+            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
         usual = PROMPTS if concurrency is None else max(LOOP_PROMPTS, LOOP_TURNS * concurrency)
-        traffic = self.traffic.asked(usual, self.server.given(), request_rate=rate, max_concurrency=concurrency)
-        if load_axis(traffic) != "requests":
-            return traffic
-        if traffic.use_trace_timestamps or trace_rate(traffic) is not None:
+        replays = concurrency is None and self.traffic.replays
+        load = {"request_rate": rate, "max_concurrency": concurrency}
+        traffic = self.traffic.asked(usual, self.server.given(), replays=replays, **load)
+        if replays and math.isinf(rate):
             rate = own_rate(traffic)
             say("pdvsim", f"{traffic.dataset_path} is replayed at its own rate of {rate:.3g} requests per second")
-            return replace(traffic, request_rate=rate, use_trace_timestamps=True)
-        if self.traffic.num_prompts is None:
+            return replace(traffic, request_rate=rate)
+        if load_axis(traffic) == "requests" and self.traffic.num_prompts is None:
             raise ValueError(
                 "advise needs a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
             )
