@@ -25,6 +25,7 @@ from pdvsim.decide.options import (
 )
 from pdvsim.decide.runs import LOOP_TURNS, Bench, load_axis
 from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.hardware.models import can_load
 from pdvsim.study import output
 
 
@@ -96,7 +97,10 @@ class AdviseOptions(ChoiceOptions):
             return ()
         if self.acceptance.acceptance_from is not None:
             raise ValueError("--acceptance-from describes one drafter: name it with --drafter model, eagle3 or ngram")
-        return drafters(base, self.server.pair, self.archs, None if self.acceptance.is_open else base.acceptance)
+        target = self.server.pair
+        if not can_load("eagle3", target):
+            say("pdvsim", f"no published EAGLE-3 head of {target} is known: none is compared (--drafter eagle3 does)")
+        return drafters(base, target, self.archs, None if self.acceptance.is_open else base.acceptance)
 
     def _base(self, traffic: Traffic) -> Experiment:
         """With the first architecture that accepts the options; if none does, the error of the last."""

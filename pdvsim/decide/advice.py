@@ -11,7 +11,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.deploy import Block, Deployment
+from pdvsim.decide.deploy import Block, Deployment, unknown_head
 from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained, level_title
@@ -36,7 +36,7 @@ from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Highlight, Showable
-from pdvsim.view.setting import acceptance_notes, is_assumed
+from pdvsim.view.setting import acceptance_notes, is_assumed, recorded_elsewhere
 from pdvsim.view.table import DETAIL, TextTable, cell
 
 if TYPE_CHECKING:
@@ -314,16 +314,22 @@ def _without_drafts(advice: Advice, best: Experiment) -> list[str]:
 
 
 def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
-    """Notes on assumed acceptance that the decision depends on, with the rate at which drafting breaks even.
+    """Notes on unmeasured acceptance that the decision depends on, with the rate at which drafting breaks even.
 
-    If the recommendation drafts, it depends on its own acceptance and on that of its ties; else on every drafter's.
+    That is, assumed, or recorded with another target. A drafter that cannot be loaded is said to be hypothetical. If
+    the recommendation drafts, it depends on its own acceptance and on that of its ties; else on every drafter's.
     """
     held, name, even = advice.held, advice.question.name, advice.break_even
     assert held is not None
     ties = (name(best), held.best, *held.alike)
-    assumed = [c for c in advice.finals if is_assumed(c) and (name(c) in ties or not best.speculates)]
-    pays = f"; {_break_even(even, advice)}" if even and even.who in map(name, assumed) else ""
-    return [f"note: {note}{pays}" for note in acceptance_notes(assumed)]
+    decisive = [c for c in advice.finals if name(c) in ties or not best.speculates]
+    why = unknown_head(best) if best.speculates else ""
+    notes = [f"note: hypothetical: {why}"] if why else []
+    for kind in (recorded_elsewhere, is_assumed):
+        mine = [c for c in decisive if kind(c)]
+        pays = f"; {_break_even(even, advice)}" if even and even.who in map(name, mine) else ""
+        notes += [f"note: {note}{pays}" for note in acceptance_notes(mine)]
+    return notes
 
 
 def _inconclusive(advice: Advice) -> list[str]:

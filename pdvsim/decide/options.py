@@ -71,8 +71,8 @@ class VariedTraffic(Traffic):
         given["num_prompts"] = self.num_prompts or (OPEN if replays else usual_prompts)
         ratio = 0.0 if self.random_range_ratio is None else self.random_range_ratio
         traffic = Traffic(**given | {"random_range_ratio": ratio})
-        if replays and self.num_prompts is None and (times := round(usual_prompts / traffic.num_prompts)) > 1:
-            traffic = replace(traffic, num_prompts=times * traffic.num_prompts)
+        if replays and self.num_prompts is None:
+            traffic = traffic.about(usual_prompts)
         if self.random_range_ratio is not None or not traffic.fixed_lengths:
             return traffic
         return replace(traffic, random_range_ratio=_spread(traffic, server, pairs))

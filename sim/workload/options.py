@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
@@ -191,6 +191,19 @@ class Traffic:
         if number > count:
             raise ValueError(f"--window {number}: {self.dataset_path} has {count} window{'s' if count > 1 else ''}")
         return number
+
+    def about(self, requests: int) -> Traffic:
+        """The same traffic with so many requests; of a replay all of the window, repeated to come near the number.
+
+        A replay that is limited to a part of its window stays so.
+        """
+        if not self.use_trace_timestamps:
+            return replace(self, num_prompts=requests)
+        rows = max(1, len(self.replayed()))
+        if self.num_prompts < rows:
+            return self
+        times = round(requests / rows)
+        return replace(self, num_prompts=times * rows if times > 1 else OPEN)
 
     def replayed(self) -> Window:
         """The requests of the file that a replay sends."""
