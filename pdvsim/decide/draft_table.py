@@ -148,6 +148,8 @@ class Tier:
     k: int
     tokens_per_s: tuple[float, float]  # at its ends
     over_plain: tuple[float, float]  # over a server without a drafter, at its ends
+    worst: int  # the size with the smallest of these gains
+    worst_over_plain: float
     next_best: int
     over_next: float  # averaged over its sizes
     over_compared: float
@@ -238,13 +240,14 @@ def ready(table: DraftTable) -> list[Block]:
 
 def _tiers(table: DraftTable) -> str:
     against = f"over k={table.question.compared}"
-    header = ["batch", "k", "tok/s", "over plain", "next best", "gain", against, "acceptance", ""]
+    header = ["batch", "k", "tok/s", "over plain", "least", "next best", "gain", against, "acceptance", ""]
     body = [
         [
             f"{tier.first} to {tier.last}",
             str(tier.k),
             "{:,.0f} to {:,.0f}".format(*tier.tokens_per_s),
             "{:+.1%} to {:+.1%}".format(*tier.over_plain),
+            f"{tier.worst_over_plain:+.1%} at {tier.worst}",
             f"k={tier.next_best}",
             f"{tier.over_next:+.1%}",
             f"{tier.over_compared:+.1%}",
@@ -259,7 +262,10 @@ def _tiers(table: DraftTable) -> str:
 def _notes(table: DraftTable) -> list[str]:
     question = table.question
     within = f" (ignoring gains below {question.indifference:.0%})" if question.indifference else ""
-    notes = ["over plain: over a server without a drafter, at both ends of the range; gain: over the next best k"]
+    notes = [
+        "over plain: over a server without a drafter, at both ends of the range; least: the smallest such gain in it; "
+        "gain: over the next best k"
+    ]
     if question.base.acceptance.by_rate:
         notes.append(f"acceptance: range of rates in which k stays best{within}")
     pays = [f"{tier.break_even:.2f} at batch {tier.first} to {tier.last}" for tier in table.tiers if tier.break_even]

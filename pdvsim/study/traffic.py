@@ -20,7 +20,7 @@ from pdvsim.sim.core import Chain
 from pdvsim.sim.machine.prefix import PrefixBlocks
 from pdvsim.sim.workload.conversations import hashed_chain, recorded, session_chain
 from pdvsim.sim.workload.datasets import Trace
-from pdvsim.sim.workload.windows import Windows, cut
+from pdvsim.sim.workload.windows import TraceWindows, cut
 
 MOST_WINDOWS = 60
 LEAST_REQUESTS_PER_WINDOW = 5
@@ -47,7 +47,7 @@ class Account:
         return float(np.ptp(self.trace.arrival_s))
 
     @cached_property
-    def windows(self) -> Windows | None:
+    def windows(self) -> TraceWindows | None:
         """The windows that decisions replay; None without arrival times."""
         return cut(self.trace, np.arange(len(self.trace.lengths))) if self.window_s else None
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from pdvsim.sim.limits import Internal, check_ranges
+from pdvsim.sim.limits import RANGES, Internal, check, check_ranges
 
 if TYPE_CHECKING:
     import numpy as np
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from pdvsim.sim.workload.datasets import Trace
     from pdvsim.sim.workload.own import TraceFile
-    from pdvsim.sim.workload.windows import Window, Windows
+    from pdvsim.sim.workload.windows import TraceWindow, TraceWindows
 
 Dataset = Literal["random", "prefix_repetition", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 
@@ -121,6 +121,7 @@ class Traffic:
         if self.use_trace_timestamps and self.dataset_name not in TRACES:
             raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
         self._check_window()
+        check("window-prompts", self.window_prompts, RANGES["window_prompts"])
         derived = self.num_prompts in (OPEN, self.window_prompts)
         count = OPEN
         if derived and self.use_trace_timestamps:  # again for another seed, window or limit of the context
@@ -175,7 +176,7 @@ class Traffic:
 
         return fitting(self.trace(), self._room, self.input_len, self.output_len)
 
-    def windows(self) -> Windows:
+    def windows(self) -> TraceWindows:
         """The windows of the file, of requests that are short enough."""
         from pdvsim.sim.workload.windows import windows_of
 
@@ -205,7 +206,7 @@ class Traffic:
         times = round(requests / rows)
         return replace(self, num_prompts=times * rows if times > 1 else OPEN)
 
-    def replayed(self) -> Window:
+    def replayed(self) -> TraceWindow:
         """The requests of the file that a replay sends."""
         windows, number = self.windows(), self.window_number()
         return windows.whole if number is None else windows.parts[number - 1]

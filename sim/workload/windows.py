@@ -25,7 +25,7 @@ BUSY = 0.5  # seeds use windows with at least this share of the requests of the 
 
 
 @dataclass(frozen=True, eq=False)
-class Window:
+class TraceWindow:
     """Requests of a trace: their rows by arrival, when they start on its clock, and the time from first to last."""
 
     rows: NDArray[np.int64]
@@ -46,14 +46,14 @@ class Window:
 
 
 @dataclass(frozen=True, eq=False)
-class Windows:
+class TraceWindows:
     """All requests of a trace, and its windows, the busiest first."""
 
-    whole: Window
-    parts: tuple[Window, ...]
+    whole: TraceWindow
+    parts: tuple[TraceWindow, ...]
 
     @property
-    def busy(self) -> tuple[Window, ...]:
+    def busy(self) -> tuple[TraceWindow, ...]:
         """The windows that seeds use: at night a server is not at the load of the busiest."""
         return tuple(part for part in self.parts if len(part) >= BUSY * len(self.parts[0]))
 
@@ -67,13 +67,13 @@ class Windows:
 
 
 @lru_cache(maxsize=16)
-def windows_of(file: TraceFile, longest: int | None, prompt: int | None, output: int | None) -> Windows:
+def windows_of(file: TraceFile, longest: int | None, prompt: int | None, output: int | None) -> TraceWindows:
     """The windows of a file, without requests that are too long (`fitting`)."""
     trace = read_trace(file)
     return cut(trace, np.flatnonzero(fitting(trace, longest, prompt, output)))
 
 
-def cut(trace: Trace, rows: NDArray[np.int64]) -> Windows:
+def cut(trace: Trace, rows: NDArray[np.int64]) -> TraceWindows:
     """The windows of some rows of a trace."""
     rows = rows[np.argsort(trace.arrival_s[rows], kind="stable")]
     whole = _window(trace, rows)
@@ -90,12 +90,12 @@ def cut(trace: Trace, rows: NDArray[np.int64]) -> Windows:
             if np.bincount(number).max() <= WINDOW_REQUESTS:
                 break
     parts = [_window(trace, rows[number == at]) for at in np.unique(number)]
-    return Windows(whole, tuple(sorted(parts, key=len, reverse=True)) or (whole,))
+    return TraceWindows(whole, tuple(sorted(parts, key=len, reverse=True)) or (whole,))
 
 
-def _window(trace: Trace, rows: NDArray[np.int64]) -> Window:
+def _window(trace: Trace, rows: NDArray[np.int64]) -> TraceWindow:
     times_s = trace.arrival_s[rows]
-    return Window(rows, float(times_s[0]), float(np.ptp(times_s))) if len(rows) else Window(rows, 0.0, 0.0)
+    return TraceWindow(rows, float(times_s[0]), float(np.ptp(times_s))) if len(rows) else TraceWindow(rows, 0.0, 0.0)
 
 
 def _starts(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.float64]:
