@@ -26,6 +26,7 @@ from pdvsim.decide.report import (
     positive,
     rests_on,
     threshold_text,
+    unsure_text,
 )
 from pdvsim.decide.runs import conversation_output_tokens, load_axis, load_words
 from pdvsim.decide.space import Space, settings_text
@@ -174,7 +175,8 @@ class Advice(Answer):
 
     def _expects(self, key: str) -> Interval:
         """A metric of the recommendation."""
-        return interval(row.get(key, math.nan) for row in self.rows)
+        within = (row[f"{key}_se"] for row in self.rows if f"{key}_se" in row)
+        return interval((row.get(key, math.nan) for row in self.rows), within=within)
 
     @property
     def points(self) -> pd.DataFrame:
@@ -389,7 +391,9 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     named = {ask.name(candidate): candidate for candidate in advice.finals}
     for name in dict.fromkeys((held.best, *held.behind, *named)):
         candidate, values = named[name], held.values.get(name)
-        state = "not significant" if name in held.unsure else ""
+        state = ""
+        if name in held.unsure:
+            state = unsure_text(held.leads[name], held.thresholds[name], name in held.alike)
         if values is None:
             values = interval(map(goal.value, advice.finals[candidate]))
             state = "misses the levels" if goal.levels else "does not keep up"

@@ -153,6 +153,15 @@ def lead_text(held: Contest, other: str) -> str:
     return percent(lead.mean) if lead.mean >= 10 else f"{cell(lead, 1, 100, '+')} %"
 
 
+def unsure_text(lead: Interval, error: float, alike: bool) -> str:
+    """Why a lead is not significant: too few seeds, `alike` over the seeds, or the profile's error."""
+    if lead.n < LEAST_SEEDS:
+        return "too few runs"
+    if alike:
+        return "not significant"
+    return f"{'within' if abs(lead.mean) <= error else 'not clearly beyond'} the profile's error (±{error:.1%})"
+
+
 def percent(share: float) -> str:
     """A lead in percent; one over almost 0 is called large."""
     return f"{share:+.1%}" if share < 10 else "+>999%"
