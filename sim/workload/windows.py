@@ -19,7 +19,9 @@ from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.own import A_CLOCK_S, TraceFile, fitting, read_trace
 
 WINDOW_REQUESTS = 5000  # most requests of a window, and of a trace that is one
-WINDOWS_S = (604800.0, 86400.0, 21600.0, 3600.0, 1800.0, 600.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0)
+LEAST_REQUESTS = 500  # fewest of the busiest window, if longer ones are not too long
+HOUR_S = 3600.0  # shorter windows only if an hour has too many requests
+WINDOWS_S = (604800.0, 86400.0, 21600.0, HOUR_S, 1800.0, 600.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0)
 TALKS = 10  # a window lasts at least so many times as long as the mean conversation
 BUSY = 0.5  # seeds use windows with at least this share of the requests of the busiest
 
@@ -80,15 +82,16 @@ def cut(trace: Trace, rows: NDArray[np.int64]) -> TraceWindows:
     starts_s = _starts(trace, rows)
     span_s = float(np.ptp(starts_s)) if len(rows) else 0.0
     least_s = TALKS * _mean_talk_s(trace, rows)
-    number = np.zeros(len(rows), dtype=np.int64)
-    if len(rows) > WINDOW_REQUESTS:
-        for nominal_s in WINDOWS_S:
-            if nominal_s < least_s:
-                break
-            count = max(1, round(span_s / nominal_s))  # equal parts: none is incomplete
-            number = np.minimum(((starts_s - starts_s.min()) * (count / (span_s or 1.0))).astype(np.int64), count - 1)
-            if np.bincount(number).max() <= WINDOW_REQUESTS:
-                break
+    number, most = np.zeros(len(rows), dtype=np.int64), len(rows)
+    for nominal_s in WINDOWS_S if most > WINDOW_REQUESTS else ():
+        count = max(1, round(span_s / nominal_s))  # equal parts: none is incomplete
+        place = np.minimum(((starts_s - starts_s.min()) * (count / (span_s or 1.0))).astype(np.int64), count - 1)
+        shorter = int(np.bincount(place).max())
+        if nominal_s < least_s or (most <= WINDOW_REQUESTS and shorter < LEAST_REQUESTS):
+            break
+        number, most = place, shorter
+        if most <= WINDOW_REQUESTS and nominal_s <= HOUR_S:
+            break
     parts = [_window(trace, rows[number == at]) for at in np.unique(number)]
     return TraceWindows(whole, tuple(sorted(parts, key=len, reverse=True)) or (whole,))
 
