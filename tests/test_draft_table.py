@@ -272,7 +272,7 @@ def test_gains_within_the_error_are_marked() -> None:
     table = find_table(replace(question(), base=replace(question().base, hardware=Hardware(gpu="h100-sxm"))))
     assert table.tiers[0].over_next < table.error
     assert not table.significant(table.tiers[0])
-    assert "no significant difference" in str(table).splitlines()[3]
+    assert f"within the profile's error (±{table.error:.1%})" in str(table).splitlines()[3]
     unknown = find_table(replace(question(), base=replace(question().base, hardware=Hardware(profile="roofline"))))
     assert "states no error" in str(unknown)
     assert json.loads(dumps(unknown.report().document))["error"] is None

@@ -240,6 +240,7 @@ def ready(table: DraftTable) -> list[Block]:
 
 def _tiers(table: DraftTable) -> str:
     against = f"over k={table.question.compared}"
+    within = "not significant" if math.isnan(table.error) else f"within the profile's error (±{table.error:.1%})"
     header = ["batch", "k", "tok/s", "over plain", "least", "next best", "gain", against, "acceptance", ""]
     body = [
         [
@@ -252,7 +253,7 @@ def _tiers(table: DraftTable) -> str:
             f"{tier.over_next:+.1%}",
             f"{tier.over_compared:+.1%}",
             "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance),
-            "" if table.significant(tier) else "no significant difference",
+            "" if table.significant(tier) else within,
         ]
         for tier in table.tiers
     ]
@@ -280,7 +281,7 @@ def _notes(table: DraftTable) -> list[str]:
     if math.isnan(table.error):
         notes.append("the profile states no error of its forward times: the significance of gains is unknown")
     else:
-        notes.append(f"no significant difference: a gain within {table.error:.1%}, the profile's error for two rounds")
+        notes.append(f"the profile's error for two rounds is ±{table.error:.1%}: it may favour either of two lengths")
     notes += [question.facts.pads, question.facts.at_0, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
         notes.append("do not enable speculation: a server without a drafter is faster at every size")
