@@ -21,10 +21,10 @@ from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware
 from pdvsim.sim.limits import INTERNAL, Internal, Range, check, check_ranges
 from pdvsim.sim.policies import archs_where, file_of, kin, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
-from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, OPEN, TRACES, Acceptance, Dataset, Traffic
+from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
 
 __all__ = [
-    "ACCEPTANCE_MODELS", "INTERNAL", "MOST_GPUS", "OPEN", "SHARDED", "TRACES", "Acceptance", "Arch",
+    "ACCEPTANCE_MODELS", "BY_SEED", "INTERNAL", "MOST_GPUS", "OPEN", "SHARDED", "TRACES", "Acceptance", "Arch",
     "Contention", "ControllerName", "Dataset", "Experiment", "Hardware", "Host", "Internal", "KvPolicy", "Priority",
     "Scoring", "Server", "Traffic",
 ]  # fmt: skip

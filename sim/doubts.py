@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from functools import lru_cache
 
-from pdvsim.sim.config import TRACES, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import BY_SEED, TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import HeadSpec
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
@@ -52,7 +52,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
 
 
 def _columns(traffic: Traffic) -> tuple[str, ...]:
-    """What the columns of a file were taken for, and how many of its requests are left out."""
+    """What the columns of a file were taken for, how many of its requests are left out, and which window is sent."""
     path = traffic.dataset_path
     if path is None:
         return ()
@@ -60,12 +60,17 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
 
     if traffic.dataset_name not in TRACES:
         return () if traffic.tokenizer else (f"{path}: {ESTIMATED}",)
-    fits = traffic.fitting()
-    if not (left_out := int((~fits).sum())):
-        return traffic.trace().notes
-    most = traffic.longest_request
-    text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are excluded (--max-model-len)"
-    return (*traffic.trace().notes, f"{path}: {text}")
+    fits, notes = traffic.fitting(), list(traffic.trace().notes)
+    if left_out := int((~fits).sum()):
+        most = traffic.longest_request
+        text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are excluded (--max-model-len)"
+        notes.append(f"{path}: {text}")
+    if fits.any() and traffic.use_trace_timestamps and (number := traffic.window_number()) is not None:
+        windows = traffic.windows()
+        if len(windows.parts) > 1:
+            busy = f"; seeds use the busiest {len(windows.busy)} in turn" if traffic.window == BY_SEED else ""
+            notes.append(f"{path}: {windows.described(number)}{busy}")
+    return tuple(notes)
 
 
 def _linked(hardware: Hardware) -> tuple[str, ...]:

@@ -62,6 +62,7 @@ _SPEND_S = Range(0.01, 30 * 86400)
 RANGES: dict[str, Range] = {
     # traffic
     "num_prompts": Range(1, MAX_REQUESTS),
+    "window_prompts": Range(-1, MAX_REQUESTS),
     "request_rate": _RATE,
     "burstiness": Range(0.001, 1e6),
     "max_concurrency": Range(1, MAX_REQUESTS),

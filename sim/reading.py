@@ -111,6 +111,11 @@ def quoted(value: object) -> str:
     return text if len(text) <= 40 else text[:37] + "..."
 
 
+def shortened(text: str, most: int = 100) -> str:
+    """A text of a file, cut where it is long."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
 def read_table(path: str | Path) -> pa.Table:
     """The table in a parquet file; a ValueError or an OSError if it is none."""
     import pyarrow as pa

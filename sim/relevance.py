@@ -84,6 +84,7 @@ NEEDS: tuple[Need, ...] = (
          lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
          "--dataset-name sharegpt or custom, and --dataset-path"),
     Need("traffic.max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
+    Need("traffic.window", lambda e: e.traffic.use_trace_timestamps, "--use-trace-timestamps"),
     Need("traffic.burstiness", _open_loop, "a finite --request-rate, without --use-trace-timestamps"),
     Need("traffic.random_range_ratio", lambda e: bool(e.traffic.fixed_lengths),
          "--dataset-name random, --input-len or --output-len"),

@@ -20,8 +20,8 @@ from pdvsim.decide.options import BUDGET, ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Traffic
+from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.sim.workload.requests import trace_rate
 from pdvsim.study import output
 
 MOST_GPUS = 64  # of a fleet, if no limit is given
@@ -99,14 +99,16 @@ class AdviseOptions(ChoiceOptions):
         rate, concurrency = self.request_rate, self.concurrency
         if rate < math.inf and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
-        traffic = self.traffic.asked(self.server.given(), request_rate=rate, max_concurrency=concurrency)
-        if load_axis(traffic) != "requests":
-            return traffic
-        if traffic.use_trace_timestamps or trace_rate(traffic) is not None:
+        if concurrency is not None and self.traffic.use_trace_timestamps:
+            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
+        replays = concurrency is None and self.traffic.replays
+        load = {"request_rate": rate, "max_concurrency": concurrency}
+        traffic = self.traffic.asked(self.server.given(), replays=replays, **load)
+        if replays and math.isinf(rate):
             rate = own_rate(traffic)
             say("pdvsim", f"{traffic.dataset_path} is replayed at its own rate of {rate:.3g} requests per second")
-            return replace(traffic, request_rate=rate, use_trace_timestamps=True)
-        if self.traffic.num_prompts is None:
+            return replace(traffic, request_rate=rate)
+        if load_axis(traffic) == "requests" and self.traffic.num_prompts is None:
             raise ValueError(
                 "advise needs a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
             )
@@ -118,7 +120,10 @@ class AdviseOptions(ChoiceOptions):
             return ()
         if self.acceptance.acceptance_from is not None:
             raise ValueError("--acceptance-from describes one drafter: name it with --drafter model, eagle3 or ngram")
-        return drafters(base, self.server.pair, self.archs, None if self.acceptance.is_open else base.acceptance)
+        target = self.server.pair
+        if not can_load("eagle3", target):
+            say("pdvsim", f"no published EAGLE-3 head of {target} is known: none is compared (--drafter eagle3 does)")
+        return drafters(base, target, self.archs, None if self.acceptance.is_open else base.acceptance)
 
     def _base(self, traffic: Traffic) -> Experiment:
         """With the first architecture that accepts the options; if none does, the error of the last."""

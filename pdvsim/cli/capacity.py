@@ -35,7 +35,7 @@ class CapacityOptions(DecisionOptions):
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
         server = self.server.given()
-        traffic = self.traffic.asked(server)
+        traffic = self.traffic.asked(server, replays=self.traffic.replays)
         arch = self.arch[0] if self.arch else Experiment.arch
         base = self.experiment(arch, traffic, server)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)

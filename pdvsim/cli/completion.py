@@ -67,7 +67,7 @@ def _offered(before: Sequence[str], typed: str) -> Iterable[str]:
         return []
     known = {flag: option for option in options(command_class(before[0])).values() for flag in option.flags}
     if typed.startswith("-"):
-        switches = (f"--no-{flag[2:]}" for flag, option in known.items() if option.hint is bool)
+        switches = (f"--no-{flag[2:]}" for flag, option in known.items() if option.one is bool)
         return [*known, *switches, "--help", "--help-all"]
     last = known.get(next((word for word in reversed(before) if word.startswith("-")), ""))
     return (last.values or NAMES.get(last.name, ())) if last is not None else ()

@@ -32,8 +32,8 @@ class DraftTableOptions(ExperimentOptions):
     """Models, GPU and traffic, and the draft lengths to compare."""
 
     without: ClassVar[tuple[str, ...]] = (
-        "request_rate", "max_concurrency", "burstiness", "use_trace_timestamps", "num_speculative_tokens", "controller",
-        "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Scoring),
+        "request_rate", "max_concurrency", "burstiness", "use_trace_timestamps", "window", "num_speculative_tokens",
+        "controller", "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Scoring),
     )  # fmt: skip
 
     max_k: int = 8

@@ -27,7 +27,7 @@ class LiveCommand(ExperimentOptions):
     """Show one to four architectures on a page while they serve the same requests; change load and settings live."""
 
     without: ClassVar[tuple[str, ...]] = (
-        "num_prompts", "use_trace_timestamps", "metric_percentiles", "warmup_requests", "detailed", "band",
+        "num_prompts", "use_trace_timestamps", "window", "metric_percentiles", "warmup_requests", "detailed", "band",
     )  # fmt: skip
 
     arch: tuple[Arch, ...] = ("colocated", "pdv")

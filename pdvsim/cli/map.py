@@ -49,14 +49,19 @@ class MapOptions(ChoiceOptions):
     against: Arch | None = None
     """Also compare each architecture with this one: metrics and paired differences."""
 
+    @property
+    def _replays(self) -> bool:
+        """Whether the loads are rates of a replayed file."""
+        if self.concurrency and self.traffic.use_trace_timestamps:
+            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
+        return not self.concurrency and self.traffic.replays
+
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
-        if not self.traffic.use_trace_timestamps:
+        if self.request_rate or not self._replays:
             return self.request_rate
-        if self.concurrency:
-            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
-        own = own_rate(self.traffic)
-        return self.request_rate or tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
+        own = own_rate(self.traffic.asked(self.server.given(), replays=True))
+        return tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
 
     def grid(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
@@ -77,7 +82,7 @@ class MapOptions(ChoiceOptions):
         elif self.try_cards:
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.traffic.asked(self.server.given(), *pairs)
+        traffic = self.traffic.asked(self.server.given(), *pairs, replays=self._replays)
         arch = self.archs[0] if self.archs else Experiment.arch
         # each cell of --y acceptance sets its own
         base = self.experiment(arch, traffic, self.server.given(), assumed=self.y == "acceptance")

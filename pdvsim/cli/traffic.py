@@ -19,6 +19,9 @@ class TrafficCommand:
     """CSV or JSONL of requests: your own, or an Azure, BurstGPT or Mooncake trace."""
     dataset_name: Literal["custom", "azure", "burstgpt", "mooncake"] | None = None
     """Kind of the trace; default: inferred from its columns."""
+    columns: tuple[str, ...] = ()
+    """Columns whose names are not recognised: prompt=NAME,output=NAME,time=NAME (also acceptance, session, turn,
+    text)."""
     tokenizer: str | None = None
     """Folder of a local Hugging Face tokenizer, for a file that holds prompts as text."""
     output: str | None = None
@@ -43,8 +46,8 @@ def main(argv: list[str]) -> int:
         check_file(path)
         if path.exists() and not args.overwrite and not in_place(path):
             raise ValueError(f"{path} exists already; use --overwrite to replace it")
-    kind = args.dataset_name or kind_of(args.file)
-    trace = read_requests(kind, args.file, args.tokenizer)
+    kind = args.dataset_name or ("custom" if args.columns else kind_of(args.file))
+    trace = read_requests(kind, args.file, args.tokenizer, args.columns)
     statistics = account(Path(args.file).name, trace)
     if args.json:
         print(dumps({"file": args.file, "dataset_name": kind, "notes": trace.notes, **statistics.summary()}))
@@ -53,6 +56,7 @@ def main(argv: list[str]) -> int:
             print(note)
         print(traffic_text(statistics))
         named = f"--dataset-name {kind} --dataset-path {args.file}"
+        named += f" --columns {','.join(args.columns)}" if args.columns else ""
         if statistics.window_s:
             print(f"replay it: pdvsim run {named} --use-trace-timestamps")
             rate, shape = statistics.summary()["request_rate"], statistics.summary()["burstiness"]

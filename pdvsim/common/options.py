@@ -327,7 +327,7 @@ def _parser(command: type) -> _Parser:
         if option.placed:
             many = ("+" if least_one else "*") if option.is_list else (None if least_one else "?")
             parser.add_argument(option.name, nargs=many)
-        elif option.hint is bool:
+        elif option.one is bool:
             parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
         else:
             parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
@@ -381,8 +381,10 @@ def _help(command: type, prog: str, everything: bool) -> str:
             text = _described(option).replace("%", "%%")
             if option.placed:
                 section.add_argument(option.name, metavar=option.name.upper(), help=text)
-            elif option.hint is bool:  # the form that changes the default
-                section.add_argument(f"--{'no-' * option.default}{option.flag[2:]}", action="store_true", help=text)
+            elif option.one is bool:  # the form that changes the default
+                section.add_argument(
+                    f"--{'no-' * bool(option.default)}{option.flag[2:]}", action="store_true", help=text
+                )
             else:
                 section.add_argument(*option.flags, metavar=_takes(option), help=text)
     left = len(known) - sum(map(len, groups.values()))

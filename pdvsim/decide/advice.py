@@ -11,7 +11,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.deploy import Block, Deployment
+from pdvsim.decide.deploy import Block, Deployment, unknown_head
 from pdvsim.decide.fleet import Way, contender
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained, level_title
@@ -26,6 +26,7 @@ from pdvsim.decide.report import (
     positive,
     rests_on,
     threshold_text,
+    unsure_text,
 )
 from pdvsim.decide.runs import (
     conversation_output_tokens,
@@ -43,7 +44,7 @@ from pdvsim.study import output
 from pdvsim.study.length import length_of, too_short
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Highlight, Showable
-from pdvsim.view.setting import acceptance_notes, is_assumed
+from pdvsim.view.setting import acceptance_notes, is_assumed, recorded_elsewhere
 from pdvsim.view.table import DETAIL, TextTable, cell
 
 if TYPE_CHECKING:
@@ -195,7 +196,8 @@ class Advice(Answer):
 
     def _expects(self, key: str) -> Interval:
         """A metric of the recommendation."""
-        return interval(row.get(key, math.nan) for row in self.rows)
+        within = (row[f"{key}_se"] for row in self.rows if f"{key}_se" in row)
+        return interval((row.get(key, math.nan) for row in self.rows), within=within)
 
     @property
     def points(self) -> pd.DataFrame:
@@ -336,16 +338,22 @@ def _without_drafts(advice: Advice, best: Experiment) -> list[str]:
 
 
 def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
-    """Notes on assumed acceptance that the decision depends on, with the rate at which drafting breaks even.
+    """Notes on unmeasured acceptance that the decision depends on, with the rate at which drafting breaks even.
 
-    If the recommendation drafts, it depends on its own acceptance and on that of its ties; else on every drafter's.
+    That is, assumed, or recorded with another target. A drafter that cannot be loaded is said to be hypothetical. If
+    the recommendation drafts, it depends on its own acceptance and on that of its ties; else on every drafter's.
     """
     held, name, even = advice.held, advice.question.name, advice.break_even
     assert held is not None
     ties = (name(best), held.best, *held.alike)
-    assumed = [c for c in advice.finals if is_assumed(c) and (name(c) in ties or not best.speculates)]
-    pays = f"; {_break_even(even, advice)}" if even and even.who in map(name, assumed) else ""
-    return [f"note: {note}{pays}" for note in acceptance_notes(assumed)]
+    decisive = [c for c in advice.finals if name(c) in ties or not best.speculates]
+    why = unknown_head(best) if best.speculates else ""
+    notes = [f"note: hypothetical: {why}"] if why else []
+    for kind in (recorded_elsewhere, is_assumed):
+        mine = [c for c in decisive if kind(c)]
+        pays = f"; {_break_even(even, advice)}" if even and even.who in map(name, mine) else ""
+        notes += [f"note: {note}{pays}" for note in acceptance_notes(mine)]
+    return notes
 
 
 def _inconclusive(advice: Advice) -> list[str]:
@@ -409,7 +417,9 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     order = list(dict.fromkeys((held.best, *held.behind, *named)))
     for name in sorted(order, key=lambda name: ask.hourly(named[name])) if ask.by_cost else order:
         candidate, values = named[name], held.values.get(name)
-        state = "not significant" if name in held.unsure else ""
+        state = ""
+        if name in held.unsure:
+            state = unsure_text(held.leads[name], held.thresholds[name], name in held.alike)
         if values is None:
             values = interval(map(goal.value, advice.finals[candidate]))
             state = "misses the levels" if goal.levels else "does not keep up"

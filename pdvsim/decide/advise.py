@@ -111,7 +111,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     order = [advice.finalist(name) for name in (advice.held.best, *advice.held.behind)]
     others = [c for c in (*order, *advice.finals) if c != best]
     drafting = next((c for c in (best, *others) if c.speculates), None)
-    rated = next((c for c in (best, *others) if c.has_drafter and c.acceptance.by_rate), None)
+    rated = next((c for c in (best, *others) if hazards.has_break_even(c)), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     by_rate = all(c.acceptance.by_rate for c in (best, *rivals))

@@ -94,8 +94,6 @@ class Plan:
         traffic = replace(self.base.traffic, seed=seed)
         one = replace(self.server_of(arch), traffic=traffic)
         run = with_length(self.goal.prepared(one), self.length(rate))
-        if traffic.use_trace_timestamps:  # a log is as long as it is
-            run = replace(run, traffic=traffic, scoring=replace(run.scoring, warmup_requests=0))
         return at_rate(run, rate * mean_gap(run.traffic))
 
     def server_of(self, arch: Arch) -> Experiment:

@@ -20,7 +20,7 @@ from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import ModelSpec, Pair
-from pdvsim.sim.hardware.models import HEADS, unquantised
+from pdvsim.sim.hardware.models import HEADS, can_load, unquantised
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.view.report.sheet import command_html
@@ -33,8 +33,6 @@ VLLM_TABLE = "0.24.0"
 VLLM_UNLIKE_VOCABULARIES = "0.25.0"
 SGLANG_DRAFT_MODELS = "0.5.2"
 SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
-
-WITH_MTP = ("deepseek-v3",)  # whose own checkpoints have an MTP layer
 
 
 @dataclass(frozen=True)
@@ -118,7 +116,7 @@ def vllm(served: Served) -> Block:
     """The vLLM server."""
     server, pair, longest = served.experiment.server, served.pair, served.longest
     label = f"vLLM (checked against {VLLM})"
-    if longest and (why := _unknown_head(served)):
+    if longest and (why := unknown_head(served.experiment)):
         return Block(label, "", (*served.notes, why))
     kind = server.drafted_by
     # vLLM reserves one slot of this budget per request for a draft model
@@ -172,7 +170,7 @@ def sglang(served: Served) -> list[Block]:
     if k and kind == "ngram":
         other = "its n-gram drafts are trees from a cache over all requests, which is not what was simulated"
         return [Block(label, "", (*served.notes, other))]
-    if k and (why := _unknown_head(served)):
+    if k and (why := unknown_head(served.experiment)):
         return [Block(label, "", (*served.notes, why))]
     if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
         unlike = f"it rejects vocabularies of different size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
@@ -228,13 +226,13 @@ def realrun(experiment: Experiment) -> Block:
     return Block("realrun", command_line("realrun", experiment))
 
 
-def _unknown_head(served: Served) -> str:
+def unknown_head(experiment: Experiment) -> str:
     """Why an engine cannot load the drafting head; empty if it can."""
-    kind, head = served.experiment.server.drafted_by, unquantised(served.pair.draft.name)
-    if kind not in HEADS or head in CHECKPOINTS or (kind == "mtp" and head.removeprefix("mtp-") in WITH_MTP):
+    kind, (_, _, target) = experiment.server.drafted_by, experiment.server.pair.partition(":")
+    if not experiment.has_drafter or kind not in HEADS or can_load(kind, target):
         return ""
     what = "EAGLE-3 head" if kind == "eagle3" else "checkpoint with an MTP layer"
-    return f"no {what} of {served.pair.target.name} is known"
+    return f"no {what} of {target} is known"
 
 
 def checkpoint(model: ModelSpec) -> str:

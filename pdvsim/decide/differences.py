@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.report import unsure_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.study.stats import Interval, over_replications, paired_differences
@@ -100,17 +101,18 @@ class Differences:
                 **_seat(d),
                 "metric": d["metric"],
                 f"against {self.against} %": cell(d["relative"], scale=100, sign="+"),
-                "": "" if d["significant"] else "not significant" if d["enough_runs"] else "too few runs",
+                "": "" if d["significant"] else unsure_text(d["relative"], d["error"], _spans_0(d["relative"])),
             }
             for d in self.paired
         ]
-        errors = sorted(d["error"] for d in self.paired)
-        limit = " to ".join(dict.fromkeys(f"{error:.1%}" for error in (errors[0], errors[-1])))
-        note = f"not significant: the interval overlaps the profile's error of {limit}"
-        if not all(d["enough_runs"] for d in self.paired):
-            note = "too few runs for a significant difference; raise --num-runs"
+        few = not all(d["enough_runs"] for d in self.paired)
+        note = ["too few runs for a significant difference; raise --num-runs"] if few else []
         each = f"{self.paired[0]['confidence']:.2%} confidence each, 95% for all together"
-        return [f"Paired differences, same seeds, {each}", *fitted_table(rows, (), _places(self.paired)), note]
+        return [f"Paired differences, same seeds, {each}", *fitted_table(rows, (), _places(self.paired)), *note]
+
+
+def _spans_0(lead: Interval) -> bool:
+    return abs(lead.mean) <= lead.half_width
 
 
 def _places(entries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -180,13 +180,14 @@ def _worth_simulating(speeds: Speeds, rows: int) -> list[int]:
 
 
 def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
-    """Both sizes at each edge of the table, with the lengths of both sides and plain decoding."""
+    """Both sizes at each edge of the table, with the lengths of both sides, and the worst of each range; and plain."""
     sizes = range(1, most + 1)
     logs, plain = speeds.logs(sizes), speeds.plain(sizes)
     tiers = _merged(logs, logs.argmax(axis=1).tolist(), speeds.question.indifference)
     points = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
     first = _plain_from(plain, _chosen(logs, tiers))
     points += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
+    points += [(_worst(logs, plain, tier), tier.k) for tier in tiers]
     return list(dict.fromkeys([(rows, one) for rows, k in points for one in (PLAIN, k)]))
 
 
@@ -204,7 +205,7 @@ def _table(speeds: Speeds) -> DraftTable:
     reaches = [reach.rows for m in (pair.draft, pair.target) if (reach := profile.measured.get(m.name)) and reach.rows]
     return DraftTable(
         question,
-        [_tier(speeds, logs, plain, *span) for span in tiers],
+        [_tier(speeds, logs, plain, span) for span in tiers],
         tuple(best),
         float(np.expm1((logs.max(axis=1) - chosen).max())),
         error_of(profile, formula.experiment),
@@ -225,6 +226,12 @@ def _chosen(logs: Logs, tiers: Sequence[SizeRange]) -> Logs:
     return np.concatenate([logs[tier.first - 1 : tier.last, tier.k] for tier in tiers])
 
 
+def _worst(logs: Logs, plain: Logs, tier: SizeRange) -> int:
+    """The size of a range at which its draft length gains least over plain decoding."""
+    there = slice(tier.first - 1, tier.last)
+    return tier.first + int((logs[there, tier.k] - plain[there]).argmin())
+
+
 def _plain_from(plain: Logs, chosen: Logs) -> int:
     """The size from which plain decoding is faster than the table; beyond the last size if it never is."""
     behind = np.flatnonzero(plain <= chosen)
@@ -232,11 +239,12 @@ def _plain_from(plain: Logs, chosen: Logs) -> int:
 
 
 def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
-    """The fewest ranges, then the smallest loss: at most `indifference` for sizes in a row with one best length."""
+    """The fewest ranges, then the smallest loss: at most `indifference` at every size."""
     starts = np.flatnonzero(np.diff(best, prepend=-1)).tolist()  # where the best length changes
     edges = [*starts, len(best)]
-    lost = np.add.reduceat(logs.max(axis=1, keepdims=True) - logs, starts)
-    will_do = np.expm1(lost / np.diff(edges)[:, None]) <= indifference
+    behind = logs.max(axis=1, keepdims=True) - logs
+    lost = np.add.reduceat(behind, starts)
+    will_do = np.expm1(np.maximum.reduceat(behind, starts)) <= indifference
     cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each edge: ranges, lost, last one's start, k
     for end in range(1, len(edges)):
         ways = []
@@ -257,7 +265,9 @@ def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRa
     return ranges[::-1]
 
 
-def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int) -> Tier:
+def _tier(speeds: Speeds, logs: Logs, plain: Logs, span: SizeRange) -> Tier:
+    first, last, k = span
+    worst = _worst(logs, plain, span)
     there = slice(first - 1, last)
     over = np.expm1(logs[there, k].mean() - logs[there].mean(axis=0))
     rival = min((other for other in range(logs.shape[1]) if other != k), key=lambda other: float(over[other]))
@@ -268,6 +278,8 @@ def _tier(speeds: Speeds, logs: Logs, plain: Logs, first: int, last: int, k: int
         k,
         (math.exp(logs[ends[0], k]), math.exp(logs[ends[1], k])),
         (math.expm1(logs[ends[0], k] - plain[ends[0]]), math.expm1(logs[ends[1], k] - plain[ends[1]])),
+        worst,
+        math.expm1(logs[worst - 1, k] - plain[worst - 1]),
         rival,
         float(over[rival]),
         float(over[speeds.question.compared]),

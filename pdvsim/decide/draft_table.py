@@ -149,6 +149,8 @@ class Tier:
     k: int
     tokens_per_s: tuple[float, float]  # at its ends
     over_plain: tuple[float, float]  # over a server without a drafter, at its ends
+    worst: int  # the size with the smallest of these gains
+    worst_over_plain: float
     next_best: int
     over_next: float  # averaged over its sizes
     over_compared: float
@@ -239,18 +241,20 @@ def ready(table: DraftTable) -> list[Block]:
 
 def _tiers(table: DraftTable) -> str:
     against = f"over k={table.question.compared}"
-    header = ["batch", "k", "tok/s", "over plain", "next best", "gain", against, "acceptance", ""]
+    within = "not significant" if math.isnan(table.error) else f"within the profile's error (±{table.error:.1%})"
+    header = ["batch", "k", "tok/s", "over plain", "least", "next best", "gain", against, "acceptance", ""]
     body = [
         [
             f"{tier.first} to {tier.last}",
             str(tier.k),
             "{:,.0f} to {:,.0f}".format(*tier.tokens_per_s),
             "{:+.1%} to {:+.1%}".format(*tier.over_plain),
+            f"{tier.worst_over_plain:+.1%} at {tier.worst}",
             f"k={tier.next_best}",
             f"{tier.over_next:+.1%}",
             f"{tier.over_compared:+.1%}",
             "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance),
-            "" if table.significant(tier) else "no significant difference",
+            "" if table.significant(tier) else within,
         ]
         for tier in table.tiers
     ]
@@ -260,7 +264,10 @@ def _tiers(table: DraftTable) -> str:
 def _notes(table: DraftTable) -> list[str]:
     question = table.question
     within = f" (ignoring gains below {question.indifference:.0%})" if question.indifference else ""
-    notes = ["over plain: over a server without a drafter, at both ends of the range; gain: over the next best k"]
+    notes = [
+        "over plain: over a server without a drafter, at both ends of the range; least: the smallest such gain in it; "
+        "gain: over the next best k"
+    ]
     if question.base.acceptance.by_rate:
         notes.append(f"acceptance: range of rates in which k stays best{within}")
     pays = [f"{tier.break_even:.2f} at batch {tier.first} to {tier.last}" for tier in table.tiers if tier.break_even]
@@ -275,7 +282,7 @@ def _notes(table: DraftTable) -> list[str]:
     if math.isnan(table.error):
         notes.append("the profile states no error of its forward times: the significance of gains is unknown")
     else:
-        notes.append(f"no significant difference: a gain within {table.error:.1%}, the profile's error for two rounds")
+        notes.append(f"the profile's error for two rounds is ±{table.error:.1%}: it may favour either of two lengths")
     notes += [question.facts.pads, question.facts.at_0, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
         notes.append("do not enable speculation: a server without a drafter is faster at every size")

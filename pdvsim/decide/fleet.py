@@ -6,9 +6,9 @@ is compared with a second server, and with one server sharded over all GPUs. Wit
 too. Under service levels at a request rate the number of GPUs is not given but found (`sizing`), from the kinds of
 server that there are (`servers`).
 
-Drafters of a model are its natural draft model, an EAGLE-3 head, and n-gram search in the request's own tokens. Each is
-compared in every architecture that drafts, with its recorded acceptance. A draft model has no recording, so its
-acceptance is assumed. Plain decoding is compared once.
+Drafters of a model are its natural draft model, its own MTP layers, a published EAGLE-3 head, and n-gram search in the
+request's own tokens. Each is compared in every architecture that drafts, with its recorded acceptance. Draft models and
+MTP layers have no recording, so their acceptance is assumed. Plain decoding is compared once.
 
 Not included: lanes that co-run on a sharded target, and an unsharded drafter on one of its GPUs if it can be sharded;
 engines have neither.
@@ -23,14 +23,14 @@ from dataclasses import dataclass, replace
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
-from pdvsim.sim.hardware.models import drafted_by, model_or_config, natural_draft
+from pdvsim.sim.hardware.models import can_load, drafted_by
 from pdvsim.sim.policies import kin, policy_of
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 from pdvsim.view.setting import acceptance_source
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
 LANE_PLACES = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}
-KINDS: tuple[DrafterKind, ...] = ("model", "eagle3", "ngram")
+KINDS: tuple[DrafterKind, ...] = ("model", "mtp", "eagle3", "ngram")
 
 
 @dataclass(frozen=True)
@@ -189,11 +189,10 @@ def _fitting(fleet: Way, base: Experiment) -> Way | None:
 
 
 def drafters(base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None) -> tuple[Way, ...]:
-    """All drafters of a model in each architecture; a given `acceptance` applies to all."""
-    natural = natural_draft(model_or_config(target))
+    """All drafters of a model that engines can load, in each architecture; a given `acceptance` applies to all."""
     ways: dict[str, Way] = {}  # plain decoding is the same with any drafter
     for kind in KINDS:
-        if kind != "model" or natural is not None:
+        if can_load(kind, target):
             pair = drafted_by(kind, target)
             mine = acceptance or usual_acceptance(pair, base.traffic)
             for way in (Way("", arch, pair=pair, acceptance=mine) for arch in archs):

@@ -21,15 +21,17 @@ from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.sim.assembly import covering_profile
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.stats import Interval, interval
 
 ALONE_PROMPTS = 50
 RATE_CELLS = 32
+RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a bisection
 SEARCH_RUNS = 5  # estimated runs of a capacity search, per seed
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
@@ -67,9 +69,24 @@ class BreakEven:
     """The acceptance rate above which drafting beats plain decoding by the objective."""
 
     who: str  # the drafting finalist
-    here: float  # its acceptance rate
+    here: float  # its acceptance rate, or the rate with as many tokens per round as the recording
     loses_at: float | None  # highest acceptance tested at which plain decoding is better; None: never
     wins_at: float | None  # lowest at which drafting is better; None: never
+
+
+def has_break_even(candidate: Experiment) -> bool:
+    """Whether a candidate drafts with an acceptance that a rate can stand for; of n-gram drafts none can."""
+    recorded = candidate.acceptance.acceptance_model is not None and candidate.server.drafted_by != "ngram"
+    return candidate.has_drafter and (candidate.acceptance.by_rate or recorded)
+
+
+def equivalent_rate(rows: Sequence[Row]) -> float:
+    """The acceptance rate that gives as many tokens per round as these runs had, at their mean draft length."""
+    rounds = sum(float(row["spec_decode_num_drafts"]) for row in rows)
+    k = max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds)) if rounds else 1
+    tokens = interval(row["spec_decode_acceptance_length"] for row in rows).mean
+    rates = [cell / RATE_STEPS for cell in range(RATE_STEPS + 1)]
+    return min(rates, key=lambda rate: abs(expected_tokens(rate, k) - tokens))
 
 
 def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Bench) -> BreakEven:
@@ -89,7 +106,11 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
     def wins(rate: float) -> bool:
         return goal.sign * (mean(who.placed(at_acceptance(drafting, rate), drafting=True)) - against) > 0
 
-    mine = who.search.name(drafting), drafting.acceptance.acceptance_rate
+    here = drafting.acceptance.acceptance_rate
+    if not drafting.acceptance.by_rate:
+        here = equivalent_rate(bench.rows(replications(drafting, min(FEW_RUNS, who.num_runs))))
+        drafting = replace(drafting, acceptance=Acceptance())
+    mine = who.search.name(drafting), here
     guess = break_even_rate(drafting, [k for k in who.search.space.draft_lengths if k])
     low, high, stride = -1, RATE_CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
     at = RATE_CELLS if guess is None else round(guess * RATE_CELLS)

@@ -13,10 +13,12 @@ from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import OPEN, Acceptance, Arch, ControllerName, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.workload.options import ALL, BY_SEED, OPEN
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
 BUDGET = 1500  # simulations per answer of `advise`
@@ -28,20 +30,51 @@ class VariedTraffic(Traffic):
     """Traffic; given lengths vary, so that the requests of a closed loop do not run in step."""
 
     num_prompts: int | None = None  # type: ignore[assignment]
-    """Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured). Default: as
-    many as the load needs. advise without a load: a batch job, all of whose requests arrive at the start."""
+    """Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured). Default: all
+    of the window if a file is replayed, else as many as the load needs. advise without a load: a batch job, all of
+    whose requests arrive at the start."""
     random_range_ratio: float | None = None  # type: ignore[assignment]
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]. Default: 0.3, less if the
     context is too short, 0 for --output-len 1. With 0, requests of a closed loop start and end together."""
 
-    def asked(self, server: Server, *pairs: str, **load: Any) -> Traffic:
-        """The traffic for a server and further pairs, with the defaults of the settings that are not given."""
+    use_trace_timestamps: bool | None = None  # type: ignore[assignment]
+    """Replay the file's arrival times, scaled to the rate; default: if it has any and no other arrivals are given."""
+    window: str | None = None  # type: ignore[assignment]
+    """Part of a replayed file: all, peak (the busiest window), N (the Nth busiest), or by-seed (seed 0 the busiest,
+    seed 1 the next, and so on); default: by-seed. A file of at most 5,000 requests is one window."""
+
+    @property
+    def replays(self) -> bool:
+        """Whether arrivals are the file's: as given, else if it has any and no option makes others."""
+        if self.use_trace_timestamps is not None:
+            return self.use_trace_timestamps
+        if self.dataset_path is None or self._makes_arrivals:
+            return False
+        file = Traffic(self.dataset_name, self.dataset_path, self.tokenizer, columns=self.columns)
+        return trace_rate(file) is not None
+
+    @property
+    def _makes_arrivals(self) -> bool:
+        usual = (Traffic.burstiness, Traffic.num_turns, Traffic.think_time_s)
+        return (self.burstiness, self.num_turns, self.think_time_s) != usual
+
+    def asked(self, server: Server, *pairs: str, replays: bool = False, **load: Any) -> Traffic:
+        """The traffic for a server and further pairs, with the defaults of the settings that are not given.
+
+        A replay has all requests of its window, as often as it takes to measure enough of them.
+        """
+        if self.window is not None and not replays:
+            raise ValueError("--window is a part of a replayed file: it needs arrival times, and no other load")
         given = {f.name: getattr(self, f.name) for f in fields(Traffic)} | load
+        given |= {"use_trace_timestamps": replays, "window": (self.window or BY_SEED) if replays else ALL}
         given["num_prompts"] = self.num_prompts or OPEN
-        if self.random_range_ratio is not None:
-            return Traffic(**given)
-        equal = Traffic(**given | {"random_range_ratio": 0.0})
-        return replace(equal, random_range_ratio=_spread(equal, server, pairs)) if equal.fixed_lengths else equal
+        ratio = 0.0 if self.random_range_ratio is None else self.random_range_ratio
+        traffic = Traffic(**given | {"random_range_ratio": ratio})
+        if replays and self.num_prompts is None:
+            traffic = traffic.about(LEAST)
+        if self.random_range_ratio is not None or not traffic.fixed_lengths:
+            return traffic
+        return replace(traffic, random_range_ratio=_spread(traffic, server, pairs))
 
 
 def _spread(equal: Traffic, server: Server, pairs: Sequence[str]) -> float:

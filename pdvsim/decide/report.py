@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.decide.contest import LEAST_SEEDS, Contest
-from pdvsim.sim.config import Experiment, Traffic
+from pdvsim.sim.config import BY_SEED, Experiment, Traffic
 from pdvsim.study.stats import Interval
 from pdvsim.view.report.sheet import PageSection, parts_html
 from pdvsim.view.setting import lengths_text
@@ -92,11 +92,27 @@ def plural(count: int, what: str) -> str:
 
 def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:
     """Notes on given lengths, a replayed trace, profiles, and values outside their measured range."""
-    replay = (
-        f"arrivals: {traffic.dataset_path} replayed, scaled to the rate; each seed starts at another point of the trace"
-    )
-    replayed = [replay] if traffic.use_trace_timestamps else []
-    return [*lengths_note(traffic), *replayed, *dict.fromkeys(map(founded, rows)), *most_outside(rows)]
+    return [*lengths_note(traffic), *replay_note(traffic), *dict.fromkeys(map(founded, rows)), *most_outside(rows)]
+
+
+def replay_note(traffic: Traffic) -> list[str]:
+    """How a file is replayed; empty if arrivals are not its own."""
+    if not traffic.use_trace_timestamps:
+        return []
+    windows, number = traffic.windows(), traffic.window_number()
+    requests = traffic.num_prompts
+    what, rows = "all its requests in order", len(traffic.replayed())
+    if requests < rows:
+        what = f"the first {requests:,} of {rows:,} requests"
+    elif requests > rows:
+        what += f", {requests / rows:.3g} times"
+    if number is None or len(windows.parts) == 1:
+        seeds = "; seeds differ in acceptance"
+    elif traffic.window == BY_SEED:
+        seeds = f"; seeds use the busiest {len(windows.busy)} of {len(windows.parts)} windows in turn"
+    else:
+        seeds = f"; {windows.described(number)}"
+    return [f"arrivals: {traffic.dataset_path} replayed, scaled to the rate, {what}{seeds}"]
 
 
 def outside_measured(rows: Sequence[Row]) -> str | None:
@@ -135,6 +151,15 @@ def lead_text(held: Contest, other: str) -> str:
     """The best's relative lead over another, with its interval."""
     lead = held.leads[other]
     return percent(lead.mean) if lead.mean >= 10 else f"{cell(lead, 1, 100, '+')} %"
+
+
+def unsure_text(lead: Interval, error: float, alike: bool) -> str:
+    """Why a lead is not significant: too few seeds, `alike` over the seeds, or the profile's error."""
+    if lead.n < LEAST_SEEDS:
+        return "too few runs"
+    if alike:
+        return "not significant"
+    return f"{'within' if abs(lead.mean) <= error else 'not clearly beyond'} the profile's error (±{error:.1%})"
 
 
 def percent(share: float) -> str:

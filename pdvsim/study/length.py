@@ -38,10 +38,10 @@ def sized(experiment: Experiment, measure: Measure) -> Experiment:
     traffic = experiment.traffic
     if is_closed_loop(traffic):
         return with_length(experiment, loop_length(traffic, mean_turns(traffic)))
-    if traffic.use_trace_timestamps:
-        return replace(experiment, scoring=replace(experiment.scoring, steady=True))
-    if math.isinf(traffic.request_rate):
+    if math.isinf(traffic.request_rate) and not traffic.use_trace_timestamps:
         return experiment
+    if traffic.use_trace_timestamps:
+        return with_length(experiment, length_of(experiment))
     turns = mean_turns(traffic)
     thinking = traffic.request_rate * (turns - 1) * traffic.think_time_s
     length = Length(math.ceil(thinking + first_uses(traffic)), FIRST_MEASURED)
@@ -68,8 +68,6 @@ def long_enough(experiment: Experiment) -> Experiment:
         return summarise(simulate(run))
 
     length, given = length_of(sized(experiment, measure)), experiment.traffic.num_prompts
-    if experiment.traffic.use_trace_timestamps or length.total <= 0:
-        return experiment
     return with_length(experiment, Length(length.start, max(length.measured, given - length.start)))
 
 
@@ -96,7 +94,12 @@ def service_s(row: Mapping[str, Any]) -> float:
 
 
 def with_length(experiment: Experiment, length: Length) -> Experiment:
-    """The experiment with such a length, or the longest allowed one, measured in its steady state."""
+    """The experiment with such a length, or the longest allowed one, measured in its steady state.
+
+    A replayed log keeps its own length.
+    """
+    if experiment.traffic.use_trace_timestamps:
+        return replace(experiment, scoring=replace(experiment.scoring, steady=True, warmup_requests=0))
     if length.total > MOST:
         length = Length(min(length.start, MOST // 2), MOST - min(length.start, MOST // 2))
     traffic = replace(experiment.traffic, num_prompts=length.total)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from pdvsim.sim.core import Chain
 from pdvsim.sim.machine.prefix import PrefixBlocks
 from pdvsim.sim.workload.conversations import hashed_chain, recorded, session_chain
 from pdvsim.sim.workload.datasets import Trace
+from pdvsim.sim.workload.windows import TraceWindows, cut
 
 MOST_WINDOWS = 60
 LEAST_REQUESTS_PER_WINDOW = 5
@@ -44,11 +46,17 @@ class Account:
     def duration_s(self) -> float:
         return float(np.ptp(self.trace.arrival_s))
 
+    @cached_property
+    def windows(self) -> TraceWindows | None:
+        """The windows that decisions replay; None without arrival times."""
+        return cut(self.trace, np.arange(len(self.trace.lengths))) if self.window_s else None
+
     def summary(self) -> dict[str, Any]:
         """The statistics by name; those of arrivals only with arrival times."""
         summary: dict[str, Any] = {"requests": len(self.trace.lengths)}
-        if self.window_s:
-            summary |= self._arrivals()
+        if self.windows is not None:
+            parts = [{"start_s": w.start_s, "span_s": w.span_s, "requests": len(w)} for w in self.windows.parts]
+            summary |= self._arrivals() | {"windows": parts}
         for name, tokens in zip(("prompt_tokens", "output_tokens"), self.trace.lengths.T, strict=True):
             summary[name] = _spread(tokens)
         if self.trace.lengths.std(axis=0).all():

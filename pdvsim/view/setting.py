@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.hardware.models import unquantised
 from pdvsim.sim.workload.asked import drafter_name, has_rates
 from pdvsim.sim.workload.options import LENGTHS, PREFIXES
 from pdvsim.view.table import load_text
@@ -110,11 +111,23 @@ def is_assumed(experiment: Experiment) -> bool:
     return experiment.has_drafter and experiment.acceptance == Acceptance() and not has_rates(experiment.traffic)
 
 
+def recorded_elsewhere(experiment: Experiment) -> bool:
+    """Whether a run uses an acceptance that was recorded with another target."""
+    model = experiment.has_drafter and experiment.acceptance.acceptance_model
+    return bool(model) and _target(experiment).lower() != RECORDED_WITH.lower()
+
+
+def _target(experiment: Experiment) -> str:
+    return unquantised(experiment.server.pair.partition(":")[2])
+
+
 def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
     """A note of the recordings that results depend on, and one of the drafters whose acceptance is assumed."""
     drafting = [experiment for experiment in experiments if experiment.has_drafter]
     recorded = dict.fromkeys(e.acceptance.acceptance_model for e in drafting if e.acceptance.acceptance_model)
-    notes = [f"acceptance as recorded with {RECORDED_WITH}: {', '.join(recorded)}"] if recorded else []
+    others = ", ".join(dict.fromkeys(_target(e) for e in drafting if recorded_elsewhere(e)))
+    unlike = f" (not with {others})" if others else ""
+    notes = [f"acceptance as recorded with {RECORDED_WITH}{unlike}: {', '.join(recorded)}"] if recorded else []
     assumed = ", ".join(dict.fromkeys(drafter_name(e.server.pair) for e in drafting if is_assumed(e)))
     give = "give yours with --acceptance-from or --acceptance-rate"
     return [*notes, f"acceptance {ASSUMED_RATE:g} is assumed for {assumed}: {give}"] if assumed else notes

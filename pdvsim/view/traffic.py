@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.sim.workload.windows import time_text, time_unit
 from pdvsim.study.traffic import Account
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.table import rows_table
@@ -35,6 +36,8 @@ def traffic_text(account: Account) -> str:
     lines.append(rows_table(rows))
     if "length_correlation" in summary:
         lines.append(f"correlation of prompt and output: {summary['length_correlation']:+.2f}")
+    if (windows := account.windows) is not None and len(windows.parts) > 1:
+        lines.append(f"decisions replay it by window (--window): {windows.described(1)}")
     if "sessions" in summary:
         s = summary["sessions"]
         lines.append(f"{s['count']:,} sessions of {s['mean_requests']:.1f} requests on average, at most {s['max']:,}")
@@ -45,12 +48,12 @@ def traffic_text(account: Account) -> str:
 
 
 def _arrival_lines(summary: dict[str, Any]) -> list[str]:
-    window = _time(summary["window_s"])
+    window = time_text(summary["window_s"])
     shape = summary["burstiness"]
     kind = "burstier than" if shape < 0.9 else "more regular than" if shape > 1.1 else "close to"
     peak = summary["peak_rate"] / summary["request_rate"]
     lines = [
-        f"over {_time(summary['duration_s'])}: {summary['request_rate']:.3g} req/s on average, "
+        f"over {time_text(summary['duration_s'])}: {summary['request_rate']:.3g} req/s on average, "
         f"{summary['peak_rate']:.3g} in the busiest {window} ({peak:.1f} times the mean), "
         f"{summary['quiet_windows']:.0%} of windows are empty",
         f"variation of the gaps {summary['gap_variation']:.2f}: burstiness {shape:.2g}, {kind} Poisson (1)",
@@ -79,11 +82,11 @@ def traffic_figure(account: Account) -> Figure:
 
 def _rates(axis: Axes, account: Account) -> None:
     starts = np.arange(len(account.counts) + 1) * account.window_s
-    scale, unit = _scaled(account.duration_s)
+    scale, unit = time_unit(account.duration_s)
     axis.stairs(account.counts / account.window_s, starts / scale, fill=True, color=COLOUR)
     mean = (len(account.trace.arrival_s) - 1) / account.duration_s
     axis.axhline(mean, color=BESIDE, linestyle="--", linewidth=1.2)
-    axis.set(xlabel=unit, ylabel=f"req/s, by {_time(account.window_s)}", xlim=(0, starts[-1] / scale))
+    axis.set(xlabel=unit, ylabel=f"req/s, by {time_text(account.window_s)}", xlim=(0, starts[-1] / scale))
     axis.set_title(f"Requests, mean {mean:.3g} req/s (dashed)")
 
 
@@ -109,15 +112,3 @@ def _lengths(axis: Axes, tokens: np.ndarray[Any, Any], name: str) -> None:
     if logarithmic:
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-
-
-def _scaled(seconds: float) -> tuple[float, str]:
-    steps = ((3 * 86400, 86400, "days"), (3 * 3600, 3600, "hours"), (300, 60, "minutes"), (0, 1, "seconds"))
-    return next((float(scale), unit) for least, scale, unit in steps if seconds >= least)
-
-
-def _time(seconds: float) -> str:
-    scale, unit = _scaled(seconds)
-    if scale == 1 and seconds % 60 == 0:
-        return f"{seconds / 60:g} min"
-    return f"{seconds / scale:.3g} {'s' if scale == 1 else unit}"

@@ -24,10 +24,11 @@ from pdvsim.sim.hardware.cards import gpu as gpu
 from pdvsim.sim.hardware.configs import FP8_BYTES, MXFP4_BYTES
 from pdvsim.sim.hardware.configs import from_config as from_config
 from pdvsim.sim.hardware.configs import read_config as read_config
-from pdvsim.sim.hardware.names import model_name, unknown
+from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
 from pdvsim.sim.reading import said
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "mtp")
+MTP_LAYERS = "num_nextn_predict_layers"  # of a configuration
 SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
 DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...
 DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
@@ -182,17 +183,28 @@ def natural_draft(target: ModelSpec) -> str | None:
     return min(able, key=size).name if able else None
 
 
+def can_load(kind: DrafterKind, target: str) -> bool:
+    """Whether an engine can load such a drafter: a published head, or the MTP layers of the target's own checkpoint."""
+    own = _own_name(unquantised(target))
+    if kind == "eagle3":
+        return f"eagle3-{own}" in CHECKPOINTS
+    if kind == "mtp":
+        return own in WITH_MTP or (is_config(own) and bool(read_config(Path(own)).get(MTP_LAYERS)))
+    return kind != "model" or natural_draft(model_or_config(target)) is not None
+
+
 def drafted_by(kind: DrafterKind | None, pair: str) -> str:
     """The pair with that drafter for its target, which may stand alone; None: as it is.
 
-    For a target alone None is its natural draft model, or an EAGLE-3 head where there is none.
+    For a target alone None is its natural draft model, else its own MTP layers, else an EAGLE-3 head.
     """
     draft, colon, target = pair.partition(":")
     if not colon and kind in (None, "model") and drafter_kind(pair) == "model":
         natural = natural_draft(model_or_config(pair))
         if natural is None and kind == "model":
             raise ValueError(f"--drafter model: no preset drafts for {pair}; write --pair draft:target")
-        return f"{natural or f'eagle3-{pair}'}:{pair}"
+        head = "mtp" if natural is None and can_load("mtp", pair) else "eagle3"
+        return f"{natural or f'{head}-{pair}'}:{pair}"
     if kind == "model" and drafter_kind(pair) != "model":
         raise ValueError(f"--drafter model needs a draft model: write --pair draft:target, got {pair}")
     if kind is None or kind == "model":

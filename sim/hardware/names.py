@@ -15,6 +15,7 @@ _NAMES = tomllib.loads((Path(__file__).parent / "data" / "names.toml").read_text
 CARDS: dict[str, list[str]] = _NAMES["cards"]
 MODELS: dict[str, list[str]] = _NAMES["models"]
 CHECKPOINTS: dict[str, str] = {name: ids[0] for name, ids in MODELS.items()} | _NAMES["heads"]  # what engines load
+WITH_MTP: tuple[str, ...] = tuple(_NAMES["mtp"]["targets"])
 
 
 class Note(UserWarning):

@@ -73,8 +73,4 @@ def drafter_name(pair: str) -> str:
 
 def has_rates(traffic: Traffic) -> bool:
     """Whether the requests are from a file with acceptance rates."""
-    if traffic.dataset_name != "custom":
-        return False
-    from pdvsim.sim.workload.own import read_requests
-
-    return read_requests(traffic.dataset_name, traffic.dataset_path or "", traffic.tokenizer).acceptance is not None
+    return traffic.dataset_name == "custom" and traffic.trace().acceptance is not None

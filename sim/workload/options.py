@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Literal
 
-from pdvsim.sim.limits import Internal, check_ranges
+from pdvsim.sim.limits import RANGES, Internal, check, check_ranges
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
     from pdvsim.sim.workload.datasets import Trace
+    from pdvsim.sim.workload.own import TraceFile
+    from pdvsim.sim.workload.windows import TraceWindow, TraceWindows
 
 Dataset = Literal["random", "prefix_repetition", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 
@@ -23,6 +25,7 @@ TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # fil
 LENGTHS: dict[str, tuple[int, int]] = {"random": (1024, 128), "prefix_repetition": (256, 128)}  # without a data set
 PREFIXES = (256, 10)  # tokens and number of prefix_repetition's, as in vLLM
 OPEN = -1  # number of requests not given
+ALL, PEAK, BY_SEED = "all", "peak", "by-seed"  # windows of a trace, besides their numbers
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,12 @@ class Traffic:
     """Maximum number of concurrent requests; with --request-rate inf this is a closed loop."""
     use_trace_timestamps: bool = False
     """Replay a trace's arrival times, scaled to --request-rate if given."""
+    window: str = ALL
+    """Part of a replayed trace: all, peak (the busiest window), N (the Nth busiest), or by-seed (seed 0 the busiest,
+    seed 1 the next, and so on). A trace of at most 5,000 requests is one window."""
+    columns: tuple[str, ...] = ()
+    """Columns of your own file, where their names are not recognised: prompt=NAME,output=NAME,time=NAME (also
+    acceptance, session, turn, text)."""
     input_len: int | None = None
     """Prompt tokens; default: 1024 for random, else the data set's own."""
     output_len: int | None = None
@@ -67,6 +76,8 @@ class Traffic:
     """Mean time from an answer to the next turn of the conversation (exponential)."""
     seed: int = 0
     """Seed of arrivals, lengths and acceptance. Every architecture gets the same requests from one seed."""
+
+    window_prompts: Internal[int] = field(default=OPEN, compare=False)  # num_prompts, if the window determines it
 
     usual_prompts = 1000  # default number of requests
 
@@ -109,34 +120,96 @@ class Traffic:
             raise ValueError("--num-turns makes conversations, which have no arrival times to replay")
         if self.use_trace_timestamps and self.dataset_name not in TRACES:
             raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
-        if self.num_prompts == OPEN:
-            count = max(1, int(self.fitting().sum())) if self.use_trace_timestamps else self.usual_prompts
+        self._check_window()
+        check("window-prompts", self.window_prompts, RANGES["window_prompts"])
+        derived = self.num_prompts in (OPEN, self.window_prompts)
+        count = OPEN
+        if derived and self.use_trace_timestamps:  # again for another seed, window or limit of the context
+            count = max(1, len(self.replayed()))
+        elif self.num_prompts == OPEN:
+            object.__setattr__(self, "num_prompts", self.usual_prompts)
+        object.__setattr__(self, "window_prompts", count)
+        if count != OPEN:
             object.__setattr__(self, "num_prompts", count)
         check_ranges(self)
 
-    @staticmethod
-    def _kind(path: str) -> str:
+    def _check_window(self) -> None:
+        """Refuse a window that no trace has, and columns that no file has."""
+        window = self.window
+        if window not in (None, ALL, PEAK, BY_SEED) and not (window.isdecimal() and int(window) > 0):
+            raise ValueError(f"--window must be {ALL}, {PEAK}, {BY_SEED} or a number from 1, got {self.window!r}")
+        if self.columns and self.dataset_name != "custom":
+            raise ValueError(
+                "--columns names the columns of your own file: it needs --dataset-path with a CSV or JSONL"
+            )
+
+    def _kind(self, path: str) -> str:
         """The kind of a file: ShareGPT is a JSON array. Errors are reported when it is read."""
         from pdvsim.sim.workload.own import is_array, kind_of
 
         try:
-            return "sharegpt" if is_array(path) else kind_of(path)
+            return "sharegpt" if is_array(path) else "custom" if self.columns else kind_of(path)
         except (OSError, ValueError):
             return "sharegpt"
 
+    @property
+    def file(self) -> TraceFile:
+        """The file of requests as it is now."""
+        from pdvsim.sim.workload.own import trace_file
+
+        return trace_file(self.dataset_name, self.dataset_path or "", self.tokenizer, self.columns)
+
     def trace(self) -> Trace:
         """The requests of the file."""
-        from pdvsim.sim.workload.own import read_requests
+        from pdvsim.sim.workload.own import read_trace
 
-        return read_requests(self.dataset_name, self.dataset_path or "", self.tokenizer)
+        return read_trace(self.file)
+
+    @property
+    def _room(self) -> int | None:
+        longest = self.longest_request
+        return None if longest is None else longest - self.prefixes[0]
 
     def fitting(self) -> NDArray[np.bool_]:
         """Which requests are short enough."""
         from pdvsim.sim.workload.own import fitting
 
-        longest = self.longest_request
-        room = None if longest is None else longest - self.prefixes[0]
-        return fitting(self.trace(), room, self.input_len, self.output_len)
+        return fitting(self.trace(), self._room, self.input_len, self.output_len)
+
+    def windows(self) -> TraceWindows:
+        """The windows of the file, of requests that are short enough."""
+        from pdvsim.sim.workload.windows import windows_of
+
+        return windows_of(self.file, self._room, self.input_len, self.output_len)
+
+    def window_number(self) -> int | None:
+        """The number of the window that is replayed, from 1, by option and seed; None: the whole trace."""
+        if self.window == ALL:
+            return None
+        if self.window == BY_SEED:
+            return 1 + self.seed % len(self.windows().busy)
+        number, count = (1 if self.window == PEAK else int(self.window)), len(self.windows().parts)
+        if number > count:
+            raise ValueError(f"--window {number}: {self.dataset_path} has {count} window{'s' if count > 1 else ''}")
+        return number
+
+    def about(self, requests: int) -> Traffic:
+        """The same traffic with so many requests; of a replay all of the window, repeated to come near the number.
+
+        A replay that is limited to a part of its window stays so.
+        """
+        if not self.use_trace_timestamps:
+            return replace(self, num_prompts=requests)
+        rows = max(1, len(self.replayed()))
+        if self.num_prompts < rows:
+            return self
+        times = round(requests / rows)
+        return replace(self, num_prompts=times * rows if times > 1 else OPEN)
+
+    def replayed(self) -> TraceWindow:
+        """The requests of the file that a replay sends."""
+        windows, number = self.windows(), self.window_number()
+        return windows.whole if number is None else windows.parts[number - 1]
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,8 @@
 A file may also hold responses of OpenAI's API, one per line, or be a result of `vllm bench serve --save-detailed`, of
 which the texts are not read.
 
-Columns are found by common names, and the choice is reported. The requests of a session are a conversation if the file
-also numbers its turns, with prompts that include what was said before; otherwise sessions are only counted.
+Columns are found by common names (`columns`), and the choice is reported. The requests of a session are a conversation
+if the file also numbers its turns, with prompts that include what was said before; otherwise sessions are only counted.
 
 Not modelled: which blocks of a Mooncake prompt hold earlier answers.
 """
@@ -18,18 +18,18 @@ from collections.abc import Iterator
 from functools import lru_cache
 from itertools import accumulate, chain
 from os import stat
-from typing import Any, Literal
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_TOKENS
-from pdvsim.sim.reading import quoted, read_json, said
+from pdvsim.sim.reading import quoted, read_json, said, shortened
 from pdvsim.sim.workload import datasets
+from pdvsim.sim.workload.columns import ColumnRole, columns_of, plain_name
 from pdvsim.sim.workload.conversations import HASHED_TOKENS
 from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
 
-ColumnRole = Literal["arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session", "turn", "prompt"]
 Value = Any  # a cell: text in CSV, text or a number in JSON
 
 MARK = '"request_throughput"'  # a key of every result, but of no file of requests
@@ -37,29 +37,6 @@ LATEST_S = 1e18
 DETAILED = "a result of `vllm bench serve --save-result --save-detailed`"
 CUSTOM_OUTPUT = 256  # output tokens if the file has none: vLLM's --custom-output-len
 
-NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores; the first one present is used
-    "arrival_s": (
-        "arrival_s", "arrival_time_s", "arrival_time", "arrival", "arrived_at", "arrival_timestamp", "arrival_ms",
-        "arrival_time_ms", "timestamp", "timestamp_s", "timestamp_ms", "request_time", "start_time", "start_time_s",
-        "start_time_ms", "created_at", "created", "time", "time_s", "time_ms", "datetime", "date", "when", "ts",
-        "ts_ms",
-    ),
-    "prompt_tokens": (
-        "prompt_tokens", "input_tokens", "num_prompt_tokens", "num_input_tokens", "context_tokens", "contexttokens",
-        "request_tokens", "input_length", "prompt_length", "input_len", "prompt_len", "num_prefill_tokens",
-        "prefill_tokens", "tokens_in", "prompt_token_count", "input_token_count", "usage_prompt_tokens", "in",
-    ),
-    "output_tokens": (
-        "output_tokens", "completion_tokens", "num_output_tokens", "num_completion_tokens", "generated_tokens",
-        "generatedtokens", "response_tokens", "output_length", "completion_length", "response_length", "output_len",
-        "completion_len", "num_decode_tokens", "decode_tokens", "tokens_out", "completion_token_count",
-        "output_token_count", "usage_completion_tokens", "expected_output_len", "out",
-    ),
-    "acceptance": ("acceptance", "acceptance_rate", "accept_rate", "draft_acceptance_rate", "alpha"),
-    "session": ("session", "session_id", "conversation_id", "conversation", "chat_id", "thread_id", "user_id", "user"),
-    "turn": ("turn", "turn_id", "turn_index", "turn_number"),
-    "prompt": ("prompt", "question", "text"),
-}  # fmt: skip
 PUBLISHED = {  # columns that identify a published trace
     "azure": {"timestamp", "contexttokens", "generatedtokens"},
     "burstgpt": {"timestamp", "model", "request_tokens", "response_tokens"},  # of GPT-4's requests alone, as in vLLM
@@ -74,27 +51,35 @@ ACCEPTED = (
 )
 
 
-def columns_of(names: list[str]) -> dict[ColumnRole, str]:
-    """The names of a header or of an object's keys, by role."""
-    plain = {_plain(name): name for name in reversed(names)}  # the first of two equal names
-    columns = {role: next((plain[name] for name in known if name in plain), None) for role, known in NAMES.items()}
-    return {role: name for role, name in columns.items() if name is not None}
+class TraceFile(NamedTuple):
+    """A file of requests and how to read it; another one once the file has changed."""
+
+    name: str
+    path: str
+    tokenizer: str | None
+    columns: tuple[str, ...]
+    version: tuple[int, int]
 
 
-@lru_cache(maxsize=4)
-def _read(name: str, path: str, tokenizer: str | None, version: tuple[int, int]) -> Trace:
-    del version  # part of the cache key: a changed file is read again
-    return read_own(path, tokenizer, None if name == "custom" else name)
-
-
-def read_requests(name: str, path: str, tokenizer: str | None = None) -> Trace:
-    """The requests of a trace, cached while the file is unchanged."""
+def trace_file(name: str, path: str, tokenizer: str | None = None, columns: tuple[str, ...] = ()) -> TraceFile:
+    """The file as it is now."""
     try:
         status = stat(path)
         version = status.st_mtime_ns, status.st_size
     except (OSError, ValueError):
         version = 0, 0  # the reader reports the error
-    return _read(name, path, tokenizer, version)
+    return TraceFile(name, path, tokenizer, columns, version)
+
+
+@lru_cache(maxsize=4)
+def read_trace(file: TraceFile) -> Trace:
+    """The requests of a file, cached while it is unchanged."""
+    return read_own(file.path, file.tokenizer, None if file.name == "custom" else file.name, file.columns)
+
+
+def read_requests(name: str, path: str, tokenizer: str | None = None, columns: tuple[str, ...] = ()) -> Trace:
+    """The requests of a trace."""
+    return read_trace(trace_file(name, path, tokenizer, columns))
 
 
 def fitting(trace: Trace, longest: int | None, prompt: int | None, output: int | None) -> NDArray[np.bool_]:
@@ -114,7 +99,7 @@ def kind_of(path: str) -> str:
     with opened(path) as file:
         head = file.readline(1 << 16)
     keys = set(re.findall(r'"(\w+)"\s*:', head)) if head.lstrip().startswith("{") else _header(head)
-    return next((kind for kind, needed in PUBLISHED.items() if needed <= {_plain(key) for key in keys}), "custom")
+    return next((kind for kind, needed in PUBLISHED.items() if needed <= {plain_name(key) for key in keys}), "custom")
 
 
 def is_array(path: str) -> bool:
@@ -123,26 +108,30 @@ def is_array(path: str) -> bool:
         return file.readline(1 << 16).lstrip().startswith("[")
 
 
-def read_own(path: str, tokenizer: str | None = None, kind: str | None = None) -> Trace:
+def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, named: tuple[str, ...] = ()) -> Trace:
     """The requests of a file, of a kind that is inferred or given; a ValueError of one line names a bad line and field.
 
-    Of a published trace only times, lengths and hashes are read.
+    Of a published trace only times, lengths and hashes are read. A file whose columns are `named` is none.
     """
     inferred = kind is None
-    kind = kind or kind_of(path)
+    kind = kind or ("custom" if named else kind_of(path))
     rows = _rows(path, kind)
     first = next(rows, None)
     if first is None:
         raise bad(path, "", "holds no request", ACCEPTED)
-    columns = columns_of(list(first[1]))
+    header = f"(columns: {shortened(', '.join(first[1]))})"
+    try:
+        columns = columns_of(list(first[1]), named)
+    except KeyError as missing:
+        raise bad(path, "", f"--columns names {missing.args[0]}, which is not there {header}") from None
     if kind in PUBLISHED:
-        if missing := PUBLISHED[kind].difference({"hash_ids"}, map(_plain, first[1])):
-            raise bad(path, "", f"has no column {min(missing)}", f"the columns {', '.join(sorted(PUBLISHED[kind]))}")
+        if lacking := PUBLISHED[kind].difference({"hash_ids"}, map(plain_name, first[1])):
+            raise bad(path, "", f"has no column {min(lacking)}", f"the columns {', '.join(sorted(PUBLISHED[kind]))}")
         columns = {role: columns[role] for role in ("arrival_s", "prompt_tokens", "output_tokens")}
     if "prompt_tokens" not in columns and "prompt" not in columns:
-        raise bad(path, "", f"no column of prompt tokens found among {quoted(', '.join(first[1]))}", ACCEPTED)
+        raise bad(path, "", f"no prompt-length column found {header}. Name it with --columns prompt=NAME")
     if "prompt_tokens" in columns and "output_tokens" not in columns:
-        raise bad(path, "", f"no column of output tokens found among {quoted(', '.join(first[1]))}", ACCEPTED)
+        raise bad(path, "", f"no output-length column found {header}. Name it with --columns output=NAME")
     counted = "prompt_tokens" in columns
     if counted:
         columns.pop("prompt", None)
@@ -258,7 +247,7 @@ class _Table:
                 raise bad(self.path, f"line {self.lines[at]}", f"{name} is {quoted(time)}", accepted)
         if dated:
             return "dates", self._spread(values)
-        unit = SUFFIXES.get(_plain(name).rpartition("_")[2]) or _unit(float(np.median(values)))
+        unit = SUFFIXES.get(plain_name(name).rpartition("_")[2]) or _unit(float(np.median(values)))
         if self.kind == "mooncake":
             unit = "milliseconds"
         return unit, self._spread(values / UNITS[unit])
@@ -331,10 +320,6 @@ def _header(line: str) -> list[str]:
 
 def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"\W+", "_", name.strip().lower()).strip("_")
 
 
 def _number(value: Value) -> float:

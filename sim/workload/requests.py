@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from copy import deepcopy
+from dataclasses import replace
 from functools import cached_property
 from itertools import chain, count
 from typing import NamedTuple
@@ -29,7 +30,7 @@ from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, recorded, session_chain
 from pdvsim.sim.workload.datasets import Lengths, Trace
-from pdvsim.sim.workload.options import LENGTHS, TRACES, Acceptance, Traffic
+from pdvsim.sim.workload.options import BY_SEED, LENGTHS, PEAK, TRACES, Acceptance, Traffic
 
 CHUNK_REQUESTS = 4096
 
@@ -85,7 +86,7 @@ class Workload:
         self._table = None if trace is None else trace.lengths
         self._replay = self._order = self._sessions = None
         if trace is not None and traffic.use_trace_timestamps:
-            self._replay = _replayed(traffic, trace, self._lengths)
+            self._replay = _replayed(traffic, trace)
             self._order = self._replay.rows
             if self._talk is not None:
                 self._sessions = self._talk.conversation[self._replay.rows] + len(self._talk.rows) * self._replay.laps
@@ -251,22 +252,21 @@ def _trace(traffic: Traffic, rng: np.random.Generator) -> Trace | None:
     if traffic.dataset_name not in TRACES:
         return None
     trace, fits = traffic.trace(), traffic.fitting()
-    if fits.all():
-        return trace
     if not fits.any():
         raise ValueError(
             f"{traffic.dataset_path}: all {len(fits)} requests have more than {traffic.longest_request} tokens: "
             "choose models with a longer context or raise --max-model-len"
         )
-    return trace.only(fits)
+    if traffic.use_trace_timestamps:
+        return trace.only(traffic.replayed().rows)
+    return trace if fits.all() else trace.only(fits)
 
 
 def trace_rate(traffic: Traffic) -> float | None:
-    """Mean request rate of the traffic's file; None without at least two arrival times."""
-    trace = _trace(traffic, np.random.default_rng(0)) if traffic.dataset_name in TRACES else None
-    if trace is None or not trace.timed or not (span_s := float(np.ptp(trace.arrival_s))):
+    """Mean request rate of the traffic's file, of its busiest window if seeds use several; None without one."""
+    if traffic.dataset_name not in TRACES or not traffic.trace().timed:
         return None
-    return (len(trace.arrival_s) - 1) / span_s
+    return replace(traffic, window=PEAK if traffic.window == BY_SEED else traffic.window).replayed().request_rate
 
 
 def _check_shared(traffic: Traffic, trace: Trace | None) -> None:
@@ -283,32 +283,29 @@ def _check_shared(traffic: Traffic, trace: Trace | None) -> None:
         raise ValueError(f"{traffic.dataset_path} has shared prefixes of its own: leave out {wrong[0]}")
 
 
-def _replayed(traffic: Traffic, trace: Trace, rng: np.random.Generator) -> Replay:
-    """The trace's requests by time, the first at 0, and their rows.
+def _replayed(traffic: Traffic, trace: Trace) -> Replay:
+    """The requests of the window by time, the first at 0: all of them, or the first `num_prompts`.
 
-    Without a request rate they are the first `num_prompts` requests that are short enough. With a rate they start at a
-    point that depends on the seed, wrap around after the trace's end with a mean gap, and are scaled to the rate.
+    With a rate they are scaled to it, and sent again after a mean gap if there are fewer than `num_prompts`.
     """
     if not trace.timed:
         raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no column of arrival times")
-    rows, count = len(trace.arrival_s), traffic.num_prompts
-    order = np.argsort(trace.arrival_s, kind="stable")
+    rows, count = len(trace.arrival_s), traffic.num_prompts  # by arrival
     if math.isinf(traffic.request_rate):
-        if count > (rows := len(traffic.fitting())):
-            raise ValueError(f"num-prompts is {count}, but {traffic.dataset_path} holds {rows} requests")
-        order = order[:count]
-        arrival_s = trace.arrival_s[order]
-        return Replay(arrival_s - arrival_s[0], order, np.zeros(len(order), dtype=np.int64))
-    laps, at = np.divmod(rng.integers(rows) + np.arange(count + 1), rows)
+        if count > (whole := len(traffic.fitting())):
+            raise ValueError(f"num-prompts is {count}, but {traffic.dataset_path} holds {whole} requests")
+        order = np.arange(min(rows, count))
+        return Replay(trace.arrival_s[order] - trace.arrival_s[0], order, np.zeros(len(order), dtype=np.int64))
+    laps, order = np.divmod(np.arange(count + 1), rows)
     span_s = float(np.ptp(trace.arrival_s))
-    times_s = trace.arrival_s[order[at]] + laps * (span_s * rows / max(1, rows - 1) or 1.0)
+    times_s = trace.arrival_s[order] + laps * (span_s * rows / max(1, rows - 1) or 1.0)
     times_s -= times_s[0]
     if not times_s[-1] > 0:
         raise ValueError(
             f"{traffic.dataset_path}: {count + 1} consecutive requests arrive at the same time and have no rate: "
             "raise --num-prompts, or leave out --use-trace-timestamps"
         )
-    return Replay(times_s[:-1] * (count / traffic.request_rate / times_s[-1]), order[at[:-1]], laps[:-1])
+    return Replay(times_s[:-1] * (count / traffic.request_rate / times_s[-1]), order[:-1], laps[:-1])
 
 
 def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> NDArray[np.int64]:

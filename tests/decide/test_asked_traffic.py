@@ -21,7 +21,7 @@ from pdvsim.decide.advice import Advice
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS
 from pdvsim.decide.options import SPREAD, TunedServer, VariedTraffic
-from pdvsim.decide.report import lengths_note
+from pdvsim.decide.report import lengths_note, replay_note
 from pdvsim.decide.runs import Bench, at_load, at_rate, load_of, load_words, saturated, shortened
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
@@ -207,15 +207,42 @@ def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys
         assert traffic.request_rate == pytest.approx(5)
         assert traffic.use_trace_timestamps
         assert f"{trace} is replayed at its own rate of 5 requests per second" in capsys.readouterr().err
-    assert not asked(request_rate=20.0).use_trace_timestamps
-    scaled = asked(request_rate=20.0, use_trace_timestamps=True)
-    assert (scaled.request_rate, scaled.use_trace_timestamps, scaled.num_prompts) == (20, True, 400)
+    for given in ({}, {"use_trace_timestamps": True}):
+        scaled = asked(request_rate=20.0, **given)
+        assert (scaled.request_rate, scaled.use_trace_timestamps, scaled.num_prompts) == (20, True, 400)
+        assert scaled.window == "by-seed"
+    assert asked(request_rate=20.0, num_prompts=70).num_prompts == 70
+    for other in ({"use_trace_timestamps": False}, {"burstiness": 0.5}):
+        sampled = asked(request_rate=20.0, **other)
+        assert (sampled.use_trace_timestamps, sampled.num_prompts, sampled.window) == (
+            False,
+            Traffic.usual_prompts,
+            "all",
+        )
+    assert not asked(concurrency=4).use_trace_timestamps
     assert capsys.readouterr().err == ""
+    with pytest.raises(ValueError, match="give --request-rate, not --concurrency"):
+        asked(concurrency=4, use_trace_timestamps=True)
+
+
+def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
+    path = tmp_path / "short.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},{10 + at},5\n" for at in range(7)))
+    question = build(AdviseOptions, {"dataset_path": str(path)}).question()
+    assert question.base.traffic.num_prompts == 57 * 7  # about 400
+    plan = build(CapacityOptions, {"dataset_path": str(path), "goodput": ["ttft:500"]}).plan()
+    assert plan.base.traffic.num_prompts == 57 * 7
+    assert plan.base.traffic.use_trace_timestamps
+    said = replay_note(question.base.traffic)[0]
+    assert said.endswith("short.csv replayed, scaled to the rate, all its requests in order, 57 times; "
+                         "seeds differ in acceptance")  # fmt: skip
 
 
 def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> None:
     traffic = VariedTraffic(dataset_path=trace, use_trace_timestamps=True)
     grid = MapOptions(traffic=traffic).grid()
+    assert grid == MapOptions(traffic=VariedTraffic(dataset_path=trace)).grid()
+    assert not MapOptions(traffic=VariedTraffic(dataset_path=trace), concurrency=(1,)).grid().request_rate
     assert grid.request_rate == (2.5, 5, 10, 20)
     assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
     assert MapOptions(traffic=traffic, request_rate=(3.0,)).grid().request_rate == (3.0,)

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest, enough, exceeds
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.report import lead_text, threshold_text
+from pdvsim.decide.report import lead_text, threshold_text, unsure_text
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.trust import errors_of
-from pdvsim.study.stats import interval
+from pdvsim.study.stats import Interval, interval
 
 figures = st.floats(0.1, 1e6)
 
@@ -171,3 +171,17 @@ def test_the_bar_is_one_for_a_pair_and_card() -> None:
     plain, drafting = Experiment("autoregressive", hardware=hardware), Experiment("pdv", hardware=hardware)
     undrafted = Experiment("pdv", server=Server(num_speculative_tokens=0), hardware=hardware)
     assert len({lead_error(each, "mean_e2el_ms") for each in (plain, drafting, undrafted)}) == 1
+
+
+@pytest.mark.parametrize(
+    ("lead", "alike", "says"),
+    [
+        (Interval(0.235, 0.038, 5), False, "within the profile's error (±26.5%)"),
+        (Interval(-0.235, 0.038, 5), False, "within the profile's error (±26.5%)"),
+        (Interval(0.28, 0.038, 5), False, "not clearly beyond the profile's error (±26.5%)"),
+        (Interval(0.235, 0.3, 5), True, "not significant"),
+        (Interval(0.235, 0.038, 4), False, "too few runs"),
+    ],
+)
+def test_a_lead_that_does_not_count_has_its_reason(lead: Interval, alike: bool, says: str) -> None:
+    assert unsure_text(lead, 0.265, alike) == says

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,13 +17,16 @@ from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.options import parse
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
+from pdvsim.decide.deploy import served_as, unknown_head, vllm
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS, drafters, fleet_name, fleets
+from pdvsim.decide.hazards import equivalent_rate
 from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.hardware.models import PRESETS, can_load
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study.sweep import Point, run_point
@@ -198,6 +203,63 @@ def test_everyone_competes_once_in_each_architecture() -> None:
     assert len(ways) == 7
     for way in ways:
         assert way.named(way.of(base)) == way.name
+
+
+@pytest.mark.parametrize("target", [*PRESETS, "llama-3.1-8b-fp8", "Qwen/Qwen3-8B"])
+def test_everyone_who_competes_can_be_deployed(target: str) -> None:
+    base = Experiment("colocated", Traffic(), server=Server(target))
+    ways = [way for way in drafters(base, target, ("colocated",), None) if way.pair is not None]
+    assert {unknown_head(way.of(base)) for way in ways} == {""}
+    for way in ways:
+        block = vllm(served_as(way.of(base)))
+        assert "--speculative-config" in block.text
+    assert ("colocated with mtp" in {way.name for way in ways}) == (target == "deepseek-v3")
+    assert any(way.name == "colocated with ngram" for way in ways)
+
+
+def test_a_models_own_mtp_layers_are_known_by_its_configuration(tmp_path: Path) -> None:
+    config = {
+        "model_type": "qwen3", "num_hidden_layers": 4, "hidden_size": 256, "intermediate_size": 512, "vocab_size": 1000,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "tie_word_embeddings": False,
+    }  # fmt: skip
+    path = tmp_path / "config.json"
+    for layers, drafts in ((None, False), (0, False), (1, True)):
+        path.write_text(json.dumps(config | ({} if layers is None else {"num_nextn_predict_layers": layers})))
+        for name in (str(path), str(tmp_path)):
+            assert can_load("mtp", name) is drafts
+            assert not can_load("eagle3", name)
+    assert Server(str(tmp_path)).pair == f"mtp-{tmp_path}:{tmp_path}"
+    assert Server("deepseek-v3").pair == "mtp-deepseek-v3:deepseek-v3"
+
+
+def test_a_head_that_nobody_published_is_called_hypothetical() -> None:
+    load = {"concurrency": 1, "num_prompts": 8, "num_runs": 2, "budget": 9, "jobs": 1, "acceptance_rate": 0.9}
+    named = {"model": "mixtral-8x7b", "drafter": "eagle3", "tensor_parallel_size": 2}
+    advice = pdvsim.advise(**named, arch=["autoregressive", "colocated"], num_speculative_tokens=2, **load)
+    note = "note: hypothetical: no EAGLE-3 head of mixtral-8x7b is known"
+    assert advice.recommended.speculates
+    assert note in str(advice).partition("Expected\n")[0]
+
+
+def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
+    load = {"concurrency": 2, "num_prompts": 24, "num_runs": 2, "budget": 120, "jobs": 1, "controller": "fixed"}
+    fixed = {"arch": ["autoregressive", "colocated"], "max_num_seqs": 64, "max_num_batched_tokens": 2048}
+    advice = pdvsim.advise(model="qwen3-8b", drafter="eagle3", **fixed, **load)
+    verdict = str(advice).partition("Expected\n")[0]
+    note = "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3; drafting"
+    assert note in verdict
+    assert "breaks even with plain decoding at an acceptance between" in verdict
+    own = pdvsim.advise(model="llama-3.1-8b", drafter="eagle3", **fixed, **load | {"budget": 9})
+    assert "recorded with" not in str(own).partition("Expected\n")[0]
+
+
+@pytest.mark.parametrize(("rate", "k"), [(0.3, 1), (0.6, 3), (0.8, 5)])
+def test_the_rate_that_stands_for_a_recording_is_that_of_its_rounds(rate: float, k: int) -> None:
+    """Leviathan's law the other way round: runs with a rate give it back."""
+    traffic = Traffic("random", num_prompts=60, input_len=32, output_len=200, max_concurrency=8)
+    server = Server("eagle3-llama-3.1-8b:llama-3.1-8b", num_speculative_tokens=k)
+    rows = Bench(1).rows([Experiment("colocated", traffic, Acceptance(rate), server)])
+    assert equivalent_rate(rows) == pytest.approx(rate, abs=0.02)
 
 
 def test_acceptance_is_recorded_or_said_to_be_assumed() -> None:

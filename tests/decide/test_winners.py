@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
@@ -247,7 +246,6 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
         out = capsys.readouterr().out
         lines = [line for line in out.splitlines() if " output_throughput " in line]
         assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[said] if said else []]
-        assert bool(re.search(r"the interval overlaps the profile's error of \d+\.\d%", out)) is (num_runs >= 5)
         for difference in json.loads((tmp_path / "map.json").read_text())["paired_differences"]:
             apart = difference["relative"]
             beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]

@@ -16,8 +16,9 @@ import pytest
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.doubts import vet
+from pdvsim.sim.workload.columns import NAMES
 from pdvsim.sim.workload.datasets import Trace
-from pdvsim.sim.workload.own import NAMES, kind_of, read_own, read_requests
+from pdvsim.sim.workload.own import kind_of, read_own, read_requests
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.study.traffic import account
 
@@ -98,8 +99,16 @@ def test_rows_of_requests_that_failed_are_left_out_and_counted(tmp_path: Path) -
         (HEADER, (0, 10, 3, 1.5, "a"), "line 2: acceptance is '1.5'; accepted: a share"),
         (HEADER, ("soon", 10, 3, 0.5, "a"), "line 2: arrival_s is 'soon'"),
         (HEADER, (0, 10, 3), "line 2: 3 fields, the header has 5"),
-        (("when", "how_long"), (0, 1), "no column of prompt tokens found among 'when, how_long'"),
-        (("prompt_tokens",), (5,), "no column of output tokens found"),
+        (
+            ("when", "how_long"),
+            (0, 1),
+            "no prompt-length column found (columns: when, how_long). Name it with --columns",
+        ),
+        (
+            ("prompt_tokens",),
+            (5,),
+            "no output-length column found (columns: prompt_tokens). Name it with --columns",
+        ),
     ],
 )
 def test_bad_files_are_one_line(tmp_path: Path, header: tuple[str, ...], row: tuple[Any, ...], says: str) -> None:
@@ -248,27 +257,26 @@ def test_a_result_of_vllm_is_traffic(tmp_path: Path) -> None:
 
 
 def test_a_replay_at_a_rate_is_the_trace_scaled(tmp_path: Path) -> None:
-    """Gaps and lengths are the trace's, in its order, from where the seed begins; the mean rate is as asked."""
+    """Gaps and lengths are the trace's, in its order from its start, for every seed; the mean rate is as asked."""
     rng = np.random.default_rng(3)
     times = np.cumsum(rng.gamma(0.3, 1.0, 40))
     rows = [(repr(float(time)), 10 + at, 5) for at, time in enumerate(times)]
     traffic = Traffic("custom", csv_file(tmp_path, HEADER[:3], rows), use_trace_timestamps=True, request_rate=8.0)
     assert traffic.num_prompts == 40
-    gaps, starts = np.diff(times), set()
-    for seed in range(6):
+    gaps = np.diff(times)
+    for seed in range(3):
         requests = make_requests(replace(traffic, seed=seed, num_prompts=100), Acceptance())
         arrival_s = np.array([request.arrival_s for request in requests])
-        first = requests[0].prompt_tokens - 10
-        starts.add(first)
-        assert [r.prompt_tokens - 10 for r in requests] == [(first + i) % 40 for i in range(100)]
-        known = [i for i in range(99) if (first + i) % 40 != 39]  # the gap to the next lap is a mean one
-        own, told = gaps[[(first + i) % 40 for i in known]], np.diff(arrival_s)[known]
+        assert [r.prompt_tokens - 10 for r in requests] == [i % 40 for i in range(100)]
+        known = [i for i in range(99) if i % 40 != 39]  # the gap to the next lap is a mean one
+        own, told = gaps[[i % 40 for i in known]], np.diff(arrival_s)[known]
         assert told == pytest.approx(own * told.sum() / own.sum(), abs=1e-9)
         assert 90 / 8 < arrival_s[-1] < 100 / 8
         twice = make_requests(replace(traffic, seed=seed, num_prompts=100, request_rate=16.0), Acceptance())
         assert [r.arrival_s for r in twice] == pytest.approx((arrival_s / 2).tolist())
         assert [r.prompt_tokens for r in twice] == [r.prompt_tokens for r in requests]
-    assert len(starts) > 3
+        whole = make_requests(replace(traffic, seed=seed), Acceptance())
+        assert np.diff([r.arrival_s for r in whole]) == pytest.approx(gaps * 39 / 8 / gaps.sum())
     at_once = csv_file(tmp_path, HEADER[:3], [(1, 10, 5)] * 900)
     with pytest.raises(ValueError, match="3 consecutive requests arrive at the same time"):
         make_requests(replace(traffic, dataset_path=at_once, num_prompts=2), Acceptance())
