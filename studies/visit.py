@@ -32,7 +32,7 @@ PAIRS = (
     "gemma-2b:gemma-7b",
 )  # fmt: skip
 PROBED = "llama-3.2-1b:llama-3.1-8b"
-LIMITS_S = {"profile": 330, "probe": 45, "runs": 170}
+LIMITS_S = {"profile": 360, "probe": 45, "runs": 240}
 STOPPING_S = 25  # for what a command does after its interruption
 FIRST_NEW_GROUP = 117
 
