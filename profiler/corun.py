@@ -105,9 +105,26 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     far_off += [(verify[1], grid.read(256, 1024)), (draft[1], grid.read(256, 1024)), (verify[32], grid.read(512))]
     far_off += [(grid.decode(r, 1, CONTEXT), grid.prefill(n)) for r, n in ((8, 256), (8, 1024), (32, 512), (64, 256))]
     far_off += [(grid.decode(8, 1, CONTEXT), grid.read(512)), (draft[8], verify[8], grid.read(512))]
+    # prompts of chats beside 16 to 32 rows, where products change from the engine's own kernels to the library's
+    own = grid.decode(8, 4, CONTEXT), grid.decode(16, 2, CONTEXT), grid.decode(24, 1, CONTEXT)
+    library = grid.decode(16, 4, CONTEXT), grid.decode(24, 4, CONTEXT), grid.decode(40, 1, CONTEXT)
+    crowd = grid.draft(24, STEPS, CONTEXT), grid.draft(48, STEPS, CONTEXT)
+    chats = grid.prefill(512), grid.prefill(256, chunks=4), grid.prefill(512, chunks=2)
+    far_off += [(draft[16], chats[1])] + [(rows, prompts) for rows in crowd for prompts in chats[:2]]
+    far_off += [(rows, prompts) for rows in (*own, *library) for prompts in chats]
+    far_off += [(draft[16], library[0], chats[0]), (crowd[0], library[1], chats[0]), (crowd[0], library[1], chats[1])]
+    far_off += [(crowd[0], grid.read(512)), (library[1], grid.read(512)), (own[0], grid.read(512))]
+    equal = [
+        (draft[16], chats[0]),
+        (crowd[0], chats[0]),
+        (own[0], chats[0]),
+        (own[2], chats[0]),
+        (library[0], chats[0]),
+    ]
     both = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])][: 4 if quick else None]
     plan = [(setting, members) for members in both for setting in SETTINGS]
-    plan += [] if quick else [("ordered", members) for members in far_off]
+    if not quick:
+        plan += [("ordered", members) for members in far_off] + [("equal", members) for members in equal]
     return [(number, *entry) for number, entry in enumerate(plan)]
 
 

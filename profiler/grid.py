@@ -16,6 +16,7 @@ Unevenness = Literal["even", "chat", "tailed"]
 
 KINDS: tuple[PointKind, ...] = ("decode", "verify", "draft", "prefill", "mixed", "read")
 ROWS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
+LARGE_ROWS = (192, 256)
 BETWEEN_BUCKETS = (3, 12, 20, 40, 56, 100)  # padded up by the engine: the stairs
 TOKENS = (1, 2, 3, 5, 7, 9)
 CONTEXTS = (128, 512, 1500, 3000)
@@ -139,6 +140,8 @@ def design(drafts: bool, heads: bool = False) -> list[list[GridPoint]]:
     rest += [prefill(n, emits=False) for n in (128, 512)] + [prefill(256, 512, emits=False)]
     rest += [mixed(16, 3, 1500, 256, 1024), mixed(64, 1, 512, 512), mixed(12, 5, 512, 100)]
     rest += [decode(r, t, 512, lengths) for r, t in ((24, 1), (64, 2)) for lengths in SIGMAS]
+    rest += [decode(r, t, 512) for r in LARGE_ROWS for t in (1, 2, 5)] + [decode(256, 2, 128)]
+    rest += [mixed(192, 2, 512, 256), mixed(256, 1, 512, 512)]
     if drafts:
         core += [draft(r, 4, 512) for r in (1, 8, 32, 64)]
         more += [draft(r, k, 512) for r in (1, 8, 32, 64) for k in (1, 8)]
@@ -152,6 +155,7 @@ def design(drafts: bool, heads: bool = False) -> list[list[GridPoint]]:
             + [draft(r, k, 1500, True) for r, k in ((8, 4), (64, 4), (64, 1))]
             + [draft(8, 8, 512, True)]
         )
+        rest += [draft(r, 4, 512) for r in LARGE_ROWS] + [draft(256, 1, 512)]
     if heads:
         core += [reread(r, 4, 5, 512) for r in (1, 8, 32, 64)]
         more += [reread(r, k, w, 512) for r in (1, 8, 32, 64) for k, w in ((1, 5), (4, 3))]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.profiler import provenance
 from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
 from pdvsim.profiler.options import Options, Say
-from pdvsim.profiler.parts import POINT, SCHEMA, Part
+from pdvsim.profiler.parts import POINT, SCHEMA, Part, part_file
 from pdvsim.profiler.precompile import precompile
 from pdvsim.sim.hardware.models import HEADS
 
@@ -83,7 +83,7 @@ class Profiler:
 
         begin, options = monotonic(), self.options
         arch = self.lookup(name)
-        part = Part.resume(options.output / f"{name.replace('/', '-')}.npz", self.header(name, [arch]))
+        part = Part.resume(options.output / part_file(name), self.header(name, [arch]))
         points, done = self.points(arch), part.done()
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
         self.dealt += len(points) - len(todo)
@@ -133,7 +133,7 @@ class Profiler:
 
         begin = monotonic()
         draft, target = (self.lookup(name) for name in pair.split(":"))
-        part = Part.resume(self.options.output / f"{pair.replace(':', '--')}.npz", self.header(pair, [draft, target]))
+        part = Part.resume(self.options.output / part_file(pair), self.header(pair, [draft, target]))
         Duo(pair, draft, target, self.device, self.options.seed, quick=self.options.quick).run(
             part, self.options.pair_budget_s, self.say
         )

@@ -65,6 +65,11 @@ POINT = (
 _DEFAULTS = {name: default for name, _, default in COLUMNS}
 
 
+def part_file(name: str) -> str:
+    """The file of a model's or pair's part."""
+    return f"{name.replace('/', '-').replace(':', '--')}.npz"
+
+
 class Part:
     """Rows measured so far and the header that says how. `save` replaces the file in one step."""
 

@@ -26,7 +26,7 @@ from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.core import HeadSpec, ModelSpec
 
-MAX_SLOTS = 160
+MAX_SLOTS = 264
 CARD_MEMORY_SHARE = 0.92
 RESERVE_BYTES = 6e9  # activations, logits and graphs
 ANCHOR = ForwardShape(1, 1)  # a graph every lane keeps: a graph pool that was empty once cannot be captured into again

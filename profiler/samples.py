@@ -1,7 +1,7 @@
 """Measured samples as files: `samples.parquet`, one row per sample, and `header.json`, their provenance.
 
 `load` checks both and refuses, in one line naming file and field, what no GPU can have produced. Columns are described
-in `parts.COLUMNS`. `merge` makes them of the parts of one or more runs.
+in `parts.COLUMNS`. `merge` makes them of the parts of one or more runs, `split` makes parts of them again.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import numpy as np
 from pdvsim.common.files import write_all
 from pdvsim.profiler.grid import KINDS, Unevenness
 from pdvsim.profiler.header import HEADER, SamplesHeader, load_header, refusal
-from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, ground, read
+from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, Part, ground, part_file, read
 from pdvsim.sim.reading import read_table, said
 
 if TYPE_CHECKING:
     import pandas as pd
 
-__all__ = ["HEADER", "SAMPLES", "Samples", "SamplesHeader", "check", "load", "load_header", "merge"]
+__all__ = ["HEADER", "SAMPLES", "Samples", "SamplesHeader", "check", "load", "load_header", "merge", "split"]
 
 SAMPLES = "samples.parquet"
 LONGEST_LAUNCH_S = 60.0
@@ -165,6 +165,19 @@ def merge(parts: Iterable[Path], folder: Path) -> Samples:
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     write_all({folder / SAMPLES: buffer.getvalue(), folder / HEADER: text.encode()})
     return load(folder)
+
+
+def split(samples: Samples, folder: Path) -> None:
+    """Write samples as parts into `folder`, so that measuring continues where they end."""
+    frame = samples.frame.astype(dict.fromkeys(_TEXTS, str))
+    for header in samples.header.parts:
+        pair = header.name if ":" in header.name else ""
+        here = frame["pair"] == pair
+        rows = frame[here if pair else here & (frame["model"] == header.name)]
+        part = Part(folder / part_file(header.name), header.model_dump())
+        by_row = rows[list(NAMES)].itertuples(index=False, name=None)
+        part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
+        part.save()
 
 
 def _arrow_fields() -> list[tuple[str, Any, Any]]:

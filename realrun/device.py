@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from simpy.events import Event
@@ -79,7 +80,7 @@ class ServingRig:
     models: dict[Role, Transformer]
     sequences: Sequences
     warm_launches: Columns = field(default_factory=dict)  # of the warm-up
-    pace: dict[str, float] = field(default_factory=dict)  # of this machine, relative to the profile
+    pace: dict[str, Any] = field(default_factory=dict)  # of this machine, as its records have it
 
     @classmethod
     def build(cls, experiment: Experiment, models: dict[Role, Transformer], needs: Needs, quiet: bool) -> ServingRig:

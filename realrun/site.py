@@ -39,7 +39,7 @@ from pdvsim.sim.assembly import (
     reuse_of,
 )
 from pdvsim.sim.client import Client
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import Latency, Lookup
@@ -308,9 +308,34 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
         served_s = float(served["end_s"].max()) - len(parts) + 1
     launches = {name: np.concatenate([part[name] for part in parts[1:] or parts]) for name in parts[0]}
     rig.warm_launches = launches
-    rig.pace = pace_of(launches, profile_of(experiment), experiment.pair, policy.hands_over())
+    rig.pace = pace_of(launches, profile_of(experiment).host, experiment.pair, policy.hands_over())
     if policy.workers == "requests":  # they take turns on the GPU, which so hides the host
-        rig.pace = {name: pace for name, pace in rig.pace.items() if name in ("pace_target", "pace_draft")}
+        rig.pace = {name: pace for name, pace in rig.pace.items() if name == "pace_launches"}
+
+
+def _naming_its_models(experiment: Experiment, machine: Machine) -> Experiment:
+    """The experiment with the models that the machine loads in place of its pair."""
+    if not (machine.tiny or machine.target_path):
+        return experiment
+    names = {role: arch.spec.name for role, arch in architectures(experiment, machine).items()}
+    fallback = "ngram" if experiment.server.drafted_by == "ngram" else "none"
+    pair = f"{names.get('draft', fallback)}:{names['target']}"
+    return replace(experiment, server=replace(experiment.server, pair=pair))
+
+
+def probe(experiment: Experiment, machine: Machine, quiet: bool = True) -> dict[str, Any]:
+    """What a warm-up tells of this machine, as the record of a run has it; serves nothing else."""
+    users = min(max(WARM_UPS), experiment.server.max_num_seqs)
+    traffic = Traffic(
+        "random", num_prompts=2 * users, input_len=WARM_UP_PROMPT, output_len=WARM_UP_OUTPUT, max_concurrency=users
+    )
+    chosen = replace(experiment, traffic=traffic, scoring=replace(experiment.scoring, warmup_requests=0))
+    requests = make_requests(traffic, chosen.acceptance)
+    rig = prepare(chosen, machine, requests, quiet)
+    if machine.device != "cuda":  # which no run needs
+        warm_up(rig, as_served(chosen), machine, requests)
+    pair = _naming_its_models(chosen, machine).server.pair
+    return {"arch": chosen.arch, "pair": pair, **machine_facts(rig.sequences.device), **rig.pace}
 
 
 def serve(
@@ -331,11 +356,7 @@ def serve(
     """
     refuse(experiment, machine)
     experiment = as_served(experiment)
-    if machine.tiny or machine.target_path:
-        names = {role: arch.spec.name for role, arch in architectures(experiment, machine).items()}
-        fallback = "ngram" if experiment.server.drafted_by == "ngram" else "none"
-        pair = f"{names.get('draft', fallback)}:{names['target']}"
-        experiment = replace(experiment, server=replace(experiment.server, pair=pair))
+    experiment = _naming_its_models(experiment, machine)
     if requests is None:
         requests = make_requests(experiment.traffic, experiment.acceptance)
     if rig is None:

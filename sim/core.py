@@ -189,6 +189,11 @@ class ModelSpec:
         return self.layer_bytes is not None or (self.experts is not None and self.experts.weight_bytes is not None)
 
     @property
+    def multiplies_8_bits(self) -> bool:
+        """Whether the layers' products are of 8-bit values."""
+        return self.layer_bytes == 1
+
+    @property
     def has_few_bits(self) -> bool:
         """Whether weights of its layers have fewer than 8 bits."""
         parts = (self.layer_bytes, None if self.experts is None else self.experts.weight_bytes)

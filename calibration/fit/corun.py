@@ -145,7 +145,7 @@ def _member(
         priority=int(row["priority"]),
         measured=rate,
         solo_s=solo_s,
-        draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops) if power else None,
+        draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops * power.fit.flop_factor(spec)) if power else None,
     )
     model.demand(member, peak, moved, flops, rows, int(row["tokens"]), steps, prompts)
     return member

@@ -17,7 +17,7 @@ from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.pace import Pace, pace_in
-from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.hardware.profile import Profile, covering
 from pdvsim.sim.reading import read_json
 
 WarmUp = tuple[Pair, Pace]
@@ -27,15 +27,16 @@ def read_served(paths: Iterable[str]) -> list[WarmUp]:
     """The warm-ups in results of `realrun` or in files of runs; a ValueError if a file has none."""
     warm_ups: list[WarmUp] = []
     for path in paths:
-        metas: list[tuple[str, Mapping[str, Any]]]
+        metas: list[tuple[Pair, Mapping[str, Any]]]
         if path.endswith(".jsonl"):
-            metas = [(run.experiment.server.pair, run.meta) for run in read_runs(path)]
+            metas = [(run.experiment.pair, run.meta) for run in read_runs(path)]
         else:
             document = read_json(Path(path))
-            metas = [(str(document.get("pair")), document)] if isinstance(document, dict) else []
-        here = [(pair(name), pace) for name, meta in metas if (pace := pace_in(meta)) is not None]
+            tells = isinstance(document, dict) and "pair" in document
+            metas = [(pair(str(document["pair"])), document)] if tells else []
+        here = [(served, pace) for served, meta in metas if (pace := pace_in(meta)) is not None]
         if not here:
-            raise ValueError(f"--served {path}: no result of realrun with pace_target")
+            raise ValueError(f"--served {path}: no result of realrun with pace_launches")
         warm_ups += here
     return list(dict.fromkeys(warm_ups))  # runs that share a server share its warm-up
 
@@ -45,12 +46,12 @@ def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
     factors: dict[str, list[float]] = defaultdict(list)
     hosts: list[Pace] = []
     for of, pace in served:
-        factors[of.target.name].append(pace.target)
-        if pace.draft != 1:  # 1 exactly: nothing was drafted
-            factors[of.draft.name].append(pace.draft)
+        for name, ratio in pace.ratios(covering(profile, of), of).items():
+            if name in profile.models:
+                factors[name].append(ratio)
         if pace.host_s is not None:
             hosts.append(pace)
-    medians = {name: median(paces) for name, paces in factors.items() if name in profile.models}
+    medians = {name: median(ratios) for name, ratios in factors.items()}
     models = profile.models | {name: profile.models[name].scaled(factor) for name, factor in medians.items()}
     host = profile.host
     if hosts:

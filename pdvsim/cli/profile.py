@@ -27,7 +27,7 @@ class ProfileCommand:
     pairs: tuple[str, ...] = ()
     """Pairs draft:target to measure co-running, with host costs."""
     output: str = "results/profile"
-    """Folder for samples.parquet and header.json; a second run into it continues where the first stopped."""
+    """Folder for samples.parquet and header.json; if it has some, points that they lack are added."""
     budget_s: float = 100.0
     """Maximum seconds per model; skipped points are listed in the header."""
     pair_budget_s: float = 60.0
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
         raise ValueError("no CUDA device: profiling needs one")
 
     from pdvsim.profiler.measure import Profiler
-    from pdvsim.profiler.samples import merge
+    from pdvsim.profiler.samples import SAMPLES, load, merge, split
     from pdvsim.realrun.engine.arch import preset
     from pdvsim.study.output import check_folder
 
@@ -85,6 +85,8 @@ def main(argv: list[str]) -> int:
         jobs=args.jobs,
         command=f"pdvsim profile {shlex.join(argv)}",
     )
+    if (folder / SAMPLES).exists() and not any(parts.glob("*.npz")):
+        split(load(folder), parts)
     said: list[str] = []
     profiler = Profiler(options, preset, said.append)
     failed: list[str] = []

@@ -14,7 +14,7 @@ from typing import Any
 
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.console import guarded, say
-from pdvsim.common.files import write_whole
+from pdvsim.common.files import write_all, write_whole
 from pdvsim.common.options import parse, plain
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
@@ -31,6 +31,8 @@ class RealCommand(RunCommand):
     machine: Machine = field(default_factory=Machine)
     iteration_log: str | None = None
     """Write one line per step to this file, as vLLM does, for `pdvsim calibrate --from-vllm`."""
+    probe: bool = False
+    """Only measure how fast this machine is, with a short warm-up, and write that to -o, for `pdvsim run --machine`."""
     label: str = "realrun"
     """Prefix of the file name of --save-result."""
 
@@ -53,6 +55,8 @@ def _run(argv: list[str]) -> int:
     if args.iteration_log and not policy_of(args.experiment.arch).in_steps():
         fitting = archs_where(lambda policy: policy.in_steps())
         raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
+    if args.probe and (args.save_detailed or args.trace_out or args.html or args.iteration_log):
+        raise ValueError("--probe serves no run: it writes -o or --save-result only")
     vet([args.experiment])
     try:
         import torch
@@ -62,11 +66,16 @@ def _run(argv: list[str]) -> int:
         raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
     from pdvsim.cli.runfiles import RunFiles
-    from pdvsim.realrun.site import Interrupted, serve
+    from pdvsim.realrun.site import Interrupted, probe, serve
     from pdvsim.sim.metrics.iterations import iteration_lines
-    from pdvsim.study.output import DETAILS, check_file
+    from pdvsim.study.output import DETAILS, check_file, dumps
 
     files = RunFiles.checked(args, (*DETAILS, "telemetry"))
+    if args.probe:
+        record = dumps({"date": files.date, **probe(args.experiment, args.machine, args.json)})
+        write_all({path: record.encode() for path in files.results})
+        print(record)
+        return 0
     steps = check_file(Path(args.iteration_log)) if args.iteration_log else None
     options: dict[str, Any] = {"quiet": args.json, "traced": bool(args.trace_out)}
     try:

@@ -38,7 +38,7 @@ GPUS = {
 
 def flops_of(spec: ModelSpec, card: GpuSpec) -> float:
     """Flops per second of a model's layers: twice as many of 8-bit weights, on a card that has such units."""
-    return card.flops_per_s * (2 if spec.layer_bytes == 1 and not card.name.startswith(NO_FP8) else 1)
+    return card.flops_per_s * (2 if spec.multiplies_8_bits and not card.name.startswith(NO_FP8) else 1)
 
 
 def gpu(name: str) -> GpuSpec:

@@ -185,8 +185,8 @@ class Sharing:
             load.share = 1.0
             if self._measured:
                 load.share *= load.turn_s**self.fit.turn_exponent * (1.0 - load.empty)
-                if load.nimble:
-                    load.share *= self.fit.nimble_weight**load.nimble
+                if load.nimble:  # after a large product the other stream has its turn: two small ones in a row gain
+                    load.share *= self.fit.nimble_weight ** (load.nimble * load.nimble)
         return load.share
 
     def _first(self, load: Load, other_s: float, weight: float) -> float:

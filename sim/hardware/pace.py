@@ -1,48 +1,98 @@
 """The speed of a machine relative to the one that a profile was measured on.
 
-Before its clock starts, `realrun` serves some warm-up requests. Their launches give two ratios of measured time over
-the time alone on the profiled machine: `pace_target` (target forwards) and `pace_draft` (drafts). `pace_host_s` is the
-host time between two launches of few rows, `pace_row_s` the additional host time per row.
+Before its clock starts, `realrun` serves some warm-up requests. Its record contains their launches that ran alone, by
+shape, as `pace_launches`: how many, the cached tokens they read and the seconds they took. A profile prices these
+launches, so the ratio of both is the pace relative to any profile, also to one that was fitted later. Earlier records
+have ratios to the profile of their day instead: `pace_target` (target forwards) and `pace_draft` (drafts).
+`pace_host_s` is the host time between two launches of few rows, `pace_row_s` the additional host time per row.
 
 Not covered: differences of prefills, of co-running lanes, and of the power limit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdvsim.sim.core import KINDS, Pair
-from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.core import KINDS, ModelSpec, Pair
+from pdvsim.sim.hardware.latency import Latency, widest_draft
+from pdvsim.sim.hardware.profile import HostCost, Profile
+from pdvsim.sim.limits import MAX_TOKENS
 from pdvsim.sim.reading import read_json
-from pdvsim.sim.records import Table
+from pdvsim.sim.records import ROLES, Table
 
 FEWEST_LAUNCHES = 20
 LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed
+SHAPE = ("rows", "tokens", "steps", "width")
+
+
+class TimedLaunches(NamedTuple):
+    """Launches of one shape: how many, their cached tokens in all, and their seconds in all."""
+
+    role: int  # its place in ROLES
+    rows: int
+    tokens: int
+    steps: int
+    width: int
+    launches: int
+    context: int
+    seconds: float
+
+    def priced_s(self, model: Latency) -> float:
+        """Seconds of the same launches alone by a profile, whose price is linear in the cached tokens."""
+        if self.tokens < self.rows * (self.width + self.steps - 1):  # drafts of unequal length
+            shape = model.carrying(self.rows, self.width, self.steps, (), True, self.tokens)
+        else:
+            shape = model.shape(self.rows, self.width, self.steps)
+        return self.launches * shape.solo_0 + self.context * shape.solo_1
 
 
 class Pace(NamedTuple):
-    """Times relative to those alone on the profiled machine; host seconds between launches and per row."""
+    """Measured launches of a warm-up, or ratios to the profiled machine; host seconds between launches and per row."""
 
-    target: float = 1.0
-    draft: float = 1.0
+    target: float | None = None  # None: not known as a ratio
+    draft: float | None = None
     host_s: float | None = None  # None: as in the profile
     row_s: float = 0.0
+    launches: tuple[TimedLaunches, ...] = ()
+
+    def ratios(self, profile: Profile, pair: Pair) -> dict[str, float]:
+        """By model, its time over that alone on the profiled machine; models that were not timed are left out."""
+        ratios: dict[str, float] = {}
+        for spec, ratio in ((pair.draft, self.draft), (pair.target, self.target)):
+            if not spec.on_host and spec.name in profile.models:
+                ratio = self._timed(profile, spec, ROLES.index("target" if spec is pair.target else "draft")) or ratio
+                if ratio is not None:
+                    ratios[spec.name] = ratio
+        return ratios
+
+    def _timed(self, profile: Profile, spec: ModelSpec, role: int) -> float | None:
+        timed = [launches for launches in self.launches if launches.role == role]
+        if not timed:
+            return None
+        model = profile.latency(spec)
+        ratio = sum(each.seconds for each in timed) / sum(each.priced_s(model) for each in timed)
+        if not LEAST <= ratio <= MOST:
+            raise ValueError(f"pace_launches: {spec.name} took {ratio:.3g} times as long as in profile {profile.name}")
+        return ratio * profile.in_service.get(spec.name, 1.0)
 
     def applied(self, profile: Profile, pair: Pair) -> Profile:
         """The profile of such a machine."""
         fits = dict(profile.models)
-        for spec, factor in ((pair.draft, self.draft), (pair.target, self.target)):
-            if spec.name in fits:
-                fits[spec.name] = profile.models[spec.name].scaled(factor / profile.in_service.get(spec.name, 1.0))
+        for name, ratio in self.ratios(profile, pair).items():
+            fits[name] = profile.models[name].scaled(ratio / profile.in_service.get(name, 1.0))
         host = profile.host
         if self.host_s is not None:
             host = replace(host.scaled(self.host_s), row_s=self.row_s)
         return replace(profile, models=fits, host=host)
+
+
+# read ----------------------------------------------------------------------------------------------------------------
 
 
 def read_pace(path: str | Path) -> Pace:
@@ -50,17 +100,20 @@ def read_pace(path: str | Path) -> Pace:
     document = read_json(Path(path))
     pace = pace_in(document) if isinstance(document, dict) else None
     if pace is None:
-        raise ValueError(f"--machine {path}: not a result of realrun with pace_target and pace_draft")
+        raise ValueError(f"--machine {path}: not a result of realrun with pace_launches")
     return pace
 
 
 def pace_in(meta: Mapping[str, Any]) -> Pace | None:
     """What a run's own record says; None where it says nothing."""
-    recorded = {name: meta.get(f"pace_{name}") for name in Pace._fields}
+    recorded = {name: meta.get(f"pace_{name}") for name in ("target", "draft", "host_s", "row_s")}
     given = {name: value for name, value in recorded.items() if value is not None}
-    if "target" not in given or not all(_is_within(name, value) for name, value in given.items()):
+    if not all(_is_within(name, value) for name, value in given.items()):
         return None
-    return Pace(**given)
+    launches = _read_launches(meta.get("pace_launches", []))
+    if launches is None or not (launches or "target" in given):
+        return None
+    return Pace(**given, launches=launches)
 
 
 def _is_within(name: str, value: object) -> bool:
@@ -68,26 +121,54 @@ def _is_within(name: str, value: object) -> bool:
     return isinstance(value, int | float) and low <= value <= high
 
 
-def pace_of(launches: Table, profile: Profile, pair: Pair, handed: bool) -> dict[str, float]:
-    """What the launches of a run tell that were priced by a profile; what there are too few of is left out.
+def _read_launches(rows: object) -> tuple[TimedLaunches, ...] | None:
+    """The recorded launches; None if they are not a table of them."""
+    if not isinstance(rows, Sequence) or isinstance(rows, str):
+        return None
+    launches = []
+    for row in rows:
+        if not isinstance(row, Sequence) or len(row) != len(TimedLaunches._fields):
+            return None
+        *sizes, seconds = row
+        if not all(type(size) is int and 0 <= size <= MAX_TOKENS**2 for size in sizes):
+            return None
+        timed = TimedLaunches._make(row)
+        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf or timed.role >= len(ROLES):
+            return None
+        if not (timed.rows and timed.steps and timed.width and timed.launches):
+            return None
+        launches.append(timed)
+    return tuple(launches)
 
-    `handed`: drafts and verifies are on lanes of their own.
+
+# recorded ------------------------------------------------------------------------------------------------------------
+
+
+def pace_of(launches: Table, host: HostCost, pair: Pair, handed: bool) -> dict[str, Any]:
+    """What the launches of a run tell; what there are too few of is left out.
+
+    `host` is the profile's, of which a hand-over's share is taken. `handed`: drafts and verifies have their own lanes.
     """
     order = np.argsort(launches["start_s"], kind="stable")
-    start_s, end_s, solo_s, rows, kind = (launches[n][order] for n in ("start_s", "end_s", "solo_s", "rows", "kind"))
-    prompts = launches["tokens"][order] > rows * (launches["width"][order] + launches["steps"][order] - 1)
+    start_s, end_s, rows, kind = (launches[name][order] for name in ("start_s", "end_s", "rows", "kind"))
+    width, steps, tokens = (launches[name][order] for name in ("width", "steps", "tokens"))
+    prompts = tokens > rows * (width + steps - 1)
     before_s = np.concatenate(([-np.inf], np.maximum.accumulate(end_s)[:-1]))
-    alone = (start_s >= before_s) & (end_s <= np.concatenate((start_s[1:], [np.inf]))) & (solo_s > 0) & (rows > 0)
+    alone = (start_s >= before_s) & (end_s <= np.concatenate((start_s[1:], [np.inf]))) & (end_s > start_s) & (rows > 0)
     drafts, verifies = kind == KINDS.index("draft"), np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")])
-    pace: dict[str, float] = {}
-    for name, those, spec in (("target", verifies, pair.target), ("draft", drafts, pair.draft)):
+    pace: dict[str, Any] = {}
+    timed: list[TimedLaunches] = []
+    # a draft whose rows lack more tokens has forwards before it that its shape does not tell
+    priced = {"target": verifies, "draft": drafts & (width <= widest_draft(pair.draft)) & (not pair.draft.on_host)}
+    for role, those in priced.items():
         those = those & alone & ~prompts
         if those.sum() >= FEWEST_LAUNCHES:
-            ratio = float((end_s - start_s)[those].sum() / solo_s[those].sum())
-            pace[f"pace_{name}"] = ratio * profile.in_service.get(spec.name, 1.0)
+            timed += _by_shape({name: column[order][those] for name, column in launches.items()}, ROLES.index(role))
+    if timed:
+        pace["pace_launches"] = [list(each) for each in timed]
     # a round's first launch waits for the verdict before it, and on lanes of their own also for the hand-over
     follows = np.concatenate(([False], (verifies & alone)[:-1])) & (drafts | (verifies & ~drafts.any())) & ~prompts
-    gaps_s, host = (start_s - before_s)[follows], profile.host
+    gaps_s = (start_s - before_s)[follows]
     sizes, those = np.unique(np.concatenate(([0], rows[:-1]))[follows], return_inverse=True)
     known = [at for at in range(len(sizes)) if (those == at).sum() >= FEWEST_LAUNCHES // 4]
     if known and host.between_s > 0:
@@ -97,3 +178,15 @@ def pace_of(launches: Table, profile: Profile, pair: Pair, handed: bool) -> dict
         few_s *= host.between_s / (host.between_s + handed * host.handoff_s)  # without the hand-over
         pace |= {"pace_host_s": min(max(few_s, 0.0), MOST_HOST_S), "pace_row_s": min(row_s, MOST_HOST_S)}
     return pace
+
+
+def _by_shape(launches: Table, role: int) -> list[TimedLaunches]:
+    """Sums over the launches of each shape, to a tenth of a microsecond."""
+    shapes, those = np.unique(np.column_stack([launches[name] for name in SHAPE]), axis=0, return_inverse=True)
+    counts = np.bincount(those)
+    contexts = np.bincount(those, launches["context"])
+    seconds = np.bincount(those, launches["end_s"] - launches["start_s"])
+    return [
+        TimedLaunches._make((role, *map(int, shape), int(count), round(float(context)), round(float(second), 7)))
+        for shape, count, context, second in zip(shapes, counts, contexts, seconds, strict=True)
+    ]

@@ -4,6 +4,8 @@ The draw of a launch at full clock follows from its bytes and arithmetic. If the
 milliseconds exceeds a limit, launches take longer in proportion to the excess. Launches that mostly stream weights slow
 less, because they wait for memory at any clock.
 
+An 8-bit flop takes less energy than a 16-bit one, by a measured factor.
+
 Not modelled: the temperature, and cards that differ from the one measured.
 """
 
@@ -11,6 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp
+
+from pdvsim.sim.core import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +29,11 @@ class PowerFit:
     slope: float  # how much longer a work takes, per share of draw above the limit
     calm: float  # how much less of that for the share of its time that weights stream
     settle_s: float  # the time over which the card takes its mean
+    flop8: float = 1.0  # energy of an 8-bit flop over that of a 16-bit one
+
+    def flop_factor(self, spec: ModelSpec) -> float:
+        """Energy of a model's flops over that of as many 16-bit ones."""
+        return self.flop8 if spec.multiplies_8_bits else 1.0
 
 
 @dataclass(slots=True)
@@ -43,7 +52,7 @@ class Power:
         self._bytes_per_s = bytes_per_s
 
     def draw(self, solo_s: float, weights: float, cache: float, flops: float) -> Draw:
-        """The draw of a launch from its time alone, its bytes of weights and cache, and its flops."""
+        """The draw of a launch from its time alone, its bytes of weights and cache, and its flops, as 16-bit ones."""
         fit = self.fit
         spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops
         streams = weights / (self._bytes_per_s * solo_s)
@@ -61,7 +70,7 @@ class Power:
     ) -> tuple[float, float]:
         """End and mean draw of a launch that runs alone after some idle seconds.
 
-        It moves so many bytes, `cache` of them of the KV cache.
+        It moves so many bytes, `cache` of them of the KV cache, and computes so many flops, as 16-bit ones.
         """
         fit = self.fit
         rest_w, settle_s, limit_w = fit.rest_w, fit.settle_s, fit.limit_w

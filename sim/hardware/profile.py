@@ -74,7 +74,8 @@ class ContentionFit:
     # Streams take turns kernel by kernel, so a work with longer kernels gets more of the GPU: its share goes with this
     # power of its time per layer. 0: all alike.
     turn_exponent: float = 0.0
-    # Kernels of few blocks find room beside others: their share is this much larger, ...
+    # Kernels of few blocks find room beside others, if the one before them is small too: their share is this much
+    # larger, ...
     nimble_weight: float = 1.0
     # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
     yielding: float = 0.0
@@ -109,6 +110,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "weight_j": Range(0, 1e-6),
     "cache_j": Range(0, 1e-6),
     "flop_j": Range(0, 1e-9),
+    "flop8": Range(0.05, 2),
     "limit_w": Range(1, 1e6),
     "slope": Range(0, 10),
     "calm": Range(0, 1),

@@ -54,7 +54,8 @@ class Job(Event, Load):
         power = device.power
         if power is not None:
             cache = float(work.steps * work.context * device.kv_bytes[work.role])
-            self.draw = power.draw(solo_s, moved - cache if moved > cache else 0.0, cache, flops)
+            as_16_bits = flops * device.flop_factors[work.role]
+            self.draw = power.draw(solo_s, moved - cache if moved > cache else 0.0, cache, as_16_bits)
 
 
 class SimulatedGPU:
@@ -83,6 +84,7 @@ class SimulatedGPU:
         self.flops_per_s, self.bytes_per_s = peak
         self.power = Power(power, self.bytes_per_s) if power is not None else None
         self.kv_bytes = {role: model.spec.kv_bytes_per_token for role, model in models.items()}
+        self.flop_factors = {role: power.flop_factor(model.spec) if power else 1.0 for role, model in models.items()}
         self.mean_w = power.rest_w if power is not None else 0.0  # drawn lately, as of `time_s`
         self.streams: dict[str, deque[Job]] = defaultdict(deque)
         self.fresh: list[Job] = []  # launched, not on their streams yet

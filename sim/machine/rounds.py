@@ -111,8 +111,9 @@ class ForeseeingGPU(SimulatedGPU):
         if self.power is None:
             return 0.0, 0.0
         fit, cache = self.power.fit, steps * self.kv_bytes[role]
-        constant = fit.weight_j * shape.bytes_0 + fit.flop_j * shape.flops_0
-        return constant, fit.weight_j * (shape.bytes_1 - cache) + fit.cache_j * cache + fit.flop_j * shape.flops_1
+        flop_j = fit.flop_j * self.flop_factors[role]
+        constant = fit.weight_j * shape.bytes_0 + flop_j * shape.flops_0
+        return constant, fit.weight_j * (shape.bytes_1 - cache) + fit.cache_j * cache + flop_j * shape.flops_1
 
 
 def _in_one(
@@ -242,6 +243,7 @@ def _one_by_one(
     verify_number = prices.verify_number
     solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = prices.verify
     target_bytes, draft_bytes = gpu.kv_bytes["target"], k * gpu.kv_bytes.get("draft", 0)
+    target_factor, draft_factor = gpu.flop_factors["target"], gpu.flop_factors.get("draft", 1.0)
     launches: list[float] = []
     over_s: list[float] = []
     draft_s = wait_s = verify_s = 0.0
@@ -258,7 +260,7 @@ def _one_by_one(
             else:
                 end_s, now_w = power.spent(
                     now_w, start_s - end_s, start_s, solo_s, shape[2] + shape[3] * context,
-                    float(draft_bytes * context), shape[4] + shape[5] * context,
+                    float(draft_bytes * context), (shape[4] + shape[5] * context) * draft_factor,
                 )  # fmt: skip
             launches += (prices.draft_numbers[behind], depth, context, start_s, end_s)
             drafted_s = end_s - start_s
@@ -277,7 +279,7 @@ def _one_by_one(
         else:
             end_s, now_w = power.spent(
                 now_w, start_s - end_s, start_s, solo_s, bytes_0 + bytes_1 * context, float(target_bytes * context),
-                flops_0 + flops_1 * context,
+                (flops_0 + flops_1 * context) * target_factor,
             )  # fmt: skip
         launches += (verify_number, depth, context, start_s, end_s)
         at_s = free_s = (end_s if end_s > free_s else free_s) + completion_s

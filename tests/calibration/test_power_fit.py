@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +16,7 @@ from pdvsim.profiler.heat import groups, heat_points
 from pdvsim.profiler.samples import load
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.hardware.models import model as named
 from pdvsim.sim.hardware.power import Power, PowerFit
 
 H200 = GPUS["h200"]
@@ -24,19 +25,17 @@ TRUE = PowerFit(
 )
 
 
-def heated(name: str, drafter: bool, rng: np.random.Generator) -> pd.DataFrame:
+def heated(name: str, drafter: bool, rng: np.random.Generator, flop8: float = 1.0) -> pd.DataFrame:
     """The heat section of one model on a card with the true figures."""
-    latency, power = (
-        Latency(MODELS[name], ForwardFit.roofline(MODELS[name], H200)),
-        Power(TRUE, H200.bandwidth_bytes_per_s),
-    )
+    spec, power = named(name), Power(TRUE, H200.bandwidth_bytes_per_s)
+    latency = Latency(spec, ForwardFit.roofline(spec, H200))
     rows = []
     for group, point in enumerate(heat_points(drafter)):
         context = point.rows * point.context
         shape = pd.Series(point.as_dict())
         weights, cache, flops = demands(shape, context, latency)
         cold_s = (1.1 + rng.random()) * max((weights + cache) / H200.bandwidth_bytes_per_s, flops / H200.flops_per_s)
-        draw = power.draw(cold_s, weights, cache, flops)
+        draw = power.draw(cold_s, weights, cache, flops * flop8)
         mean_w, since_s, repeat = TRUE.rest_w, 0.0, 0
         while since_s < 0.6:
             taken_s = power.taken_s(mean_w, draw, cold_s) * float(np.exp(0.002 * rng.standard_normal()))
@@ -81,3 +80,19 @@ def test_the_shipped_samples_know_groups_by_their_numbers() -> None:
             assert GridPoint(**{name: rows[name].iloc[0] for name in names}) == planned[group][member]
         most[model] = part["group"].max() + 1 == len(planned)
     assert sum(most.values()) >= 9
+
+
+def test_the_energy_of_8_bit_flops_comes_back() -> None:
+    """From launches of a model with 8-bit weights, whose flops take 0.6 of the energy; the rest is as without them."""
+    rng = np.random.default_rng(0)
+    names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
+    frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
+    models = {name: Latency(MODELS[name], ForwardFit.roofline(MODELS[name], H200)) for name in names}
+    eight_bits = heated("llama-3.1-8b-fp8", False, rng, flop8=0.6)
+    spec = named("llama-3.1-8b-fp8")
+    models[spec.name] = Latency(spec, ForwardFit.roofline(spec, H200))
+    without, power = fit_power(frame, H200, models), fit_power(pd.concat([frame, eight_bits]), H200, models)
+    assert power is not None
+    assert power.fit.flop8 == pytest.approx(0.6, abs=0.05)
+    assert without is not None
+    assert without.fit == replace(power.fit, flop8=1.0)

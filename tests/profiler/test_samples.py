@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from small import part_header, written_parts
 
+import pdvsim.calibration
 from pdvsim.profiler.parts import NAMES, Part, read
-from pdvsim.profiler.samples import HEADER, SAMPLES, load, merge
+from pdvsim.profiler.samples import HEADER, SAMPLES, load, merge, split
 
 FLOATS = ("seconds", "start_s", "end_s")
 
@@ -32,6 +34,10 @@ def copied(shelf: Path, folder: Path) -> Path:
     for name in (SAMPLES, HEADER):
         (folder / name).write_bytes((shelf / name).read_bytes())
     return folder
+
+
+def ground_of(header: dict[str, Any]) -> dict[str, Any]:
+    return {name: header[name] for name in ("device", "software")}
 
 
 def rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
@@ -57,6 +63,24 @@ def put(name: str, values: list[Any]) -> Callable[[pa.Table], pa.Table]:
         return table.set_column(table.column_names.index(name), name, array)
 
     return change
+
+
+def test_samples_become_parts_again(tmp_path: Path) -> None:
+    """The shipped ones, whatever they were merged from: no row is lost or changed, and a part knows what it has."""
+    shipped = load(Path(pdvsim.calibration.__file__).parent / "data" / "h200")
+    split(shipped, tmp_path / "parts")
+    again = merge((tmp_path / "parts").glob("*.npz"), tmp_path)
+    assert {part.name: part for part in again.header.parts} == {part.name: part for part in shipped.header.parts}
+    order = ["model", "pair", "section", "group", "member", "start_s", "repeat", "seconds", "kind", "context_total"]
+    before, after = (one.frame.astype(dict.fromkeys(order[:3], str)).sort_values(order) for one in (shipped, again))
+    for name in ("seconds", "power_w", "context_total", "rows", "chunk_tokens", "priority"):
+        assert np.array_equal(before[name], after[name], equal_nan=True), name
+    columns, header = read(tmp_path / "parts" / "tinyllama-1.1b--llama-2-7b.npz")
+    assert set(columns["pair"]) == {header["name"]} == {"tinyllama-1.1b:llama-2-7b"}
+    assert (
+        len(Part.resume(tmp_path / "parts" / "llama-2-7b.npz", part_header("llama-2-7b", **ground_of(header))).done())
+        > 150
+    )
 
 
 def scaled(factor: float, what: str | None = None) -> Callable[[pa.Table], pa.Table]:

@@ -16,7 +16,8 @@ from pdvsim.cli.realrun import main
 from pdvsim.realrun import site
 from pdvsim.sim.client import Client
 from pdvsim.sim.core import Request
-from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES
+from pdvsim.sim.hardware.pace import pace_in
+from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES, ROLES
 
 CPU = ["--device", "cpu", "--tiny"]
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "20", "--output-len", "8"]
@@ -49,6 +50,22 @@ def test_steps_are_logged_as_vllm_logs_them(tmp_path: Path) -> None:
     assert all(int(step["tokens"]) == 3 * int(step["rows"]) for step in steps)
     assert all(float(step["ms"]) > 0 for step in steps)
     assert main([*small, "--arch", "pd", "--iteration-log", str(log)]) == 2
+
+
+def test_a_probe_tells_the_pace_without_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its record has launches of both models with what they took, as that of a run on a GPU has."""
+    out = tmp_path / "machine.json"
+    small = [*CPU, "--arch", "pdv", "--max-num-seqs", "4", "--acceptance-rate", "0.7", "--probe", "-o", str(out)]
+    assert main(small) == 0
+    document = json.loads(out.read_text())
+    assert document == json.loads(capsys.readouterr().out)
+    assert document["pair"] == "tiny-draft:tiny"
+    pace = pace_in(document)
+    assert pace is not None
+    assert {ROLES[timed.role] for timed in pace.launches} == {"draft", "target"}
+    assert max(timed.rows for timed in pace.launches) == 4
+    assert pace.host_s is not None
+    assert main([*small, "--overwrite", "--trace-out", str(tmp_path / "trace.json")]) == 2
 
 
 def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:

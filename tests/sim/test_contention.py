@@ -278,6 +278,15 @@ def test_a_nimble_work_that_goes_first_has_more_of_the_turns() -> None:
     assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
 
 
+def test_small_kernels_gain_where_two_follow_each_other() -> None:
+    """By hand, without priority: a weight of 4 if all are small, 4 to the power of a quarter if half of the time is."""
+    sharing = Sharing("fluid", "none", ContentionFit(turn_exponent=0.5, nimble_weight=4.0))
+    prefill = Load(0.0, 1.0, 0, turn_s=1e-4)
+    for nimble, weight in ((1.0, 4.0), (0.5, 4**0.25), (0.0, 1.0)):
+        forward = Load(0.0, 1.0, 1, turn_s=1e-4, nimble=nimble)
+        assert rates(sharing, [prefill, forward]) == pytest.approx([1 / (1 + weight), weight / (1 + weight)])
+
+
 @given(loads=lanes_at_work(), priority=st.sampled_from(["none", "stream"]))
 def test_the_ablations(loads: list[Load], priority: Priority) -> None:
     """`max`: all at full speed. `serial`: one alone, who keeps the GPU to its end; neither knows other priorities."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,31 +20,60 @@ from pdvsim.sim.run import simulate
 TRAFFIC = Traffic("random", num_prompts=24, input_len=64, output_len=100, random_range_ratio=0.5, max_concurrency=8)
 
 
-def priced_by_the_profile(result: Result, pace: Pace) -> dict[str, float]:
-    """The ratios, where launches are priced as the profile says and not as they were simulated."""
-    launches = dict(result.launches)
-    factors = {0: pace.draft, 1: pace.target}
-    profile, policy = covering_profile(result.experiment), policy_of(result.experiment.arch)
-    names = {0: result.experiment.pair.draft.name, 1: result.experiment.pair.target.name}
-    for role, factor in factors.items():  # the profile's own times are those in service
-        launches["solo_s"] = launches["solo_s"].copy()
-        launches["solo_s"][launches["role"] == role] *= profile.in_service[names[role]] / factor
-    return pace_of(launches, profile, result.experiment.pair, policy.hands_over())
+def recorded(result: Result) -> dict[str, Any]:
+    """What the launches of a simulated run say of its machine, through a file."""
+    experiment = result.experiment
+    host, handed = covering_profile(experiment).host, policy_of(experiment.arch).hands_over()
+    record: dict[str, Any] = json.loads(json.dumps(pace_of(result.launches, host, experiment.pair, handed)))
+    return record
+
+
+def read(record: dict[str, Any]) -> Pace:
+    pace = pace_in(record)
+    assert pace is not None
+    return pace
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pd", "pdv"])
-@pytest.mark.parametrize("pace", [Pace(), Pace(1.04, 1.1, 4e-4, 9e-6), Pace(0.97, 0.9, 1e-4, 2e-6)])
+@pytest.mark.parametrize("pace", [Pace(1.0, 1.0), Pace(1.04, 1.1, 4e-4, 9e-6), Pace(0.97, 0.9, 1e-4, 2e-6)])
 def test_the_pace_comes_back(arch: Arch, pace: Pace) -> None:
     experiment = Experiment(arch, TRAFFIC, server=Server(num_speculative_tokens=3 if arch != "autoregressive" else 4))
-    profile = covering_profile(experiment)
-    result = simulate(experiment, profile=pace.applied(profile, experiment.pair))
-    ratios = priced_by_the_profile(result, pace)
-    assert ratios["pace_target"] == pytest.approx(pace.target, rel=0.01)
+    profile, pair = covering_profile(experiment), experiment.pair
+    measured = read(recorded(simulate(experiment, profile=pace.applied(profile, pair))))
+    ratios = measured.ratios(profile, pair)
+    assert ratios[pair.target.name] == pytest.approx(pace.target, rel=0.01)
     if arch != "autoregressive":
-        assert ratios["pace_draft"] == pytest.approx(pace.draft, rel=0.01)
-    assert ratios["pace_host_s"] == pytest.approx(pace.host_s or profile.host.between_s, rel=0.15)
+        assert ratios[pair.draft.name] == pytest.approx(pace.draft, rel=0.01)
+    assert measured.host_s == pytest.approx(pace.host_s or profile.host.between_s, rel=0.15)
     row_s = profile.host.row_s if pace.host_s is None else pace.row_s
-    assert ratios["pace_row_s"] == pytest.approx(row_s, abs=3e-6)
+    assert measured.row_s == pytest.approx(row_s, abs=3e-6)
+
+
+@pytest.mark.parametrize("pair_name", ["tinyllama-1.1b:llama-2-7b", "ngram:llama-3.1-8b"])
+def test_a_record_stands_when_the_profile_is_measured_again(pair_name: str) -> None:
+    """Whatever a profile says of its machine, the launches of this one take as long as they took."""
+    server = Server(pair=pair_name, num_speculative_tokens=3)
+    experiment = Experiment("colocated", TRAFFIC, server=server)
+    profile, pair = covering_profile(experiment), experiment.pair
+    measured = read(recorded(simulate(experiment, profile=Pace(1.2, 1.1).applied(profile, pair))))
+    fits = {name: fit.scaled(0.8) for name, fit in profile.models.items()}
+    again = replace(profile, models=fits, in_service=dict.fromkeys(profile.in_service, 1.5))
+    served, served_again = measured.applied(profile, pair), measured.applied(again, pair)
+    for spec in (pair.target, pair.draft):
+        if not spec.on_host:
+            shape, same = (one.latency(spec).shape(4, 4) for one in (served, served_again))
+            assert same == pytest.approx(shape)
+    assert measured.ratios(profile, pair)[pair.target.name] == pytest.approx(1.2, rel=0.01)
+
+
+def test_earlier_records_have_ratios() -> None:
+    """The same machine by either form of record."""
+    experiment = Experiment("colocated", TRAFFIC)
+    profile, pair = covering_profile(experiment), experiment.pair
+    earlier = read({"pace_target": 1.2, "pace_draft": 1.1})
+    now = read(recorded(simulate(experiment, profile=earlier.applied(profile, pair))))
+    assert now.ratios(profile, pair) == pytest.approx(earlier.ratios(profile, pair), rel=0.01)
+    assert earlier.ratios(profile, pair) == {pair.draft.name: 1.1, pair.target.name: 1.2}
 
 
 def test_a_slower_machine_serves_slower(tmp_path: Path) -> None:
@@ -58,9 +88,25 @@ def test_a_slower_machine_serves_slower(tmp_path: Path) -> None:
     assert summarise(slower)["mean_tpot_ms"] > 1.1 * summarise(simulate(experiment))["mean_tpot_ms"]
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", '{"pace_target": "x"}', '{"pace_target": -1}', '{"pace_target": 1e9}'])
+NO_PACE = (
+    "{}", "[]", '{"pace_target": "x"}', '{"pace_target": -1}', '{"pace_target": 1e9}', '{"pace_launches": []}',
+    '{"pace_launches": "x"}', '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99]]}',
+    '{"pace_launches": [[1, 0, 0, 1, 5, 9, 99, 0.1]]}',
+    '{"pace_launches": [[2, 4, 20, 1, 5, 9, 99, 0.1]]}', '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99, -0.1]]}',
+    '{"pace_launches": [[1, 4.5, 20, 1, 5, 9, 99, 0.1]]}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_PACE)
 def test_what_is_no_pace_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "run.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="not a result of realrun"):
+        simulate(Experiment("colocated", TRAFFIC, hardware=Hardware(machine=str(path))))
+
+
+def test_a_pace_that_no_machine_has_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps({"pace_launches": [[1, 4, 20, 1, 5, 9, 99, 1e4]]}))
+    with pytest.raises(ValueError, match=r"pace_launches: llama-3\.1-8b took"):
         simulate(Experiment("colocated", TRAFFIC, hardware=Hardware(machine=str(path))))

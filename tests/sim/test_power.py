@@ -72,12 +72,7 @@ def at_limit(arch: str, limit_w: float | None, monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_lower_limit_serves_no_faster(
-    arch: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
-) -> None:
-    if arch == "adaptive":
-        reason = "0.4% faster at 600 W: it chooses by times that leave the power limit out"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
+def test_a_lower_limit_serves_no_faster(arch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spans = []
     for limit_w in (None, 1e6, 600.0, 400.0):
         result = simulate(at_limit(arch, limit_w, monkeypatch))
