@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.common.console import say
-from pdvsim.common.options import Placed, parse, plain
+from pdvsim.common.options import Paths, Placed, parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
@@ -46,7 +46,7 @@ class BenchedServer(Server):
 class ValidateCommand:
     """Compare real serving runs with simulations of the same experiments and seeds."""
 
-    runs: Placed[tuple[str, ...]] = ()
+    runs: Placed[Paths] = ()
     """Files of real runs, one JSON object per line; default: the H200 runs included in pdvsim."""
     run: str | None = None
     """Compare one run launch by launch: its number, or a result of realrun --save-detailed."""

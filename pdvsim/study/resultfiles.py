@@ -96,6 +96,7 @@ class SweepHeader(ResultHeader):
     sweep: SweepSettings
     identity: str | None = None  # of the sweep; marks its parts
     num_points: int | None = None  # requested
+    save_detailed: bool = False
     made: Derived | None = None
 
 
@@ -165,6 +166,11 @@ def read_frame(path: Path) -> pd.DataFrame:
         if table[name].dtype == object:
             table[name] = [v.tolist() if isinstance(v, np.ndarray) else v for v in table[name]]
     return table
+
+
+def has_records(stem: Path | str) -> bool:
+    """Whether any file of the records of `stem` exists; `read_records` names the missing ones."""
+    return any(Path(f"{stem}.{name}.parquet").exists() for name in DTYPES)
 
 
 def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[str, Columns]:
