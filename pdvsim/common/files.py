@@ -90,8 +90,10 @@ def check_writable(path: Path) -> None:
         if in_place(path):
             return
         temporary = Path(os.path.realpath(path)).with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
-        _created(temporary).close()
-        temporary.unlink()
+        try:
+            _created(temporary).close()
+        finally:  # also after Ctrl-C
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 

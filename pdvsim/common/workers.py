@@ -27,6 +27,7 @@ from pdvsim.common.version import __version__
 
 T = TypeVar("T")
 Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
+DEATH_S = 5.0  # limit for the death of a killed worker
 # Otherwise a random.py in the current folder would be imported, and executed, in place of the standard library's.
 SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
@@ -93,7 +94,11 @@ def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outco
                 outcomes.close()
     except (KeyboardInterrupt, GeneratorExit):
         # joblib's executor: without `reuse`, loky would first wait for all running tasks
-        get_reusable_executor(reuse=True, kill_workers=True).shutdown(wait=False, kill_workers=True)
+        executor = get_reusable_executor(reuse=True, kill_workers=True)
+        processes = list((executor._processes or {}).values())
+        executor.shutdown(wait=False, kill_workers=True)
+        for process in processes:  # none writes a file once this returns
+            process.join(DEATH_S)
         raise
 
 
