@@ -136,12 +136,12 @@ def _backend() -> type[Any]:
     """loky, whose workers start without the current folder on their path; they receive this process's path later."""
     from joblib._parallel_backends import LokyBackend
 
-    class Backend(LokyBackend):  # type: ignore[misc]
+    class SafeLoky(LokyBackend):  # type: ignore[misc]
         def _prepare_worker_env(self, n_jobs: int) -> dict[str, str]:
             environment: dict[str, str] = super()._prepare_worker_env(n_jobs)
             return environment | SAFE_PATH
 
-    return Backend
+    return SafeLoky
 
 
 def _imports_as_here() -> dict[str, str]:

@@ -22,7 +22,15 @@ from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.reading import printable, quoted
 from pdvsim.sim.records import Columns
-from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, has_records, read_frame, read_header, read_records
+from pdvsim.study.resultfiles import (
+    Config,
+    RunDocument,
+    SweepHeader,
+    has_records,
+    read_frame,
+    read_header,
+    read_records,
+)
 from pdvsim.study.stats import headline
 from pdvsim.study.sweep import flatten
 

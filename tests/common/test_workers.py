@@ -179,7 +179,9 @@ def test_ctrl_c_after_the_end_is_no_news(tmp_path: Path) -> None:
     """Everything is written when "saved" is printed; Python then waits for its threads, and Ctrl-C has no effect."""
     script = tmp_path / "command.py"
     late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
-    script.write_text(f"{late}\nfrom pdvsim.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())\n")
+    script.write_text(
+        f"{late}\nfrom pdvsim.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
+    )
     command = [sys.executable, str(script), "run", *LONG[:6], "--num-prompts", "20", "-o", str(tmp_path / "run.json")]
     ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
     assert (ended.returncode, ended.stderr) == (0, f"pdvsim: saved {tmp_path / 'run.json'}\n")
