@@ -21,6 +21,7 @@ from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
+from pdvsim.view.calibration_plots import launches_figure, validation_figure
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.table import cell, grid, rows_table
 
@@ -144,7 +145,6 @@ def main(argv: list[str]) -> int:
     print(output.dumps(document) if args.json else _tables(document))
     if (plot or page) and document["runs"]:
         from pdvsim.cli.page import write_page
-        from pdvsim.view.calibration_plots import validation_figure
 
         figure = validation_figure(document)
         if plot:
@@ -354,8 +354,6 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
     comparison["output_throughput"] = metrics.get("output_throughput")
     print(output.dumps(comparison) if args.json else "\n\n".join(_launch_tables(comparison)))
     if plot:
-        from pdvsim.view.calibration_plots import launches_figure
-
         output.save({plot: output.picture(launches_figure(measured, predicted, comparison), plot)})
     return 0
 

@@ -54,8 +54,8 @@ def test_ctrl_c_while_a_place_is_tried_leaves_nothing(tmp_path: Path, monkeypatc
         assert list(tmp_path.glob(TEMPORARY))
         raise KeyboardInterrupt
 
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(os, "fdopen", interrupted)
+    monkeypatch.setattr(os, "fdopen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
         check_writable(tmp_path / "new")
     assert not list(tmp_path.iterdir())
 

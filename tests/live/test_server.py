@@ -84,8 +84,8 @@ async def status(live: Served) -> str:
 ORDERS = (
     "", "{}", "[1, 2, 3]", '["no such order", 1]', '["turn", ["request_rate", NaN]]', '["turn", ["input_len", {}]]',
     '["turn", ["dataset_name", "/etc/passwd"]]', '["turn", ["__class__", 1]]', '["speed", -1]', '["drawn", Infinity]',
-    '["turn", ["request_rate", 1e9]]', '["turn", ["num_speculative_tokens", 10000]]', '["turn", ["acceptance_rate", -1]]',
-    "[" * 5000, "x" * 70_000, b"\xff\xfe[]",
+    '["turn", ["request_rate", 1e9]]', '["turn", ["num_speculative_tokens", 10000]]',
+    '["turn", ["acceptance_rate", -1]]', "[" * 5000, "x" * 70_000, b"\xff\xfe[]",
 )  # fmt: skip
 
 
