@@ -49,8 +49,8 @@ def finished(
 ) -> Generator[Outcome, None, None]:
     """The outcome of every item, in order of completion. Closing the generator cancels the rest.
 
-    A lost cluster is a ValueError. One that has no workers or does not answer is reported to `notice` and waited for, up
-    to `WAIT_S`.
+    A lost cluster is a ValueError. One that has no workers or does not answer is reported to `notice`, and waited for
+    up to `WAIT_S`.
     """
     if backend.scheduler is None or not items:
         return finished_here(task, items, backend.jobs)

@@ -27,10 +27,9 @@ from filelock import FileLock, Timeout
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
-from pdvsim.sim.metrics.summary import frames
 from pdvsim.sim.run import simulate
 from pdvsim.study.backends import Backend, finished
-from pdvsim.study.output import DETAILS, dumps, parquet, plain, setting, settings
+from pdvsim.study.output import DETAILS, dumps, parquet, plain, records, setting, settings
 from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
 from pdvsim.study.sweepcheck import (
     SCHEMA,
@@ -246,9 +245,9 @@ def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
         return {"row": run_point(index, point), "details": {}}
     result = simulate(point.experiment)
     (folder / "details").mkdir(exist_ok=True)
-    content = {name: parquet(frame) for name, frame in zip(DETAILS, frames(result), strict=True)}
-    write_all({detail_file(folder, index, name): data for name, data in content.items()}, replace=True)
-    digests = {name: sha256(data) for name, data in content.items()}
+    digests: dict[str, str] = {}
+    content = {detail_file(folder, index, name): write for name, write in records(result, digests).items()}
+    write_all(content, replace=True)
     return {"row": row_of(index, point, result), "details": digests}
 
 

@@ -17,15 +17,14 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationI
 
 from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import KINDS
 from pdvsim.sim.reading import printable, quoted, read_json, read_table, said
-from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
+from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
+from pdvsim.study.output import WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1  # of sweep.json and of a run's document
-WORDS = {"lane": LANES, "kind": KINDS, "role": ("draft", "target")}
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
 
 
