@@ -9,6 +9,7 @@ an error bar. Without files the script uses a made-up 13B target.
 import json
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pdvsim
 
@@ -46,5 +47,7 @@ if __name__ == "__main__":
     if len(sys.argv) > 2:
         main(sys.argv[1], sys.argv[2])
     else:
-        Path("my_target.json").write_text(json.dumps(TARGET), encoding="utf-8")
-        main("tinyllama-1.1b", "my_target.json", num_prompts=40)
+        with TemporaryDirectory() as folder:
+            target = Path(folder, "my_target.json")
+            target.write_text(json.dumps(TARGET), encoding="utf-8")
+            main("tinyllama-1.1b", str(target), num_prompts=40)

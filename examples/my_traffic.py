@@ -9,6 +9,7 @@ script makes a small one, with a quiet and a busy phase.
 import sys
 from datetime import datetime, timedelta
 from random import Random
+from tempfile import TemporaryDirectory
 
 import pdvsim
 
@@ -39,4 +40,5 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else made_up("my_log.csv"))
+    with TemporaryDirectory() as folder:
+        main(sys.argv[1] if len(sys.argv) > 1 else made_up(f"{folder}/my_log.csv"))

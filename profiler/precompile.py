@@ -53,7 +53,7 @@ def _compile(name: str, points: list[GridPoint], until_s: float) -> str:
     left_s = until_s - monotonic()
     if left_s <= 0:
         return f"{name}: not started in time"
-    command = [sys.executable, "-m", "pdvsim.profiler.precompile", name]
+    command = [sys.executable, "-P", "-m", "pdvsim.profiler.precompile", name]
     given = json.dumps([p.as_dict() for p in points]).encode()
     try:
         worker = subprocess.run(command, input=given, capture_output=True, timeout=left_s, check=False)

@@ -1,8 +1,8 @@
 """Records of a run as flat columns: one row per request, per launch and per delivery of tokens; metrics come later.
 
 The simulator and the real GPU write the same rows. Deliveries hold what inter-token latency needs: request `request`
-received `tokens` tokens at `time_s`. A long run has millions of rows, so they are kept packed, and worked through a
-part at a time.
+received `tokens` tokens at `time_s`. A long run has millions of rows, so they are kept packed, beyond `HELD_BYTES` on
+disk, and worked through a part at a time. The rows of requests are all in memory.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, Protocol
+from os import SEEK_END
+from tempfile import TemporaryFile
+from typing import IO, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,7 @@ Table = Mapping[str, Array]  # columns, or what gives them
 
 ROWS = 1 << 16  # of a part: many for numpy, few for the processor's cache
 REQUESTS = 4096  # served, before they are taken into the records
+HELD_BYTES = 1 << 25  # of a table that are held in memory, packed; more go to a temporary file
 
 LANES: tuple[str, ...] = ("prefill", "decode", "verify", "main")
 ROLES: tuple[Role, ...] = ("draft", "target")
@@ -229,31 +232,71 @@ class PackedColumn:
             column = (column - self._least).astype(np.min_scalar_type(int(column.max()) - self._least))
         bits = column.view(f"u{column.itemsize}")  # -0.0 is not 0.0, and nan is itself
         new = np.flatnonzero(np.concatenate(([True], bits[1:] != bits[:-1]))[: len(bits)])
-        self._counts = None
+        self._counts: Array | FileArray | None = None
         if 2 * len(new) < len(column):
             counts = np.diff(new, append=len(column))
             self._counts = counts.astype(np.min_scalar_type(counts.max()))
             column = column[new]
-        self._values = np.ascontiguousarray(column)
+        self._values: Array | FileArray = np.ascontiguousarray(column)
+
+    @property
+    def nbytes(self) -> int:
+        """Size of its numbers."""
+        return sum(np.asarray(numbers).nbytes for numbers in (self._values, self._counts) if numbers is not None)
+
+    def move_to(self, file: IO[bytes]) -> None:
+        """Move its numbers to the end of a file."""
+        self._values = FileArray(file, np.asarray(self._values))
+        if self._counts is not None:
+            self._counts = FileArray(file, np.asarray(self._counts))
 
     def column(self) -> Array:
         """As it was."""
-        values = self._values if self._counts is None else np.repeat(self._values, self._counts)
+        values = np.asarray(self._values)
+        if self._counts is not None:
+            values = np.repeat(values, np.asarray(self._counts))
         values = values.astype(self._dtype)
         if self._least:  # adding nothing would make 0.0 of -0.0
             values += self._dtype.type(self._least)
         return values
 
 
+class FileArray:
+    """Numbers at the end of a file."""
+
+    __slots__ = ("_at", "_bytes", "_dtype", "_file")
+
+    def __init__(self, file: IO[bytes], numbers: Array) -> None:
+        self._file, self._dtype, self._bytes = file, numbers.dtype, numbers.nbytes
+        self._at = file.seek(0, SEEK_END)
+        file.write(numbers.tobytes())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        self._file.seek(self._at)
+        return np.frombuffer(self._file.read(self._bytes), self._dtype)
+
+
 class PackedTable(Table):
-    """A table kept packed, part by part. What it gives are copies, so they cannot be written to."""
+    """A table kept packed, part by part: the first parts in memory, those after them in a temporary file.
+
+    What it gives are copies, so they cannot be written to.
+    """
 
     def __init__(self) -> None:
         self._parts: list[dict[str, PackedColumn]] = []
+        self._held_bytes = 0
+        self._file: IO[bytes] | None = None  # without a name: it goes with the table
 
     def append(self, part: Columns) -> None:
         """More rows."""
-        self._parts.append({name: PackedColumn(column) for name, column in part.items()})
+        packed = {name: PackedColumn(column) for name, column in part.items()}
+        self._held_bytes += sum(column.nbytes for column in packed.values())
+        if self._held_bytes > HELD_BYTES:
+            if self._file is None:
+                self._file = TemporaryFile(prefix="pdvsim-")  # noqa: SIM115
+            for column in packed.values():
+                column.move_to(self._file)
+        self._parts.append(packed)
 
     def parts(self, names: Sequence[str]) -> Iterator[Columns]:
         """Some columns of each part."""

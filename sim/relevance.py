@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import archs_where, policy_of
+from pdvsim.sim.workload.asked import usual_acceptance
 
 Rule = Callable[[Experiment], bool]
 
@@ -44,9 +45,20 @@ class Need(NamedTuple):
         group, _, name = self.option.partition(".")
         return getattr(type(getattr(experiment, group)), name)  # a dataclass keeps a field's default on the class
 
+    def is_set(self, experiment: Experiment) -> bool:
+        """Whether the option is not at its default."""
+        return bool(self.given(experiment) != self.default(experiment))
+
+    def is_asked(self, experiment: Experiment) -> bool:
+        """Whether the option is set, and not by the drafter, which brings its recorded acceptance."""
+        if not self.is_set(experiment):
+            return False
+        usual = usual_acceptance(experiment.server.pair, experiment.traffic)
+        return self.option != "acceptance.acceptance_model" or experiment.acceptance != usual
+
     def idle(self, experiment: Experiment) -> bool:
         """Whether the option is set, and does nothing."""
-        return self.given(experiment) != self.default(experiment) and not self.acts(experiment)
+        return self.is_set(experiment) and not self.acts(experiment)
 
 
 def _own(option: str) -> Need:
@@ -130,7 +142,7 @@ NEEDS: tuple[Need, ...] = (
 def refuse_idle(experiments: Sequence[Experiment]) -> None:
     """A ValueError of one line for an option that acts in none of the experiments that set it."""
     for need in NEEDS:
-        setting = [e for e in experiments if need.given(e) != need.default(e)]
+        setting = [e for e in experiments if need.is_asked(e)]
         if setting and not any(map(need.acts, setting)):
             raise ValueError(f"{need.flag} has no effect here: it needs {need.needs}")
     _check_rates(experiments)

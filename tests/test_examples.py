@@ -33,3 +33,4 @@ def test_an_example_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert all(word in done.stdout for word in says), done.stdout
+    assert list(tmp_path.iterdir()) == []  # run in a checkout, it would leave files there

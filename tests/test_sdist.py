@@ -24,8 +24,10 @@ pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says w
 
 @pytest.fixture(scope="module")
 def tracked() -> set[str]:
-    listed = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"]
-    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0")
+    """The files of the repository that are there; others, such as results, may lie among them."""
+    names = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout.split("\0")
     return {name for name in names if name and os.path.lexists(ROOT / name)}
 
 

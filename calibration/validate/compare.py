@@ -24,7 +24,7 @@ from typing import Any, get_args
 import numpy as np
 
 from pdvsim.calibration.fit.points import middle
-from pdvsim.calibration.validate.served import ServedRun
+from pdvsim.calibration.validate.served import FAMILIES, METRICS, ServedRun
 from pdvsim.common.outcomes import Row
 from pdvsim.common.workers import finished_here
 from pdvsim.sim.assembly import covering_profile
@@ -36,10 +36,7 @@ from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import LONG_PROMPT_TOKENS, Bars, Known, Loading, groups, load_kind, traits
 
-FAMILIES = ("ttft", "tpot", "itl", "e2el")
-MARKS = ("mean", "median", "p90", "p95", "p99")
 TAILS = ("p90", "p95", "p99")
-METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for mark in MARKS))
 CONTENTIONS: tuple[Contention, ...] = get_args(Contention)
 LEAST_LEAD = 0.03  # architectures measured closer than this have no order
 ERROR_GROUPS = ("arch", "pair", "dataset", "load")

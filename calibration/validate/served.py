@@ -7,6 +7,7 @@ of one command, `held_out` excludes it from tuning, `metrics` are those of the r
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -18,9 +19,12 @@ from pdvsim.common.files import sha256, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES, MAX_TOKENS
-from pdvsim.sim.reading import parse_json, read_text, said
+from pdvsim.sim.reading import parse_json, quoted, read_text, said
 
 SHIPPED = ("runs.jsonl", "truth.jsonl", "ahead.jsonl", "experts.jsonl", "prefixes.jsonl")  # real runs on H200s
+FAMILIES = ("ttft", "tpot", "itl", "e2el")
+MARKS = ("mean", "median", "p90", "p95", "p99")
+METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for mark in MARKS))  # that are compared
 EARLIER_TOKENS = 2 * MAX_TOKENS  # limit of a file's requests in runs whose record has none: nothing was left out
 
 
@@ -84,9 +88,12 @@ def read_runs(path: str | Path, planned: bool = False, own_policies: bool = Fals
 
 
 def _read(line: dict[str, Any], folder: Path, planned: bool, own_policies: bool) -> ServedRun:
+    repeat = line.get("repeat", 0)
+    if type(repeat) is not int or repeat < 0:
+        raise ValueError(f"repeat must be a whole number from 0, got {quoted(repeat)}")
     run = ServedRun(
         command=str(line["command"]),
-        repeat=int(line.get("repeat", 0)),
+        repeat=repeat,
         held_out=line.get("held_out", False) is True,
         metrics=dict(line.get("metrics", {}) if planned else line["metrics"]),
         meta=dict(line.get("meta", {})),
@@ -94,6 +101,10 @@ def _read(line: dict[str, Any], folder: Path, planned: bool, own_policies: bool)
         own_policies=own_policies,
     )
     _ = run.experiment
+    for name in METRICS:
+        value = run.metrics.get(name)
+        if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
+            raise ValueError(f"{name} must be a number from 0, or null, got {quoted(value)}")
     if not planned and not run.metrics["output_throughput"] > 0:
         raise ValueError("output_throughput is not above 0")
     return run

@@ -50,8 +50,8 @@ def module_of(command: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return guarded("pdvsim", lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+    """Run a command line, by default that of this process, which ends with it; returns the exit code."""
+    return guarded("pdvsim", lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)), last=argv is None)
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
-from pdvsim.common.options import Placed, parse
+from pdvsim.common.options import Paths, Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.sim.hardware.models import gpu, pair
 
@@ -24,13 +24,13 @@ class CalibrateCommand:
 
     samples: Placed[str | None] = None
     """Folder of samples.parquet and header.json, as written by `pdvsim profile`, or that samples.parquet."""
-    served: tuple[str, ...] = ()
+    served: Paths = ()
     """Results of realrun, or files of its runs. Their warm-ups correct forward and host times to those in service."""
     gpu: str | None = None
     """With --from-vllm: the GPU it ran on, e.g. a100-80gb or a card.toml."""
-    from_vllm: tuple[str, ...] = ()
+    from_vllm: Paths = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
-    bench: tuple[str, ...] = ()
+    bench: Paths = ()
     """With --from-vllm: results of `vllm bench serve --save-result --save-detailed` on the same servers."""
     pair: str | None = None
     """With --from-vllm: the models it served, as draft:target."""

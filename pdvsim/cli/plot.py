@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from pdvsim.common.console import say
-from pdvsim.common.options import Placed, parse
+from pdvsim.common.options import Paths, Placed, parse
 from pdvsim.view.figure import DPI
 
 
@@ -15,7 +15,7 @@ from pdvsim.view.figure import DPI
 class PlotCommand:
     """Plot throughput, latency, GPU use by lane, acceptance and the improvement heatmap, or a custom plot."""
 
-    results: Placed[tuple[str, ...]]
+    results: Placed[Paths]
     """Sweep folders, or JSON files of single runs."""
     output: str | None = None
     """Folder for the plots; default: plots, in the first sweep's folder or next to the first run."""

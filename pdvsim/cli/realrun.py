@@ -46,7 +46,7 @@ class RealCommand(RunCommand):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    return guarded("realrun", lambda: _run(list(sys.argv[1:] if argv is None else argv)))
+    return guarded("realrun", lambda: _run(list(sys.argv[1:] if argv is None else argv)), last=argv is None)
 
 
 def _run(argv: list[str]) -> int:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Placed, parse
+from pdvsim.common.options import Paths, Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.view.report import page
 
@@ -16,7 +16,7 @@ from pdvsim.view.report import page
 class ReportCommand:
     """Write one self-contained page: comparison, histograms, scheduler and GPU over time, provenance."""
 
-    results: Placed[tuple[str, ...]]
+    results: Placed[Paths]
     """Sweep folders, or JSON files of single runs."""
     output: str = "report.html"
     """HTML file to write."""

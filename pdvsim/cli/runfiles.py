@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from pdvsim.cli.runcommand import RunCommand
-from pdvsim.common.files import in_place, sealed, sha256, whole, write_all, write_whole
+from pdvsim.common.files import Content, in_place, sealed, sha256, whole, write_all, write_whole
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace
-from pdvsim.study.output import DETAILS, check_file, check_folder, dumps, now, parquet, plain, run_document
+from pdvsim.study.output import DETAILS, check_file, check_folder, dumps, now, parquet, plain, records, run_document
 from pdvsim.view.run import Run
 
 
@@ -54,17 +55,28 @@ class RunFiles:
 
     def write(self, run: Run) -> str:
         """Write everything, the result and its records together; returns the result as a JSON document."""
-        content = {path: parquet(getattr(run, name)) for name, path in self.details.items()}
         document = plain(run_document(run.result, run.metrics, self.date, self.label))
-        records = {path.name: sha256(data) for path, data in content.items()}
-        text = dumps(sealed({**document, "records_sha256": records}))
-        write_all({**content, **dict.fromkeys(self.results, (text + "\n").encode())})
+        digests: dict[str, str] = {}
+        writers: dict[str, Content] = {**records(run.result, digests)} if self.details else {}
+        if "telemetry" in self.details:
+            writers["telemetry"] = data = parquet(run.telemetry)
+            digests["telemetry"] = sha256(data)
+
+        def text() -> str:
+            named = {path.name: digests[name] for name, path in self.details.items()}
+            return dumps(sealed({**document, "records_sha256": named}))
+
+        def write(file: BinaryIO) -> None:  # after the records, whose digests it has
+            file.write((text() + "\n").encode())
+
+        content = {path: writers[name] for name, path in self.details.items()}
+        write_all({**content, **dict.fromkeys(self.results, write)})
         for path in self.traces:
             with whole(path) as file:
                 file.writelines(trace(run.result))
         for path in self.pages:
             write_whole(path, run.page().encode())
-        return text
+        return text()
 
 
 def result_name(experiment: Experiment, label: str, date: str) -> str:

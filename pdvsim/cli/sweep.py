@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Option, converted, nearest, options, parse
+from pdvsim.common.options import Option, Paths, converted, nearest, options, parse
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import cores
@@ -84,7 +84,7 @@ class SweepCommand:
     """If a point fails, record the reason in failed/ and continue with the others."""
     save_detailed: bool = False
     """Also write each point's requests, launches and deliveries as parquet, to details/."""
-    check: tuple[str, ...] = ()
+    check: Paths = ()
     """Check that these sweep folders or JSON files of runs are complete and unchanged; run nothing. The exit code is 0
     if so, else 1."""
     dry_run: bool = False

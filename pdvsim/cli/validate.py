@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.common.console import say
-from pdvsim.common.options import Placed, parse, plain
+from pdvsim.common.options import Paths, Placed, parse, plain
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
@@ -21,6 +21,7 @@ from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
+from pdvsim.view.calibration_plots import launches_figure, validation_figure
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.table import cell, grid, rows_table
 
@@ -46,7 +47,7 @@ class BenchedServer(Server):
 class ValidateCommand:
     """Compare real serving runs with simulations of the same experiments and seeds."""
 
-    runs: Placed[tuple[str, ...]] = ()
+    runs: Placed[Paths] = ()
     """Files of real runs, one JSON object per line; default: the H200 runs included in pdvsim."""
     run: str | None = None
     """Compare one run launch by launch: its number, or a result of realrun --save-detailed."""
@@ -144,7 +145,6 @@ def main(argv: list[str]) -> int:
     print(output.dumps(document) if args.json else _tables(document))
     if (plot or page) and document["runs"]:
         from pdvsim.cli.page import write_page
-        from pdvsim.view.calibration_plots import validation_figure
 
         figure = validation_figure(document)
         if plot:
@@ -354,8 +354,6 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
     comparison["output_throughput"] = metrics.get("output_throughput")
     print(output.dumps(comparison) if args.json else "\n\n".join(_launch_tables(comparison)))
     if plot:
-        from pdvsim.view.calibration_plots import launches_figure
-
         output.save({plot: output.picture(launches_figure(measured, predicted, comparison), plot)})
     return 0
 

@@ -10,6 +10,7 @@ import contextlib
 import io
 import os
 import platform
+import signal
 import sys
 import tempfile
 import traceback
@@ -35,8 +36,19 @@ def say(program: str, text: str) -> None:
     print(f"{program}: {text}", file=sys.stderr, flush=True)
 
 
-def guarded(program: str, command: Callable[[], int]) -> int:
-    """Run a command; errors become one line and an exit code, warnings one line."""
+def guarded(program: str, command: Callable[[], int], last: bool = False) -> int:
+    """Run a command; errors become one line and an exit code, warnings one line.
+
+    If it is the `last` of its process, Ctrl-C has no effect after it: all is written, and Python only ends its threads.
+    """
+    try:
+        return _guarded(program, command)
+    finally:
+        if last:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _guarded(program: str, command: Callable[[], int]) -> int:
     _open_streams()
     try:
         with _notes_said(program):

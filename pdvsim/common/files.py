@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -65,13 +65,16 @@ def write_whole(path: Path, data: bytes, replace: bool = False) -> None:
     write_all({path: data}, replace)
 
 
-def write_all(files: Mapping[Path, bytes | None], replace: bool = False) -> None:
-    """Write related files: none is moved into place before all are on disk. None as content removes a file."""
+Content = bytes | Callable[[BinaryIO], object]  # of a file, or what writes it
+
+
+def write_all(files: Mapping[Path, Content | None], replace: bool = False) -> None:
+    """Write related files in order: none is moved into place before all are on disk. None as content removes a file."""
     with contextlib.ExitStack() as stack:
         for path, data in files.items():
             if data is not None:
                 file = stack.enter_context(whole(path, replace))
-                file.write(data)
+                data(file) if callable(data) else file.write(data)
                 file.flush()
                 if len(files) > 1 and (replace or not in_place(path)):
                     os.fsync(file.fileno())
@@ -90,8 +93,10 @@ def check_writable(path: Path) -> None:
         if in_place(path):
             return
         temporary = Path(os.path.realpath(path)).with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
-        _created(temporary).close()
-        temporary.unlink()
+        try:
+            _created(temporary).close()
+        finally:  # also after Ctrl-C
+            temporary.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 

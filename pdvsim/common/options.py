@@ -32,6 +32,8 @@ from pdvsim.sim.reading import read_toml, said
 T = TypeVar("T")
 PLACED = "placed"
 Placed = Annotated[T, PLACED]  # a positional argument
+PATHS = "paths"
+Paths = Annotated[tuple[str, ...], PATHS]  # each an argument of its own: a path may contain spaces and commas
 MOST_USED = (
     "arch", "pair", "pairs", "drafter", "gpu", "gpus", "tensor_parallel_size", "replicas", "request_rate",
     "concurrency", "max_concurrency", "num_prompts", "goodput", "dataset_path", "input_len", "output_len",
@@ -91,6 +93,7 @@ class Option:
     hint: Any
     default: Any
     placed: bool
+    paths: bool
 
     @property
     def flag(self) -> str:
@@ -155,7 +158,7 @@ def options(command: type) -> dict[str, Option]:
         if is_dataclass(hint):
             inner |= options(hint)  # type: ignore[arg-type]
         elif INTERNAL not in marks:
-            own[field.name] = Option(command, field.name, hint, field.default, PLACED in marks)
+            own[field.name] = Option(command, field.name, hint, field.default, PLACED in marks, PATHS in marks)
     left_out = {*_own(hints), *getattr(command, "without", ())}
     return own | {name: option for name, option in inner.items() if name not in left_out}
 
@@ -223,7 +226,7 @@ def converted(option: Option, value: Any) -> Any:
         value = [f"{name}={','.join(map(_joined, _listed(items)))}" for name, items in value.items()]
     parts: list[Any] = []
     for item in _listed(value):
-        parts += item.replace(",", " ").split() if isinstance(item, str) else [item]
+        parts += item.replace(",", " ").split() if isinstance(item, str) and not option.paths else [item]
     return tuple(_item(option, part) for part in parts)
 
 
@@ -404,7 +407,7 @@ def _sentence(command: type) -> str:
 def _takes(option: Option) -> str:
     if option.values:
         return f"{{{','.join(option.values)}}}"
-    return {int: "N", float: "X"}.get(option.one, "TEXT") + ",..." * option.is_list
+    return {int: "N", float: "X"}.get(option.one, "TEXT") + (" ..." if option.paths else ",..." * option.is_list)
 
 
 def _described(option: Option) -> str:

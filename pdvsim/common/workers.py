@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from functools import cache
 from multiprocessing.resource_tracker import ensure_running
@@ -27,6 +27,9 @@ from pdvsim.common.version import __version__
 
 T = TypeVar("T")
 Call = tuple[Callable[..., Any], tuple[Any, ...]]  # a function and its arguments
+DEATH_S = 5.0  # limit for the death of a killed worker
+# Otherwise a random.py in the current folder would be imported, and executed, in place of the standard library's.
+SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 
 
 def cores() -> int:
@@ -52,16 +55,13 @@ def parallel_map(
 
     More threads would only wait for each other, and may round differently.
     """
-    from joblib import parallel_config
-
     given = list(arguments)
     results: list[T] = []
-    with parallel_config(backend="loky", inner_max_num_threads=1):
-        # at least two: a single one would run in this process, with its threads
-        jobs, calls = max(2, min(cores(), len(given))), ((function, one) for one in given)
-        for result in _started(calls, jobs, "generator"):
-            results.append(result)
-            progress()
+    # at least two: a single one would run in this process, with its threads
+    jobs, calls = max(2, min(cores(), len(given))), ((function, one) for one in given)
+    for result in _started(calls, jobs, "generator", threads=1):
+        results.append(result)
+        progress()
     return results
 
 
@@ -94,7 +94,11 @@ def _in_workers(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outco
                 outcomes.close()
     except (KeyboardInterrupt, GeneratorExit):
         # joblib's executor: without `reuse`, loky would first wait for all running tasks
-        get_reusable_executor(reuse=True, kill_workers=True).shutdown(wait=False, kill_workers=True)
+        executor = get_reusable_executor(reuse=True, kill_workers=True)
+        processes = list((executor._processes or {}).values())
+        executor.shutdown(wait=False, kill_workers=True)
+        for process in processes:  # none writes a file once this returns
+            process.join(DEATH_S)
         raise
 
 
@@ -104,7 +108,9 @@ def _calls(task: Task, items: Sequence[Item], started: set[int]) -> Iterator[Cal
         yield attempt, (task, index, point, __version__)
 
 
-def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any, None, None]:
+def _started(
+    calls: Iterable[Call], jobs: int, return_as: str, threads: int | None = None
+) -> Generator[Any, None, None]:
     """The results of the calls. Ctrl-C waits until the workers have started, and never reaches them."""
     from joblib import Parallel, delayed
     from joblib.externals.loky.backend import resource_tracker
@@ -113,14 +119,49 @@ def _started(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any,
     warnings.filterwarnings("ignore", tracker.DIED)
     _forget_calls_given_up()
     warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns about cancelled points
-    if hasattr(signal, "pthread_sigmask"):
-        ensure_running()  # it unblocks SIGINT at its end, so before the block below
-    pool = Parallel(n_jobs=jobs, return_as=return_as, batch_size=1)
+    with _environment(_imports_as_here()):
+        resource_tracker.ensure_running()
+        if hasattr(signal, "pthread_sigmask"):
+            ensure_running()  # it unblocks SIGINT at its end, so before the block below
+    pool = Parallel(n_jobs=jobs, return_as=return_as, batch_size=1, backend=_backend()(inner_max_num_threads=threads))
     with ctrl_c_deferred():
         results: Generator[Any, None, None] = pool(
             delayed(_in_folder)(os.getcwd(), os.getpid(), *call) for call in calls
         )
     return results
+
+
+@cache
+def _backend() -> type[Any]:
+    """loky, whose workers start without the current folder on their path; they receive this process's path later."""
+    from joblib._parallel_backends import LokyBackend
+
+    class SafeLoky(LokyBackend):  # type: ignore[misc]
+        def _prepare_worker_env(self, n_jobs: int) -> dict[str, str]:
+            environment: dict[str, str] = super()._prepare_worker_env(n_jobs)
+            return environment | SAFE_PATH
+
+    return SafeLoky
+
+
+def _imports_as_here() -> dict[str, str]:
+    """Environment of a process that imports from where this one does, and not from the current folder."""
+    return {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))} | SAFE_PATH
+
+
+@contextmanager
+def _environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables within the block: loky passes its own environment to the trackers."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
 
 
 @cache
@@ -168,7 +209,7 @@ def attempt_alone(task: Task, index: int, point: Any, version: str) -> Outcome:
     from joblib.externals.loky.backend.reduction import dumps, loads
 
     command = [sys.executable, "-c", "from pdvsim.common.workers import _answer; _answer()"]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    environment = os.environ | _imports_as_here()
     given = dumps((os.getpid(), attempt, (task, index, point, version)))
     child = subprocess.run(
         command, input=given, stdout=subprocess.PIPE, env=environment, start_new_session=True, check=False

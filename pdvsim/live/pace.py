@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from threading import Thread
@@ -65,7 +65,7 @@ class Pacer:
         self.orders, self.refusal = self.orders + 1, ""
         try:
             if order == "turn":
-                self.session.turn(value)
+                self.session.turn(replace(self.session.knobs, **value))
             elif order == "burst":
                 self.session.burst()
             elif order == "on":

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import html
 import json
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from importlib.resources import files
 from typing import Any
 
@@ -88,9 +87,9 @@ class Dashboard:
         for name, button in buttons.items():
             button.js_on_event("button_click", CustomJS(code=f"send('{name}')"))
         speed = RadioButtonGroup(labels=[_times(s) for s in SPEEDS], width=290)
-        speed.js_on_change("active", CustomJS(code="send('speed', cb_obj.active)"))
+        speed.js_on_change("active", CustomJS(code="choose('speed', cb_obj.active, 'speed')"))
         window = Select(options=[f"{w:g} s" for w in WINDOWS_S], width=110)
-        window.js_on_change("value", CustomJS(code="send('window', cb_obj.value)"))
+        window.js_on_change("value", CustomJS(code="choose('window', cb_obj.value, 'window')"))
         self.widgets |= {**buttons, "speed": speed, "window": window, "saved": Div(visible=False, **WHOLE)}
         for name, widget in self.widgets.items():
             widget.name = name
@@ -118,7 +117,8 @@ class Dashboard:
             widget.name = name
             widget.sizing_mode = "stretch_width"
             event = "value_throttled" if isinstance(widget, Slider) else "value"
-            widget.js_on_change(event, CustomJS(code=f"send('turn', ['{name}', cb_obj.{event}])"))
+            value = f"cb_obj.{event}"
+            widget.js_on_change(event, CustomJS(code=f"choose('{name}', {value}, 'turn', ['{name}', {value}])"))
         self.widgets |= turned
         return column(*turned.values(), name="knobs", **WHOLE)
 
@@ -128,7 +128,7 @@ class Dashboard:
             self.feed.order("window_s", WINDOWS_S[[f"{w:g} s" for w in WINDOWS_S].index(value)])
         elif what == "turn":
             name, turned = value
-            self.feed.order("turn", replace(self.feed.latest.knobs, **{name: self._turned(name, turned)}))
+            self.feed.order("turn", {name: self._turned(name, turned)})
         elif what == "speed":
             self.feed.order("speed", dict(enumerate(SPEEDS))[value])
         elif what == "pause":
@@ -143,10 +143,11 @@ class Dashboard:
     def _turned(self, name: str, value: Any) -> Any:
         """The value of a knob from that of its widget."""
         widget = self.widgets[name]
-        if isinstance(widget, Slider):  # its steps have rounding errors
-            if not math.isfinite(value):
-                raise ValueError(f"{name} must be a number")
-            return int(value) if name == "num_speculative_tokens" else round(float(value), 6)
+        if isinstance(widget, Slider):
+            number = round(float(value), 6)  # its steps have rounding errors
+            if not widget.start <= number <= widget.end:
+                raise ValueError(f"{name} must be from {widget.start:g} to {widget.end:g}")
+            return int(number) if name == "num_speculative_tokens" else number
         if name in ("dataset_name", "controller"):
             return widget.options[widget.options.index(value)]
         return None if value == OWN else int(value)

@@ -24,7 +24,7 @@ from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPServerRequest
 from tornado.ioloop import IOLoop, PeriodicCallback
 from tornado.netutil import bind_sockets
-from tornado.web import Application, ErrorHandler, RequestHandler, StaticFileHandler
+from tornado.web import Application, ErrorHandler, HTTPError, RequestHandler, StaticFileHandler
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 if TYPE_CHECKING:
@@ -87,7 +87,11 @@ class _Page(_Guarded):
 
 
 class _Static(_Guarded, StaticFileHandler):
-    pass
+    async def get(self, path: str, include_body: bool = True) -> None:
+        try:
+            await super().get(path, include_body)
+        except ValueError:  # no file can have this name
+            raise HTTPError(404) from None
 
 
 class _Viewer(_Guarded, WebSocketHandler):

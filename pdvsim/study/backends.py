@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,8 +23,10 @@ from pdvsim.common.version import __version__
 from pdvsim.common.workers import attempt_alone, finished_here
 from pdvsim.sim.limits import check_ranges
 
-PATIENCE_S = 6.0  # limit for the first answer of a scheduler
-WORKERS_S = 600.0  # limit for a cluster without workers
+PATIENCE_S = 6.0  # limit for an answer of a scheduler
+WAIT_S = 600.0  # limit for a cluster that has no workers or does not answer
+LOOK_S = 2.0  # between questions to a cluster from which nothing comes
+POLL_S = 0.05
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,8 @@ def finished(
 ) -> Generator[Outcome, None, None]:
     """The outcome of every item, in order of completion. Closing the generator cancels the rest.
 
-    A lost cluster is a ValueError; a cluster without workers is waited for and reported to `notice`.
+    A lost cluster is a ValueError. One that has no workers or does not answer is reported to `notice`, and waited for
+    up to `WAIT_S`.
     """
     if backend.scheduler is None or not items:
         return finished_here(task, items, backend.jobs)
@@ -88,26 +92,76 @@ def _client(address: str) -> Iterator[Any]:
         logging.disable(logging.NOTSET)
 
 
+class _Watch:
+    """Reports a cluster that has no workers or does not answer; a ValueError ends the wait after `WAIT_S`."""
+
+    def __init__(self, client: Any, cluster: str, notice: Notice) -> None:
+        self._client, self._cluster, self._notice = client, cluster, notice
+        self._state = ""
+        self._since_s = self._next_s = 0.0
+
+    def arrivals(self, done: Any) -> Iterator[Any]:
+        """The futures as they finish; Dask's own iterator would wait for ever for a cluster without workers."""
+        self._look()
+        while not done.is_empty():
+            batch = done.next_batch(block=False)
+            if batch:
+                self._state = ""
+                yield from batch
+            else:
+                self._look()
+                time.sleep(POLL_S)
+
+    def result(self, future: Any) -> Outcome:
+        """The outcome of a future that has finished; its worker may have died since."""
+        while True:
+            try:
+                outcome: Outcome = future.result(timeout=LOOK_S)
+            except TimeoutError:
+                if future.status == "error":  # the point's own
+                    raise
+                self._look()
+            else:
+                return outcome
+
+    def _look(self) -> None:
+        if time.monotonic() < self._next_s:
+            return
+        state = self._state_now()
+        now_s = time.monotonic()
+        self._next_s = now_s + LOOK_S
+        if state and state != self._state:
+            self._since_s = now_s
+            wait = f"waiting up to {WAIT_S:g} s; Ctrl-C stops and keeps finished points"
+            self._notice(f"{self._cluster} {state}: {wait}")
+        elif state and now_s - self._since_s >= WAIT_S:
+            raise ValueError(f"{self._cluster} {state}, for {WAIT_S:g} s")
+        self._state = state
+
+    def _state_now(self) -> str:
+        """What is wrong with the cluster; empty if nothing is."""
+        try:
+            threads = self._client.sync(self._client.scheduler.ncores, callback_timeout=PATIENCE_S)
+        except TimeoutError:
+            return "does not answer"
+        except OSError:  # a lost scheduler: Dask cancels the futures
+            return ""
+        return "" if threads else "has no workers"
+
+
 def _on_dask(task: Task, items: Sequence[Item], address: str, notice: Notice) -> Generator[Outcome, None, None]:
     """Every item's outcome, as the workers finish them."""
     with _client(address) as client:
         from distributed import CancelledError, KilledWorker, as_completed
 
-        if not client.scheduler_info()["workers"]:
-            cluster = f"the Dask cluster at {address}"
-            notice(f"{cluster} has no workers: waiting for some; Ctrl-C stops and keeps finished points")
-            try:
-                client.wait_for_workers(1, timeout=WORKERS_S)
-            except TimeoutError:
-                raise ValueError(f"{cluster} has had no workers for {WORKERS_S:g} s") from None
-        points, alone = dict(items), set()
+        points, alone, watch = dict(items), set(), _Watch(client, f"the Dask cluster at {address}", notice)
         running = {client.submit(attempt, task, index, point, __version__, pure=False): index for index, point in items}
         done = as_completed(running, loop=client.loop)
         lost = ValueError(f"--scheduler {address}: the Dask scheduler disconnected")
-        for future in done:
+        for future in watch.arrivals(done):
             index = running.pop(future)
             try:
-                outcome: Outcome = future.result()
+                outcome = watch.result(future)
             except (KilledWorker, CancelledError) as error:
                 if client.status != "running":  # Dask cancels everything when it loses its scheduler
                     raise lost from None

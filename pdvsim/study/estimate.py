@@ -19,7 +19,7 @@ from pdvsim.study.sweep import with_settings
 TIMED_REQUESTS = 50  # per point
 MOST_STEPS = 2_000  # most output tokens and prompt chunks timed; longer requests are cut and scaled
 MOST_TIMED_POINTS = 8
-HELD = 3.0  # memory of a run that writes records, relative to the records; a third without
+HELD = 3.0  # memory of a run, relative to the rows of its requests
 SMALL_STEPS = 5_000_000  # runs below this are always short
 LONG_S = 600.0
 LARGE_MEMORY_SHARE = 0.5
@@ -54,7 +54,7 @@ def _place(experiment: Experiment) -> tuple[object, ...]:
 
 
 def _of_a_request(experiment: Experiment) -> tuple[float, float]:
-    """CPU time, and bytes of the records."""
+    """CPU time, and bytes of its row; other records go to disk."""
     from pdvsim.sim.run import simulate
     from pdvsim.sim.workload.requests import Workload
 
@@ -70,9 +70,8 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
     begin_s = time.process_time()
     result = simulate(few)
     spent_s = time.process_time() - begin_s
-    tables = (result.requests, result.deliveries, result.launches)
-    held = HELD * sum(column.nbytes for table in tables for column in table.values())
-    return spent_s * times / count, held * times / count
+    held = HELD * sum(column.nbytes for column in result.requests.values())
+    return spent_s * times / count, held / count
 
 
 def forewarn(experiments: Sequence[Experiment], jobs: int | None = 1) -> None:

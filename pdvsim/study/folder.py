@@ -27,12 +27,20 @@ from filelock import FileLock, Timeout
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
-from pdvsim.sim.metrics.summary import frames
 from pdvsim.sim.run import simulate
 from pdvsim.study.backends import Backend, finished
-from pdvsim.study.output import DETAILS, dumps, parquet, plain, setting, settings
+from pdvsim.study.output import DETAILS, dumps, parquet, plain, records, setting, settings
 from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
-from pdvsim.study.sweepcheck import SCHEMA, Survey, detail_file, failure_file, part_file, read_config, survey
+from pdvsim.study.sweepcheck import (
+    SCHEMA,
+    DamagedConfig,
+    Survey,
+    detail_file,
+    failure_file,
+    part_file,
+    read_config,
+    survey,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -91,7 +99,13 @@ class SweepDir:
         """Reject a folder that holds a sweep, unless it is this one and `resume` is set. Writes nothing."""
         if not self.config_file.exists():
             return
-        stored = read_config(self.path)
+        try:
+            stored = read_config(self.path)
+        except DamagedConfig:
+            if not resume:
+                raise
+            self._check_parts()
+            return
         if not resume:
             done = sum(1 for _ in self.path.glob("parts/[0-9]*"))
             raise ValueError(
@@ -106,6 +120,15 @@ class SweepDir:
                 f"{self.config_file}: it belongs to another sweep: {shown}{more}; name another folder with -o"
             )
 
+    def _check_parts(self) -> None:
+        """Reject a folder without a readable sweep.json whose points are all of another sweep."""
+        state = self.survey()
+        if state.other and not state.rows:
+            raise ValueError(
+                f"{self.config_file}: is damaged, and the points are of another sweep: "
+                "give the flags of that sweep, or name another folder with -o"
+            )
+
     @contextmanager
     def opened(self, date: str, resume: bool) -> Iterator[None]:
         """Make the folder and lock it; a ValueError if that fails."""
@@ -113,17 +136,25 @@ class SweepDir:
         (self.path / "parts").mkdir(parents=True, exist_ok=True)
         with _locked(self.path):
             self.check(resume)  # another process may have written meanwhile
-            for folder in (self.path, *(self.path / name for name in ("parts", "failed", "details"))):
-                for left_over in folder.glob(TEMPORARY):  # left by a killed process
-                    left_over.unlink(missing_ok=True)
+            self._remove_left_over()
             self._take_over(date)
-            yield
+            try:
+                yield
+            finally:
+                self._remove_left_over()  # Ctrl-C kills the workers
+
+    def _remove_left_over(self) -> None:
+        """Remove the temporary files of killed processes."""
+        for folder in (self.path, *(self.path / name for name in ("parts", "failed", "details"))):
+            for left_over in folder.glob(TEMPORARY):
+                left_over.unlink(missing_ok=True)
 
     def _take_over(self, date: str) -> None:
         """Write sweep.json unless it exists."""
-        stored = read_config(self.path) if self.config_file.exists() else None
-        if stored is not None and unbroken(stored) and stored["identity"] == self.identity:
-            return
+        with contextlib.suppress(DamagedConfig):
+            stored = read_config(self.path) if self.config_file.exists() else {}
+            if unbroken(stored) and stored["identity"] == self.identity:
+                return
         for stale in self.path.glob("failed/*.json"):
             stale.unlink()
         write_whole(self.config_file, self._config_bytes(date), replace=True)
@@ -214,9 +245,9 @@ def run_and_save(folder: Path | None, index: int, point: Point) -> Row:
         return {"row": run_point(index, point), "details": {}}
     result = simulate(point.experiment)
     (folder / "details").mkdir(exist_ok=True)
-    content = {name: parquet(frame) for name, frame in zip(DETAILS, frames(result), strict=True)}
-    write_all({detail_file(folder, index, name): data for name, data in content.items()}, replace=True)
-    digests = {name: sha256(data) for name, data in content.items()}
+    digests: dict[str, str] = {}
+    content = {detail_file(folder, index, name): write for name, write in records(result, digests).items()}
+    write_all(content, replace=True)
     return {"row": row_of(index, point, result), "details": digests}
 
 

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
 
 from pdvsim.common.console import say
 from pdvsim.common.files import check_writable, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.records import Result
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.records import LANES, ROLES, Array, Result, Table, parts
 from pdvsim.study.stats import Interval
 
 if TYPE_CHECKING:
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DETAILS = ("requests", "launches", "deliveries")
+WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
 
 
 def now() -> str:
@@ -93,6 +98,54 @@ def parquet(frame: pd.DataFrame) -> bytes:
     buffer = io.BytesIO()
     frame.to_parquet(buffer, index=False)
     return buffer.getvalue()
+
+
+def records(result: Result, digests: dict[str, str]) -> dict[str, Callable[[BinaryIO], None]]:
+    """What writes each table of a run as parquet, a part at a time, and puts the digest of the file in `digests`."""
+    if result.streamed is not None:
+        raise ValueError("the records of this run were not kept (--no-detailed)")
+
+    def writes(name: str) -> Callable[[BinaryIO], None]:
+        def write(file: BinaryIO) -> None:
+            digests[name] = _write_table(getattr(result, name), file)
+
+        return write
+
+    return {name: writes(name) for name in DETAILS}
+
+
+def _write_table(table: Table, file: BinaryIO) -> str:
+    """Write a table as parquet; returns its digest."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def column(name: str, values: Array) -> Any:
+        if name not in WORDS:
+            return pa.array(values)
+        return pa.DictionaryArray.from_arrays(values.astype(np.int8), list(WORDS[name]))
+
+    hashed, writer = _Hashed(file), None
+    for part in parts(table):
+        rows = pa.table({name: column(name, values) for name, values in part.items()})
+        writer = writer or pq.ParquetWriter(hashed, rows.schema)
+        writer.write_table(rows)
+    if writer is not None:  # there is always one part
+        writer.close()
+    return hashed.sha256.hexdigest()
+
+
+class _Hashed(io.RawIOBase):
+    """A file whose content is hashed as it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256 = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:

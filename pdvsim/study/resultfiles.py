@@ -17,15 +17,14 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationI
 
 from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import KINDS
 from pdvsim.sim.reading import printable, quoted, read_json, read_table, said
-from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
+from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
+from pdvsim.study.output import WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
 
 SCHEMA = 1  # of sweep.json and of a run's document
-WORDS = {"lane": LANES, "kind": KINDS, "role": ("draft", "target")}
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
 
 
@@ -96,6 +95,7 @@ class SweepHeader(ResultHeader):
     sweep: SweepSettings
     identity: str | None = None  # of the sweep; marks its parts
     num_points: int | None = None  # requested
+    save_detailed: bool = False
     made: Derived | None = None
 
 
@@ -165,6 +165,11 @@ def read_frame(path: Path) -> pd.DataFrame:
         if table[name].dtype == object:
             table[name] = [v.tolist() if isinstance(v, np.ndarray) else v for v in table[name]]
     return table
+
+
+def has_records(stem: Path | str) -> bool:
+    """Whether any file of the records of `stem` exists; `read_records` names the missing ones."""
+    return any(Path(f"{stem}.{name}.parquet").exists() for name in DTYPES)
 
 
 def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[str, Columns]:

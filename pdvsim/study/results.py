@@ -22,7 +22,15 @@ from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.reading import printable, quoted
 from pdvsim.sim.records import Columns
-from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, read_frame, read_header, read_records
+from pdvsim.study.resultfiles import (
+    Config,
+    RunDocument,
+    SweepHeader,
+    has_records,
+    read_frame,
+    read_header,
+    read_records,
+)
 from pdvsim.study.stats import headline
 from pdvsim.study.sweep import flatten
 
@@ -258,13 +266,14 @@ def _sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
             raise ValueError(f"{path}: column {name} is missing")
     if not len(table):
         raise ValueError(f"{path}: holds no point")
+    stems = [folder / "details" / f"{int(point):05d}" for point in table["point"]] if "point" in table else []
+    saved = [str(stem) if has_records(stem) else "" for stem in stems]
+    lost = saved.count("") if header.save_detailed else 0
     source = Source(
         folder.resolve().name, folder, header.date, header.pdvsim_version, header.sweep.base,
         tuple(name for name in vary if name not in KEYS), header.provenance,
-        _incomplete(folder, len(table), header.num_points),
+        _incomplete(folder, len(table), header.num_points, lost),
     )  # fmt: skip
-    stems = [folder / "details" / f"{int(point):05d}" for point in table["point"]] if "point" in table else []
-    saved = [str(stem) if Path(f"{stem}.requests.parquet").exists() else "" for stem in stems]
     digests: list[Any] = [_part_digests(folder, stem) if stem and header.identity else None for stem in saved]
     return source, _filled(table, source).assign(records=saved or "", records_sha256=digests or None)
 
@@ -279,14 +288,15 @@ def _part_digests(folder: Path, stem: str) -> dict[str, str]:
     return digests
 
 
-def _incomplete(folder: Path, done: int, asked: int | None) -> str:
-    """Number of points of an interrupted or partly failed sweep as text; empty if complete."""
+def _incomplete(folder: Path, done: int, asked: int | None, lost: int) -> str:
+    """Number of points of an interrupted or partly failed sweep, and of `lost` records, as text; empty if complete."""
     failed = sum(1 for _ in folder.glob("failed/*.json"))
     if asked is None:
         asked = done + failed
-    if done >= asked and not failed:
-        return ""
-    return f"{folder.resolve().name}: {done} of {asked} points" + (f", {failed} failed" if failed else "")
+    parts = [f"{done} of {asked} points"] if failed or done < asked else []
+    parts += [f"{failed} failed"] if failed else []
+    parts += [f"no histograms of {lost} of {done} points: their records are missing"] if lost else []
+    return f"{folder.resolve().name}: {', '.join(parts)}" if parts else ""
 
 
 def _run(path: Path) -> tuple[Source, pd.DataFrame]:
@@ -294,7 +304,7 @@ def _run(path: Path) -> tuple[Source, pd.DataFrame]:
 
     document = read_header(RunDocument, path, "neither a sweep's folder nor a run's JSON file")
     stem, written = path.with_suffix(""), document.records_sha256
-    saved = str(stem) if Path(f"{stem}.requests.parquet").exists() else ""
+    saved = str(stem) if has_records(stem) else ""
     source = Source(
         stem.name, path, document.date, document.pdvsim_version, document.config, (), document.provenance,
         f"{stem.name}: no histograms: its records are missing" if written and not saved else "",

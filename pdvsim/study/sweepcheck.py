@@ -16,6 +16,7 @@ from pdvsim.study.output import DETAILS
 
 SCHEMA = 1
 SHOWN_NAMES = 5
+REPAIR = "--resume with the sweep's flags repairs it"
 
 
 def part_file(folder: Path, index: int) -> Path:
@@ -94,15 +95,21 @@ def _entries(folder: Path, asked: int, endings: tuple[str, ...], strangers: list
     return entries
 
 
+class DamagedConfig(ValueError):
+    """A sweep.json whose content was changed; the parts of its sweep may be whole."""
+
+
 def read_config(path: Path) -> dict[str, Any]:
-    """The sweep.json of a folder; a ValueError of one line if this version did not write it."""
+    """The sweep.json of a folder; a ValueError of one line if this version did not write it, or it is damaged."""
     file = path / "sweep.json"
     try:
         document = read_json(file)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         raise ValueError(f"{file}: cannot be read ({said(error)})") from None
+    except ValueError as error:
+        raise DamagedConfig(f"{file}: {said(error)}; {REPAIR}") from None
     if not isinstance(document, dict):
-        raise ValueError(f"{file}: expected a JSON object")
+        raise DamagedConfig(f"{file}: expected a JSON object; {REPAIR}")
     schema, version = document.get("schema_version"), document.get("pdvsim_version")
     if schema != SCHEMA:
         raise ValueError(
@@ -112,7 +119,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise ValueError(f"{file}: written by pdvsim {quoted(version)}, this is {__version__}; name another folder")
     for name, kind in (("sweep", dict), ("num_points", int), ("inputs", dict), ("identity", str)):
         if not isinstance(document.get(name), kind):
-            raise ValueError(f"{file}: {name} is missing or damaged; name another folder")
+            raise DamagedConfig(f"{file}: {name} is missing or damaged; {REPAIR}")
     return document
 
 
@@ -126,9 +133,12 @@ class ResultCheck:
 
 def check_sweep(folder: Path) -> ResultCheck:
     """The state of a sweep's folder; a ValueError if it is not one."""
-    config = read_config(folder)
+    try:
+        config = read_config(folder)
+    except DamagedConfig:
+        config = {}
     if not unbroken(config):
-        return ResultCheck(False, ["damaged: sweep.json; --resume with the sweep's flags repairs it"])
+        return ResultCheck(False, [f"damaged: sweep.json; {REPAIR}"])
     state = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
     made = config.get("made", {"of": None, "files": {}})
     damaged = [name for name, is_now in made["files"].items() if digest(folder / name) != is_now]

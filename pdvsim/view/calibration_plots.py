@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.calibration.validate.compare import FAMILIES
+from pdvsim.calibration.validate.served import FAMILIES
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.setting import values_text
 from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank

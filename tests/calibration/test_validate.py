@@ -14,7 +14,6 @@ import numpy as np
 import pytest
 
 from pdvsim.calibration.validate.compare import (
-    METRICS,
     Checked,
     Validation,
     _rising,
@@ -28,7 +27,7 @@ from pdvsim.calibration.validate.compare import (
     validate,
 )
 from pdvsim.calibration.validate.launches import LAUNCHES
-from pdvsim.calibration.validate.served import ServedRun, read_runs
+from pdvsim.calibration.validate.served import METRICS, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -454,6 +453,18 @@ def test_what_is_no_file_of_runs_is_refused_in_one_line(tmp_path: Path, refused:
         bad.write_text(text)
         assert str(bad) in refused(["validate", str(bad)])
     refused(["validate", str(tmp_path / "missing")])
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", "-1", '"fast"', "[1]", "{}", "true"])
+@pytest.mark.parametrize("name", ["repeat", "output_throughput", "p99_ttft_ms"])
+def test_a_figure_that_is_no_number_is_refused(
+    name: str, value: str, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    figures = {"repeat": "0", "output_throughput": "1.0", "p99_ttft_ms": "9.5"} | {name: value}
+    metrics = ", ".join(f'"{metric}": {figures[metric]}' for metric in ("output_throughput", "p99_ttft_ms"))
+    line = f'{{"command": "realrun --arch pd", "repeat": {figures["repeat"]}, "metrics": {{{metrics}}}}}'
+    (tmp_path / "runs.jsonl").write_text(f"{line}\n")
+    assert name in refused(["validate", str(tmp_path / "runs.jsonl")])
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,19 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(TEMPORARY))
 
 
+def test_ctrl_c_while_a_place_is_tried_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the worst moment: the file exists, and is not open yet."""
+
+    def interrupted(*arguments: object) -> None:
+        assert list(tmp_path.glob(TEMPORARY))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "fdopen", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        check_writable(tmp_path / "new")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_whole(tmp_path / "link", b"through")

@@ -89,6 +89,32 @@ def test_a_point_in_a_process_of_its_own() -> None:
     assert attempt_alone(talkative, 7, 3, __version__) == Outcome(7, {"point": 3})
 
 
+@pytest.fixture
+def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current folder, with modules named as the standard library's; the file is there once one is imported."""
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    imported = tmp_path / "imported"
+    for name in ("argparse", "json", "pickle", "random", "signal", "socket", "tempfile", "threading"):
+        Path(f"{name}.py").write_text(f"open({str(imported)!r}, 'a').write('{name} ')\n")
+    return imported
+
+
+def test_workers_import_nothing_from_the_current_folder(hostile: Path, tmp_path: Path) -> None:
+    """As the installed command, whose own path has the folder of its script and not the current one."""
+    script = tmp_path / "command.py"
+    script.write_text("from pdvsim.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())\n")
+    command = [sys.executable, str(script), "sweep", *LONG, "--num-runs", "2", "--num-prompts", "20", "-o", "s"]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ended.returncode == 0, ended.stderr
+    assert not hostile.exists(), hostile.read_text()
+
+
+def test_a_process_of_its_own_imports_nothing_from_the_current_folder(hostile: Path) -> None:
+    assert attempt_alone(talkative, 7, 3, __version__) == Outcome(7, {"point": 3})
+    assert not hostile.exists(), hostile.read_text()
+
+
 def children(pid: int) -> list[str]:
     """The command lines of a process's children, and their ids."""
     lines = []
@@ -147,6 +173,18 @@ def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:
         _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
     assert says_how_far(err, tmp_path / "s")
+
+
+def test_ctrl_c_after_the_end_is_no_news(tmp_path: Path) -> None:
+    """Everything is written when "saved" is printed; Python then waits for its threads, and Ctrl-C has no effect."""
+    script = tmp_path / "command.py"
+    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
+    script.write_text(
+        f"{late}\nfrom pdvsim.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
+    )
+    command = [sys.executable, str(script), "run", *LONG[:6], "--num-prompts", "20", "-o", str(tmp_path / "run.json")]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert (ended.returncode, ended.stderr) == (0, f"pdvsim: saved {tmp_path / 'run.json'}\n")
 
 
 def test_calls_given_up_are_not_looked_up() -> None:

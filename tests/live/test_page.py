@@ -161,6 +161,8 @@ def test_what_cannot_be_is_said_and_not_done(page: Page) -> None:
     page.evaluate("() => { Bokeh.documents[0].get_model_by_name('input_len').value = '9000000' }")
     until(page, lambda: "tokens" in text(page, "status") and "#b00020" in text(page, "status"))
     until(page, lambda: value(page, "input_len") == "data set's")
+    page.wait_for_timeout(2000)  # the control that was set back gives no order, which would clear the message
+    assert "#b00020" in text(page, "status")
 
 
 def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> None:

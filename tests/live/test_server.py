@@ -84,8 +84,14 @@ async def status(live: Served) -> str:
 ORDERS = (
     "", "{}", "[1, 2, 3]", '["no such order", 1]', '["turn", ["request_rate", NaN]]', '["turn", ["input_len", {}]]',
     '["turn", ["dataset_name", "/etc/passwd"]]', '["turn", ["__class__", 1]]', '["speed", -1]', '["drawn", Infinity]',
-    "[" * 5000, "x" * 70_000, b"\xff\xfe[]",
+    '["turn", ["request_rate", 1e9]]', '["turn", ["num_speculative_tokens", 10000]]',
+    '["turn", ["acceptance_rate", -1]]', "[" * 5000, "x" * 70_000, b"\xff\xfe[]",
 )  # fmt: skip
+
+
+@pytest.mark.parametrize("path", ["%00", "js/%00.js", "..%2f..%2fpage.py", "x" * 5000, "js", "%ff"])
+def test_what_is_no_file_of_the_page_is_not_found(path: str, live: Served) -> None:
+    assert answer(live.url, f"/static/{path}", "localhost").split()[1] in ("403", "404", "400")
 
 
 def test_malformed_orders_close_their_connection_and_nothing_else(live: Served) -> None:

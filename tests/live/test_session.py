@@ -14,7 +14,7 @@ import pytest
 
 from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
-from pdvsim.live.pace import MOST_UNREAD, Feed
+from pdvsim.live.pace import MOST_UNREAD, Feed, Pacer
 from pdvsim.live.session import Session, replay
 from pdvsim.live.table import lines
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
@@ -235,6 +235,15 @@ def test_a_refused_turn_changes_nothing() -> None:
     session.advance(1.0)
 
 
+def test_turns_of_two_controls_before_an_update_are_both_in_force() -> None:
+    """As of two browsers, or of one and a busy machine: none is of settings that the other has changed."""
+    pacer = Pacer(Setup(("pdv",), BASE), speed=1.0, window_s=10.0)
+    for turn in ({"request_rate": 9.0}, {"input_len": 10**7}, {"burstiness": 2.0}):
+        pacer.obey("turn", turn)
+        assert bool(pacer.refusal) == ("input_len" in turn)
+    assert pacer.shown().knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
+
+
 def deaf(pipe: Connection) -> None:
     """A session that begins and then reads nothing."""
     pipe.send(SimpleNamespace(orders=0))
@@ -244,7 +253,7 @@ def deaf(pipe: Connection) -> None:
 def test_orders_to_a_session_that_reads_nothing_do_not_wait() -> None:
     feed = Feed(deaf)
     for _ in range(2000):
-        feed.order("turn", Knobs.of(BASE))
+        feed.order("turn", {"request_rate": 8.0})
     assert feed.ordered == MOST_UNREAD
     feed.close()
 

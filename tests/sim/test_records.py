@@ -29,11 +29,17 @@ def test_a_packed_column_comes_back_bit_for_bit(column: np.ndarray[Any, Any], ti
     assert unpacked.tobytes() == column.tobytes()
 
 
-@given(columns=st.lists(arrays("f8", array_shapes(max_dims=1)), min_size=1, max_size=4))
-def test_a_packed_table_is_its_parts_one_behind_the_other(columns: list[np.ndarray[Any, Any]]) -> None:
+@given(
+    columns=st.lists(arrays("f8", array_shapes(max_dims=1)), min_size=1, max_size=4),
+    held_bytes=st.sampled_from((0, 20, 1 << 25)),
+)
+def test_a_packed_table_is_its_parts_one_behind_the_other(columns: list[np.ndarray[Any, Any]], held_bytes: int) -> None:
+    """Whether they are held in memory, or all or the last of them on disk."""
     table = PackedTable()
-    for column in columns:
-        table.append({"a": column, "b": np.arange(len(column))})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pdvsim.sim.records.HELD_BYTES", held_bytes)
+        for column in columns:
+            table.append({"a": column, "b": np.arange(len(column))})
     assert list(table) == ["a", "b"]
     assert table["a"].tobytes() == np.concatenate(columns).tobytes()
     assert [len(part["b"]) for part in parts(table)] == [len(column) for column in columns]

@@ -186,6 +186,20 @@ def test_what_is_in_order_is_not_doubted() -> None:
         pdvsim.run(arch="autoregressive", pair="llama-2-7b:tinyllama-1.1b", num_prompts=1, output_len=2)
 
 
+@pytest.mark.parametrize("drafter", ["eagle3", "ngram"])
+def test_the_recorded_acceptance_of_a_drafter_counts_as_not_given(drafter: str) -> None:
+    """An architecture that never drafts takes it, and behaves as without; another recording is refused."""
+    small = {"model": "llama-3.1-8b", "drafter": drafter, "num_prompts": 2, "output_len": 2}
+    run = pdvsim.run(arch="autoregressive", **small)
+    assert run.result.experiment.acceptance.acceptance_model == f"sharegpt-{drafter}"
+    plain = pdvsim.run(arch="autoregressive", acceptance_rate=Acceptance.acceptance_rate, **small)
+    assert run.metrics == plain.metrics
+    with pytest.raises(ValueError, match="--acceptance-model has no effect here"):
+        pdvsim.run(arch="autoregressive", acceptance_model="gsm8k-eagle3", **small)
+    with pytest.raises(ValueError, match="--acceptance-rate has no effect here"):
+        pdvsim.run(arch="autoregressive", acceptance_rate=0.9, **small)
+
+
 def test_what_needs_an_option_that_is_set_aside_is_set_aside_too() -> None:
     server = Server(controller="goodput", min_speculative_tokens=2, max_speculative_tokens=6)
     plain = suited(Experiment("autoregressive", server=server))

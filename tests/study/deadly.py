@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,3 +42,9 @@ def doomed(argv: list[str], step: int, after_s: float) -> None:
     os.fsync, os.replace = watched(os.fsync), watched(os.replace)
     signal.setitimer(signal.ITIMER_REAL, after_s)
     main(argv)
+
+
+def slow(index: int, lasts_s: float) -> dict[str, int]:
+    """A point that takes a while."""
+    time.sleep(lasts_s)
+    return {"index": index}

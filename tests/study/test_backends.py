@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
-from deadly import deadly, deadly_once
+from deadly import deadly, deadly_once, slow
 
 from pdvsim.cli import main
 from pdvsim.common.outcomes import DIED, Outcome, attempt
@@ -81,10 +84,10 @@ def test_a_point_that_kills_its_worker_is_found_out(name: str, request: pytest.F
 def test_a_cluster_without_workers_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     distributed, heard = pytest.importorskip("distributed"), []
     monkeypatch.setattr("pdvsim.study.backends.PATIENCE_S", PATIENCE_S)
-    monkeypatch.setattr("pdvsim.study.backends.WORKERS_S", 0.5)
+    monkeypatch.setattr("pdvsim.study.backends.WAIT_S", 0.5)
     with distributed.LocalCluster(n_workers=0, dashboard_address=":0") as empty:
         where = Backend(scheduler=empty.scheduler_address)
-        with pytest.raises(ValueError, match=r"has had no workers for 0\.5 s"):
+        with pytest.raises(ValueError, match=r"has no workers, for 0\.5 s"):
             list(finished(deadly, [(0, -1)], where, heard.append))
     assert [text.rpartition(" has no workers")[0] for text in heard] == [f"the Dask cluster at {where.scheduler}"]
 
@@ -153,54 +156,96 @@ def test_a_port_that_says_nothing_is_not_waited_for(
     assert said.startswith(f"pdvsim: error: --scheduler {where}: no ")
 
 
-def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path) -> None:
-    """No worker is said; when the scheduler is killed, what is done is named and kept, and gone on with elsewhere."""
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     pytest.importorskip("distributed")
     with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"tcp://127.0.0.1:{free.getsockname()[1]}"
-    python, quiet = sys.executable, {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    started = [python, "-m", "distributed.cli.dask_scheduler", "--no-dashboard", "--port", address.rpartition(":")[2]]
-    scheduler = subprocess.Popen(started, **quiet)
-    worker = None
-    folder = tmp_path / "s"
+        started = Cluster(f"tcp://127.0.0.1:{free.getsockname()[1]}", tmp_path)
+    started.start("dask_scheduler", "--port", started.address.rpartition(":")[2])
+    started.wait()
+    yield started
+    for process in started.processes:
+        process.send_signal(signal.SIGCONT)
+        process.kill()
+        process.wait()
+
+
+@dataclass
+class Cluster:
+    """A scheduler, the first of the processes, and workers without a nanny."""
+
+    address: str
+    folder: Path
+    processes: list[subprocess.Popen[bytes]] = field(default_factory=list)
+
+    def start(self, program: str, *more: str) -> None:
+        command = [sys.executable, "-m", f"distributed.cli.{program}", *more, "--no-dashboard"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        self.processes.append(subprocess.Popen(command, env=environment, cwd=self.folder, **quiet))
+
+    def wait(self) -> None:
+        """Until the scheduler can be reached."""
+        host, _, port = self.address.removeprefix("tcp://").rpartition(":")
+        end_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                socket.create_connection((host, int(port))).close()
+            except OSError:
+                assert time.monotonic() < end_s
+                time.sleep(0.05)
+            else:
+                return
+
+    def start_worker(self) -> None:
+        self.start("dask_worker", self.address, "--nthreads", "1", "--no-nanny", "--local-directory", str(self.folder))
+
+
+@pytest.mark.parametrize(
+    ("which", "number", "says"),
+    [(1, signal.SIGKILL, "has no workers"), (0, signal.SIGSTOP, "does not answer")],
+)
+def test_a_cluster_that_fails_in_the_middle_is_reported_and_not_waited_for_for_ever(
+    which: int, number: signal.Signals, says: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All workers are killed, or the scheduler stops; what is finished has been given."""
+    cluster.start_worker()
+    heard: list[str] = []
+    monkeypatch.setattr("pdvsim.study.backends.PATIENCE_S", PATIENCE_S)
+    every = finished(slow, [(index, 0.2) for index in range(1000)], Backend(scheduler=cluster.address), heard.append)
+    first = next(every)
+    assert first.row == {"index": first.index}
+    for name, limit_s in (("PATIENCE_S", 1.0), ("LOOK_S", 0.2), ("WAIT_S", 1.0)):
+        monkeypatch.setattr(f"pdvsim.study.backends.{name}", limit_s)
+    cluster.processes[which].send_signal(number)
+    heard.clear()
+    with pytest.raises(ValueError, match=f"the Dask cluster at {cluster.address} {says}, for 1 s"):
+        list(every)
+    assert heard[0].startswith(f"the Dask cluster at {cluster.address} {says}: waiting up to 1 s; Ctrl-C")
+
+
+def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path, cluster: Cluster) -> None:
+    """No worker is said; when the scheduler is killed, what is done is named and kept, and gone on with elsewhere."""
+    address, folder = cluster.address, tmp_path / "s"
     argv = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1", "--num-runs", "300", "-o", str(folder)]
     program = "import sys, pdvsim.study.backends as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
-    try:
-        sweep = subprocess.Popen(
-            [python, "-c", WHEN_UP + program, *argv, "--scheduler", address],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        assert sweep.stderr is not None
-        said = sweep.stderr.readline()
-        assert said.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting for some")
-        command = [python, "-m", "distributed.cli.dask_worker", address, "--nthreads", "1", "--no-dashboard"]
-        worker = subprocess.Popen([*command, "--no-nanny", "--local-directory", str(tmp_path)], **quiet)
-        while len(list(folder.glob("parts/*.json"))) < 3:
-            assert sweep.poll() is None
-            time.sleep(0.01)
-        scheduler.kill()
-        *_, stopped, error = sweep.communicate(timeout=60)[1].splitlines()
-        assert sweep.returncode == 2
-        done = len(list(folder.glob("parts/*.json")))
-        assert 3 <= done < 300
-        assert stopped == f"pdvsim: stopped: {done} of 300 points are in {folder}; continue with --resume"
-        assert error == f"pdvsim: error: --scheduler {address}: the Dask scheduler disconnected"
-    finally:
-        for process in (scheduler, worker):
-            if process is not None:
-                process.kill()
-                process.wait()
-
-
-WHEN_UP = """
-import socket, sys, time
-host, _, port = sys.argv[-1].removeprefix("tcp://").rpartition(":")
-while True:
-    try:
-        socket.create_connection((host, int(port))).close()
-        break
-    except OSError:
-        time.sleep(0.05)
-"""
+    sweep = subprocess.Popen(
+        [sys.executable, "-c", program, *argv, "--scheduler", address],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert sweep.stderr is not None
+    said = sweep.stderr.readline()
+    assert said.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting up to 600 s")
+    cluster.start_worker()
+    while len(list(folder.glob("parts/*.json"))) < 3:
+        assert sweep.poll() is None
+        time.sleep(0.01)
+    cluster.processes[0].kill()
+    *_, stopped, error = sweep.communicate(timeout=60)[1].splitlines()
+    assert sweep.returncode == 2
+    done = len(list(folder.glob("parts/*.json")))
+    assert 3 <= done < 300
+    assert stopped == f"pdvsim: stopped: {done} of 300 points are in {folder}; continue with --resume"
+    assert error == f"pdvsim: error: --scheduler {address}: the Dask scheduler disconnected"

@@ -14,6 +14,7 @@ from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
 from pdvsim.cli import main
 from pdvsim.cli.plot import PlotCommand
+from pdvsim.cli.report import ReportCommand
 from pdvsim.common.files import sealed
 from pdvsim.common.options import parse
 from pdvsim.sim.metrics.summary import latencies_s
@@ -73,9 +74,11 @@ DAMAGED = {
     "run.json": "altered",
     "run.requests.parquet": "flipped",
     "run.deliveries.parquet": "flipped",
+    "run.launches.parquet": "gone",
     "sweep/sweep.json": "altered",
     "sweep/summary.parquet": "flipped",
     "sweep/details/00000.launches.parquet": "flipped",
+    "sweep/details/00000.requests.parquet": "gone",
     "sweep/parts/00000.json": "altered",
 }
 
@@ -91,6 +94,8 @@ def test_whoever_reads_a_result_finds_the_damage_that_check_finds(
     assert main(["report", str(result), "-o", page]) == 0
     if DAMAGED[name] == "flipped":
         flipped(folder / name)
+    elif DAMAGED[name] == "gone":
+        (folder / name).unlink()
     else:
         text = (folder / name).read_text()
         changed = text.replace('"output_throughput": ', '"output_throughput": 1')
@@ -104,10 +109,22 @@ def test_whoever_reads_a_result_finds_the_damage_that_check_finds(
         refused(["plot", str(result), "--var-y", "mean_ttft_ms", "-o", str(tmp_path / "plots")])
 
 
+def test_a_path_may_contain_spaces_and_commas(detailed: Path, tmp_path: Path) -> None:
+    folder = str(shutil.copytree(detailed / "sweep", tmp_path / "my sweep, again"))
+    run = str(shutil.copy(detailed / "run.json", tmp_path / "a run.json"))
+    assert load(parse(ReportCommand, [folder, run]).results).points["results"].tolist() == ["my sweep, again", "a run"]
+    assert main(["sweep", "--check", folder]) == 0
+    assert main(["report", folder, "-o", str(tmp_path / "a report.html")]) == 0
+    assert (tmp_path / "a report.html").exists()
+
+
 def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copy(detailed / "run.json", tmp_path)
     assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
     assert "run: no histograms: its records are missing" in capsys.readouterr().err
+    shutil.copytree(detailed / "sweep", tmp_path / "sweep", ignore=shutil.ignore_patterns("details"))
+    assert main(["report", str(tmp_path / "sweep"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "sweep: no histograms of 1 of 1 points: their records are missing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -190,7 +190,6 @@ def test_a_folder_with_a_sweep_is_left_alone(
         ({"pdvsim_version": "0.0.1"}, "written by pdvsim '0.0.1'"),
         ({"schema_version": 2}, "schema_version is 2, this version reads 1"),
         ({"schema_version": None}, "schema_version is None"),
-        ({"sweep": []}, "sweep is missing or damaged"),
     ],
 )
 def test_a_folder_of_another_version_is_refused(
@@ -400,6 +399,44 @@ def test_a_damaged_header_or_summary_is_made_again(tmp_path: Path) -> None:
         assert main(["sweep", "--check", str(tmp_path)]) == 1
         assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
         assert main(["sweep", "--check", str(tmp_path)]) == 0
+
+
+@pytest.mark.parametrize("text", ["", '{"schema_version": 1,', "[]", "\xff", "no sweep"])
+def test_a_header_that_cannot_be_read_is_made_again_for_its_sweep_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str
+) -> None:
+    """Every part has the identity of its sweep: the flags of that sweep repair the folder, no others do."""
+    assert sweep(tmp_path, "--concurrency", "1,2") == 0
+    before, config = content(tmp_path), tmp_path / "sweep.json"
+    whole = json.loads(config.read_text())
+    damaged = text.encode("latin-1") if text != "no sweep" else json.dumps(whole | {"sweep": []}).encode()
+    config.write_bytes(damaged)
+    capsys.readouterr()
+    assert main(["sweep", "--check", str(tmp_path)]) == 1
+    assert "damaged: sweep.json; --resume with the sweep's flags repairs it" in capsys.readouterr().out
+    for flags, says in (([], "repairs it"), (["--resume", "--seed", "5"], "the points are of another sweep")):
+        assert sweep(tmp_path, "--concurrency", "1,2", *flags) == 2
+        assert says in said(capsys)
+        assert config.read_bytes() == damaged
+    assert sweep(tmp_path, "--concurrency", "1,2", "--resume") == 0
+    assert content(tmp_path) == before
+    assert json.loads(config.read_text())["sweep"] == whole["sweep"]
+    assert main(["sweep", "--check", str(tmp_path)]) == 0
+
+
+def test_what_killed_workers_leave_is_removed_at_the_end(tmp_path: Path) -> None:
+    folder = SweepDir(tmp_path / "s", Sweep())
+    left_over = folder.path / "details" / TEMPORARY.replace("*", "1")
+
+    def interrupted() -> None:
+        with folder.opened("today", False):
+            left_over.parent.mkdir()
+            left_over.touch()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert not left_over.exists()
 
 
 def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
