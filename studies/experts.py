@@ -39,7 +39,7 @@ GLM_FLASH = ModelSpec(  # zai-org/GLM-4.7-Flash, config.json
 # as layers without a KV cache, of the attention products of the fourth.
 QWEN36 = ModelSpec(
     "qwen3.6-35b-a3b", "qwen3", 40, 2048, 2048, 16, 2, 256, 248320, max_position_embeddings=262144,
-    experts=Experts(256, 8, 512, shared=512), windowed_layers=30,
+    experts=Experts(256, 8, 512, shared=512), sliding_window=1, windowed_layers=30,
 )  # fmt: skip
 
 
