@@ -19,6 +19,7 @@ from typing import Any
 
 from pdvsim.sim.assembly import bar_of, covering_profile
 from pdvsim.sim.config import Experiment, Hardware
+from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.records import Result
@@ -75,12 +76,18 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
         reason = "forward times are predicted"
     if reason is not None or errors is None:
         return metrics | {"error_range": f"none: {reason}"}
-    known: Known = "any machine" if experiment.hardware.machine is None else "this machine"
+    known: Known = "this machine" if _has_own_pace(experiment) else "any machine"
     bars = _bars(errors, known, experiment, metrics, main)
     if not bars:
         return metrics | {"error_range": "none: too few real runs were comparable"}
     text = "holds 90% of comparable real runs"
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
+
+
+def _has_own_pace(experiment: Experiment) -> bool:
+    """Whether realrun measured the machine's pace; a correction for another engine narrows no range of ours."""
+    machine = experiment.hardware.machine
+    return machine is not None and read_pace(machine).step_s is None
 
 
 def _bars(

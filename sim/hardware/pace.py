@@ -4,6 +4,9 @@ Before its clock starts, `realrun` serves some warm-up requests. Their launches 
 the time alone on the profiled machine: `pace_target` (target forwards) and `pace_draft` (drafts). `pace_host_s` is the
 host time between two launches of few rows, `pace_row_s` the additional host time per row.
 
+`pdvsim calibrate --from-bench` finds the same of another engine from its benchmarks. It gives the overhead of a whole
+step, `pace_step_s`, instead of the time between launches: all of it is exposed, once per step.
+
 Not covered: differences of prefills, of co-running lanes, and of the power limit.
 """
 
@@ -23,6 +26,7 @@ from pdvsim.sim.records import Table
 
 FEWEST_LAUNCHES = 20
 LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed
+MOST_STEP_S = 1.0  # of the overhead of a step of an engine
 
 
 class Pace(NamedTuple):
@@ -32,6 +36,7 @@ class Pace(NamedTuple):
     draft: float = 1.0
     host_s: float | None = None  # None: as in the profile
     row_s: float = 0.0
+    step_s: float | None = None  # overhead of a step of another engine, in place of `host_s`
 
     def applied(self, profile: Profile, pair: Pair) -> Profile:
         """The profile of such a machine."""
@@ -42,15 +47,19 @@ class Pace(NamedTuple):
         host = profile.host
         if self.host_s is not None:
             host = replace(host.scaled(self.host_s), row_s=self.row_s)
+        if self.step_s is not None:
+            host = replace(host, launch_s=0.0, completion_s=self.step_s, row_s=self.row_s)
         return replace(profile, models=fits, host=host)
 
 
 def read_pace(path: str | Path) -> Pace:
-    """What a result of `realrun` says; a ValueError if it says nothing."""
+    """What a result of `realrun` or of `calibrate --from-bench` says; a ValueError if it says nothing."""
     document = read_json(Path(path))
     pace = pace_in(document) if isinstance(document, dict) else None
     if pace is None:
-        raise ValueError(f"--machine {path}: not a result of realrun with pace_target and pace_draft")
+        raise ValueError(
+            f"--machine {path}: not a result of realrun, or of calibrate --from-bench, with pace_target and pace_draft"
+        )
     return pace
 
 
@@ -65,6 +74,7 @@ def pace_in(meta: Mapping[str, Any]) -> Pace | None:
 
 def _is_within(name: str, value: object) -> bool:
     low, high = (0.0, MOST_HOST_S) if name.endswith("_s") else (LEAST, MOST)
+    high = MOST_STEP_S if name == "step_s" else high
     return isinstance(value, int | float) and low <= value <= high
 
 
