@@ -1,4 +1,6 @@
-"""A result of `vllm bench serve` or `sglang.bench_serving`: the load that a server had, to be simulated, and what was measured of it.
+"""A benchmark of a server: the load that it had, to be simulated, and what was measured of it.
+
+Read are results of `vllm bench serve` and `sglang.bench_serving`.
 
 With --save-detailed the lengths, and from vLLM's start_times on the arrivals, are those of the benchmark. Without, all
 requests have the mean lengths, and arrivals are drawn. What the result says of drafts is taken from it: their length,

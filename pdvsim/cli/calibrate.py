@@ -36,8 +36,8 @@ class CalibrateCommand:
     bench: tuple[str, ...] = ()
     """With --from-vllm: results of `vllm bench serve --save-result --save-detailed` on the same servers."""
     from_bench: tuple[str, ...] = ()
-    """Instead of SAMPLES: results of `vllm bench serve` or `sglang.bench_serving` of one server. Fits its speed and step
-    overhead; all commands take the file as --machine."""
+    """Instead of SAMPLES: results of `vllm bench serve` or `sglang.bench_serving` of one server. Fits its speed and
+    step overhead; all commands take the file as --machine."""
     pair: str | None = None
     """With --from-vllm: the models it served, as draft:target. With --from-bench, also a target alone (or --model);
     default: the model that the results name."""
@@ -64,9 +64,9 @@ def main(argv: list[str]) -> int:
 
         if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.name:
             raise ValueError("--from-bench can be combined only with --model or --pair, --gpu, server options and -o")
-        path = args.output if args.output != PROFILE else MACHINE
+        file = Path(args.output if args.output != PROFILE else MACHINE)
         hardware = Hardware(args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size)
-        return correct(args.from_bench, args.pair, hardware, args.max_num_batched_tokens, Path(path), args.json)
+        return correct(args.from_bench, args.pair, hardware, args.max_num_batched_tokens, file, args.json)
     if (args.tensor_parallel_size, args.max_num_batched_tokens) != (1, Server.max_num_batched_tokens):
         raise ValueError("--tensor-parallel-size and --max-num-batched-tokens need --from-bench")
     if args.from_vllm:

@@ -22,9 +22,7 @@ from pdvsim.view.table import cell, grid
 COMPARED = {"output_throughput": "throughput", "mean_tpot_ms": "mean TPOT", "mean_ttft_ms": "mean TTFT"}
 
 
-def correct(
-    paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: int, path: Path, as_json: bool
-) -> int:
+def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: int, path: Path, as_json: bool) -> int:
     """Fit the results of one server, write the correction and print what it explains; returns the exit code."""
     file = output.check_file(path)
     loads = [read_load(name) for name in paths]
@@ -35,7 +33,7 @@ def correct(
     fit = fit_bench(cases)
     document = fit.document() | {"model": server.pair, "gpu": hardware.gpu, "fitted_to": list(paths)}
     write_whole(file, (output.dumps(document) + "\n").encode())
-    rows = []
+    rows: list[dict[str, Any]] = []
     with Progress(2 * len(cases), "simulations", as_json) as progress:
         for at, (name, (load, experiment)) in enumerate(zip(paths, cases, strict=True)):
             before = _errors(load, experiment)

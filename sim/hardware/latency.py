@@ -74,6 +74,7 @@ class ForwardFit:
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
     row_s: float = 0.0  # per row of a decode or verify, whatever its context
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
+    prompt_token_s: float = 0.0  # per prompt token, beyond all else: an engine that prefills slower
     # up to so many tokens a forward's kernels are small enough to run beside another's, but for those of its large
     # products, which take so long
     nimble_tokens: int = 0
@@ -235,7 +236,7 @@ class Latency:
                 logits += 1
             moved += self._over_window(start + n, min(start, self.window) + n) * self._kv_bytes
             flops += self._over_window(_pairs(start, n), _pairs(start, n, self.window)) * self._pair_flops
-        solo = self._over_prompts(read)
+        solo = self._over_prompts(read) + fit.prompt_token_s * prompt
         new = self._filled(new + (_up_to(fit.chunk_buckets, prompt) if chunks else 0))
         if rows and chunks:
             solo += fit.mixed_s

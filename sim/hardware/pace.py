@@ -5,9 +5,10 @@ the time alone on the profiled machine: `pace_target` (target forwards) and `pac
 host time between two launches of few rows, `pace_row_s` the additional host time per row.
 
 `pdvsim calibrate --from-bench` finds the same of another engine from its benchmarks. It gives the overhead of a whole
-step, `pace_step_s`, instead of the time between launches: all of it is exposed, once per step.
+step, `pace_step_s`, instead of the time between launches: all of it is exposed, once per step. `pace_prompt_s` is the
+time per prompt token beyond that of the profile.
 
-Not covered: differences of prefills, of co-running lanes, and of the power limit.
+Not covered: differences of co-running lanes and of the power limit; of prefills on the machine of a `realrun`.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ class Pace(NamedTuple):
     host_s: float | None = None  # None: as in the profile
     row_s: float = 0.0
     step_s: float | None = None  # overhead of a step of another engine, in place of `host_s`
+    prompt_s: float = 0.0  # per prompt token that its target prefills
 
     def applied(self, profile: Profile, pair: Pair) -> Profile:
         """The profile of such a machine."""
@@ -44,6 +46,8 @@ class Pace(NamedTuple):
         for spec, factor in ((pair.draft, self.draft), (pair.target, self.target)):
             if spec.name in fits:
                 fits[spec.name] = profile.models[spec.name].scaled(factor / profile.in_service.get(spec.name, 1.0))
+        if self.prompt_s and pair.target.name in fits:
+            fits[pair.target.name] = replace(fits[pair.target.name], prompt_token_s=self.prompt_s)
         host = profile.host
         if self.host_s is not None:
             host = replace(host.scaled(self.host_s), row_s=self.row_s)
