@@ -185,8 +185,9 @@ def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
     decoding = (rows > 0) & (ends > starts) & (ended == begun)
 
     def observed(group: NDArray[np.bool_], prompt: int = 0) -> Observation:
-        values = (rows[group].mean(), contexts[group].mean(), np.median((ends - starts)[group]))
-        return Observation(*map(float, values), float(prompt > 0), prompt)
+        seconds = float(np.median((ends - starts)[group]))
+        size, context = float(rows[group].mean()), float(contexts[group].mean())
+        return Observation(size, context, seconds, float(prompt > 0), prompt)
 
     for chosen in (decoding & ~waits, decoding):
         groups = [chosen & (rows == count) for count in np.unique(rows[chosen])]

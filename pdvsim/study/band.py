@@ -74,9 +74,11 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
     reason = unvalidated(experiment, metrics, errors)
     if reason is None and "forward_error_bar" in result.meta:
         reason = "forward times are predicted"
+    if reason is None and _is_other_engine(experiment):
+        reason = "no real runs of the engine that --machine corrects for"
     if reason is not None or errors is None:
         return metrics | {"error_range": f"none: {reason}"}
-    known: Known = "this machine" if _has_own_pace(experiment) else "any machine"
+    known: Known = "any machine" if experiment.hardware.machine is None else "this machine"
     bars = _bars(errors, known, experiment, metrics, main)
     if not bars:
         return metrics | {"error_range": "none: too few real runs were comparable"}
@@ -84,10 +86,10 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
 
 
-def _has_own_pace(experiment: Experiment) -> bool:
-    """Whether realrun measured the machine's pace; a correction for another engine narrows no range of ours."""
+def _is_other_engine(experiment: Experiment) -> bool:
+    """Whether predictions are corrected for an engine by its benchmarks, which the errors of ours say nothing about."""
     machine = experiment.hardware.machine
-    return machine is not None and read_pace(machine).step_s is None
+    return machine is not None and read_pace(machine).step_s is not None
 
 
 def _bars(
