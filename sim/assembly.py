@@ -23,7 +23,7 @@ from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofli
 from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
-from pdvsim.sim.machine.kv import KvCache, capacity_tokens
+from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.machine.rounds import ForeseeingGPU
@@ -316,7 +316,13 @@ class Site:
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
-            kv=KvCache(self.capacity_tokens, experiment.longest_draft, experiment.paged, reuse_of(experiment)),
+            kv=KvCache(
+                self.capacity_tokens,
+                experiment.longest_draft,
+                experiment.paged,
+                reuse_of(experiment),
+                () if experiment.traffic.shares else windows_of(list(models_on(experiment)[seats.verify].values())),
+            ),
             deliveries=self.log.deliveries,
             readers=len(seats.prefill),
             on_finish=lambda request: self.on_finish(request),

@@ -11,7 +11,8 @@ from typing import Literal, NamedTuple
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
 ModelFamily = Literal[
-    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gpt_oss", "deepseek", "glm4", "llama4"
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
+    "llama4", "minimax",
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp"]
 DrafterKind = Literal["model", "eagle3", "mtp", "ngram", "none"]
@@ -74,13 +75,13 @@ class ModelSpec:
     tied_embeddings: bool = False
     dtype_bytes: int = 2
     max_position_embeddings: int | None = None  # longest context; None: not known
-    sliding_window: int | None = None  # tokens that attention reaches back, where that is less
+    sliding_window: int | None = None  # cached tokens that windowed layers attend to; None: no layer has a window
     shards: int = 1  # GPUs that the model is divided over; the sizes are then those of one of them
     experts: Experts | None = None  # None: a dense model
     latent: Latent | None = None  # None: keys and values are cached as they are
     layer_bytes: float | None = None  # per weight of the layers' products, where quantised; None: dtype_bytes
     kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
-    windowed_layers: int = 0  # layers whose window of a few hundred tokens is left out of KV cache and attention
+    windowed_layers: int = 0  # layers that attend to the last `sliding_window` tokens only
 
     @property
     def qkv_inputs(self) -> int:
@@ -223,18 +224,18 @@ class ModelSpec:
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """KV cache held, and read by every later forward, per token of context."""
+        """KV cache held, and read by every later forward, per token of context within all windows."""
         item = self.kv_dtype_bytes or self.dtype_bytes
         if self.latent is not None:
             return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * item
-        return 2 * self.attending_layers * self.kv_heads * self.head_dim * item
+        return 2 * self.layers * self.kv_heads * self.head_dim * item
 
     @property
     def attention_flops_per_pair(self) -> int:
-        """Flops of one query token against one context token, over all layers."""
+        """Flops of one query token against one context token within all windows, over all layers."""
         if self.latent is not None:
             return 2 * self.layers * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
-        return 4 * self.attending_layers * self.heads * self.head_dim
+        return 4 * self.layers * self.heads * self.head_dim
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,13 +106,9 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
 
     models = pair(name)
     draft, target = models.draft, models.target
-    doubts = [
-        f"{model.name} attends to its last {model.sliding_window:,} tokens; pdvsim simulates attention to all"
-        for model in (draft, target)
-        if model.sliding_window is not None
-    ]
+    doubts: list[str] = []
     if draft.on_host:
-        return tuple(doubts)
+        return ()
     if not isinstance(draft, HeadSpec) and not same_vocabulary(draft, target):
         doubts.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
@@ -124,7 +120,7 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     hardware = Hardware(gpu, profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
     alone = Experiment(server=Server(pair=name), hardware=hardware)
     fits = covering_profile(alone)
-    steps = [fits.latency(model).shape(1, 1) for model in (alone.pair.draft, alone.pair.target)]
+    steps = [fits.latency(model).shape(1, 1, 1, COMPARED_CONTEXT) for model in (alone.pair.draft, alone.pair.target)]
     draft_s, target_s = (step.solo_0 + step.solo_1 * COMPARED_CONTEXT for step in steps)
     if draft_s >= target_s:
         times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"

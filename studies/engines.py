@@ -95,7 +95,7 @@ def latency(card: str, spec: ModelSpec = TARGET, gpus: int = 1) -> Latency:
 
 def forward_ms(card: str, rows: int, k: int, context: float, spec: ModelSpec = TARGET, gpus: int = 1) -> float:
     """Our target's forward over `rows` rows with k draft tokens each."""
-    shape = latency(card, spec, gpus).shape(rows, k + 1)
+    shape = latency(card, spec, gpus).shape(rows, k + 1, 1, rows * context)
     return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
 
 

@@ -39,7 +39,7 @@ GLM_FLASH = ModelSpec(  # zai-org/GLM-4.7-Flash, config.json
 # as layers without a KV cache, of the attention products of the fourth.
 QWEN36 = ModelSpec(
     "qwen3.6-35b-a3b", "qwen3", 40, 2048, 2048, 16, 2, 256, 248320, max_position_embeddings=262144,
-    experts=Experts(256, 8, 512, shared=512), windowed_layers=30,
+    experts=Experts(256, 8, 512, shared=512), sliding_window=1, windowed_layers=30,
 )  # fmt: skip
 
 
@@ -77,7 +77,7 @@ class Setting:
         return forward_ms(self.card, rows, tokens - 1, context, self.spec, self.gpus) + self.each_ms
 
     def _draft(self, rows: int, steps: int, context: float) -> float:
-        shape = latency(self.card, drafter(self.head, self.spec), self.gpus).shape(rows, 2, steps)
+        shape = latency(self.card, drafter(self.head, self.spec), self.gpus).shape(rows, 2, steps, rows * context)
         return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
 
 

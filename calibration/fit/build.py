@@ -189,8 +189,9 @@ def power_errors(heated: PowerCalibration) -> dict[str, Any]:
 def save(profile: Profile, path: str | Path) -> None:
     """Write a profile as JSON that `pdvsim.sim.hardware.profile.load` reads."""
     document = asdict(profile)
+    rare = ("fused_knots", "reduce_knots", "gather_knots", "token_buckets", "expert_s", "prompt_token_s")
     for fit in document["models"].values():
-        for name in ("fused_knots", "reduce_knots", "gather_knots", "token_buckets", "expert_s"):  # few models have any
+        for name in rare:
             if not fit[name]:
                 del fit[name]
     write_whole(Path(path), (json.dumps(document, indent=1) + "\n").encode())

@@ -129,7 +129,7 @@ def _member(
     rows, steps, spec = int(row["bucket_rows"]), int(row["steps"]), model.spec
     prompt, known, chunks = int(row["chunk_tokens"]), int(row["chunk_start"]), int(row["chunks"])
     if rows:
-        shape = model.shape(rows, int(row["tokens"]), steps)
+        shape = model.shape(rows, int(row["tokens"]), steps, context)
         moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
         cache = steps * context * spec.kv_bytes_per_token
     else:

@@ -1,4 +1,6 @@
-"""A result of `vllm bench serve`: the load that a server had, to be simulated, and what was measured of it.
+"""A benchmark of a server: the load that it had, to be simulated, and what was measured of it.
+
+Read are results of `vllm bench serve` and `sglang.bench_serving`.
 
 With --save-detailed the lengths, and from vLLM's start_times on the arrivals, are those of the benchmark. Without, all
 requests have the mean lengths, and arrivals are drawn. What the result says of drafts is taken from it: their length,
@@ -31,6 +33,7 @@ from pdvsim.sim.workload.requests import Workload
 METRIC = re.compile(
     r"(request|output|total_token)_throughput|(mean|median|p(?P<percentile>\d+(\.\d+)?))_(ttft|tpot|itl|e2el)_ms"
 )
+MODEL_NAMES = ("model_id", "model")  # of vLLM and SGLang
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,8 @@ class BenchedLoad:
     accepted: tuple[float, ...]  # share of drafts at each position; none where the result does not say
     measured: dict[str, float]
     notes: tuple[str, ...]  # how the load was taken from the result
+    model: str | None = None  # that was served, as the result names it
+    tokens_s: tuple[NDArray[np.float64], list[NDArray[np.float64]]] | None = None  # when requests were sent, and tokens
 
     def experiment(
         self, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, k: int | None
@@ -87,7 +92,7 @@ def read_load(path: str) -> BenchedLoad:
     if "output_throughput" not in measured:
         raise ValueError(f"{path}: no result of `vllm bench serve`: it has no output_throughput")
     rate, limit = math.inf, document.get("max_concurrency")
-    if document.get("request_rate") not in ("inf", None):
+    if document.get("request_rate") not in ("inf", math.inf, None):  # the last but one as SGLang writes it
         rate = _number(path, document, "request_rate", "requests per second, or inf")
     burstiness = _number(path, {"burstiness": 1.0} | document, "burstiness", "a number above 0")
     if limit is not None and (type(limit) is not int or limit < 1):
@@ -112,7 +117,27 @@ def read_load(path: str) -> BenchedLoad:
         sent_s = np.concatenate(list(Workload(traffic, Acceptance()).arrivals()))
         notes += ["no start_times: arrivals drawn at the same rate"] if paced else []
     k, accepted = _drafts(path, document)
-    return BenchedLoad(traffic, lengths, sent_s, k, accepted, measured, tuple(notes))
+    model = next((document[name] for name in MODEL_NAMES if isinstance(document.get(name), str)), None)
+    times = _token_times(document, len(lengths))
+    return BenchedLoad(traffic, lengths, sent_s, k, accepted, measured, tuple(notes), model, times)
+
+
+def _token_times(
+    document: Mapping[str, Any], requests: int
+) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]] | None:
+    """When each request was sent and its tokens came; None where the result does not say so of every request."""
+    columns = [document.get(name) for name in ("start_times", "ttfts", "itls")]
+    if not all(isinstance(column, list) and len(column) == requests for column in columns):
+        return None
+    try:
+        sent_s, first_s = (np.array(column, dtype=np.float64) for column in columns[:2])
+        gaps = [np.array(gaps, dtype=np.float64) for gaps in columns[2] or ()]
+    except (TypeError, ValueError, OverflowError):
+        return None
+    if sent_s.ndim != 1 or first_s.ndim != 1 or any(gap.ndim != 1 for gap in gaps):
+        return None
+    tokens_s = [sent + np.cumsum([first, *gap]) for sent, first, gap in zip(sent_s, first_s, gaps, strict=True)]
+    return (sent_s, tokens_s) if all(np.isfinite(times).all() for times in (sent_s, *tokens_s)) else None
 
 
 def _number(path: str, document: Mapping[str, Any], name: str, accepted: str) -> float:

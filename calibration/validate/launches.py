@@ -141,7 +141,7 @@ def priced(frame: pd.DataFrame, experiment: Experiment, profile: Profile) -> pd.
     for at, (role, rows, width, steps, context, tokens) in enumerate(sizes):
         behind = role == "draft" and role in models and width > models[role].widest
         if rows and role in models and not behind and tokens == rows * (width + steps - 1):
-            shape = models[role].shape(rows, width, steps)
+            shape = models[role].shape(rows, width, steps, context)
             solo[at] = shape.solo_0 + shape.solo_1 * context
     return frame.assign(solo_s=solo)
 

@@ -1,4 +1,4 @@
-"""`pdvsim calibrate`: fit a profile to measured samples or to logs of an engine, and print its errors."""
+"""`pdvsim calibrate`: fit a profile to samples or to logs of an engine, or a correction to benchmarks of one."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ from pdvsim.common.console import say
 from pdvsim.common.files import write_all
 from pdvsim.common.options import Paths, Placed, parse
 from pdvsim.common.progress import Progress
+from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.hardware.models import gpu, pair
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from pdvsim.calibration.fit.build import Calibration
+
+PROFILE, MACHINE = "profile.json", "machine.json"  # files written where no other is named
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,24 @@ class CalibrateCommand:
     served: Paths = ()
     """Results of realrun, or files of its runs. Their warm-ups correct forward and host times to those in service."""
     gpu: str | None = None
-    """With --from-vllm: the GPU it ran on, e.g. a100-80gb or a card.toml."""
+    """With --from-vllm or --from-bench: the GPU it ran on, e.g. a100-80gb or a card.toml."""
     from_vllm: Paths = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
     bench: Paths = ()
     """With --from-vllm: results of `vllm bench serve --save-result --save-detailed` on the same servers."""
+    from_bench: Paths = ()
+    """Instead of SAMPLES: results of `vllm bench serve` or `sglang.bench_serving` of one server. Fits its speed and
+    step overhead; all commands take the file as --machine."""
     pair: str | None = None
-    """With --from-vllm: the models it served, as draft:target."""
-    output: str = "profile.json"
-    """Profile to write, to be used as --profile of `pdvsim run`."""
+    """With --from-vllm: the models it served, as draft:target. With --from-bench, also a target alone (or --model);
+    default: the model that the results name."""
+    tensor_parallel_size: int = 1
+    """With --from-bench: GPUs that the model is sharded over."""
+    max_num_batched_tokens: int = Server.max_num_batched_tokens
+    """With --from-bench: token budget of a step of the server."""
+    output: str = PROFILE
+    """File to write: a profile for --profile of `pdvsim run` or, with --from-bench, a correction for --machine; its
+    default is then machine.json."""
     name: str | None = None
     """Name of the GPU in the profile; default: the profile's file name."""
     plots: str | None = None
@@ -47,12 +59,22 @@ class CalibrateCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(CalibrateCommand, argv, "pdvsim calibrate")
+    if args.from_bench:
+        from pdvsim.cli.calibrate_bench import correct
+
+        if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.name:
+            raise ValueError("--from-bench can be combined only with --model or --pair, --gpu, server options and -o")
+        file = Path(args.output if args.output != PROFILE else MACHINE)
+        hardware = Hardware(args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size)
+        return correct(args.from_bench, args.pair, hardware, args.max_num_batched_tokens, file, args.json)
+    if (args.tensor_parallel_size, args.max_num_batched_tokens) != (1, Server.max_num_batched_tokens):
+        raise ValueError("--tensor-parallel-size and --max-num-batched-tokens need --from-bench")
     if args.from_vllm:
         return _engine(args)
     if args.bench or args.pair or args.gpu:
         raise ValueError("--bench, --pair and --gpu need --from-vllm; samples name their models and GPU")
     if args.samples is None:
-        raise ValueError("name a folder of samples, or logs of your engine with --from-vllm")
+        raise ValueError("name a folder of samples, logs of your engine with --from-vllm, or results with --from-bench")
 
     from pdvsim.calibration.fit import build
     from pdvsim.calibration.fit.build import save

@@ -35,6 +35,13 @@ def compare_bench(
         for name, error in errors.items()
     }
     facts = _facts(load, experiment, result.meta, predicted)
+    if hardware.machine is None and hardware.profile is None:
+        served = server.pair.rpartition(":")[2] if not load.k else server.pair
+        facts.append(
+            "to correct for your engine: pdvsim calibrate --from-bench "
+            f"{path} {'--pair' if load.k else '--model'} {served} --gpu {hardware.gpu} -o mine.json; "
+            "then add --machine mine.json to any command"
+        )
     print(output.dumps({"bench": path, "metrics": rows, "notes": facts}) if as_json else _text(rows, facts))
     return 0
 

@@ -92,9 +92,10 @@ class Speeds:
         plain, formula = self.plain(sizes), self.formula
         rounds, drafter, more_s = formula.rounds(0) + JOINING_ROUNDS, formula.planner.models["draft"], []
         for rows in (min(size, self.fits) for size in sizes):
-            step = drafter.shape(rows, 1)
-            step_s = step.solo_0 + step.solo_1 * int(rows * formula.context)
-            prompt_s = drafter.carrying(rows, 1, 1, formula.prompt, False).solo_0 - step.solo_0
+            cached = int(rows * formula.context)
+            step = drafter.shape(rows, 1, 1, cached)
+            step_s = step.solo_0 + step.solo_1 * cached
+            prompt_s = drafter.carrying(rows, 1, 1, formula.prompt, False, context=cached).solo_0 - step.solo_0
             more_s.append((rounds * step_s / rows + prompt_s) / formula.output_tokens)
         return -np.log(np.exp(-plain) + more_s)
 

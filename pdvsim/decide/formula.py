@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Chunk, Request, Role
+from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
@@ -134,12 +135,13 @@ class Formula:
 
     def newcomer_s(self, k: int) -> float:
         """GPU time of a new request in addition to its rounds: its prefill and, if so, its own draft."""
-        alone = self.planner.models["draft"].shape(1, 1, k) if self.planner.lanes and k else None
+        alone = self.planner.models["draft"].shape(1, 1, k, self.context) if self.planner.lanes and k else None
         return self.prompt_s(k) + ((alone.solo_0 + alone.solo_1 * self.context) / 2 if alone else 0.0)
 
     def fits(self, k: int) -> int:
         """Approximate rows that fit in a server's KV cache; without drafts the drafter uses none of it."""
-        return max(1, int(self._capacities[k > 0] / self.context))
+        models = (self.experiment.pair.target, *([self.experiment.pair.draft] if k else []))
+        return max(1, int(self._capacities[k > 0] / held_tokens(self.context, windows_of(models))))
 
     @cached_property
     def _capacities(self) -> tuple[int, int]:

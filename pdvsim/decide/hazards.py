@@ -171,7 +171,7 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     draft, target = profile.latency(pair.draft), profile.latency(pair.target)
 
     def seconds(model: Latency, tokens: int, steps: int = 1) -> float:
-        shape = model.shape(batch, tokens, steps)
+        shape = model.shape(batch, tokens, steps, context)
         return shape.solo_0 + shape.solo_1 * context
 
     yielded = interval(row["spec_decode_acceptance_length"] for row in rows).mean

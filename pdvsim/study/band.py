@@ -19,6 +19,7 @@ from typing import Any
 
 from pdvsim.sim.assembly import bar_of, covering_profile
 from pdvsim.sim.config import Experiment, Hardware
+from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHITECTURES
 from pdvsim.sim.records import Result
@@ -73,6 +74,8 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
     reason = unvalidated(experiment, metrics, errors)
     if reason is None and "forward_error_bar" in result.meta:
         reason = "forward times are predicted"
+    if reason is None and _is_other_engine(experiment):
+        reason = "no real runs of the engine that --machine corrects for"
     if reason is not None or errors is None:
         return metrics | {"error_range": f"none: {reason}"}
     known: Known = "any machine" if experiment.hardware.machine is None else "this machine"
@@ -81,6 +84,12 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
         return metrics | {"error_range": "none: too few real runs were comparable"}
     text = "holds 90% of comparable real runs"
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
+
+
+def _is_other_engine(experiment: Experiment) -> bool:
+    """Whether predictions are corrected for an engine by its benchmarks, which the errors of ours say nothing about."""
+    machine = experiment.hardware.machine
+    return machine is not None and read_pace(machine).step_s is not None
 
 
 def _bars(

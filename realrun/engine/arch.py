@@ -214,6 +214,7 @@ def preset(name: str) -> ModelArchitecture:
     spec = model_or_shard(name)
     refuse(spec)
     whole = unquantised(spec.name.partition("/tp")[0])
-    if isinstance(spec, HeadSpec):
-        return headed(PRESETS[whole.removeprefix(f"{spec.kind}-")], spec)
-    return replace(PRESETS[whole], spec=spec)
+    target = whole.removeprefix(f"{spec.kind}-") if isinstance(spec, HeadSpec) else whole
+    if target not in PRESETS:
+        raise ValueError(f"the engine has no preset of {target}; give the folder of its checkpoint")
+    return headed(PRESETS[target], spec) if isinstance(spec, HeadSpec) else replace(PRESETS[target], spec=spec)

@@ -3,8 +3,9 @@
 Supported are decoders whose MLP has a gate, dense or with experts, with grouped or latent attention. Quantised weights
 are known by their bytes. Other families are refused by name.
 
-Not modelled: expert parallelism, groups of experts that a router is limited to, and windows of attention, but for those
-of gpt-oss: half of its layers attend to 128 tokens, and are left out of KV cache and attention over it.
+Layers with a sliding window are counted, and those of Llama 4 that attend to chunks, as if a chunk were a window.
+
+Not modelled: expert parallelism, and groups of experts that a router is limited to.
 """
 
 from __future__ import annotations
@@ -19,30 +20,37 @@ from pdvsim.sim.reading import printable, quoted, read_json
 
 DENSE: dict[str, ModelFamily] = {
     "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma",
+    "gemma2": "gemma2", "gemma3_text": "gemma3", "cohere2": "cohere", "mimo": "qwen2",
 }  # fmt: skip
 WITH_EXPERTS: dict[str, ModelFamily] = {
     "mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3", "gpt_oss": "gpt_oss", "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek", "kimi_k2": "deepseek", "glm4_moe": "glm4", "glm4_moe_lite": "glm4",
-    "llama4_text": "llama4",
+    "llama4_text": "llama4", "minimax_m2": "minimax",
 }  # fmt: skip
 FAMILIES: dict[str, ModelFamily] = DENSE | WITH_EXPERTS
 
 _EXPERTS = "a mixture of experts of another kind than those supported"
 _LATENT = "its attention keeps a compressed KV cache (MLA)"
 _STATE = "it keeps a state instead of a KV cache"
-_LOCAL = "its layers alternate between a sliding window and the whole context"
+_SPARSE = "its attention selects tokens of the context (sparse attention)"
+_UNLIKE = "its layers have attention of different sizes"
 _BOTH_WAYS = "an encoder and a decoder, not a decoder alone"
 REFUSED = {  # families that people try, and why no model here is like them
     **dict.fromkeys(("phimoe", "olmoe", "dbrx", "granitemoe", "jamba", "ernie4_5_moe"), _EXPERTS),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma"), _STATE),
-    **dict.fromkeys(("gemma2", "gemma3", "gemma3_text", "cohere2"), _LOCAL),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "nemotron_h", "qwen3_next"), _STATE),
+    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "kimi_k3", "kimi_linear"), _STATE),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3", "minimax_m3_vl"), _SPARSE),
+    **dict.fromkeys(("gemma4", "gemma4_text", "nemotron-nas", "mimo_v2_flash", "step3p7"), _UNLIKE),
     **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
     **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
 }  # fmt: skip
 EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
 CHOSEN = ("num_experts_per_tok", "experts_per_token")
 EXPERT_SIZE = "moe_intermediate_size"
-SHORT_WINDOW = 512  # tokens; layers that attend to no more are left out of the KV cache
+TIED = ("gemma", "gemma2", "gemma3_text", "cohere2")  # families whose embeddings are tied unless their file says no
+# Of so many layers one has no window where a configuration does not list them, by transformers' defaults
+WINDOW_PATTERNS = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "llama4_text": 4}
+WINDOWED_KINDS = ("sliding_attention", "chunked_attention")
 
 _WIDTH, _HEADS, _HEAD_SIZE = Range(8, 1_048_576), Range(1, 1024), Range(1, 1024)
 SIZES = {  # several times those of the largest models known
@@ -56,6 +64,8 @@ SIZES = {  # several times those of the largest models known
     "vocab_size": Range(2, 10_000_000),
     "max_position_embeddings": Range(1, 1_000_000_000),
     "sliding_window": Range(1, 1_000_000_000),
+    "sliding_window_pattern": Range(1, 1000),
+    "max_window_layers": Range(0, 1000),
     "attention_chunk_size": Range(1, 1_000_000_000),
     **dict.fromkeys(EXPERT_COUNT_KEYS, Range(2, 4096)),
     **dict.fromkeys(CHOSEN, Range(1, 4096)),
@@ -108,10 +118,11 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     latent, quantised = _latent(config), _quantised(config)
     if latent is None and config.get("head_dim") is None and hidden % heads:
         raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads: head_dim is missing")
-    tied = config.get("tie_word_embeddings", kind == "gemma")
+    tied = config.get("tie_word_embeddings", kind in TIED)
     if not isinstance(tied, bool):
         raise ValueError(f"tie_word_embeddings: must be true or false, got {quoted(tied)}")
-    windowed = _windowed_layers(config)
+    window = _window(config)
+    windowed = _windowed_layers(config) if window else 0
     return ModelSpec(
         name=name,
         family=FAMILIES[str(kind)],
@@ -124,7 +135,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         vocab=_size(config, "vocab_size"),
         tied_embeddings=tied,
         max_position_embeddings=_size_or_none(config, "max_position_embeddings"),
-        sliding_window=None if windowed else _window(config),
+        sliding_window=window if windowed else None,
         experts=_experts(config, quantised.experts) if kind in WITH_EXPERTS else None,
         latent=latent,
         layer_bytes=quantised.layers,
@@ -159,7 +170,7 @@ def _experts(config: Mapping[str, Any], weight_bytes: float | None) -> Experts:
     per_token = _first_size(config, CHOSEN)
     if per_token > count:
         raise ValueError(f"{_given(config, CHOSEN)}: a token cannot take {per_token} of {count} experts")
-    own = kind in ("mixtral", "gpt_oss", "llama4_text")  # that call it as dense models do
+    own = kind in ("mixtral", "gpt_oss", "llama4_text", "minimax_m2")  # that call it as dense models do
     size = _size(config, "intermediate_size" if own else EXPERT_SIZE)
     shared = size * (_size_or_none(config, "n_shared_experts") or 0) if not own else 0
     if kind == "llama4_text":
@@ -257,17 +268,20 @@ def _unknown_weights(what: str) -> ValueError:
 
 
 def _windowed_layers(config: Mapping[str, Any]) -> int:
-    """Layers of gpt-oss whose window is so short that it is left out."""
-    if config.get("model_type") != "gpt_oss" or (_size_or_none(config, "sliding_window") or 0) > SHORT_WINDOW:
-        return 0
+    """Layers that have the window: those listed, or by the family's pattern; without one, all."""
     kinds, layers = config.get("layer_types"), _size(config, "num_hidden_layers")
-    return kinds.count("sliding_attention") if isinstance(kinds, list) else layers // 2
+    if isinstance(kinds, list):
+        return sum(kind in WINDOWED_KINDS for kind in kinds)
+    pattern = _size_or_none(config, "sliding_window_pattern") or WINDOW_PATTERNS.get(str(config["model_type"]))
+    if pattern is None:  # Qwen's first layers have none
+        return max(0, layers - (_size_or_none(config, "max_window_layers") or 0))
+    return layers - layers // pattern
 
 
 def _window(config: Mapping[str, Any]) -> int | None:
     """The sliding window, or the chunk that attention keeps to, where it is shorter than the longest context."""
     key = "attention_chunk_size" if config.get("model_type") == "llama4_text" else "sliding_window"
-    used = config.get("use_sliding_window", True) and config.get(key) != 0
+    used = config.get("use_sliding_window", not str(config["model_type"]).startswith("qwen")) and config.get(key) != 0
     window = _size_or_none(config, key) if used else None
     longest = _size_or_none(config, "max_position_embeddings")
     return None if window is None or (longest is not None and window >= longest) else window

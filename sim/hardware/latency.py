@@ -5,15 +5,17 @@ reading the KV cache and multiplying with it. A mixture of experts also reads th
 those of one request share more of them than those of different requests. The coefficients come from a profile.
 
 For a given batch shape the cost is linear in the number of cached tokens, so a shape is priced once and a launch costs
-one multiplication. Prefill attention takes as many waves of programs as its queries and heads fill (`in_waves`). A
-shard's forward also includes its communication with the group.
+one multiplication. Where layers have a sliding window there are two lines: up to a mean context of the window, and from
+there on, where these layers read no more. Prefill attention takes as many waves of programs as its queries and heads
+fill (`in_waves`). A shard's forward also includes its communication with the group.
 
 Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like
 prompts. A head reads the accepted tokens again in the first forward of its draft and fuses hidden states there.
 
 Not modelled here: contention and the clock, which depend on other launches (`contention`, `power`); the spread of
-repeated runs of one kernel; unequal context lengths in a batch, beyond their sum; unequal draft lengths in the number
-of distinct experts, beyond their mean; experts that are more popular than others.
+repeated runs of one kernel; unequal context lengths in a batch, beyond their sum (windowed layers are overestimated
+where some rows are shorter than the window and others longer); unequal draft lengths in the number of distinct experts,
+beyond their mean; experts that are more popular than others.
 """
 
 from __future__ import annotations
@@ -72,6 +74,7 @@ class ForwardFit:
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
     row_s: float = 0.0  # per row of a decode or verify, whatever its context
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
+    prompt_token_s: float = 0.0  # per prompt token, beyond all else: an engine that prefills slower
     # up to so many tokens a forward's kernels are small enough to run beside another's, but for those of its large
     # products, which take so long
     nimble_tokens: int = 0
@@ -171,13 +174,26 @@ class Latency:
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._fused_bytes = float(spec.fused_params * spec.dtype_bytes)
+        self.window = spec.sliding_window or 0
+        self._growing = spec.attending_layers / spec.layers if self.window and spec.layers else 1.0
         self.widest = widest_draft(spec)
-        self._shapes: dict[tuple[int, int, int], Shape] = {}
+        self._shapes: dict[tuple[int, int, int, bool], Shape] = {}
         self._rests: dict[tuple[int, int, int], Shape] = {}
 
-    def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
-        """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one."""
-        key = (rows, tokens, steps)
+    def is_past_window(self, rows: int, context: float) -> bool:
+        """Whether rows with so many cached tokens in all have more than the window on average."""
+        return bool(self.window) and context > rows * self.window
+
+    def growing_kv_bytes(self, rows: int, context: float) -> float:
+        """KV cache that a forward reads per further cached token."""
+        return self._kv_bytes * self._growing if self.is_past_window(rows, context) else self._kv_bytes
+
+    def shape(self, rows: int, tokens: int, steps: int = 1, context: float = 0) -> Shape:
+        """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
+
+        `context`: the cached tokens at which it is to be used, which matter to models with windows.
+        """
+        key = (rows, tokens, steps, self.is_past_window(rows, context))
         shape = self._shapes.get(key)
         if shape is None:
             logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
@@ -188,12 +204,22 @@ class Latency:
                 shape = shape._replace(
                     solo_0=shape.solo_0 * self.fit.draft_ratio, solo_1=shape.solo_1 * self.fit.draft_ratio
                 )
-            self._shapes[key] = shape
+            shape = self._shapes[key] = self._windowed(shape, rows) if key[3] else shape
         return shape
 
+    def _windowed(self, shape: Shape, rows: int) -> Shape:
+        """The line of a price past the window: windowed layers read as much as at the window, the others go on."""
+        within = (1 - self._growing) * rows * self.window
+        solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
+        return Shape(
+            solo_0 + within * solo_1, self._growing * solo_1, bytes_0 + within * bytes_1, self._growing * bytes_1,
+            flops_0 + within * flops_1, self._growing * flops_1,
+        )  # fmt: skip
+
     def carrying(
-        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
-    ) -> Shape:
+        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0,
+        context: float = 0,
+    ) -> Shape:  # fmt: skip
         """Like `shape`, but the first forward also carries prompt chunks and yields first tokens where prompts end.
 
         If the rows have `packed` new tokens in all, up to `tokens` each, attention is padded and the layers are not.
@@ -208,14 +234,16 @@ class Latency:
             read.append((start, n))
             if first_tokens and start + n >= chunk.request.to_read:
                 logits += 1
-            moved += (start + n) * self._kv_bytes
-            flops += _pairs(start, n) * self._pair_flops
-        solo = self._over_prompts(read)
+            moved += self._over_window(start + n, min(start, self.window) + n) * self._kv_bytes
+            flops += self._over_window(_pairs(start, n), _pairs(start, n, self.window)) * self._pair_flops
+        solo = self._over_prompts(read) + fit.prompt_token_s * prompt
         new = self._filled(new + (_up_to(fit.chunk_buckets, prompt) if chunks else 0))
         if rows and chunks:
             solo += fit.mixed_s
         rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
         priced = self._with_layers(rest, new, logits, self._distinct(rows, packed / rows if packed else tokens, read))
+        if rows and self.is_past_window(rows, context):
+            priced = self._windowed(priced, rows)
         return Shape(
             priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
             priced.flops_1,
@@ -338,10 +366,22 @@ class Latency:
 
     def _over_prompts(self, chunks: Sequence[tuple[int, int]]) -> float:
         """Attention over prompt chunks, each as (start, tokens)."""
+        whole_s = self._prompts_within(chunks, 0)
+        return self._over_window(whole_s, self._prompts_within(chunks, self.window)) if self.window else whole_s
+
+    def _over_window(self, whole: float, within: float) -> float:
+        """The mean over layers of what those without a window and those with one take."""
+        return self._growing * whole + (1 - self._growing) * within if self.window else whole
+
+    def _prompts_within(self, chunks: Sequence[tuple[int, int]], window: int) -> float:
+        """Attention over prompt chunks if all layers had this window; 0: none."""
         fit, spec = self.fit, self.spec
         if fit.prompt_sms:
-            return fit.prompt_wave_s * in_waves(chunks, spec.heads, spec.head_dim, fit.prompt_sms)
-        return sum(max((start + n) * fit.kv_s, _pairs(start, n) * fit.pair_s) for start, n in chunks)
+            return fit.prompt_wave_s * in_waves(chunks, spec.heads, spec.head_dim, fit.prompt_sms, window)
+        return sum(
+            max((min(start, window or start) + n) * fit.kv_s, _pairs(start, n, window) * fit.pair_s)
+            for start, n in chunks
+        )
 
     def _padded(self, rows: int) -> int:
         return _up_to(self.fit.row_buckets, rows) if rows else 0
@@ -387,13 +427,14 @@ class Lookup(Latency):
         super().__init__(spec, ForwardFit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
         self._factor = factor
 
-    def shape(self, rows: int, tokens: int, steps: int = 1) -> Shape:
+    def shape(self, rows: int, tokens: int, steps: int = 1, context: float = 0) -> Shape:
         """One search per row through all its tokens, independent of the draft length."""
         return Shape(rows * LOOKUP_ROW_S * self._factor, LOOKUP_TOKEN_S * self._factor, 0.0, 0.0, 0.0, 0.0)
 
     def carrying(
-        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0
-    ) -> Shape:
+        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0,
+        context: float = 0,
+    ) -> Shape:  # fmt: skip
         """Prompts need no prefill."""
         return self.shape(rows, tokens, steps) if rows else _NOTHING
 
@@ -422,11 +463,12 @@ def cuts(programs: int, wanted: int) -> int:
     return 1 << (max(1, min(MAX_CONTEXT_PARTS, wanted // programs)).bit_length() - 1)
 
 
-def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: int) -> float:
+def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: int, window: int = 0) -> float:
     """Context tokens that prefill attention over chunks, each (start, tokens), processes in sequence.
 
     A program takes a block of queries of one head through its context. As many run concurrently as fit the
-    multiprocessors, the longest contexts first, and each such wave takes as long as its longest.
+    multiprocessors, the longest contexts first, and each such wave takes as long as its longest. In a window a program
+    goes through no more than that and its own block; 0: there is none.
     """
     block, at_once = _prompt_programs(head_dim, sms)
     blocks = longest = 0
@@ -434,14 +476,15 @@ def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: 
         blocks += -(-n // block)
         if start + n > longest:
             longest = start + n
-    programs = heads * blocks
+    programs, most = heads * blocks, window + block if window else longest
+    longest = min(longest, most)
     if programs <= at_once:
         return UNSHARED * longest if at_once > sms and 2 * programs <= sms else longest
     block_contexts: list[int] = []
     for start, n in chunks:
         block_contexts += start + n, *range(start + (n - 1) // block * block, start, -block)
     block_contexts.sort(reverse=True)
-    return sum([block_contexts[first // heads] for first in range(0, programs, at_once)])
+    return sum([min(most, block_contexts[first // heads]) for first in range(0, programs, at_once)])
 
 
 def _prompt_programs(head_dim: int, sms: int) -> tuple[int, int]:
@@ -449,9 +492,10 @@ def _prompt_programs(head_dim: int, sms: int) -> tuple[int, int]:
     return WIDE_QUERIES if head_dim > WIDE_HEAD else PROMPT_QUERIES, 2 * sms if head_dim <= SMALL_HEAD else sms
 
 
-def _pairs(start: int, tokens: int) -> float:
-    """(query, context token) pairs of a chunk: causal, over what is cached before it and over itself."""
-    return tokens * start + tokens * (tokens + 1) / 2
+def _pairs(start: int, tokens: int, window: int = 0) -> float:
+    """(query, context token) pairs of a chunk: causal, over what is cached before it and over itself, in a window."""
+    causal = min(tokens, max(0, window - start)) if window else tokens
+    return causal * start + causal * (causal + 1) / 2 + (tokens - causal) * window
 
 
 def interpolate(knots: Sequence[tuple[int, float]], at: int) -> float:

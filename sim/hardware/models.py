@@ -12,16 +12,17 @@ as in MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3: a layer of the target's own kin
 
 from __future__ import annotations
 
+import tomllib
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.core import DrafterKind, Experts, HeadKind, HeadSpec, Latent, ModelSpec, Pair
+from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS as GPUS
 from pdvsim.sim.hardware.cards import gpu as gpu
-from pdvsim.sim.hardware.configs import FP8_BYTES, MXFP4_BYTES
+from pdvsim.sim.hardware.configs import FP8_BYTES
 from pdvsim.sim.hardware.configs import from_config as from_config
 from pdvsim.sim.hardware.configs import read_config as read_config
 from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
@@ -54,33 +55,18 @@ MODELS: dict[str, ModelSpec] = {  # measured
     )
 }
 
-UNMEASURED: dict[str, ModelSpec] = {  # targets of published heads, and for several GPUs
-    m.name: m
-    for m in (
-        ModelSpec("llama-2-70b", "llama", 80, 8192, 28672, 64, 8, 128, 32000, False, 2, 4096),
-        ModelSpec("llama-3.1-70b", "llama", 80, 8192, 28672, 64, 8, 128, 128256, False, 2, 131072),
-        ModelSpec("llama-3.3-70b", "llama", 80, 8192, 28672, 64, 8, 128, 128256, False, 2, 131072),
-        ModelSpec("qwen3-4b", "qwen3", 36, 2560, 9728, 32, 8, 128, 151936, True, 2, 40960),
-        ModelSpec("qwen3-8b", "qwen3", 36, 4096, 12288, 32, 8, 128, 151936, False, 2, 40960),
-        ModelSpec("qwen3-32b", "qwen3", 64, 5120, 25600, 64, 8, 128, 151936, False, 2, 40960),
-        ModelSpec("qwen2.5-72b", "qwen2", 80, 8192, 29568, 64, 8, 128, 152064, False, 2, 32768),
-        ModelSpec("qwen3-0.6b", "qwen3", 28, 1024, 3072, 16, 8, 128, 151936, True, 2, 40960),
-        ModelSpec("mixtral-8x7b", "mistral", 32, 4096, 14336, 32, 8, 128, 32000, False, 2, 32768,
-                  experts=Experts(8, 2, 14336)),
-        ModelSpec("qwen3-30b-a3b", "qwen3", 48, 2048, 6144, 32, 4, 128, 151936, False, 2, 40960,
-                  experts=Experts(128, 8, 768)),
-        ModelSpec("qwen3-235b-a22b", "qwen3", 94, 4096, 12288, 64, 4, 128, 151936, False, 2, 40960,
-                  experts=Experts(128, 8, 1536)),
-        ModelSpec("gpt-oss-20b", "gpt_oss", 24, 2880, 2880, 64, 8, 64, 201088, False, 2, 131072,
-                  experts=Experts(32, 4, 2880, weight_bytes=MXFP4_BYTES), windowed_layers=12),
-        ModelSpec("gpt-oss-120b", "gpt_oss", 36, 2880, 2880, 64, 8, 64, 201088, False, 2, 131072,
-                  experts=Experts(128, 4, 2880, weight_bytes=MXFP4_BYTES), windowed_layers=18),
-        ModelSpec("deepseek-v3", "deepseek", 61, 7168, 18432, 128, 1, 192, 129280, False, 2, 163840,
-                  experts=Experts(256, 8, 2048, shared=2048, dense_layers=3), latent=Latent(512, 64, 128, 128, 1536),
-                  layer_bytes=FP8_BYTES),
-    )
-}  # fmt: skip
 
+def _unmeasured() -> dict[str, ModelSpec]:
+    """The models of `data/models.toml`."""
+    groups = tomllib.loads((Path(__file__).parent / "data" / "models.toml").read_text(encoding="utf-8"))["group"]
+    return {
+        name: from_config(group["config"] | dict(zip(group["columns"], sizes, strict=True)), name)
+        for group in groups
+        for name, sizes in group["models"].items()
+    }
+
+
+UNMEASURED: dict[str, ModelSpec] = _unmeasured()
 PRESETS: Mapping[str, ModelSpec] = ChainMap(UNMEASURED, MODELS)  # read from the last on: the nine first
 
 
@@ -134,7 +120,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     """What drafts for a target without a model of its own; see the module."""
     if kind == "eagle3" or kind == "mtp":
         shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
-        shape |= {"name": f"{kind}-{target.name}", "layers": 1, "windowed_layers": 0}
+        shape |= {"name": f"{kind}-{target.name}", "layers": 1, "sliding_window": None, "windowed_layers": 0}
         if kind == "eagle3":
             whole = unquantised(target.name)
             shape |= {
@@ -169,7 +155,8 @@ def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
 def natural_draft(target: ModelSpec) -> str | None:
     """The smallest preset that may draft for a model: of its family and tokens, and at most a third of its size.
 
-    Sizes are the weights that one token takes, so that a mixture of experts counts by how fast it is.
+    A measured one comes first. Sizes are the weights that one token takes, so that a mixture of experts counts by how
+    fast it is.
     """
 
     def size(spec: ModelSpec) -> int:
@@ -180,7 +167,7 @@ def natural_draft(target: ModelSpec) -> str | None:
         for draft in PRESETS.values()
         if draft.family == target.family and same_vocabulary(draft, target) and 3 * size(draft) <= size(target)
     ]
-    return min(able, key=size).name if able else None
+    return min(able, key=lambda draft: (draft.name not in MODELS, size(draft))).name if able else None
 
 
 def can_load(kind: DrafterKind, target: str) -> bool:

@@ -14,8 +14,11 @@ from pathlib import Path
 _NAMES = tomllib.loads((Path(__file__).parent / "data" / "names.toml").read_text(encoding="utf-8"))
 CARDS: dict[str, list[str]] = _NAMES["cards"]
 MODELS: dict[str, list[str]] = _NAMES["models"]
+UNSUPPORTED: dict[str, str] = _NAMES["unsupported"]
 CHECKPOINTS: dict[str, str] = {name: ids[0] for name, ids in MODELS.items()} | _NAMES["heads"]  # what engines load
 WITH_MTP: tuple[str, ...] = tuple(_NAMES["mtp"]["targets"])
+NEAREST = 3  # names that are proposed for one that is not known, where there are too many to list
+LISTED = 20  # names that an error lists at most
 
 
 class Note(UserWarning):
@@ -37,9 +40,10 @@ def card_name(name: str, known: Iterable[str]) -> str:
 
 
 def model_name(name: str, known: Iterable[str]) -> str:
-    """The same of a model."""
+    """The same of a model. An owner that is not known is left out: copies keep the name."""
     plain = _plain(name)
-    return _said(name, plain if plain in known else _MODEL_OF.get(plain, name))
+    bare = plain.rpartition("/")[2]
+    return _said(name, next((n for n in (plain, bare) if n in known), _MODEL_OF.get(plain, _MODEL_OF.get(bare, name))))
 
 
 def _said(given: str, taken: str) -> str:
@@ -50,9 +54,14 @@ def _said(given: str, taken: str) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str], others: str) -> ValueError:
-    """The error about a name that nothing is called, with the one that is most like it."""
+    """The error about a name that nothing is called, with those that are most like it."""
     called = {known_name: known_name for known_name in known}
-    others_of = _CARD_OF if what == "gpu" else _MODEL_OF
-    close = difflib.get_close_matches(_plain(name).rpartition("/")[2], [*called, *others_of], n=1)
-    hint = f" (did you mean {(called | others_of)[close[0]]}?)" if close else ""
-    return ValueError(f"unknown {what} {name!r}{hint}; known: {', '.join(called)}, or {others}")
+    others_of, bare = _CARD_OF if what == "gpu" else _MODEL_OF, _plain(name).rpartition("/")[2]
+    if what == "model" and (reason := next((why for n, why in UNSUPPORTED.items() if bare.startswith(n)), "")):
+        return ValueError(f"model {name} is not supported: {reason}")
+    close = difflib.get_close_matches(bare, [*called, *others_of], n=2 * NEAREST)
+    few = len(called) <= LISTED
+    near = list(dict.fromkeys((called | others_of)[other] for other in close))[: 1 if few else NEAREST]
+    hint = f" (did you mean {' or '.join(near)}?)" if near else ""
+    listed = ", ".join(called) if few else "those of pdvsim profile --list"
+    return ValueError(f"unknown {what} {name!r}{hint}; known: {listed}, or {others}")

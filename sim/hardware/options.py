@@ -35,7 +35,8 @@ class Hardware:
     profile: str | None = None
     """Profile file (JSON) instead of the built-in one of --gpu, or `roofline`, a bound from the data sheet alone."""
     machine: str | None = None
-    """Result of realrun on your machine (JSON). Forward and host times are scaled to the speed it measured."""
+    """Result of realrun on your machine, or of `calibrate --from-bench` for your engine (JSON). Forward and host times
+    are scaled to the speed it measured."""
     band: bool = True
     """Report error ranges: from comparable real runs or, where forward times are predicted, from simulations at the
     ends of their error bar. --no-band omits them."""

@@ -6,7 +6,11 @@ launches, so the ratio of both is the pace relative to any profile, also to one 
 have ratios to the profile of their day instead: `pace_target` (target forwards) and `pace_draft` (drafts).
 `pace_host_s` is the host time between two launches of few rows, `pace_row_s` the additional host time per row.
 
-Not covered: differences of prefills, of co-running lanes, and of the power limit.
+`pdvsim calibrate --from-bench` finds the same of another engine from its benchmarks. It gives the overhead of a whole
+step, `pace_step_s`, instead of the time between launches: all of it is exposed, once per step. `pace_prompt_s` is the
+time per prompt token beyond that of the profile.
+
+Not covered: differences of co-running lanes and of the power limit; of prefills on the machine of a `realrun`.
 """
 
 from __future__ import annotations
@@ -28,6 +32,7 @@ from pdvsim.sim.records import ROLES, Table
 
 FEWEST_LAUNCHES = 20
 LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed
+MOST_STEP_S = 1.0  # of the overhead of a step of an engine
 SHAPE = ("rows", "tokens", "steps", "width")
 
 
@@ -59,6 +64,8 @@ class Pace(NamedTuple):
     draft: float | None = None
     host_s: float | None = None  # None: as in the profile
     row_s: float = 0.0
+    step_s: float | None = None  # overhead of a step of another engine, in place of `host_s`
+    prompt_s: float = 0.0  # per prompt token that its target prefills
     launches: tuple[TimedLaunches, ...] = ()
 
     def ratios(self, profile: Profile, pair: Pair) -> dict[str, float]:
@@ -86,9 +93,13 @@ class Pace(NamedTuple):
         fits = dict(profile.models)
         for name, ratio in self.ratios(profile, pair).items():
             fits[name] = profile.models[name].scaled(ratio / profile.in_service.get(name, 1.0))
+        if self.prompt_s and pair.target.name in fits:
+            fits[pair.target.name] = replace(fits[pair.target.name], prompt_token_s=self.prompt_s)
         host = profile.host
         if self.host_s is not None:
             host = replace(host.scaled(self.host_s), row_s=self.row_s)
+        if self.step_s is not None:
+            host = replace(host, launch_s=0.0, completion_s=self.step_s, row_s=self.row_s)
         return replace(profile, models=fits, host=host)
 
 
@@ -96,17 +107,17 @@ class Pace(NamedTuple):
 
 
 def read_pace(path: str | Path) -> Pace:
-    """What a result of `realrun` says; a ValueError if it says nothing."""
+    """What a result of `realrun` or of `calibrate --from-bench` says; a ValueError if it says nothing."""
     document = read_json(Path(path))
     pace = pace_in(document) if isinstance(document, dict) else None
     if pace is None:
-        raise ValueError(f"--machine {path}: not a result of realrun with pace_launches")
+        raise ValueError(f"--machine {path}: not a result of realrun with pace_launches, or of calibrate --from-bench")
     return pace
 
 
 def pace_in(meta: Mapping[str, Any]) -> Pace | None:
     """What a run's own record says; None where it says nothing."""
-    recorded = {name: meta.get(f"pace_{name}") for name in ("target", "draft", "host_s", "row_s")}
+    recorded = {name: meta.get(f"pace_{name}") for name in Pace._fields if name != "launches"}
     given = {name: value for name, value in recorded.items() if value is not None}
     if not all(_is_within(name, value) for name, value in given.items()):
         return None
@@ -118,6 +129,7 @@ def pace_in(meta: Mapping[str, Any]) -> Pace | None:
 
 def _is_within(name: str, value: object) -> bool:
     low, high = (0.0, MOST_HOST_S) if name.endswith("_s") else (LEAST, MOST)
+    high = MOST_STEP_S if name == "step_s" else high
     return isinstance(value, int | float) and low <= value <= high
 
 

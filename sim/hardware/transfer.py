@@ -242,7 +242,7 @@ class Prices:
         """Per context token that a wave of attention over prompts goes through: the programs on one multiprocessor."""
         s, c, wide = self.s, self.c, self.s.head_dim > WIDE_HEAD
         queries = (WIDE_QUERIES if wide else PROMPT_QUERIES) * (2 if s.head_dim <= SMALL_HEAD else 1)
-        multiplying = 4 * s.attending_layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
+        multiplying = 4 * s.layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
         return multiplying * (c.prompt_wide if wide else 1.0)
 
     def mixed(self) -> float:

@@ -22,15 +22,17 @@ class Books:
         self.log, self._append, self.extend_short = log, log.append, log.extend_short
         self._place = replica, gpu
         self.joules_of: dict[float, tuple[float, float]] = {}  # by number
-        self._kinds: dict[tuple[str, Kind, Role, int, int, int], tuple[int, Shape]] = {}
-        self._shapes: dict[tuple[Role, int, int, int], Shape] = {}
+        self._kinds: dict[tuple[str, Kind, Role, int, int, int, bool], tuple[int, Shape]] = {}
+        self._shapes: dict[tuple[Role, int, int, int, bool], Shape] = {}
 
-    def kind(self, lane: str, kind: Kind, role: Role, rows: int, tokens: int, steps: int) -> tuple[int, Shape]:
-        """The number that launches of one kind have in the log, without prompts; and their price."""
-        key = (lane, kind, role, rows, tokens, steps)
+    def kind(
+        self, lane: str, kind: Kind, role: Role, rows: int, tokens: int, steps: int, context: int = 0
+    ) -> tuple[int, Shape]:
+        """The number that launches of one kind have in the log, without prompts; and their price about a context."""
+        key = (lane, kind, role, rows, tokens, steps, self.models[role].is_past_window(rows, context))
         known = self._kinds.get(key)
         if known is None:
-            shape = self.models[role].shape(rows, tokens, steps)
+            shape = self.models[role].shape(rows, tokens, steps, context)
             self.log.kinds.append(
                 (*self._head(lane, kind, role), rows, rows * (tokens + steps - 1), steps, tokens, *shape)
             )
@@ -47,10 +49,11 @@ class Books:
         if context < 0:
             context = work.context = sum([row.context for row in rows])
         if not work.chunks and not work.packed and (tokens <= self._widest or work.role == "target"):
-            key = (work.role, len(rows), tokens, work.steps)
+            model = self.models[work.role]
+            key = (work.role, len(rows), tokens, work.steps, bool(model.window) and context > len(rows) * model.window)
             shape = self._shapes.get(key)
             if shape is None:
-                shape = self._shapes[key] = self.models[work.role].shape(*key[1:])
+                shape = self._shapes[key] = model.shape(*key[1:4], context)
             solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
             return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
         solo = moved = flops = 0.0
@@ -63,9 +66,10 @@ class Books:
                 tokens = 1 + max([row.owed for row in rows if row.owed < self._widest], default=0)
             for shape in before:
                 solo, moved, flops = solo + shape.solo_0, moved + shape.bytes_0, flops + shape.flops_0
-            shape = model.shape(len(rows), tokens, work.steps)
+            shape = model.shape(len(rows), tokens, work.steps, context)
         else:
-            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, work.role == "target", work.packed)
+            emits = work.role == "target"
+            shape = model.carrying(len(rows), tokens, work.steps, work.chunks, emits, work.packed, context)
         solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
         return (
             solo + solo_0 + solo_1 * context,

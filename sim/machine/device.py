@@ -53,7 +53,8 @@ class Job(Event, Load):
         self.solo_s, self.bytes, self.flops = solo_s, moved, flops = device.books.price(work)
         power = device.power
         if power is not None:
-            cache = float(work.steps * work.context * device.kv_bytes[work.role])
+            growing = device.books.models[work.role].growing_kv_bytes(len(work.rows), work.context)
+            cache = float(work.steps * work.context * growing)
             as_16_bits = flops * device.flop_factors[work.role]
             self.draw = power.draw(solo_s, moved - cache if moved > cache else 0.0, cache, as_16_bits)
 
@@ -83,7 +84,6 @@ class SimulatedGPU:
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak
         self.power = Power(power, self.bytes_per_s) if power is not None else None
-        self.kv_bytes = {role: model.spec.kv_bytes_per_token for role, model in models.items()}
         self.flop_factors = {role: power.flop_factor(model.spec) if power else 1.0 for role, model in models.items()}
         self.mean_w = power.rest_w if power is not None else 0.0  # drawn lately, as of `time_s`
         self.streams: dict[str, deque[Job]] = defaultdict(deque)

@@ -5,24 +5,34 @@ it: blocks are taken as tokens come, so more requests fit; where no block is fre
 With `reuse`, full blocks of requests that have a chain stay cached and are shared (`prefix`). Unused cached blocks
 count as free. A block is cached when the forward that fills it is scheduled, and an answer's when its request leaves.
 
+Layers with a sliding window keep no more than that of each request, so a long request counts for fewer tokens
+(`held_tokens`). Where requests share prefixes, every token counts in full.
+
 Not modelled: swapping to the host, and second copies of blocks that two requests have computed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import ceil
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
 from pdvsim.sim.records import Unwritten
 
+Windows = tuple[tuple[int, float], ...]  # tokens, and the share of a token's bytes that is in layers of this window
+
 
 class KvCache:
     """Tokens in use per request, out of a capacity. A request in a running launch is pinned and keeps its tokens."""
 
-    def __init__(self, capacity_tokens: int, lookahead: int, paged: bool = False, reuse: Reuse | None = None) -> None:
+    def __init__(
+        self, capacity_tokens: int, lookahead: int, paged: bool = False, reuse: Reuse | None = None,
+        windows: Windows = (),
+    ) -> None:  # fmt: skip
         assert reuse is None or paged
         self.reuse = reuse
+        self.windows = windows  # none where requests have chains
         self.prefixes = PrefixBlocks()
         self.cached_tokens = 0  # in blocks that nobody uses
         self.peak_shared_tokens = 0  # in blocks that several requests use
@@ -190,11 +200,15 @@ class KvCache:
             batch.sync()
 
     def blocks(self, tokens: int) -> int:
-        """So many tokens, in whole blocks."""
+        """What so many tokens of one request hold, in whole blocks."""
+        if self.windows:
+            tokens = ceil(held_tokens(tokens, self.windows))
         return (tokens + self._block - 1) & -self._block
 
     def all_blocks(self, tokens: list[int], more: int) -> list[int]:
         """Each of `tokens` and `more`, in whole blocks."""
+        if self.windows:
+            return [self.blocks(number + more) for number in tokens]
         more, block = more + self._block - 1, -self._block
         return [number + more & block for number in tokens]
 
@@ -223,7 +237,22 @@ class KvCache:
         return evicted
 
 
+def windows_of(models: Sequence[ModelSpec]) -> Windows:
+    """The windows of models whose caches grow together."""
+    all_bytes = sum(m.kv_bytes_per_token for m in models)
+    return tuple(
+        (m.sliding_window, m.windowed_layers * m.kv_bytes_per_token / (m.layers * all_bytes))
+        for m in models
+        if m.sliding_window
+    )
+
+
+def held_tokens(tokens: float, windows: Windows) -> float:
+    """Tokens of full size that so many of one request take, of which windows drop those that they have passed."""
+    return tokens - sum([share * (tokens - window) for window, share in windows if tokens > window])
+
+
 def capacity_tokens(gpu: GpuSpec, models: list[ModelSpec], utilization: float) -> int:
-    """Tokens that fit next to the weights of `models`, whose caches grow together."""
+    """Tokens that fit next to the weights of `models`, whose caches grow together; all are within their windows."""
     room = gpu.memory_bytes * utilization - sum(m.weight_bytes for m in models)
     return max(0, int(room // sum(m.kv_bytes_per_token for m in models)))

@@ -11,7 +11,7 @@ Not covered: hosts that poll, n-gram drafts, and lanes on several GPUs. Their ro
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from math import exp, inf
 from operator import sub
@@ -57,7 +57,8 @@ class ForeseeingGPU(SimulatedGPU):
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
         self.foresees = blocks and self.has_draft is None and self.books.log.carried is None
-        self._round_prices: dict[tuple[tuple[str, str], int, int], RoundPrices] = {}
+        self._round_prices: dict[tuple[tuple[str, str], int, int, tuple[bool, ...]], RoundPrices] = {}
+        self._windowed = [model for model in self.books.models.values() if model.window]
 
     def pass_rounds(self, batch: RunningBatch, lanes: tuple[str, str], depth: int, most: int = ROUNDS) -> int:
         """Go through `most` rounds of `batch` that are over before anything else happens; returns how many.
@@ -67,7 +68,7 @@ class ForeseeingGPU(SimulatedGPU):
         env, host, handed = self.env, self.host, lanes[0] != lanes[1]
         if self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
-        prices = self._prices(lanes, len(batch), batch.k)
+        prices = self._prices(lanes, len(batch), batch.k, batch.context)
         horizon_s = env.horizon(self)
         most = min(most, batch.end - batch.round - handed)
         if horizon_s < inf:  # no round is shorter than its verify
@@ -75,6 +76,10 @@ class ForeseeingGPU(SimulatedGPU):
         if most < 1 or (most := batch.roomy(most)) < 1:
             return 0
         contexts, owed = batch.sums(most)
+        for model in self._windowed:  # rounds past the window have another price
+            if not model.is_past_window(len(batch), contexts[0]) and model.is_past_window(len(batch), contexts[-1]):
+                most = bisect_right(contexts, len(batch) * model.window)
+                contexts, owed = contexts[:most], owed[:most]
         if batch.k and max(owed) >= len(prices.drafts):
             return 0
         passed = _in_one(self, len(batch), handed, depth, prices, contexts, owed, horizon_s) if most > FEW else None
@@ -87,33 +92,33 @@ class ForeseeingGPU(SimulatedGPU):
             batch.pass_rounds(passed.over_s, passed.spent_s)
         return len(passed.over_s)
 
-    def _prices(self, lanes: tuple[str, str], rows: int, k: int) -> RoundPrices:
+    def _prices(self, lanes: tuple[str, str], rows: int, k: int, context: int) -> RoundPrices:
         """Looked up, or made the first time."""
-        key = (lanes, rows, k)
+        key = (lanes, rows, k, tuple([model.is_past_window(rows, context) for model in self._windowed]))
         prices = self._round_prices.get(key)
         if prices is None:
             books = self.books
             numbers, drafts = [], []
             for owed in range(books.models["draft"].widest if k else 0):
-                number, shape = books.kind(lanes[0], "draft", "draft", rows, 1 + owed, k)
+                number, shape = books.kind(lanes[0], "draft", "draft", rows, 1 + owed, k, context)
                 numbers.append(number)
                 drafts.append(shape)
-            number, verify = books.kind(lanes[1], "verify" if k else "decode", "target", rows, k + 1, 1)
-            draft_joules = [self.joules("draft", k, shape) for shape in drafts]
-            joules = self.joules("target", 1, verify)
+            number, verify = books.kind(lanes[1], "verify" if k else "decode", "target", rows, k + 1, 1, context)
+            draft_joules = [self.joules(shape, "draft") for shape in drafts]
+            joules = self.joules(verify, "target")
             prices = RoundPrices(numbers, drafts, number, verify, draft_joules, joules)
             books.joules_of |= dict(zip([*numbers, number], [*draft_joules, joules], strict=True))
             self._round_prices[key] = prices
         return prices
 
-    def joules(self, role: Role, steps: int, shape: Shape) -> tuple[float, float]:
+    def joules(self, shape: Shape, role: Role) -> tuple[float, float]:
         """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
         if self.power is None:
             return 0.0, 0.0
-        fit, cache = self.power.fit, steps * self.kv_bytes[role]
+        fit = self.power.fit
         flop_j = fit.flop_j * self.flop_factors[role]
         constant = fit.weight_j * shape.bytes_0 + flop_j * shape.flops_0
-        return constant, fit.weight_j * (shape.bytes_1 - cache) + fit.cache_j * cache + flop_j * shape.flops_1
+        return constant, fit.cache_j * shape.bytes_1 + flop_j * shape.flops_1
 
 
 def _in_one(
@@ -242,7 +247,6 @@ def _one_by_one(
     completion_s = times.completed_s(rows)
     verify_number = prices.verify_number
     solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = prices.verify
-    target_bytes, draft_bytes = gpu.kv_bytes["target"], k * gpu.kv_bytes.get("draft", 0)
     target_factor, draft_factor = gpu.flop_factors["target"], gpu.flop_factors.get("draft", 1.0)
     launches: list[float] = []
     over_s: list[float] = []
@@ -260,7 +264,7 @@ def _one_by_one(
             else:
                 end_s, now_w = power.spent(
                     now_w, start_s - end_s, start_s, solo_s, shape[2] + shape[3] * context,
-                    float(draft_bytes * context), (shape[4] + shape[5] * context) * draft_factor,
+                    shape[3] * context, (shape[4] + shape[5] * context) * draft_factor,
                 )  # fmt: skip
             launches += (prices.draft_numbers[behind], depth, context, start_s, end_s)
             drafted_s = end_s - start_s
@@ -278,7 +282,7 @@ def _one_by_one(
             end_s = start_s + solo_s
         else:
             end_s, now_w = power.spent(
-                now_w, start_s - end_s, start_s, solo_s, bytes_0 + bytes_1 * context, float(target_bytes * context),
+                now_w, start_s - end_s, start_s, solo_s, bytes_0 + bytes_1 * context, bytes_1 * context,
                 (flops_0 + flops_1 * context) * target_factor,
             )  # fmt: skip
         launches += (verify_number, depth, context, start_s, end_s)

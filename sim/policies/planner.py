@@ -175,7 +175,7 @@ class Planner:
             return beside + 2 * (self._host_s(rows) + self.handoff_s)
         if self.apart:
             drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
-            verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1), context)
+            verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1, 1, context), context)
             return max(drafted, verified) + 2 * (self._host_s(rows) + self.handoff_s)
         draft = self._demand(2, drafter, rows, 1, k, context)
         verify = self._demand(1, target, rows, k + 1, 1, context)
@@ -193,7 +193,8 @@ class Planner:
         target = self.models["target"]
 
         def verify(share: float) -> float:
-            return self._solo(target.shape(max(1, round(rows * share)), k + 1), int(context * share))
+            cached = int(context * share)
+            return self._solo(target.shape(max(1, round(rows * share)), k + 1, 1, cached), cached)
 
         ahead = self._draft_s(round(rows * branches), 1, k + 1, round(context * branches))
         # on one GPU both draw on the same memory: taken as one behind the other
@@ -211,21 +212,23 @@ class Planner:
         """A verify of `rows`; of drafts that are looked up, those that are found."""
         target = self.models["target"]
         if not self.looks_up or not k or not self.packs:
-            return self._solo(target.shape(rows, k + 1), context)
+            return self._solo(target.shape(rows, k + 1, 1, context), context)
         drafted = found_share(rate, self.refused)
-        return self._solo(target.carrying(rows, k + 1, 1, (), True, round(rows * (1 + drafted * k))), context)
+        packed = round(rows * (1 + drafted * k))
+        return self._solo(target.carrying(rows, k + 1, 1, (), True, packed, context), context)
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""
         gpus = self.apart.drafters if self.apart else 1
-        return self._solo(self.models["draft"].shape(-(-rows // gpus), tokens, steps), context // gpus)
+        cached = context // gpus
+        return self._solo(self.models["draft"].shape(-(-rows // gpus), tokens, steps, cached), cached)
 
     @staticmethod
     def _solo(shape: Shape, context: int) -> float:
         return shape.solo_0 + shape.solo_1 * context
 
     def _demand(self, priority: int, model: Latency, rows: int, tokens: int, steps: int, context: int) -> Load:
-        shape = model.shape(rows, tokens, steps)
+        shape = model.shape(rows, tokens, steps, context)
         load = Load(priority=priority, solo_s=self._solo(shape, context))
         moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
         model.demand(load, self.peak, moved, flops, rows, tokens, steps)

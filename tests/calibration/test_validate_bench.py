@@ -78,10 +78,11 @@ def test_the_table_has_both_columns(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert lines[0].split() == ["measured", "predicted", "error"]
     assert any(line.startswith("Output token throughput (tok/s)") and line.endswith("%") for line in lines)
     assert any(line.startswith("P99 TTFT (ms)") for line in lines)
-    assert "40 requests, concurrency 8; on average" in lines[-3]
+    assert "40 requests, concurrency 8; on average" in lines[-4]
     rates = json.loads(Path(path).read_text())["spec_decode_per_position_acceptance_rates"]
-    assert f"draft length 2, accepted {rates[0]:.2f}, {rates[1]:.2f}" in lines[-2]
-    assert "profile h200-measured" in lines[-1]
+    assert f"draft length 2, accepted {rates[0]:.2f}, {rates[1]:.2f}" in lines[-3]
+    assert "profile h200-measured" in lines[-2]
+    assert f"pdvsim calibrate --from-bench {path} --pair {PAIR} --gpu h200 -o mine.json" in lines[-1]
 
 
 def test_an_architecture_that_never_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

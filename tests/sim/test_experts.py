@@ -54,9 +54,9 @@ def test_parameters_are_the_makers(name: str, billions: float, active: float) ->
 
 
 def test_what_a_token_takes_of_the_cache() -> None:
-    """Latent attention caches one vector of 512 + 64 values a layer (arXiv 2412.19437); windows of 128 tokens none."""
+    """Latent attention caches one vector of 512 + 64 values a layer (arXiv 2412.19437)."""
     assert PRESETS["deepseek-v3"].kv_bytes_per_token == 61 * 576 * 2
-    assert PRESETS["gpt-oss-20b"].kv_bytes_per_token == 12 * 2 * 8 * 64 * 2
+    assert PRESETS["gpt-oss-20b"].kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
 
 
 @pytest.mark.parametrize(

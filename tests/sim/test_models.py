@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from configs import MIXED, SHAPE, config_file
 
-from pdvsim.sim.config import Experiment, Server
-from pdvsim.sim.doubts import Doubt, vet
 from pdvsim.sim.hardware.models import PRESETS, from_config, model_or_config, pair
 
 PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billions of parameters by the makers' account
@@ -72,7 +70,8 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
     ("family", "why"),
     [
         ("Olmoe", "mixture of experts"),
-        ("Gemma2", "alternate between a sliding window"),
+        ("Gemma3", "text_config"),
+        ("Qwen3Next", "a state instead of a KV cache"),
         ("T5", "an encoder and a decoder"),
         ("GPT2", "no gate"),
         ("Mamba", "a state instead of a KV cache"),
@@ -88,6 +87,24 @@ def test_what_is_no_dense_decoder_is_refused_by_name(
     line = refused(["run", "--pair", f"tinyllama-1.1b:{tmp_path}"])
     assert f"model family '{config.model_type}' is not supported: " in line
     assert why in line
+
+
+# billions of parameters by the makers' model cards; of GLM without its MTP layer, of Gemma 3 without its vision tower
+BILLIONS = {
+    "llama-2-13b": 13.0, "llama-3-8b": 8.03, "llama-3-70b": 70.6, "llama-3.1-405b": 406.0, "llama-3.2-3b": 3.21,
+    "qwen3-0.6b": 0.6, "qwen3-1.7b": 1.72, "qwen3-4b": 4.02, "qwen3-8b": 8.19, "qwen3-14b": 14.8, "qwen3-32b": 32.8,
+    "qwen2.5-0.5b": 0.49, "qwen2.5-3b": 3.09, "qwen2.5-14b": 14.7, "qwen2.5-32b": 32.5, "qwen2.5-72b": 72.7,
+    "mimo-7b": 7.6, "mistral-7b": 7.25, "mistral-7b-v0.1": 7.24, "mistral-nemo-12b": 12.2, "mistral-small-24b": 23.6,
+    "codestral-22b": 22.2, "mistral-large-123b": 123.0, "phi-3.5-mini": 3.82, "phi-4": 14.7, "phi-4-mini": 3.84,
+    "gemma-2-2b": 2.61, "gemma-2-9b": 9.24, "gemma-2-27b": 27.2, "gemma-3-1b": 1.0, "gemma-3-4b": 3.88,
+    "gemma-3-12b": 11.8, "gemma-3-27b": 27.0, "mixtral-8x22b": 141.0, "qwen3-coder-480b-a35b": 480.0, "kimi-k2": 1026.0,
+    "glm-4.5-air": 106.9, "glm-4.6": 353.0, "llama-4-scout": 107.8, "llama-4-maverick": 400.7, "minimax-m2": 229.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BILLIONS)
+def test_presets_have_the_parameters_that_their_makers_state(name: str) -> None:
+    assert PRESETS[name].params / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
 
 
 INT8 = {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}
@@ -194,9 +211,8 @@ def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:
             model_or_config(str(name))
 
 
-def test_a_sliding_window_that_matters_is_a_doubt(tmp_path: Path) -> None:
+def test_a_sliding_window_counts_if_contexts_can_pass_it(tmp_path: Path) -> None:
     for window, longest, seen in ((None, 32768, None), (4096, 4096, None), (4096, 32768, 4096)):
         path = config_file(tmp_path, model_type="mistral", sliding_window=window, max_position_embeddings=longest)
-        assert model_or_config(str(path)).sliding_window == seen
-    with pytest.warns(Doubt, match="attends to its last 4,096 tokens"):
-        vet([Experiment(server=Server(pair=f"tinyllama-1.1b:{path}"))])
+        spec = model_or_config(str(path))
+        assert (spec.sliding_window, spec.windowed_layers) == (seen, 32 if seen else 0)

@@ -53,6 +53,10 @@ def test_cards(typed: str, taken: str, said: bool) -> None:
         ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
         ("google/gemma-2b-it", "gemma-2b"),
         ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
+        ("Qwen/Qwen3-14B", "qwen3-14b"),
+        ("unsloth/Qwen3-14B", "qwen3-14b"),  # a copy
+        ("google/gemma-3-27b-it", "gemma-3-27b"),
+        ("microsoft/phi-4", "phi-4"),
     ],
 )
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
@@ -62,8 +66,11 @@ def test_models(typed: str, taken: str) -> None:
 
 
 def test_another_generation_is_not_taken_for_one_of_ours() -> None:
-    for name in ("google/gemma-2-2b", "meta-llama/Meta-Llama-3-8B", "Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-14B"):
+    for name in ("google/gemma-1-2b", "meta-llama/Llama-3.4-8B", "Qwen/Qwen2.5-9B", "mistralai/Mistral-7B-v0.2"):
         with pytest.raises(ValueError, match="unknown model"):
+            model(name)
+    for name in ("Qwen/Qwen3.5-27B", "zai-org/GLM-5.1-FP8", "deepseek-ai/DeepSeek-V3.2"):
+        with pytest.raises(ValueError, match=r"is not supported: (most of its layers|its attention)"):
             model(name)
     for name in ("a10", "h20", "l40", "v100"):
         with pytest.raises(ValueError, match="unknown gpu"):
@@ -93,4 +100,4 @@ def test_a_name_of_nothing_is_refused_at_once_with_the_nearest(
     assert main([command, *rate, "--gpu", "h1000"]) == 2
     assert capsys.readouterr().err.startswith("pdvsim: error: unknown gpu 'h1000' (did you mean h100-sxm?)")
     assert main([command, *rate, "--pair", "qwen2-1.5b:qwen2-7"]) == 2
-    assert capsys.readouterr().err.startswith("pdvsim: error: unknown model 'qwen2-7' (did you mean qwen2-7b?)")
+    assert capsys.readouterr().err.startswith("pdvsim: error: unknown model 'qwen2-7' (did you mean qwen2-7b")

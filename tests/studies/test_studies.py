@@ -237,3 +237,42 @@ def test_a_group_of_the_validation_plan_is_drawn_again_by_its_seed() -> None:
     assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
     deck = plan.Deck("abc", random.Random(1))
     assert Counter(deck.deal() for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
+
+
+def test_results_of_another_engine_are_checked() -> None:
+    """Three requests, two at a time: what is written has vLLM's sums, and each fault is seen."""
+    from studies.foreign_engine import bench_result, faults
+
+    asked = [([1] * 10, 2), ([2] * 20, 3), ([3] * 30, 2)]
+    times = [(0.0, [1.0, 1.5]), (0.0, [1.0, 1.5, 2.0]), (1.5, [2.5, 3.0])]
+    served = [
+        {"number": n, "sent_s": sent_s, "times_s": tokens_s, "tokens": len(tokens_s), "error": ""}
+        for n, (sent_s, tokens_s) in enumerate(times)
+    ]
+    document = bench_result(served, asked, 2)
+    assert faults(document, asked, 2) == []
+    assert (document["duration"], document["total_output_tokens"], document["mean_tpot_ms"]) == (3.0, 7, 500.0)
+    assert document["output_throughput"] == pytest.approx(7 / 3)
+    assert faults(document, asked, 1) == ["2 requests were under way, not 1"]
+    assert faults(document, [*asked[:2], ([3] * 30, 9)], 2) == ["output lengths differ from those asked for"]
+    assert faults(bench_result(served[:2], asked, 2), asked, 2) == ["1 requests did not finish"]
+
+
+def test_published_speed_ups_have_settings_and_sources() -> None:
+    """Every row can be simulated; its ratio is that of its figures; an acceptance length is met at any draft length."""
+    from studies.published_speculation import compare, experiment, rates_of, rows
+
+    every = rows(held_out=True)
+    assert len(every) >= 30
+    assert len(rows()) < len(every)
+    for row in every:
+        assert row["source"]
+        assert experiment(row, int(row["k"]), None).longest_draft == int(row["k"])
+        rates = rates_of(float(row["acceptance_length"]), int(row["k"]))
+        assert 1 + sum(rates) == pytest.approx(float(row["acceptance_length"]), abs=0.01)
+        if row["plain"]:
+            plain, drafted = float(row["plain"]), float(row["drafted"])
+            ratio = plain / drafted if row["unit"] == "TPOT ms" else drafted / plain
+            assert float(row["speedup"]) == pytest.approx(ratio, abs=1e-3)
+    alone = compare(every[3])
+    assert 1.0 < alone.predicted < float(every[3]["acceptance_length"])

@@ -1,0 +1,75 @@
+"""`pdvsim calibrate --from-bench`: correct the predictions for your engine by its benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from pdvsim.calibration.fit.bench import described, fit_bench, separation
+from pdvsim.calibration.validate.bench import BenchedLoad, read_load
+from pdvsim.common.console import say
+from pdvsim.common.files import write_whole
+from pdvsim.common.progress import Progress
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
+from pdvsim.sim.doubts import vet
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.run import simulate
+from pdvsim.study import output
+from pdvsim.view.table import cell, grid
+
+COMPARED = {"output_throughput": "throughput", "mean_tpot_ms": "mean TPOT", "mean_ttft_ms": "mean TTFT"}
+
+
+def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: int, path: Path, as_json: bool) -> int:
+    """Fit the results of one server, write the correction and print what it explains; returns the exit code."""
+    file = output.check_file(path)
+    loads = [read_load(name) for name in paths]
+    server = Server(pair or _named(loads), max_num_batched_tokens=tokens)
+    hardware = replace(hardware, band=False)
+    cases = [(load, load.experiment("colocated", Acceptance(), server, hardware, None)) for load in loads]
+    vet([experiment for _, experiment in cases])
+    fit = fit_bench(cases)
+    document = fit.document() | {"model": server.pair, "gpu": hardware.gpu, "fitted_to": list(paths)}
+    write_whole(file, (output.dumps(document) + "\n").encode())
+    rows: list[dict[str, Any]] = []
+    with Progress(2 * len(cases), "simulations", as_json) as progress:
+        for at, (name, (load, experiment)) in enumerate(zip(paths, cases, strict=True)):
+            before = _errors(load, experiment)
+            progress.update(2 * at + 1)
+            after = _errors(load, replace(experiment, hardware=replace(hardware, machine=str(file))))
+            progress.update(2 * at + 2)
+            rows.append({"bench": name, "before": before, "after": after})
+    notes = separation(fit, len(paths))
+    if as_json:
+        print(output.dumps(document | {"results": rows, "notes": notes, "files": [str(file)]}))
+    else:
+        width = max(map(len, described(fit)))
+        print("\n".join(f"{name + ':':{width + 2}}{value}" for name, value in described(fit).items()))
+        print("\n".join(notes))
+        print("\nError of the simulated benchmarks, without -> with the correction")
+        print(grid(["", *COMPARED.values()], [[Path(row["bench"]).name, *map(_change(row), COMPARED)] for row in rows]))
+    say("pdvsim", f"saved {file}; every command takes it as --machine {file}")
+    return 0
+
+
+def _named(loads: Sequence[BenchedLoad]) -> str:
+    """The model that all results name; a ValueError if they name none, or several."""
+    names = {load.model for load in loads}
+    if len(names) != 1 or None in names:
+        raise ValueError("the results do not name one model: give --model, or --pair draft:target")
+    return str(names.pop())
+
+
+def _errors(load: BenchedLoad, experiment: Experiment) -> dict[str, float]:
+    errors = load.errors(summarise(simulate(experiment, requests=load.requests(experiment.acceptance))))
+    return {name: errors[name] for name in COMPARED if name in errors}
+
+
+def _change(row: dict[str, Any]) -> Any:
+    def text(metric: str) -> str:
+        both = [row[when].get(metric) for when in ("before", "after")]
+        return "" if None in both else " -> ".join(f"{cell(error, 1, 100, '+')}%" for error in both)
+
+    return text

@@ -1,0 +1,157 @@
+"""Layers with a sliding window: which they are, what they read, and what they keep."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import ceil
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Chunk, ModelSpec, Request
+from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.models import GPUS, PRESETS, drafter, from_config, shard
+from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.machine.kv import held_tokens, windows_of
+from pdvsim.sim.run import simulate
+from pdvsim.testing import check_alike
+
+H200 = GPUS["h200"]
+WINDOWED = sorted(name for name, spec in PRESETS.items() if spec.sliding_window)
+FAMILIES: dict[str, dict[str, Any]] = {
+    "Gemma2": {},
+    "Gemma3Text": {"num_hidden_layers": 34},
+    "GptOss": {},
+    "Llama4Text": {},
+    "Cohere2": {},
+    "Mistral": {"sliding_window": 4096, "max_position_embeddings": 32768},
+    "Qwen2": {"use_sliding_window": True, "sliding_window": 4096, "max_window_layers": 20},
+}
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_windowed_layers_are_those_of_transformers(family: str, listed: bool) -> None:
+    """With the list of layers that newer configurations have, and by the family's rule without it."""
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")(**FAMILIES[family])
+    kinds = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    sizes = config.to_dict()
+    if not listed:
+        sizes.pop("layer_types", None)
+    spec = from_config(sizes, family)
+    assert spec.windowed_layers == sum(kind != "full_attention" for kind in kinds) > 0
+    assert spec.sliding_window == sizes.get("attention_chunk_size", sizes.get("sliding_window"))
+
+
+def priced(latency: Latency, rows: int, tokens: int, context: float, steps: int = 1) -> tuple[float, float, float]:
+    solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = latency.shape(rows, tokens, steps, context)
+    return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+@given(rows=st.integers(1, 64), tokens=st.integers(1, 6), share=st.floats(0.0, 3.0))
+def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int, share: float) -> None:
+    """Bytes of equal rows are those of each layer's own cache; seconds are at most those of full attention."""
+    spec = PRESETS[name]
+    assert spec.sliding_window is not None
+    context = int(share * spec.sliding_window) * rows
+    latency = Latency(spec, ForwardFit.roofline(spec, H200))
+    whole = Latency(replace(spec, sliding_window=None, windowed_layers=0), latency.fit)
+    layer = spec.kv_bytes_per_token // spec.layers
+    within = min(context, rows * spec.sliding_window)
+    kept = layer * (spec.attending_layers * context + spec.windowed_layers * within)
+    seconds, moved, flops = priced(latency, rows, tokens, context)
+    most = priced(whole, rows, tokens, context)
+    assert moved == pytest.approx(priced(whole, rows, tokens, 0)[1] + kept)
+    assert seconds <= most[0] * (1 + 1e-9)
+    assert flops <= most[2] * (1 + 1e-9)
+    if context <= rows * spec.sliding_window:
+        assert (seconds, moved, flops) == most
+    if not spec.attending_layers:
+        assert moved == pytest.approx(priced(whole, rows, tokens, within)[1])
+
+
+@pytest.mark.parametrize("name", WINDOWED)
+def test_the_price_has_no_jump_at_the_window(name: str) -> None:
+    spec = PRESETS[name]
+    assert spec.sliding_window is not None
+    latency, knee = Latency(spec, shipped().fit(spec, H200)), 8 * spec.sliding_window
+    for steps in (1, 4):
+        before, after = (priced(latency, 8, 2 if steps == 1 else 1, knee + more, steps) for more in (0, 1))
+        assert after == pytest.approx(before, rel=1e-4)
+        assert all(b >= a for a, b in zip(before, after, strict=True))
+
+
+def pairs(window: int, start: int, tokens: int) -> int:
+    return sum(min(position + 1, window) for position in range(start, start + tokens))
+
+
+@given(window=st.integers(1, 40), start=st.integers(0, 90), tokens=st.integers(1, 60))
+def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: int, tokens: int) -> None:
+    """Counted pair by pair, in a model whose layers all have the window."""
+    spec = replace(PRESETS["mistral-7b-v0.1"], sliding_window=window)
+    latency = Latency(spec, ForwardFit.roofline(spec, H200))
+    chunk = Chunk(Request(0, 0.0, 999, 9, b""), start, tokens)
+    flops = latency.carrying(0, 0, 1, [chunk], False).flops_0 - 2 * spec.active_params * tokens
+    assert flops == pytest.approx(pairs(window, start, tokens) * spec.attention_flops_per_pair)
+
+
+@pytest.mark.parametrize("name", ["gemma-3-27b", "mistral-7b-v0.1"])
+def test_prefill_of_long_prompts_is_cheaper_with_a_window(name: str) -> None:
+    """And grows no faster than the prompt where all layers have one."""
+    spec, latency = PRESETS[name], Latency(PRESETS[name], shipped().fit(PRESETS[name], H200))
+    whole = Latency(replace(spec, sliding_window=None, windowed_layers=0), latency.fit)
+
+    def seconds(model: Latency, start: int) -> float:
+        return model.carrying(0, 0, 1, [Chunk(Request(0, 0.0, 99999, 9, b""), start, 2048)], False).solo_0
+
+    assert seconds(latency, 16384) < seconds(whole, 16384)
+    assert seconds(latency, 0) <= seconds(whole, 0)
+    if not spec.attending_layers:
+        assert seconds(latency, 16384) == pytest.approx(seconds(latency, 24576))
+
+
+@given(st.integers(0, 20_000), st.sampled_from(WINDOWED), st.sampled_from([*WINDOWED, "qwen3-0.6b"]))
+def test_what_a_request_keeps_is_counted_layer_by_layer(tokens: int, target: str, draft: str) -> None:
+    models = [PRESETS[target], PRESETS[draft]]
+
+    def kept(spec: ModelSpec) -> int:
+        layer, window = spec.kv_bytes_per_token // spec.layers, min(tokens, spec.sliding_window or tokens)
+        return layer * (spec.attending_layers * tokens + spec.windowed_layers * window)
+
+    full = sum(spec.kv_bytes_per_token for spec in models)
+    assert held_tokens(tokens, windows_of(models)) * full == pytest.approx(sum(map(kept, models)))
+
+
+def long_runs(pair: str, **hardware: Any) -> Experiment:
+    traffic = Traffic(num_prompts=12, max_concurrency=6, request_rate=float("inf"), input_len=900, output_len=400)
+    return Experiment("colocated", traffic, server=Server(pair), hardware=Hardware(**hardware))
+
+
+@pytest.mark.parametrize("pair", ["gemma-3-1b:gemma-3-12b", "eagle3-gpt-oss-20b:gpt-oss-20b"])
+def test_many_rounds_in_one_step_give_the_same_records(pair: str) -> None:
+    """Rows pass the windows of both models on the way."""
+    result = simulate(long_runs(pair))
+    check_alike(result, simulate(long_runs(pair), blocks=False))
+
+
+def test_windows_make_room() -> None:
+    """A cache of 2,000 full tokens holds two requests of 1,300 tokens of a model whose windows are of 512."""
+    result = simulate(long_runs("none:gemma-3-1b", kv_capacity_tokens=2000))
+    spec = PRESETS["gemma-3-1b"]
+    each = held_tokens(1300, windows_of([spec]))
+    assert each == pytest.approx((4 * 1300 + 22 * 512) / 26)
+    assert 2 * ceil(each) <= result.meta["kv_peak_tokens"] + 64 <= 2064
+    assert result.meta["kv_peak_tokens"] < 1300 + each
+
+
+def test_heads_have_no_window_and_shards_have_their_models() -> None:
+    for name in WINDOWED:
+        assert drafter("eagle3", PRESETS[name]).sliding_window is None
+    part = shard(PRESETS["gemma-3-27b"], 2)
+    assert (part.sliding_window, part.windowed_layers) == (1024, 52)
