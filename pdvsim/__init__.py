@@ -128,7 +128,9 @@ def winner_map(**options: Any) -> WinnerMap:
     from pdvsim.decide.winners import draw_map
 
     chosen = build(MapOptions, options)
-    winners = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None))
+    winners = draw_map(
+        chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None, prompts=chosen.traffic.num_prompts)
+    )
     winners.drawn_by = map_figure
     return winners
 

@@ -23,7 +23,7 @@ from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS, drafters, fleet_name, fleets
 from pdvsim.decide.hazards import equivalent_rate
 from pdvsim.decide.options import TunedServer, VariedTraffic
-from pdvsim.decide.runs import Bench, without_band
+from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, without_band
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS, can_load
@@ -84,7 +84,7 @@ def drawn() -> WinnerMap:
         arch=("pdv", "pdv-ahead"), gpus=2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
         server=SETTLED, traffic=VariedTraffic("random", num_prompts=32, input_len=64, output_len=32),
     )  # fmt: skip
-    return draw_map(options.grid(), Bench(1))
+    return draw_map(options.grid(), Bench(1, prompts=32))
 
 
 def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) -> None:
@@ -101,7 +101,7 @@ def advice() -> Advice:
         num_runs=5, budget=400, jobs=1, server=SETTLED, acceptance=AskedAcceptance(0.8),
         traffic=VariedTraffic("random", num_prompts=24, input_len=64, output_len=32),
     )  # fmt: skip
-    return advise(options.question(), Bench(1))
+    return advise(options.question(), Bench(1, prompts=24))
 
 
 def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
@@ -112,7 +112,10 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
     assert "Cheapest finalist that meets the goal: 1x colocated, k=4" in str(advice)
     assert document["recommendation"]["fleet"] == ask.name(best)
     for finalist, rows in zip(document["finalists"], advice.finals.values(), strict=True):
-        hours = [1e6 / 3600 / row["output_throughput"] for row in rows]
+        assert all(map(keeps_up, rows))  # so that all requests that are sent are delivered
+        traffic = (replace(ask.base.traffic, num_prompts=24, seed=row["seed"]) for row in rows)
+        sampled = [mean_output_tokens(one) for one in traffic]
+        hours = [1e6 / 3600 / (2.0 * tokens) for tokens in sampled]
         cost = finalist["per_million_output_tokens"]
         assert finalist["hourly"] == 4.0 * finalist["gpus"]
         assert cost.mean == pytest.approx(finalist["hourly"] * sum(hours) / len(hours))

@@ -29,7 +29,9 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_rate
 from pdvsim.decide.space import CONTROLLERS, PROMISING, Space, tried
 from pdvsim.decide.tune import APART, BEHIND, SEEDS, Search, most_runs, tuned
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.metrics.steady import Length
 from pdvsim.study import output
+from pdvsim.study.length import with_length
 
 LOAD = Experiment("pd", Traffic("random", num_prompts=40, request_rate=30.0, input_len=64, output_len=16))
 LOOP = replace(LOAD, traffic=replace(LOAD.traffic, request_rate=math.inf, max_concurrency=8))
@@ -67,7 +69,7 @@ class Made(Bench):
 @pytest.mark.parametrize(("place", "goal"), [(LOOP, Goal("throughput")), (LOAD, Goal("e2el"))])
 def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goal) -> None:
     """On the seeds of the search, where nothing is too small to count. Every architecture is there, the best first."""
-    bench = Log()
+    bench, place = Log(), with_length(place, Length(8, 160))
     search = Search(goal, Space(), indifference=0.0)
     [best] = tuned(search, [place], bench)
     assert set(best) == set(tried())
@@ -341,7 +343,7 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
     assert len(winner_map.rows) == sum(map(len, advice.finals.values()))
     if advice.capacity is None:
         return
-    del ask["request_rate"], ask["num_prompts"]  # capacity takes as many requests as it needs by itself
+    del ask["request_rate"]
     opened = ("num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens")
     given = {name: getattr(best.server, name) for name in opened if best.speculates or name.startswith("max")}
     held = pdvsim.capacity(**ask | {"arch": [best.arch]}, **given, tolerance=CLOSE)
