@@ -1,0 +1,45 @@
+"""Decisions hold at their load: found in runs that are long enough, and again in runs five times as long."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import pdvsim
+from pdvsim.decide.runs import Bench, keeps_up
+from pdvsim.sim.metrics.steady import Length
+from pdvsim.study.length import length_of, with_length
+
+FIXED: dict[str, Any] = {"arch": ["colocated"], "num_runs": 1, "tolerance": 0.1, "controller": "fixed"}
+CASES: dict[str, dict[str, Any]] = {
+    # simulated at length: 27 req/s hold, 30 do not
+    "conversations": {"num_turns": 5, "think_time_s": 2.0, "goodput": ["ttft:500", "tpot:50"]},
+    # 42 req/s hold, 45 do not, once every prefix is in the cache
+    "prefixes": {
+        "dataset_name": "random", "prefix_len": 2000, "num_prefixes": 150, "input_len": 200, "output_len": 100,
+        "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0, "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+    },
+}  # fmt: skip
+SETTINGS = {"num_speculative_tokens": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+HELD = {"conversations": (24.0, 31.0), "prefixes": (38.0, 46.0)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_capacity_holds_five_times_as_long_on_another_seed(name: str) -> None:
+    """A tenth below the rate that was found holds in a long run, a fifth above it does not."""
+    capacities = pdvsim.capacity(**FIXED | (SETTINGS | CASES[name]))
+    [entry], plan = capacities.summary(), capacities.plan
+    rate = entry["rate"].mean
+    low, high = HELD[name]
+    assert low < rate < high
+    verdicts = []
+    for factor in (0.9, 1.2):
+        run = plan.experiment(("colocated", 7), factor * rate)
+        length = length_of(run)
+        long = with_length(run, Length(length.start, 5 * length.measured))
+        [row] = Bench(1).rows([replace(long, hardware=replace(long.hardware, band=False))])
+        verdicts.append(plan.goal.attains(row) and keeps_up(row))
+    assert verdicts == [True, False]
