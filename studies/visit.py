@@ -24,7 +24,10 @@ from time import monotonic
 
 import numpy as np
 
-DATA = Path(__file__).parents[1] / "calibration" / "data" / "h200"
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+DATA = ROOT / "calibration" / "data" / "h200"
 SAMPLES = ("samples.parquet", "header.json")
 MODELS = ("llama-3.1-8b", "llama-3.2-1b", "llama-2-7b", "tinyllama-1.1b")
 PAIRS = (

@@ -165,14 +165,19 @@ def ranges(frame: pd.DataFrame) -> dict[str, Any]:
 def corun_errors(corun: Corun) -> dict[str, Any]:
     """Errors of pairs and triples held out by shapes and by models, and of triples where none of them is fitted.
 
-    Those with mixtures of experts are apart.
+    Those with mixtures of experts or 8-bit products are apart.
     """
     errors_by_kind: dict[str, Any] = {}
     ways = ("by_shape", "by_models")
-    kinds = (("pairs", 2, ways), ("triples", 3, (*ways, "no_triples")), ("mixtures", None, ways[:1]))
-    for label, works, held_outs in kinds:
+    kinds = (
+        ("pairs", "dense", 2, ways),
+        ("triples", "dense", 3, (*ways, "no_triples")),
+        ("mixtures", "mixtures", None, ways[:1]),
+        ("8-bit", "8-bit", None, ways[:1]),
+    )
+    for label, sort, works, held_outs in kinds:
         for held_out in held_outs:
-            errors = corun.errors(works, held_out)
+            errors = corun.errors(sort, works, held_out)
             if len(errors):
                 errors_by_kind[f"{label}_{held_out}"] = {"works": len(errors), **middle(errors)}
     return errors_by_kind

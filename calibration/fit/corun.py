@@ -1,11 +1,11 @@
 """Fit of the sharing model: how co-running launches slow each other, from co-run samples.
 
-All coefficients but three are fitted to pairs of dense models. Two are fitted to triples: the effect of priority among
-three, the only case with a choice of the next launch, and the additional room of three. The last is the effect of
-priority between mixtures of experts, from their groups. Co-running launches are measured on a
-power-throttled GPU and single launches on a cool one, so the effect of the power limit is removed first; the simulator
-adds it again. Errors are reported on held-out data: shapes (of any models and priorities), models where several pairs
-were measured, and triples with a fit to pairs alone.
+All coefficients but four are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of priority
+among three, the only case with a choice of the next launch, and the additional room of three. The others are the effect
+of priority between mixtures of experts and the room of 8-bit products, each from groups that have them. Co-running
+launches are measured on a power-throttled GPU and single launches on a cool one, so the effect of the power limit is
+removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models and priorities),
+models where several pairs were measured, and triples with a fit to pairs alone.
 """
 
 from __future__ import annotations
@@ -58,6 +58,15 @@ class Group:
         return any(member.experts_read for member in self.members)
 
     @cached_property
+    def eight_bits(self) -> bool:
+        return any(member.eight_bits for member in self.members)
+
+    @cached_property
+    def sort(self) -> str:
+        """What its errors count for."""
+        return "mixtures" if self.mixture else "8-bit" if self.eight_bits else "dense"
+
+    @cached_property
     def ordered(self) -> bool:
         return len({member.priority for member in self.members}) > 1
 
@@ -72,14 +81,14 @@ class Corun:
     """The fitted figures, and a row a member with its measured slowdown and what fits without it predict."""
 
     fit: ContentionFit
-    # models, mixture (whether experts ran), shapes, works, ordered, kind, measured, and predicted with these shapes or
-    # models held out (nan where nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
+    # models, sort, shapes, works, ordered, kind, measured, and predicted with these shapes or models held out (nan
+    # where nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
     frame: pd.DataFrame
 
-    def errors(self, works: int | None, held_out: str = "by_shape") -> Floats:
-        """Predicted over measured slowdown, less one: of dense pairs (2) or triples (3), or of mixtures (None)."""
-        dense = ~self.frame["mixture"] & (self.frame["works"] == works)
-        rows = self.frame[dense if works else self.frame["mixture"]]
+    def errors(self, sort: str, works: int | None = None, held_out: str = "by_shape") -> Floats:
+        """Predicted over measured slowdown, less one, of a sort of groups; of its pairs (2) or triples (3) if given."""
+        rows = self.frame[self.frame["sort"] == sort]
+        rows = rows[rows["works"] == works] if works else rows
         off = np.asarray(rows[held_out] / rows["measured"] - 1, np.float64)
         return off[np.isfinite(off)]
 
@@ -191,22 +200,30 @@ START = np.array([-0.2, 0.0, -1.0, 1.3, -1.8])
 
 
 def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
-    """Least mean relative errors: of dense pairs, then, with two figures more, of dense triples, then of mixtures.
+    """Least mean relative errors: of dense pairs, then, with two figures more, of dense triples, then of other sorts.
 
     None without pairs.
     """
+    sorts = {sort: [group for group in groups if group.sort == sort] for sort in ("dense", "mixtures", "8-bit")}
+    fit = _fit_dense(sorts["dense"] or list(groups))
+    if fit is None:
+        return None
+    if any(group.ordered for group in sorts["mixtures"]):
+        fit = _fit_one(sorts["mixtures"], fit, "expert_weight", (0.0, 3.0))
+    if sorts["dense"] and sorts["8-bit"]:
+        fit = _fit_one(sorts["8-bit"], fit, "hold_8bit", (-1.0, 0.0))
+    return fit
+
+
+def _fit_one(groups: Sequence[Group], fit: ContentionFit, name: str, log_bounds: tuple[float, float]) -> ContentionFit:
+    """The fit with one more figure, from the groups that depend on it."""
     from scipy.optimize import minimize_scalar
 
-    mixed, dense = ([group for group in groups if group.mixture == mixture] for mixture in (True, False))
-    fit = _fit_dense(dense or mixed)
-    if fit is None or not any(group.ordered for group in mixed):
-        return fit
+    def of(x: float) -> ContentionFit:
+        figures: dict[str, Any] = {name: float(np.exp(x))}
+        return replace(fit, **figures)
 
-    def of_mixtures(x: float) -> float:
-        return _loss(mixed, replace(fit, expert_weight=float(np.exp(x))))
-
-    best = minimize_scalar(of_mixtures, bounds=(0.0, 3.0), method="bounded")
-    return replace(fit, expert_weight=float(np.exp(best.x)))
+    return of(minimize_scalar(lambda x: _loss(groups, of(x)), bounds=log_bounds, method="bounded").x)
 
 
 def _loss(groups: Sequence[Group], fit: ContentionFit) -> float:
@@ -257,7 +274,7 @@ def fit_corun(
     fold = dict(zip(shapes, (np.random.default_rng(0).permutation(len(shapes)) % FOLDS).tolist(), strict=True))
     rows = pd.DataFrame(
         [
-            {"models": g.models, "mixture": g.mixture, "shapes": g.shapes, "works": len(g.members)}
+            {"models": g.models, "sort": g.sort, "shapes": g.shapes, "works": len(g.members)}
             | {"ordered": g.ordered, "kind": member.kind}
             for g in groups
             for member in g.members

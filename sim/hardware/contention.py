@@ -205,4 +205,6 @@ class Sharing:
         held = fit.hold + fit.hold_compute * load.compute
         if held > 1.0:
             held = 1.0
+        if load.eight_bits:
+            held *= fit.hold_8bit
         return held * (1.0 - load.empty)

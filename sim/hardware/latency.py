@@ -156,6 +156,7 @@ class Load:
     share: float = 0.0  # of the turns, kept here once worked out; 0 before
     rate: float = 0.0
     solo_s: float = 0.0
+    eight_bits: bool = False  # whether a dense model multiplies in 8 bits
 
 
 _NOTHING = Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -277,6 +278,7 @@ class Latency:
         load.turn_s = solo_s / (steps * self.spec.layers)
         load.nimble = self.nimble(rows, width, prompt, solo_s / steps)
         load.empty = self.room(prompts, solo_s)
+        load.eight_bits = self.spec.multiplies_8_bits and self.spec.experts is None
         if self.spec.experts is not None:
             load.experts_read = self._distinct(rows, width, prompts) / self.spec.experts.count
 

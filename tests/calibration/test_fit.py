@@ -135,11 +135,13 @@ def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:
 
 HELD = ContentionFit(
     stream_weight=1.0, crowd_weight=1.5, crowd_hold=0.9, turn_exponent=0.8, nimble_weight=2.0, yielding=0.4,
-    hold=0.8, hold_compute=0.2,
+    hold=0.8, hold_compute=0.2, hold_8bit=0.85,
 )  # fmt: skip
 
 
-def group(ordered: bool, nimble: float, triple: bool = False, long_us: float = 380.0) -> Group:
+def group(
+    ordered: bool, nimble: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False
+) -> Group:
     """Works side by side, as fast as the figures above make them."""
 
     def member(kind: str, priority: int, *asked: float) -> Member:
@@ -153,6 +155,8 @@ def group(ordered: bool, nimble: float, triple: bool = False, long_us: float = 3
     ]
     if triple:
         members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
+    for target in members[1:]:
+        target.eight_bits = eight_bits
     made = Group("a:b", f"{nimble} {triple} {long_us}", members)
     for member, slowdown in zip(members, slowdowns([made], HELD), strict=True):
         member.measured = 1 / slowdown
@@ -186,3 +190,19 @@ def test_the_figures_of_sharing_come_back() -> None:
     assert fit.nimble_weight == pytest.approx(2.0, rel=0.05)
     assert fit.yielding == pytest.approx(0.4, rel=0.1)
     assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from
+
+
+def test_the_room_of_8_bit_products_is_fitted_apart() -> None:
+    """It comes back, and leaves the figures of 16-bit models as they were."""
+    dense, eight = (
+        [group(o, n, t, us, bits) for o in (True, False) for n in (True, False) for t in (True, False)
+         for us in (150.0, 380.0, 800.0)]
+        for bits in (False, True)
+    )  # fmt: skip
+    alone, both = fit_groups(dense), fit_groups(dense + eight)
+    assert alone is not None
+    assert both is not None
+    assert alone.hold_8bit == 1
+    assert both.hold_8bit == pytest.approx(0.85, abs=0.02)
+    assert replace(both, hold_8bit=1.0) == alone
+    assert np.abs(errors(eight, alone)).mean() > 5 * np.abs(errors(eight, both)).mean()

@@ -56,6 +56,7 @@ measured = st.one_of(
         yielding=st.floats(0.0, 1.5),
         hold=share,
         hold_compute=share,
+        hold_8bit=st.floats(0.5, 1.0),
     ),
 )
 
@@ -74,6 +75,7 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
             draw(nimble),
             *(draw(halves) if lane == "prefill" else (0.0, 0.0)),
             draw(share),
+            eight_bits=draw(st.booleans()),
         )
         for lane in lanes
     ]
@@ -86,6 +88,7 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
 def hold(fit: ContentionFit, load: Load, beside: Sequence[Load]) -> float:
     """What a load holds of the GPU among those that it shares turns with."""
     held = min(1.0, fit.hold + fit.hold_compute * load.compute) * (1 - load.empty)
+    held *= fit.hold_8bit if load.eight_bits else 1.0
     return held * fit.crowd_hold if len(beside) > 2 else held
 
 

@@ -337,9 +337,11 @@ def check_gpus(result: Result, profile: Profile) -> None:
             assert np.all((end - start - hot * solo)[top] <= rounding_s[top])
         compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
         held = np.minimum(1.0, fit.hold + fit.hold_compute * compute)
+        pair, fits = result.experiment.pair, profile.models
+        eight_bits = [spec.multiplies_8_bits and spec.experts is None for spec in (pair.draft, pair.target)]
+        held *= np.where(np.array(eight_bits)[works["role"]], fit.hold_8bit, 1.0)
         # attention over prompts may leave the GPU empty in its last wave, and holds that much less: the longest context
         prompts = works["tokens"] - works["rows"] * (works["width"] + works["steps"] - 1)
-        pair, fits = result.experiment.pair, profile.models
         waves = [fits[spec.name].prompt_wave_s if spec.name in fits else 0.0 for spec in (pair.draft, pair.target)]
         wave_s = np.array(waves)[works["role"]]
         last_s = np.where(prompts > 0, wave_s * (works["prompt_start"] + prompts), 0.0)
