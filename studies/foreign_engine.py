@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
 import sys
+import tempfile
 import time
 from dataclasses import fields
 from datetime import UTC, datetime
@@ -197,7 +197,8 @@ def predict(folder: Path, gpu: str) -> int:
     loads = {path.stem: read_load(str(path)) for path in sorted(folder.glob("c*.json"), key=lambda p: int(p.stem[1:]))}
     server = Server("llama-3.1-8b", max_num_batched_tokens=BATCH_TOKENS)
     errors: list[float] = []
-    machine = folder / "machine.json"
+    scratch = tempfile.TemporaryDirectory()
+    machine = Path(scratch.name) / "machine.json"
     for fitted_to, mine in [("", None), *loads.items()]:
         hardware = Hardware(gpu, band=False)
         if mine is not None:
@@ -216,6 +217,7 @@ def predict(folder: Path, gpu: str) -> int:
             print(f"  {name:4} {label:13} throughput {both[0]:+7.1%}  TPOT {both[1]:+7.1%}  TTFT {first:+7.1%}")
             if label == "predicted":
                 errors += map(abs, both)
+    scratch.cleanup()
     if errors:
         within = sum(error <= 0.1 for error in errors)
         print(f"predicted throughput and TPOT: {within} of {len(errors)} within 10%, worst {max(errors):.1%}")
@@ -226,7 +228,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True)
     serving = commands.add_parser("serve")
-    serving.add_argument("--output", type=Path, default=Path(os.environ.get("OUT", "results")))
+    serving.add_argument("--output", type=Path, default=Path("results"))
     serving.add_argument("--tiny", action="store_true")
     serving.add_argument("--loads", type=int, nargs="+", default=list(LOADS))
     serving.add_argument("--seconds", type=float, default=50.0, help="of a load, after which no more requests are sent")
