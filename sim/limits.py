@@ -128,7 +128,6 @@ RANGES: dict[str, Range] = {
     "gpu_hour_usd": _USD,
     "usd": _USD,
     "tolerance": Range(0.001, 0.5),
-    "warmup_share": _PART,
     "indifference": _PART,
     "draft_lengths": Range(0, MAX_DRAFT),
     "max_k": _DRAFT,
