@@ -56,7 +56,10 @@ class Progress:
         self._shown = True
         if not self._terminal:
             of = " ".join(filter(None, ("of", self.bound, str(self.total), self.unit)))
-            self._say(f"{done} {of} after {self._elapsed_s:.0f} s")
+            left = ""
+            if done:
+                left = f", {self.bound or 'about'} {self._elapsed_s * (self.total - done) / done:.0f} s left"
+            self._say(f"{done} {of} after {self._elapsed_s:.0f} s{left}")
             self._due_s = time.monotonic() + LINE_EVERY_S
             return
         if self._bar is None:
