@@ -1,4 +1,4 @@
-"""`pdvsim calibrate`: fit a profile to measured samples or to logs of an engine, and print its errors."""
+"""`pdvsim calibrate`: make a profile of measured samples, logs of an engine or its kernels, and print its errors."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pdvsim.common.console import say
 from pdvsim.common.files import write_all
 from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
+from pdvsim.sim.hardware.kernels import EngineName
 from pdvsim.sim.hardware.models import gpu, pair
 
 if TYPE_CHECKING:
@@ -27,7 +28,12 @@ class CalibrateCommand:
     served: tuple[str, ...] = ()
     """Results of realrun, or files of its runs. Their warm-ups correct forward and host times to those in service."""
     gpu: str | None = None
-    """With --from-vllm: the GPU it ran on, e.g. a100-80gb or a card.toml."""
+    """With --from-vllm or --from-kernels: the GPU it ran on, e.g. a100-80gb or a card.toml."""
+    from_kernels: str | None = None
+    """Instead of SAMPLES: folder `systems` of the package aiconfigurator-core, with kernels that were timed inside
+    engines. Writes a file of tables, to be used as --profile."""
+    engine: EngineName | None = None
+    """With --from-kernels: vllm, sglang or trtllm."""
     from_vllm: tuple[str, ...] = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
     bench: tuple[str, ...] = ()
@@ -35,7 +41,7 @@ class CalibrateCommand:
     pair: str | None = None
     """With --from-vllm: the models it served, as draft:target."""
     output: str = "profile.json"
-    """Profile to write, to be used as --profile of `pdvsim run`."""
+    """Profile to write, to be used as --profile of `pdvsim run`; with --from-kernels it ends in .npz."""
     name: str | None = None
     """Name of the GPU in the profile; default: the profile's file name."""
     plots: str | None = None
@@ -47,6 +53,10 @@ class CalibrateCommand:
 def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(CalibrateCommand, argv, "pdvsim calibrate")
+    if args.from_kernels is not None:
+        return _kernels(args, args.from_kernels)
+    if args.engine is not None:
+        raise ValueError("--engine needs --from-kernels")
     if args.from_vllm:
         return _engine(args)
     if args.bench or args.pair or args.gpu:
@@ -70,6 +80,35 @@ def main(argv: list[str]) -> int:
     document = calibration.document() | {"files": [str(file) for file in saved]}
     print(output.dumps(document) if args.json else _table(document))
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
+    return 0
+
+
+def _kernels(args: CalibrateCommand, folder: str) -> int:
+    """Tables of an engine's kernels."""
+    from pdvsim.calibration.kernels import as_bytes, left_out, pack
+    from pdvsim.study import output
+    from pdvsim.view.table import cell, grid
+
+    if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.pair or args.name:
+        raise ValueError("--from-kernels takes --engine, --gpu, --output and --json alone")
+    if args.engine in (None, "pdvsim") or args.gpu is None:
+        raise ValueError("--from-kernels needs --engine (vllm, sglang or trtllm) and --gpu")
+    if not args.output.endswith(".npz"):
+        raise ValueError(f"--output {args.output}: a file of kernel tables must end in .npz")
+    path = output.check_file(Path(args.output))
+    tables = pack(Path(folder), args.engine, gpu(args.gpu))
+    write_all({path: as_bytes(tables)})
+    errors = left_out(tables)
+    if args.json:
+        print(output.dumps({"about": tables.about, "left_out": errors, "files": [str(path)]}))
+    else:
+        rows = [
+            [one.kernels, f"{one.points:,}", f"{cell(one.median, 1, 100)}%", f"{cell(one.p95, 1, 100)}%"]
+            for one in errors
+        ]
+        print(f"Errors at points left out; {args.engine} {tables.version} on {tables.about['system']}")
+        print(grid(["kernels", "points", "median error", "p95"], rows))
+    say("pdvsim", f"saved {path}")
     return 0
 
 

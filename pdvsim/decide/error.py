@@ -14,7 +14,6 @@ from collections.abc import Container
 
 from pdvsim.sim.assembly import bar_of, covering_profile, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.trust import errors_of
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
@@ -28,7 +27,7 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     assert told is not None, "the H200's errors are shipped"
     pair = experiment.pair
     # of both models: even if it does not draft, others do
-    known = covering(profile_of(experiment), pair, link_of(experiment))
+    known = profile_of(experiment).covering(pair, link_of(experiment))
     off = told.leads[_measured(metric, told.leads)]
     if experiment.hardware.cards:
         off = max(off, bar_of(experiment, covering_profile(experiment)))

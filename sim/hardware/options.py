@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pdvsim.sim.hardware.cards import GPUS
+from pdvsim.sim.hardware.kernels import EngineName
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
@@ -32,6 +33,9 @@ class Hardware:
 
     gpu: str = "h200"
     """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md)."""
+    engine: EngineName | None = None
+    """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
+    (from their kernels, see pdvsim profile --list). Default: pdvsim."""
     profile: str | None = None
     """Profile file (JSON) instead of the built-in one of --gpu, or `roofline`, a bound from the data sheet alone."""
     machine: str | None = None
@@ -80,6 +84,8 @@ class Hardware:
             raise ValueError(
                 f"draft-tensor-parallel-size must be 1 or tensor-parallel-size, {sizes[0]}, got {sizes[1]}"
             )
+        if self.engine not in (None, "pdvsim") and self.profile is not None:
+            raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
         self.placed()
 
     def placed(self) -> dict[str, tuple[int, ...]]:

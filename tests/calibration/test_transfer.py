@@ -19,7 +19,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS, pair
-from pdvsim.sim.hardware.profile import builtin, covering, roofline
+from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.hardware.transfer import document, from_document, shipped
 from pdvsim.sim.metrics.summary import summarise
@@ -185,10 +185,10 @@ def test_the_shipped_figures_read_back() -> None:
 def test_a_model_that_a_profile_lacks_is_transferred_and_said_so(tmp_path: Path) -> None:
     whole = builtin("h200")
     part = replace(whole, models={n: f for n, f in whole.models.items() if n != "qwen2-7b"})
-    both = covering(part, pair("tinyllama-1.1b:qwen2-7b"))
+    both = part.covering(pair("tinyllama-1.1b:qwen2-7b"))
     assert both.foundation == f"{whole.foundation}; transferred: qwen2-7b"
     assert both.uncertainty == {"qwen2-7b": shipped().bar(card_known=True)}
-    assert covering(whole, pair("tinyllama-1.1b:qwen2-7b")) is whole
+    assert whole.covering(pair("tinyllama-1.1b:qwen2-7b")) is whole
     save(both, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == both
 
