@@ -35,8 +35,8 @@ WINDOWS = (0, 128)
 LARGEST_GROUP = 8
 LEAST_EXPERTS = 2000  # rows of a table of experts; a later version may hold a single new model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
-# Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on a B200
-# (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
+# Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on a
+# B200 (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
 BORROWED: dict[tuple[str, str], dict[str, str]] = {
     ("trtllm", "b200"): {"fp8_block": "sglang", "w4a8_mxfp4_mxfp8": "sglang"},
     ("vllm", "b200"): {"w4a8_mxfp4_mxfp8": "sglang"},
@@ -183,12 +183,22 @@ def _version(path: Path) -> list[int]:
     return [int(part) if part.isdecimal() else 0 for part in name.split(".")]
 
 
-def _grid(table: pd.DataFrame, columns: list[str]) -> tuple[list[NDArray[Any]], NDArray[np.int16]]:
-    """Sorted values of the columns, and the packed times on their grid; of several kernels the fastest."""
+def _grid(
+    table: pd.DataFrame, columns: list[str], largest_first: bool = False
+) -> tuple[list[NDArray[Any]], NDArray[np.int16]]:
+    """Sorted values of the columns, and the packed times on their grid; of several kernels the fastest.
+
+    With `largest_first` no size takes longer than a larger one, which it could be padded to: what does is a hiccup.
+    """
     axes = [np.sort(table[column].unique()) for column in columns]
     times = np.full([len(axis) for axis in axes], np.inf)
     places = tuple(np.searchsorted(axis, table[column]) for axis, column in zip(axes, columns, strict=True))
     np.minimum.at(times, places, table.latency.to_numpy(float) * 1e-3)
+    if largest_first:
+        known = np.isfinite(times)
+        for axis in range(times.ndim):
+            times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis), axis)
+        times = np.where(known, times, np.inf)
     return [axis.astype(np.int32) for axis in axes], packed(times)
 
 
@@ -198,7 +208,7 @@ def _products(table: pd.DataFrame) -> Arrays:
     for kind, part in table.groupby("gemm_dtype"):
         if kind not in ("bfloat16", "fp8", "fp8_block", "nvfp4"):
             continue
-        axes, times = _grid(part, ["m", "n", "k"])
+        axes, times = _grid(part, ["m", "n", "k"], largest_first=True)
         arrays |= {f"gemm/{kind}/{name}": axis for name, axis in zip("mnk", axes, strict=True)}
         arrays[f"gemm/{kind}/t"] = times
     return arrays

@@ -59,7 +59,8 @@ def profile_of(experiment: Experiment) -> Profile:
 
 def card_profile(hardware: Hardware, card: str) -> Profile:
     """The profile of the chosen engine on a card."""
-    return builtin(card) if hardware.engine in (None, "pdvsim") else engine_profile(hardware.engine, card)
+    engine = hardware.predicted_engine
+    return builtin(card) if engine == "pdvsim" else engine_profile(engine, card)
 
 
 def covering_profile(experiment: Experiment) -> Profile:
@@ -136,7 +137,7 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
 
 def engine_settings(experiment: Experiment) -> Server:
     """The server's settings, scheduled as the chosen engine does."""
-    return replace(experiment.server, separate_prefill=experiment.hardware.engine == "sglang")
+    return replace(experiment.server, separate_prefill=experiment.hardware.predicted_engine == "sglang")
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:
@@ -302,6 +303,9 @@ class Site:
         self._turn = 0
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         self._host_times = host_times(experiment, profile)
+        self._read_at_s = 0.0  # when the host has read all requests that arrived
+        # requests that were sent together do not arrive together: equal ones would finish in one step for ever
+        self._lateness = np.random.default_rng([experiment.traffic.seed, 8])
         for replica in range(experiment.hardware.replicas):
             self.servers.append(self._server(env, replica))
 
@@ -369,10 +373,12 @@ class Site:
             )
 
     def receive(self, request: Request) -> None:
-        """A request reaches the server that takes it, after the time that its host needs to read it."""
-        late_s = self._host_times.received_s(request.prompt_tokens)
-        if late_s:
-            arrived = self.env.at(self.env.now + late_s, Event(self.env), first=True)
+        """A request reaches the server that takes it once its host has read it, which reads one after the other."""
+        times = self._host_times
+        if times.request_s or times.prompt_token_s:
+            self._read_at_s = max(self.env.now, self._read_at_s) + times.prompt_token_s * request.prompt_tokens
+            late_s = self._lateness.uniform(0, 2 * times.request_s)
+            arrived = self.env.at(self._read_at_s + late_s, Event(self.env), first=True)
             arrived.callbacks.append(lambda _: self.route(request).submit(request))
         else:
             self.route(request).submit(request)

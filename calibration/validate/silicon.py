@@ -15,6 +15,7 @@ Not modelled: MTP drafts, options that a row does not state, and the version of 
 from __future__ import annotations
 
 import csv
+import itertools
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -28,18 +29,18 @@ from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.hardware.composed import EngineStep, compose, engine_profile
-from pdvsim.sim.hardware.kernels import EngineName
+from pdvsim.sim.hardware.kernels import EngineName, Floats
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import shard
-from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in so many
 SPREAD = (0.9, 1 / 9)  # InferenceX's lengths: mean over stated, and half the width over the mean
 ROUNDS = 10  # requests per concurrent one
-MOST_TOKENS = 1_000_000  # output tokens that are simulated of a row, but LEAST_ROUNDS times the concurrency at least
-LEAST_ROUNDS = 4
+# Output tokens that are simulated of a row, of at least so many requests per concurrent one. The first of them, which
+# all arrive together, count as one in ROUNDS nevertheless.
+MOST_TOKENS, LEAST_ROUNDS = 300_000, 3
 MODELS = {
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -56,7 +57,10 @@ NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever
 MTP_IMAGE = (
     "1.2.0rc6.post3"  # InferenceX's configurations use it for dsr1-fp8-b200-trt-mtp and dsr1-fp4-b200-trt-mtp alone
 )
-TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 16_384}
+TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
+LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
+# Rows without a version were measured in October and November 2025, when InferenceX had images of these
+UNSTATED = {"vllm": "0.10.2", "sglang": "0.5.3", "trtllm": "1.1.0"}
 UNLIKE = 0.1  # rows of equal settings that differ by more contradict each other
 KERNELS_OVER_RUN = 1.1
 LARGE_FORWARD = 8192  # tokens of a forward in which prompts are prefilled fast
@@ -100,6 +104,11 @@ class SiliconRow:
         return MODELS[self.model] in DENSE
 
     @property
+    def ttft_counts(self) -> bool:
+        """Whether its TTFT is one of a server: SGLang's NVFP4 rows of 2025 wait seconds, whatever their load."""
+        return not (self.engine == "sglang" and self.weights == "nvfp4" and not self.version)
+
+    @property
     def kv_cache_dtype(self) -> str:
         """As in InferenceX's scripts; TensorRT-LLM caches in 8 bits what has such weights."""
         model = MODELS[self.model]
@@ -110,6 +119,15 @@ class SiliconRow:
         if model == "gpt-oss-120b":
             return "fp8" if self.card == "b200" else "auto"
         return "fp8" if self.engine == "trtllm" and self.weights != "bfloat16" else "auto"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Prompt tokens that a forward may carry. TensorRT-LLM does not cut prompts by default."""
+        if self.engine != "trtllm":
+            return TOKENS_PER_STEP[self.engine]
+        if self.source == "inferencex" and MODELS[self.model] in ("llama-3.1-70b", "gpt-oss-120b"):
+            return LARGE_STEP
+        return max(TOKENS_PER_STEP["trtllm"], self.tokens_in + self.concurrency + 64)
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -128,7 +146,7 @@ class SiliconRow:
         server = Server(
             pair=f"none:{self.name}",
             max_num_seqs=self.concurrency,
-            max_num_batched_tokens=TOKENS_PER_STEP[self.engine],
+            max_num_batched_tokens=self.tokens_per_step,
             kv_cache_dtype="fp8" if self.kv_cache_dtype == "fp8" else "auto",
         )
         hardware = Hardware(gpu=self.card, engine=self.engine, tensor_parallel_size=self.tensor_parallel, band=False)
@@ -171,8 +189,22 @@ class Prediction:
 
 def predict(row: SiliconRow) -> Prediction:
     """Simulate a row's load; a ValueError where the server could not hold it."""
-    metrics = summarise(simulate(row.experiment))
-    return Prediction(row, metrics["mean_ttft_ms"], metrics["mean_tpot_ms"])
+    experiment = row.experiment
+    profile = engine_profile(row.engine, row.card, row.version or UNSTATED[row.engine])
+    result = simulate(experiment, profile=profile.covering(experiment.pair).padded("profile"))
+    requests = result.requests
+    order = np.argsort(requests["arrival_s"], kind="stable")
+    ttft_s = (requests["first_token_s"] - requests["arrival_s"])[order]
+    decode_s = (requests["finish_s"] - requests["first_token_s"])[order]
+    tpot_s = decode_s / np.maximum(1, requests["output_tokens"][order] - 1)
+    ttft, tpot = (_over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
+    return Prediction(row, 1000 * ttft, 1000 * tpot)
+
+
+def _over_rounds(times_s: Floats, concurrency: int) -> float:
+    """The mean over all rounds of a benchmark, of which the first and some of the others were simulated."""
+    first, later = times_s[:concurrency], times_s[concurrency:]
+    return float(first.mean() + (ROUNDS - 1) * later.mean()) / ROUNDS
 
 
 def oddities(rows: Sequence[SiliconRow]) -> dict[str, str]:
@@ -202,7 +234,8 @@ def _oddity(row: SiliconRow) -> str:
     run_ms = row.ttft_ms + row.tokens_out * row.tpot_ms
     kernels_ms = row.concurrency * _prefill_s(experiment) * 1000
     if kernels_ms > KERNELS_OVER_RUN * run_ms:
-        return f"prefilling its {row.concurrency} prompts takes {kernels_ms / run_ms:.1f} times as long as all of a request"
+        times = kernels_ms / run_ms
+        return f"prefilling its {row.concurrency} prompts takes {times:.1f} times as long as a whole request"
     room = kv_capacity(experiment, profile)
     if row.ttft_ms > row.tokens_out * row.tpot_ms and room > row.concurrency * (row.tokens_in + row.tokens_out):
         return "its requests wait longer than they decode, although the KV cache holds all: fewer ran concurrently"
@@ -212,7 +245,8 @@ def _oddity(row: SiliconRow) -> str:
 def _prefill_s(experiment: Experiment) -> float:
     """The kernels of one prompt in a large forward, without what the engine adds."""
     hardware, traffic = experiment.hardware, experiment.traffic
-    assert hardware.engine is not None and traffic.input_len is not None
+    assert hardware.engine is not None
+    assert traffic.input_len is not None
     tables = engine_profile(hardware.engine, hardware.gpu).tables
     assert tables is not None
     spec = shard(experiment.server.models().target, hardware.tensor_parallel_size)
@@ -221,7 +255,43 @@ def _prefill_s(experiment: Experiment) -> float:
     return prices.carrying(0, 0, 1, prompts, False).solo_0 / len(prompts)
 
 
+@dataclass(frozen=True)
+class Estimate:
+    """AIConfigurator's estimate of a row."""
+
+    ttft_ms: float
+    tpot_ms: float
+
+
+def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> dict[str, Estimate]:
+    """AIConfigurator's estimates by row, of those that it has any of (`studies/aiconfigurator_estimates.py`)."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    return {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
+
+
+def ratios(predictions: Sequence[Prediction]) -> tuple[float, float]:
+    """Median and 90th percentile of the errors of a predicted ratio of two rows' TPOT, of one engine, card and model.
+
+    The rows have the same lengths and differ in concurrency, tensor parallelism or weights.
+    """
+    groups: dict[tuple[object, ...], list[Prediction]] = {}
+    for one in predictions:
+        row = one.row
+        groups.setdefault((row.engine, row.card, row.model, row.tokens_in, row.tokens_out), []).append(one)
+    errors = [
+        abs((1 + a.tpot_error) / (1 + b.tpot_error) - 1)
+        for group in groups.values()
+        for a, b in itertools.combinations(group, 2)
+    ]
+    if not errors:
+        return 0.0, 0.0
+    return float(np.median(errors)), float(np.quantile(errors, 0.9))
+
+
 def spread(errors: Iterable[float]) -> tuple[float, float]:
     """Median and 95th percentile of absolute errors."""
     sizes = np.abs(list(errors))
+    if not sizes.size:
+        return 0.0, 0.0
     return float(np.median(sizes)), float(np.quantile(sizes, 0.95))

@@ -13,57 +13,32 @@ Not modelled: fused all-reduces and norms, kernels that overlap, versions other 
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import gpu
+from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, EngineName, Floats, KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.latency import ForwardFit
-from pdvsim.sim.hardware.links import LinkSpec
+from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
+from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
 from pdvsim.sim.hardware.transfer import WIDTHS, Prices, shipped
 
 TOKENS: tuple[int, ...] = (
     *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,
     512, 513, 768, 769, 1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384, 32768,
 )  # fmt: skip
-ALL_REDUCES_PER_LAYER = 2
 TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
 ACTIVATIONS_BYTES = 2  # per value between kernels
 PADDING: dict[str, Padding] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+LEAST_SHARE = 0.4  # of a product's time in the tables
 READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
-
-
-@dataclass(frozen=True)
-class EngineStep:
-    """What an engine adds to its kernels: one set for all models and cards."""
-
-    step_s: float = 0.0  # between the end of a forward and the next: scheduling, sampling, what is not in a graph
-    row_s: float = 0.0  # the same per request of a step
-    layer_s: float = 0.0  # per layer and forward: small kernels and gaps between kernels
-    kernels: float = 1.0  # times as long as in the tables, of layers over few tokens and of decode attention, ...
-    prompts: float = 1.0  # ... and of those over many
-    reduces: float = 1.0  # ... and of all-reduces, which engines fuse with norms
-    request_s: float = 0.0  # from a request's arrival to its admission, and from its first token to the client
-    prompt_token_s: float = 0.0  # the same per prompt token: tokenising and sending
-
-
-@dataclass(frozen=True)
-class EngineError:
-    """Errors of an engine's predictions against measured servers, as shares: 90% of the rows lie within."""
-
-    tpot: float
-    ttft: float
-    ratio: float  # of the ratio of two rows of one card, engine and model, in TPOT
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -89,8 +64,19 @@ class ComposedProfile(Profile):
         specs = {spec.name: spec for spec in (pair.draft, pair.target) if not spec.on_host}
         assert self.tables is not None
         fits = {name: compose(self.tables, self.step, spec) for name, spec in specs.items()}
+        if link is not None and link != LINKS["nvlink4"]:  # the tables are of the card's usual link
+            fits |= {name: with_collectives(fits[name], spec, link) for name, spec in specs.items() if spec.shards > 1}
         bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
+
+    def bar(self, spec: ModelSpec) -> float:
+        """The error bar of a model's times, all-reduces included."""
+        return self.uncertainty.get(spec.name, 0.0)
+
+    def at_bar(self, sign: int) -> Profile:
+        """The same with forward times at one end of their error bar: +1 slow, -1 fast."""
+        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
+        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
 
     def padded(self, padding: Padding) -> Profile:
         """The same with forwards padded as the engine does; another's padding is refused."""
@@ -112,8 +98,10 @@ def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> Forward
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
     share = np.clip(np.log(tokens / 256) / np.log(8), 0, 1)
     factor = step.kernels ** (1 - share) * step.prompts**share
-    expert_s = parts.expert_s()
-    layers = parts.products(tokens) + parts.experts(tokens) + parts.small(tokens)
+    expert_s = parts.expert_s() * min(1.0, step.experts)
+    quantised_s = step.quantised_s if product_kind(spec) in ("fp8", "nvfp4") else 0.0
+    experts = parts.experts(tokens) * step.experts ** (1 - share) * step.expert_prompts**share
+    layers = parts.products(tokens, quantised_s) + experts + parts.small(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
     layer = np.maximum.accumulate(factor * (layers - expert_s * read) + spec.layers * step.layer_s)
     rows, fixed, slopes = parts.decode()
@@ -149,13 +137,14 @@ class Parts:
         self.tables, self.spec = tables, spec
         self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
 
-    def products(self, tokens: Floats) -> Floats:
-        """The layers' matrix products that every token takes."""
+    def products(self, tokens: Floats, more_s: float = 0.0) -> Floats:
+        """The layers' matrix products that every token takes, each with `more_s` besides its kernel."""
         kind, total = product_kind(self.spec), np.zeros(tokens.shape)
         for count, products in self.spec.layer_kinds:
             for inputs, outputs in products:
                 router = outputs == self.spec.routes
-                total += count * self.tables.product("bfloat16" if router else kind, tokens, outputs, inputs)
+                alone = self.tables.product("bfloat16" if router else kind, tokens, outputs, inputs)
+                total += count * np.maximum(alone + more_s, LEAST_SHARE * alone)
         return total
 
     def experts(self, tokens: Floats) -> Floats:
@@ -243,7 +232,7 @@ def product_kind(spec: ModelSpec) -> str:
         return "bfloat16"
     if spec.layer_bytes < 1:
         return "nvfp4"
-    return "fp8_block" if spec.family == "deepseek" else "fp8"
+    return "fp8" if spec.experts is None else "fp8_block"  # as mixtures are published
 
 
 def expert_kind(spec: ModelSpec) -> str:
@@ -259,17 +248,20 @@ def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> tuple[tuple[int,
 
 
 @cache
-def engine_profile(engine: EngineName, card: str) -> ComposedProfile:
-    """The profile of an engine on a card; a ValueError that names the cards it has tables of otherwise."""
+def engine_profile(engine: EngineName, card: str, version: str = "") -> ComposedProfile:
+    """The profile of an engine on a card; a ValueError that names the cards it has tables of otherwise.
+
+    `version` chooses among the engine's constants, where older versions have their own; empty: the newest.
+    """
     known = {name: path for one, name, path in shipped_tables() if one == engine}
     if card not in known:
         raise ValueError(f"--engine {engine}: no kernel tables for {card}; there are for {', '.join(known)}")
-    return from_tables(read_tables(known[card], gpu(card)))
+    return from_tables(read_tables(known[card], gpu(card)), version)
 
 
-def from_tables(tables: KernelTables) -> ComposedProfile:
+def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     """The profile that tables give with the engine's constants."""
-    h200, step, error = builtin("h200"), *constants(tables.engine, tables.gpu.name)
+    h200, step, error = builtin("h200"), *constants(tables.engine, tables.gpu.name, version)
     version = f"{tables.engine} {tables.version}"
     measured = f"TPOT of {error.rows} measured servers within {error.tpot:.0%}" if error else "no measured server"
     return ComposedProfile(
@@ -296,23 +288,6 @@ def from_tables(tables: KernelTables) -> ComposedProfile:
 
 def _reached(card: GpuSpec) -> GpuSpec:
     return shipped().ceilings(card)
-
-
-@cache
-def _document() -> dict[str, Any]:
-    text = (files("pdvsim.sim.hardware") / "data" / "engines" / "steps.json").read_text(encoding="utf-8")
-    document: dict[str, Any] = json.loads(text)
-    return document
-
-
-def constants(engine: str, card: str) -> tuple[EngineStep, EngineError | None]:
-    """An engine's constants, and its errors on a card; of all cards where none was measured on this one."""
-    document = _document()
-    errors = document["errors"].get(engine, {})
-    found = errors.get(card) or errors.get("any")
-    known = {part.name for part in fields(EngineStep)}
-    step = EngineStep(**{k: v for k, v in document["steps"].get(engine, {}).items() if k in known})
-    return step, None if found is None else EngineError(**found)
 
 
 def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:

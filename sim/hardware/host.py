@@ -29,12 +29,8 @@ class HostTimes:
     idle_poll_cost_s: float = 0.0
     notify_s: float = 0.0
     row_s: float = 0.0  # per row of a completion
-    request_s: float = 0.0  # from a request's arrival until the server may admit it, ...
-    prompt_token_s: float = 0.0  # ... and more per prompt token
-
-    def received_s(self, prompt_tokens: int) -> float:
-        """Time from a request's arrival until the server may admit it. The host's thread is not busy with it."""
-        return self.request_s + self.prompt_token_s * prompt_tokens
+    request_s: float = 0.0  # from a request's arrival until the server may admit it, on average, besides ...
+    prompt_token_s: float = 0.0  # ... the time to read it, per prompt token, one request after the other
 
     def completed_s(self, rows: int) -> float:
         """Host time of the completion of a launch with `rows` rows."""

@@ -80,7 +80,7 @@ class KernelTables:
         kind = kind if kind in self.kinds("gemm") else "bfloat16"
         shares, axes = self._filled_shares(kind)
         at = (tokens, np.full_like(tokens, outputs), np.full_like(tokens, inputs))
-        return np.exp(_between(shares, axes, at)) * roofline(self.gpu, kind, *at)
+        return np.asarray(np.exp(_between(shares, axes, at)) * roofline(self.gpu, kind, *at))
 
     def product_shares(self, kind: str) -> tuple[Floats, list[NDArray[Any]]]:
         """Logarithms of the products' times over the roofline's, by tokens, outputs and inputs; and these sizes."""
@@ -136,9 +136,10 @@ class KernelTables:
     def latent_decode(self, heads: int, cache: str) -> tuple[Floats, ...]:
         """The same as `decode` for multi-head latent attention, with the products that enter and leave the cache."""
         name = self._latent("decode", cache)
-        axes = [self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context")]
-        best = int(np.argmin(np.abs(np.log(axes[0] / heads))))
-        rows, fixed, slope = _lines(*axes[1:], np.exp(unpacked(self.arrays[f"{name}/t"])[best]), heads / axes[0][best])
+        known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
+        best = int(np.argmin(np.abs(np.log(known / heads))))
+        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+        rows, fixed, slope = _lines(rows, context, times, heads / known[best])
         return rows, fixed + self._absorbed(heads, rows), slope
 
     def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
@@ -155,7 +156,7 @@ class KernelTables:
         best = int(np.argmin(np.abs(np.log(known / heads))))
         logs = unpacked(self.arrays["latent-bmm/bfloat16/t"])[best]
         given = np.isfinite(logs)
-        return np.exp(np.interp(np.log(tokens), np.log(at[given]), logs[given]))
+        return np.asarray(np.exp(np.interp(np.log(tokens), np.log(at[given]), logs[given])))
 
     def _latent(self, phase: str, cache: str) -> str:
         known = self.kinds(f"latent-{phase}")
@@ -277,7 +278,9 @@ def _lines(rows: Floats, context: Floats, times: Floats, scale: float) -> tuple[
 
     Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
     """
-    kept, fixed, slopes = [], [], []
+    kept: list[float] = []
+    fixed: list[float] = []
+    slopes: list[float] = []
     for count, row in zip(rows, times, strict=True):
         known = np.isfinite(row)
         use = known & (context >= CONTEXTS[0]) & (context <= CONTEXTS[1])

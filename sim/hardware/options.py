@@ -88,6 +88,11 @@ class Hardware:
             raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
         self.placed()
 
+    @property
+    def predicted_engine(self) -> EngineName:
+        """The engine whose times are predicted."""
+        return self.engine or "pdvsim"
+
     def placed(self) -> dict[str, tuple[int, ...]]:
         """GPUs of each lane that --place names."""
         placed: dict[str, tuple[int, ...]] = {}
