@@ -17,10 +17,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.core import GpuSpec, ServingEngine
 from pdvsim.sim.hardware.kernels import (
     CONTEXTS,
-    EngineName,
     KernelTables,
     experts_roofline,
     from_neighbours,
@@ -46,7 +45,7 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
 Arrays = dict[str, NDArray[Any]]
 
 
-def pack(folder: Path, engine: EngineName, gpu: GpuSpec) -> KernelTables:
+def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     """The tables of an engine on a card; a ValueError where the folder has none."""
     if gpu.name not in SYSTEMS:
         raise ValueError(f"--gpu {gpu.name}: kernel tables are known of {', '.join(SYSTEMS)}")
@@ -88,7 +87,7 @@ def as_bytes(tables: KernelTables) -> bytes:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class KernelErrors:
     """Errors of a kind of kernels at points left out of the interpolation."""
 
     kernels: str
@@ -97,7 +96,7 @@ class LeftOut:
     p95: float
 
 
-def left_out(tables: KernelTables) -> list[LeftOut]:
+def left_out(tables: KernelTables) -> list[KernelErrors]:
     """What the interpolation gives for each timed shape from the others: products, and experts by their tokens.
 
     Attention is read as lines in the context; its errors are those of the lines at the timed contexts.
@@ -114,7 +113,7 @@ def left_out(tables: KernelTables) -> list[LeftOut]:
         if kind.endswith("-0"):
             errors[f"decode attention, {kind.removesuffix('-0')}"] = _off_lines(tables, kind)
     return [
-        LeftOut(name, off.size, float(np.median(np.abs(off))), float(np.quantile(np.abs(off), 0.95)))
+        KernelErrors(name, off.size, float(np.median(np.abs(off))), float(np.quantile(np.abs(off), 0.95)))
         for name, off in errors.items()
         if off.size
     ]

@@ -14,6 +14,7 @@ ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gpt_oss", "deepseek", "glm4", "llama4"
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp"]
+ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
 DrafterKind = Literal["model", "eagle3", "mtp", "ngram", "none"]
 
 # what a prompt consists of, as (end in tokens, number of the text): the last text goes on through the answer. A number

@@ -7,7 +7,8 @@ is held out, by a checksum of their names.
 Most rows are InferenceX's. Its load generator (github.com/SemiAnalysisAI/InferenceX, `utils/bench_serving` and
 `benchmarks/benchmark_lib.sh`) keeps `concurrency` requests running, sends ten times as many after a warm-up of twice as
 many, and draws lengths between 0.8 and 1 times the stated ones. Batch limits and the type of the KV cache are those of
-its scripts. NVIDIA's own rows have the stated lengths; the number of their requests is not known and taken alike.
+its scripts. NVIDIA's own rows have the stated lengths (`UNSTATED_SPREAD`); the number of their requests is not known
+and taken alike.
 
 Not modelled: MTP drafts, options that a row does not state, and the version of the engine where it is not the tables'.
 """
@@ -27,9 +28,9 @@ import numpy as np
 
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.core import Chunk, Request, ServingEngine
 from pdvsim.sim.hardware.composed import EngineStep, compose, engine_profile
-from pdvsim.sim.hardware.kernels import EngineName, Floats
+from pdvsim.sim.hardware.kernels import Floats
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import shard
 from pdvsim.sim.run import simulate
@@ -37,10 +38,14 @@ from pdvsim.sim.run import simulate
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in so many
 SPREAD = (0.9, 1 / 9)  # InferenceX's lengths: mean over stated, and half the width over the mean
+# NVIDIA's rows do not state theirs. Visible rows of SGLang look as if requests stayed in step for ever; those of the
+# others as if they drifted apart, as with this spread
+UNSTATED_SPREAD = {"vllm": 0.015, "sglang": 0.0, "trtllm": 0.015}
 ROUNDS = 10  # requests per concurrent one
 # Output tokens that are simulated of a row, of at least so many requests per concurrent one. The first of them, which
 # all arrive together, count as one in ROUNDS nevertheless.
 MOST_TOKENS, LEAST_ROUNDS = 300_000, 3
+LARGE_LOAD = 1_000_000  # output tokens per round from which on two rounds are enough
 MODELS = {
     "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
     "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
@@ -71,7 +76,7 @@ class SiliconRow:
     """One measured server."""
 
     id: str
-    engine: EngineName
+    engine: ServingEngine
     version: str  # empty: not stated
     model: str
     card: str
@@ -132,9 +137,10 @@ class SiliconRow:
     @cached_property
     def experiment(self) -> Experiment:
         """The server and its load."""
-        mean, spread = SPREAD if self.source == "inferencex" else (1.0, 0.0)
+        mean, spread = SPREAD if self.source == "inferencex" else (1.0, UNSTATED_SPREAD[self.engine])
         output = round(mean * self.tokens_out)
-        rounds = min(ROUNDS, max(LEAST_ROUNDS, MOST_TOKENS // (output * self.concurrency)))
+        tokens = output * self.concurrency
+        rounds = min(ROUNDS, max(LEAST_ROUNDS if tokens < LARGE_LOAD else 2, MOST_TOKENS // tokens))
         traffic = Traffic(
             dataset_name="random",
             input_len=round(mean * self.tokens_in),

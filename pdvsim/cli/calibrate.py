@@ -10,7 +10,7 @@ from pdvsim.common.console import say
 from pdvsim.common.files import write_all
 from pdvsim.common.options import Placed, parse
 from pdvsim.common.progress import Progress
-from pdvsim.sim.hardware.kernels import EngineName
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.models import gpu, pair
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class CalibrateCommand:
     from_kernels: str | None = None
     """Instead of SAMPLES: folder `systems` of the package aiconfigurator-core, with kernels that were timed inside
     engines. Writes a file of tables, to be used as --profile."""
-    engine: EngineName | None = None
+    engine: ServingEngine | None = None
     """With --from-kernels: vllm, sglang or trtllm."""
     from_vllm: tuple[str, ...] = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""

@@ -20,16 +20,17 @@ from pdvsim.calibration.validate.silicon import (
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
-from pdvsim.sim.hardware.kernels import EngineName
+from pdvsim.sim.core import ServingEngine
 from pdvsim.study import output
 from pdvsim.view.table import cell, grid
 
 TARGETS = {"dense": (0.05, 0.20), "mixtures of experts": (0.08, 0.30)}  # of TPOT: median, 95th percentile
 LEAST_SHARED = 10  # rows of an engine and card that both must have for a comparison
-Parts = dict[str, list[Prediction]]
 
 
-def compare_silicon(engine: EngineName | None, held_out: bool, most: int | None, jobs: int | None, json: bool) -> int:
+def compare_silicon(
+    engine: ServingEngine | None, held_out: bool, most: int | None, jobs: int | None, json: bool
+) -> int:
     """Predict the rows, of one engine or all, and print errors; returns the exit code."""
     rows = [row for row in read_rows() if row.held_out == held_out and engine in (None, row.engine)]
     odd = oddities(rows)
@@ -91,8 +92,8 @@ def silicon_document(
     }  # fmt: skip
 
 
-def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) -> Parts:
-    parts: Parts = {}
+def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) -> dict[str, list[Prediction]]:
+    parts: dict[str, list[Prediction]] = {}
     for one in predictions:
         parts.setdefault(key(one), []).append(one)
     return dict(sorted(parts.items(), key=lambda part: (int(part[0]) if part[0].isdecimal() else 0, part[0])))

@@ -19,8 +19,8 @@ from pdvsim.common.commandline import command_line
 from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import ModelSpec, Pair
-from pdvsim.sim.hardware.kernels import EngineName, shipped_tables
+from pdvsim.sim.core import ModelSpec, Pair, ServingEngine
+from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, unquantised
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
@@ -35,7 +35,7 @@ VLLM_UNLIKE_VOCABULARIES = "0.25.0"
 SGLANG_DRAFT_MODELS = "0.5.2"
 SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
 
-ENGINES: dict[str, EngineName] = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm"}
+ENGINES: dict[str, ServingEngine] = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm"}
 WITH_MTP = ("deepseek-v3",)  # whose own checkpoints have an MTP layer
 
 

@@ -19,10 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
+from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
-from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, EngineName, Floats, KernelTables, read_tables, shipped_tables
+from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.padding import Padding, padded
@@ -50,7 +50,7 @@ class ComposedProfile(Profile):
     error: EngineError | None = None
 
     @property
-    def engine(self) -> EngineName:
+    def engine(self) -> ServingEngine:
         assert self.tables is not None
         return self.tables.engine  # type: ignore[return-value]
 
@@ -93,7 +93,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardF
 
 @lru_cache(maxsize=64)
 def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardFit:
-    parts = Parts(tables, spec)
+    parts = ModelKernels(tables, spec)
     tokens = np.array(TOKENS, float)
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
     share = np.clip(np.log(tokens / 256) / np.log(8), 0, 1)
@@ -130,7 +130,7 @@ def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> Forward
     )
 
 
-class Parts:
+class ModelKernels:
     """Seconds of the parts of a forward of one model, from the tables."""
 
     def __init__(self, tables: KernelTables, spec: ModelSpec) -> None:
@@ -248,7 +248,7 @@ def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> tuple[tuple[int,
 
 
 @cache
-def engine_profile(engine: EngineName, card: str, version: str = "") -> ComposedProfile:
+def engine_profile(engine: ServingEngine, card: str, version: str = "") -> ComposedProfile:
     """The profile of an engine on a card; a ValueError that names the cards it has tables of otherwise.
 
     `version` chooses among the engine's constants, where older versions have their own; empty: the newest.

@@ -14,16 +14,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.core import GpuSpec, ServingEngine
 
 Floats = NDArray[np.float64]
-EngineName = Literal["pdvsim", "vllm", "sglang", "trtllm"]
-ENGINES: tuple[EngineName, ...] = get_args(EngineName)
+ENGINES: tuple[ServingEngine, ...] = get_args(ServingEngine)
 
 UNIT = 1000  # a stored value is 1000 times the logarithm of microseconds: steps of 0.1%
 MISSING = np.iinfo(np.int16).min
@@ -115,7 +114,7 @@ class KernelTables:
         at, logs = at[given], logs[given]
         shares = logs - np.log(experts_roofline(self.gpu, kind, at, *shapes[best]))
         here = np.interp(np.log(tokens), np.log(at), shares)
-        return np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted)
+        return np.asarray(np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted))
 
     def decode(self, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0) -> tuple[Floats, ...]:
         """Decode attention of a layer as lines: rows, seconds at no context, seconds per cached token of all rows."""
@@ -320,7 +319,7 @@ def read_tables(path: Path, gpu: GpuSpec) -> KernelTables:
     return KernelTables(about, gpu, arrays)
 
 
-def shipped_tables() -> Iterator[tuple[EngineName, str, Path]]:
+def shipped_tables() -> Iterator[tuple[ServingEngine, str, Path]]:
     """Engine, card and file of the tables that come with pdvsim."""
     folder = Path(str(files("pdvsim.sim.hardware"))) / "data" / "engines"
     for engine in ENGINES:

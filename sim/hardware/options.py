@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.kernels import EngineName
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
@@ -33,7 +33,7 @@ class Hardware:
 
     gpu: str = "h200"
     """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md)."""
-    engine: EngineName | None = None
+    engine: ServingEngine | None = None
     """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
     (from their kernels, see pdvsim profile --list). Default: pdvsim."""
     profile: str | None = None
@@ -89,7 +89,7 @@ class Hardware:
         self.placed()
 
     @property
-    def predicted_engine(self) -> EngineName:
+    def predicted_engine(self) -> ServingEngine:
         """The engine whose times are predicted."""
         return self.engine or "pdvsim"
 
