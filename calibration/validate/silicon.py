@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import csv
 import itertools
+import math
 import zlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -286,7 +287,7 @@ def ratios(predictions: Sequence[Prediction]) -> tuple[float, float]:
         row = one.row
         groups.setdefault((row.engine, row.card, row.model, row.tokens_in, row.tokens_out), []).append(one)
     errors = [
-        abs((1 + a.tpot_error) / (1 + b.tpot_error) - 1)
+        math.expm1(abs(math.log((1 + a.tpot_error) / (1 + b.tpot_error))))
         for group in groups.values()
         for a, b in itertools.combinations(group, 2)
     ]

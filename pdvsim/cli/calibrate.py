@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -100,7 +100,7 @@ def _kernels(args: CalibrateCommand, folder: str) -> int:
     write_all({path: as_bytes(tables)})
     errors = left_out(tables)
     if args.json:
-        print(output.dumps({"about": tables.about, "left_out": errors, "files": [str(path)]}))
+        print(output.dumps({"about": tables.about, "left_out": list(map(asdict, errors)), "files": [str(path)]}))
     else:
         rows = [
             [one.kernels, f"{one.points:,}", f"{cell(one.median, 1, 100)}%", f"{cell(one.p95, 1, 100)}%"]
