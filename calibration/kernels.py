@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ SYSTEMS = {"a100-80gb": "a100_sxm", "h100-sxm": "h100_sxm", "h200": "h200_sxm", 
 LEAST_SIDE = 128  # of a product; narrower ones are routers, which cost a kernel's fixed time
 LEAST_TESTED = 512  # sides of the products that are left out in turn: those of models' layers
 WINDOWS = (0, 128)
+WIDEST_HEAD = 256
 LARGEST_GROUP = 8
 LEAST_EXPERTS = 2000  # rows of a table of experts; a later version may hold a single new model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
@@ -141,8 +143,8 @@ def _off_lines(tables: KernelTables, kind: str) -> NDArray[np.float64]:
     arrays = {name: tables.arrays[f"decode/{kind}/{name}"] for name in ("pairs", "rows", "context", "t")}
     context = arrays["context"].astype(float)
     usual = (context >= CONTEXTS[0]) & (context <= CONTEXTS[1])
-    for pair, times in zip(arrays["pairs"].tolist(), np.exp(unpacked(arrays["t"])), strict=True):
-        rows, fixed, slopes = tables.decode(*pair, int(size), cache)
+    for (heads, kv_heads), times in zip(arrays["pairs"].tolist(), np.exp(unpacked(arrays["t"])), strict=True):
+        rows, fixed, slopes = tables.decode(heads, kv_heads, int(size), cache)
         places = np.searchsorted(arrays["rows"], rows)
         lines = fixed[:, None] + slopes[:, None] * rows[:, None] * context[None, :]
         one = (lines / times[places] - 1)[:, usual]
@@ -201,10 +203,16 @@ def _grid(
     return [axis.astype(np.int32) for axis in axes], packed(times)
 
 
+def _by(table: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The table in parts, by the values of a column."""
+    for value in sorted(table[column].unique()):
+        yield str(value), table[table[column] == value]
+
+
 def _products(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
     table = table[(table.n >= LEAST_SIDE) & (table.k >= LEAST_SIDE)]
-    for kind, part in table.groupby("gemm_dtype"):
+    for kind, part in _by(table, "gemm_dtype"):
         if kind not in ("bfloat16", "fp8", "fp8_block", "nvfp4"):
             continue
         axes, times = _grid(part, ["m", "n", "k"], largest_first=True)
@@ -219,8 +227,9 @@ def _attention(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     table = table[table.window_size.isin(WINDOWS) & (table.num_heads >= table.num_key_value_heads)]
     if "attn_dtype" in table and (table.attn_dtype == "bfloat16").any():
         table = table[table.attn_dtype == "bfloat16"]
-    parts = table.groupby(["head_dim", "kv_cache_dtype", "window_size"])
-    return [(f"{size}-{cache}-{window}", part) for (size, cache, window), part in parts if size <= 256]
+    table = table[table.head_dim <= WIDEST_HEAD]
+    names = table.head_dim.astype(str) + "-" + table.kv_cache_dtype + "-" + table.window_size.astype(int).astype(str)
+    return list(_by(table.assign(name=names), "name"))
 
 
 def _paired(part: pd.DataFrame, columns: list[str]) -> tuple[Arrays, list[NDArray[Any]], NDArray[np.int16]]:
@@ -251,7 +260,7 @@ def _prefill(table: pd.DataFrame) -> Arrays:
 
 def _experts(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
-    for kind, part in table.groupby("moe_dtype"):
+    for kind, part in _by(table, "moe_dtype"):
         routing = next(name for name in ROUTING if (part.distribution == name).any())
         part = part[part.distribution == routing]
         part = part.assign(inner=part.inter_size // part.moe_tp_size)
@@ -274,7 +283,7 @@ def _reduce(table: pd.DataFrame) -> Arrays:
 
 def _latent_decode(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
-    for kind, part in table.groupby("kv_cache_dtype"):
+    for kind, part in _by(table, "kv_cache_dtype"):
         axes, times = _grid(part, ["num_heads", "batch_size", "step"])
         found = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times}
         arrays |= {f"latent-decode/{kind}/{name}": values for name, values in found.items()}
@@ -283,7 +292,7 @@ def _latent_decode(table: pd.DataFrame) -> Arrays:
 
 def _latent_prefill(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
-    for kind, part in table[table.batch_size == 1].groupby("kv_cache_dtype"):
+    for kind, part in _by(table[table.batch_size == 1], "kv_cache_dtype"):
         axes, times = _grid(part, ["num_heads", "isl"])
         found = {"heads": axes[0], "length": axes[1], "t": times}
         arrays |= {f"latent-prefill/{kind}/{name}": values for name, values in found.items()}

@@ -30,10 +30,11 @@ import numpy as np
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Chunk, Request, ServingEngine
-from pdvsim.sim.hardware.composed import EngineStep, compose, engine_profile
+from pdvsim.sim.hardware.composed import compose, engine_profile
 from pdvsim.sim.hardware.kernels import Floats
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import shard
+from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.run import simulate
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
@@ -67,6 +68,7 @@ TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, 
 LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
 # Rows without a version were measured in October and November 2025, when InferenceX had images of these
 UNSTATED = {"vllm": "0.10.2", "sglang": "0.5.3", "trtllm": "1.1.0"}
+SETTINGS = ("concurrency", "tensor_parallel", "weights")
 UNLIKE = 0.1  # rows of equal settings that differ by more contradict each other
 KERNELS_OVER_RUN = 1.1
 LARGE_FORWARD = 8192  # tokens of a forward in which prompts are prefilled fast
@@ -159,11 +161,10 @@ class SiliconRow:
         hardware = Hardware(gpu=self.card, engine=self.engine, tensor_parallel_size=self.tensor_parallel, band=False)
         return Experiment("autoregressive", traffic, server=server, hardware=hardware)
 
-    @property
-    def settings(self) -> tuple[object, ...]:
-        """All that a row states, but for what was measured."""
-        named = (getattr(self, part.name) for part in fields(self) if part.name not in ("id", "ttft_ms", "tpot_ms"))
-        return tuple(named)
+    def like(self, *varied: str) -> tuple[object, ...]:
+        """All that a row states, but for what was measured and what may vary."""
+        others = ("id", "ttft_ms", "tpot_ms", "moe_tp", *varied)
+        return tuple(getattr(self, part.name) for part in fields(self) if part.name not in others)
 
 
 def read_rows(path: Path = FOLDER / "rows.csv") -> list[SiliconRow]:
@@ -220,7 +221,7 @@ def oddities(rows: Sequence[SiliconRow]) -> dict[str, str]:
     alike: dict[tuple[object, ...], list[SiliconRow]] = {}
     for row in rows:
         if row.id not in reasons:
-            alike.setdefault(row.settings, []).append(row)
+            alike.setdefault(row.like(), []).append(row)
     for group in alike.values():
         times = [row.tpot_ms for row in group]
         if max(times) > (1 + UNLIKE) * min(times):
@@ -278,22 +279,18 @@ def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> dict[str, Esti
 
 
 def ratios(predictions: Sequence[Prediction]) -> tuple[float, float]:
-    """Median and 90th percentile of the errors of a predicted ratio of two rows' TPOT, of one engine, card and model.
+    """Median and 95th percentile of the errors of a predicted ratio of two rows' TPOT.
 
-    The rows have the same lengths and differ in concurrency, tensor parallelism or weights.
+    The rows are of one engine, version, card, model and length, and differ in one of `SETTINGS`.
     """
-    groups: dict[tuple[object, ...], list[Prediction]] = {}
-    for one in predictions:
-        row = one.row
-        groups.setdefault((row.engine, row.card, row.model, row.tokens_in, row.tokens_out), []).append(one)
-    errors = [
-        math.expm1(abs(math.log((1 + a.tpot_error) / (1 + b.tpot_error))))
-        for group in groups.values()
-        for a, b in itertools.combinations(group, 2)
-    ]
-    if not errors:
-        return 0.0, 0.0
-    return float(np.median(errors)), float(np.quantile(errors, 0.9))
+    errors = []
+    for varied in SETTINGS:
+        groups: dict[tuple[object, ...], list[Prediction]] = {}
+        for one in predictions:
+            groups.setdefault(one.row.like(varied), []).append(one)
+        pairs = (pair for group in groups.values() for pair in itertools.combinations(group, 2))
+        errors += [math.expm1(abs(math.log((1 + a.tpot_error) / (1 + b.tpot_error)))) for a, b in pairs]
+    return spread(errors)
 
 
 def spread(errors: Iterable[float]) -> tuple[float, float]:

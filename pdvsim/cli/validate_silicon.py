@@ -81,7 +81,7 @@ def silicon_document(
         "held_out": held_out,
         "all": _errors(predictions, estimates),
         "by": tables,
-        "ratios": {"rows": len(predictions), **dict(zip(("median", "p90"), ratios(predictions), strict=True))},
+        "ratios": {"rows": len(predictions), **dict(zip(("median", "p95"), ratios(predictions), strict=True))},
         "odd": odd,
         "failed": failures,
         "rows": [
@@ -129,8 +129,8 @@ def _text(document: dict[str, Any]) -> str:
     notes = [
         f"Errors as median / 95th percentile, of {document['all']['rows']} {which} rows; AIConfigurator's on those "
         "that it estimates too",
-        f"Ratio of two rows of one engine, card and model: {_percent(ratio['median'])} median, 90% within "
-        f"{_percent(ratio['p90'])}",
+        "Ratio of two rows that differ in concurrency, tensor parallelism or weights alone: "
+        f"{_both((ratio['median'], ratio['p95']))}",
     ]
     reasons = Counter(_kind(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
     notes += [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]

@@ -263,7 +263,10 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     """The profile that tables give with the engine's constants."""
     h200, step, error = builtin("h200"), *constants(tables.engine, tables.gpu.name, version)
     version = f"{tables.engine} {tables.version}"
-    measured = f"TPOT of {error.rows} measured servers within {error.tpot:.0%}" if error else "no measured server"
+    measured = "no measured server"
+    if error is not None:
+        where = "" if error.here else " on other cards"
+        measured = f"TPOT of {error.rows} measured servers{where} within {error.tpot:.0%}"
     return ComposedProfile(
         schema_version=SCHEMA,
         name=f"{tables.gpu.name}-{tables.engine}",

@@ -33,13 +33,13 @@ class Hardware:
 
     gpu: str = "h200"
     """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md)."""
-    engine: ServingEngine | None = None
-    """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
-    (from their kernels, see pdvsim profile --list). Default: pdvsim."""
     profile: str | None = None
     """Profile file (JSON) instead of the built-in one of --gpu, or `roofline`, a bound from the data sheet alone."""
     machine: str | None = None
     """Result of realrun on your machine (JSON). Forward and host times are scaled to the speed it measured."""
+    engine: ServingEngine | None = None
+    """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
+    (from their kernels, see pdvsim profile --list). Default: pdvsim."""
     band: bool = True
     """Report error ranges: from comparable real runs or, where forward times are predicted, from simulations at the
     ends of their error bar. --no-band omits them."""

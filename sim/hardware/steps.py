@@ -32,12 +32,13 @@ class EngineStep:
 
 @dataclass(frozen=True)
 class EngineError:
-    """Errors of an engine's predictions against measured servers, as shares: 90% of the rows lie within."""
+    """Errors of an engine's predictions against measured servers, as shares."""
 
-    tpot: float
+    tpot: float  # 90% of the rows lie within
     ttft: float
-    ratio: float  # of the ratio of two rows of one card, engine and model, in TPOT
+    ratio: float  # of the ratio of two rows of one card, engine and model, in TPOT: 95% lie within
     rows: int
+    here: bool = True  # on this card; False: on the engine's other cards
 
 
 @cache
@@ -54,7 +55,7 @@ def constants(engine: str, card: str, version: str = "") -> tuple[EngineStep, En
     older = (one for one in eras if version and "before" in one and _numbers(version) < _numbers(one["before"]))
     step = next(older, eras[-1] if eras else {})
     errors = document["errors"].get(engine, {})
-    found = errors.get(card) or errors.get("any")
+    found = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)
     figures = {part.name: step[part.name] for part in fields(EngineStep) if part.name in step}
     return EngineStep(**figures), None if found is None else EngineError(**found)
 

@@ -12,11 +12,11 @@ from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec
 from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.composed import TOKENS, EngineStep, ModelKernels, compose, engine_profile
+from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_profile
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables, unpacked
 from pdvsim.sim.hardware.latency import ForwardFit, Latency, interpolate
 from pdvsim.sim.hardware.models import model, shard
-from pdvsim.sim.hardware.steps import constants
+from pdvsim.sim.hardware.steps import EngineStep, constants
 from pdvsim.sim.run import simulate
 
 SHIPPED = list(shipped_tables())
