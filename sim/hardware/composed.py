@@ -56,7 +56,7 @@ class ComposedProfile(Profile):
 
     @property
     def error_bar(self) -> float | None:
-        """The share that holds 90% of the errors of TPOT against measured servers."""
+        """The share that holds 95% of the errors of TPOT against measured servers."""
         return None if self.error is None else self.error.tpot
 
     def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:

@@ -34,7 +34,7 @@ class EngineStep:
 class EngineError:
     """Errors of an engine's predictions against measured servers, as shares."""
 
-    tpot: float  # 90% of the rows lie within
+    tpot: float  # 95% of the rows lie within
     ttft: float
     ratio: float  # of the ratio of two rows of one card, engine and model, in TPOT: 95% lie within
     rows: int

@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdvsim.decide.deploy import deployment
+from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec
@@ -18,6 +20,7 @@ from pdvsim.sim.hardware.latency import ForwardFit, Latency, interpolate
 from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.steps import EngineStep, constants
 from pdvsim.sim.run import simulate
+from pdvsim.study.band import ends, spanned
 
 SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192
@@ -162,3 +165,31 @@ def test_refusals():
         covering_profile(replace(served("vllm"), hardware=Hardware(gpu="h200", engine="vllm", padding="sglang")))
     with pytest.raises(ValueError, match=r"not a file of calibrate --from-kernels"):
         read_tables(Path(__file__), gpu("h200"))
+
+
+def test_a_lead_needs_the_error_of_a_ratio():
+    """On an engine's profile a lead must exceed the error of a ratio of two servers, not that of one."""
+    experiment = served("vllm")
+    error = constants("vllm", "h100-sxm")[1]
+    assert error is not None
+    assert lead_error(experiment, "output_throughput") == pytest.approx(error.ratio)
+    other = replace(experiment, hardware=Hardware(gpu="h100-sxm"))
+    assert error.ratio < lead_error(other, "output_throughput")
+
+
+def test_the_range_is_that_of_measured_servers():
+    experiment = served("vllm")
+    metrics = spanned(simulate(experiment), ends(experiment))
+    error = constants("vllm", "h100-sxm")[1]
+    assert error is not None
+    tpot = metrics["mean_tpot_ms"]
+    assert metrics["mean_tpot_ms_high"] == pytest.approx(tpot * (1 + error.tpot), rel=0.15)
+    assert metrics["mean_tpot_ms_low"] < tpot
+    assert metrics["error_range"] == "forward times at both ends of their error bar"
+
+
+def test_a_command_for_another_engine_says_so():
+    blocks = {block.label.split()[0]: block for block in deployment(served("sglang"))}
+    assert "the figures are of the engine sglang: --engine vllm predicts its own" in blocks["vLLM"].notes
+    assert not any("the figures are of" in note for note in blocks["SGLang"].notes)
+    assert "--enable-mixed-chunk" not in blocks["SGLang"].text
