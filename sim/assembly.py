@@ -15,7 +15,7 @@ from simpy.events import Event
 
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
-from pdvsim.sim.hardware.composed import engine_profile, tables_file
+from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
@@ -37,7 +37,6 @@ from pdvsim.sim.policies.planner import Apart, Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 
-TABLES = ".npz"  # end of the names of files of calibrate --from-kernels
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 

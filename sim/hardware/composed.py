@@ -34,6 +34,7 @@ TOKENS: tuple[int, ...] = (
     *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,
     512, 513, 768, 769, 1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384, 32768,
 )  # fmt: skip
+TABLES = ".npz"  # end of the names of files of calibrate --from-kernels
 TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
 ACTIVATIONS_BYTES = 2  # per value between kernels
 PADDING: dict[str, Padding] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}

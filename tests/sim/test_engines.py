@@ -21,6 +21,8 @@ from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.steps import EngineStep, constants
 from pdvsim.sim.run import simulate
 from pdvsim.study.band import ends, spanned
+from pdvsim.study.resultfiles import Config
+from pdvsim.study.results import known_profile
 
 SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192
@@ -193,3 +195,10 @@ def test_a_command_for_another_engine_says_so():
     assert "the figures are of the engine sglang: --engine vllm predicts its own" in blocks["vLLM"].notes
     assert not any("the figures are of" in note for note in blocks["SGLang"].notes)
     assert "--enable-mixed-chunk" not in blocks["SGLang"].text
+
+
+def test_results_find_an_engines_profile_again():
+    found = known_profile("h100-sxm", "h100-sxm-vllm", Config())
+    assert found is not None
+    assert found.name == "h100-sxm-vllm"
+    assert known_profile("h100-sxm", "l40s-vllm", Config()) is None
