@@ -14,9 +14,6 @@ import logging
 import sys
 import zlib
 
-from aiconfigurator.cli.api import cli_estimate
-
-logging.disable(logging.CRITICAL)
 NAMES = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
@@ -46,6 +43,8 @@ def wanted(row: dict[str, str]) -> bool:
 
 def estimate(row: dict[str, str]) -> tuple[float, float, str]:
     """TTFT and TPOT in milliseconds, or why there is none."""
+    from aiconfigurator.cli.api import cli_estimate  # in its own environment alone
+
     sizes = {name: int(float(row[name])) for name in ("batch_size", "tp_size", "pp_size", "isl", "osl")}
     kinds: dict[str, str] = {"gemm_quant_mode": row["gemm_quant_mode"]} if row["gemm_quant_mode"] else {}
     if not any(name in row["model_path"] for name in DENSE):
@@ -67,6 +66,7 @@ def estimate(row: dict[str, str]) -> tuple[float, float, str]:
 
 
 def main() -> None:
+    logging.disable(logging.CRITICAL)
     with open(sys.argv[1], newline="") as file:
         rows = [row for row in csv.DictReader(file) if wanted(row)]
     rows.sort(key=lambda row: zlib.crc32(row["id"].encode()))  # if it is stopped, what it has is a sample of all

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,9 +15,12 @@ from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import VariedTraffic
 from pdvsim.decide.runs import Bench
 from pdvsim.sim.config import Scoring, Server
+from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
 
+PREDICTED: dict[EngineName, ServingEngine] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 PROMPTS = 60  # requests per simulation, at least three times the batch size
 
 
@@ -43,7 +46,8 @@ class DraftTableOptions(ExperimentOptions):
     against: int | None = None
     """A fixed draft length to compare with; default: 4."""
     engine: EngineName = "vllm"
-    """Engine of the table: sets the padding of a step and the lowest k."""
+    """Engine of the table: sets the padding of a step and the lowest k, and on cards other than the H200 the times,
+    where its profile is known."""
     indifference: float = 0.02
     """Relative gains below this start no new range; 0: the best length at every batch size."""
     num_runs: int = 3
@@ -61,6 +65,11 @@ class DraftTableOptions(ExperimentOptions):
         server = plain(Server, self.server)
         traffic = self.traffic.asked(PROMPTS, server)
         base = self.experiment("colocated", traffic, server)
+        hardware = base.hardware
+        if hardware.predicted_engine != "pdvsim":  # the table's own, where its times are known on this card
+            wanted = PREDICTED[self.engine]
+            known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
+            base = replace(base, hardware=replace(hardware, engine=wanted if known else "pdvsim"))
         return DraftQuestion(base, self.max_k, self.against, self.engine, self.indifference, self.num_runs)
 
 

@@ -18,6 +18,7 @@ from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_p
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables, unpacked
 from pdvsim.sim.hardware.latency import ForwardFit, Latency, interpolate
 from pdvsim.sim.hardware.models import model, shard
+from pdvsim.sim.hardware.options import VLLM_CARDS
 from pdvsim.sim.hardware.steps import EngineStep, constants
 from pdvsim.sim.run import simulate
 from pdvsim.study.band import ends, spanned
@@ -175,7 +176,7 @@ def test_a_lead_needs_the_error_of_a_ratio():
     error = constants("vllm", "h100-sxm")[1]
     assert error is not None
     assert lead_error(experiment, "output_throughput") == pytest.approx(error.ratio)
-    other = replace(experiment, hardware=Hardware(gpu="h100-sxm"))
+    other = replace(experiment, hardware=Hardware(gpu="h100-sxm", engine="pdvsim"))
     assert error.ratio < lead_error(other, "output_throughput")
 
 
@@ -202,3 +203,14 @@ def test_results_find_an_engines_profile_again():
     assert found is not None
     assert found.name == "h100-sxm-vllm"
     assert known_profile("h100-sxm", "l40s-vllm", Config()) is None
+
+
+def test_the_default_engine():
+    """vLLM's where it has a profile, but for the H200, which was measured with pdvsim's own engine."""
+    assert {card for engine, card, _ in SHIPPED if engine == "vllm"} == {*VLLM_CARDS, "h200"}
+    assert Hardware().predicted_engine == "pdvsim"
+    assert Hardware(gpu="h100-sxm").predicted_engine == "vllm"
+    assert Hardware(gpu="rtx-4090").predicted_engine == "pdvsim"
+    assert Hardware(gpu="h100-sxm", profile="roofline").predicted_engine == "pdvsim"
+    assert covering_profile(Experiment(hardware=Hardware(gpu="l40s"))).name == "l40s-vllm"
+    assert covering_profile(Experiment(hardware=Hardware(gpu="l40s", engine="pdvsim"))).name == "l40s-transferred"
