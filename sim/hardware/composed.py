@@ -8,6 +8,8 @@ models and cards together (`studies/engine_steps.py`). The result is a ForwardFi
 Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
 attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
 
+Multi-head latent attention, which vLLM's tables time with its products, is priced there by pdvsim's own formula.
+
 Not modelled: fused all-reduces and norms, kernels that overlap, versions other than those of the tables.
 """
 
@@ -190,6 +192,9 @@ class ModelKernels:
     def decode(self) -> tuple[Floats, Floats, Floats]:
         """Rows, seconds at no context and seconds per cached token, of all layers."""
         s = self.spec
+        if s.latent is not None and not self.tables.kinds("latent-decode"):
+            prices, rows = self._transferred(), np.array([1.0, 2048.0])
+            return rows, prices.width(np.ones(1)) + prices.row() * rows, np.full(2, float(prices.kv(np.ones(1))[0]))
         if s.latent is not None:
             rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
             return rows, s.layers * fixed, s.layers * slopes
@@ -203,6 +208,9 @@ class ModelKernels:
     def prefill(self) -> tuple[float, float]:
         """Attention over prompts: seconds per launch and per pair of tokens, of all layers."""
         s = self.spec
+        if s.latent is not None and not self.tables.kinds("latent-prefill"):
+            prices = self._transferred()
+            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute)
         if s.latent is not None:
             fixed, pair_s = self.tables.latent_prefill(s.heads, self.cache)
         else:
@@ -211,11 +219,14 @@ class ModelKernels:
 
     def widths(self) -> tuple[Floats, Floats]:
         """How many times as long several queries per row read the cache as one, and what they add to a forward."""
-        transfer, card = shipped(), self.tables.gpu
-        prices = Prices(self.spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
-        at = np.array(WIDTHS, float)
+        prices, at = self._transferred(), np.array(WIDTHS, float)
         kv, width = np.maximum.accumulate(prices.kv(at)), prices.width(at)
         return kv / kv[0], np.maximum(0.0, width - width[0])
+
+    def _transferred(self) -> Prices:
+        """The model's parts by pdvsim's own formula, for what the tables lack."""
+        transfer, card = shipped(), self.tables.gpu
+        return Prices(self.spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
 
     def reduces(self, tokens: Floats) -> Floats:
         """All-reduces of all layers."""

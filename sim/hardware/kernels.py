@@ -75,11 +75,16 @@ class KernelTables:
         return sorted({name.split("/")[1] for name in self.arrays if name.startswith(f"{table}/")})
 
     def product(self, kind: str, tokens: Floats, outputs: int, inputs: int) -> Floats:
-        """Seconds of one matrix product over `tokens`."""
-        kind = kind if kind in self.kinds("gemm") else "bfloat16"
-        shares, axes = self._filled_shares(kind)
+        """Seconds of one matrix product over `tokens`.
+
+        A type that was not timed has its bytes, and otherwise the share of the roofline of the nearest one.
+        """
+        known = self.kinds("gemm")
+        timed = next(name for name in (kind, "fp8" if kind == "fp8_block" else kind, "bfloat16") if name in known)
+        shares, axes = self._filled_shares(timed)
         at = (tokens, np.full_like(tokens, outputs), np.full_like(tokens, inputs))
-        return np.asarray(np.exp(_between(shares, axes, at)) * roofline(self.gpu, kind, *at))
+        item = ITEM_BYTES.get(kind, ITEM_BYTES[timed])
+        return np.asarray(np.exp(_between(shares, axes, at)) * roofline(self.gpu, timed, *at, item))
 
     def product_shares(self, kind: str) -> tuple[Floats, list[NDArray[Any]]]:
         """Logarithms of the products' times over the roofline's, by tokens, outputs and inputs; and these sizes."""
@@ -185,10 +190,10 @@ class KernelTables:
         return np.where(elements > at[-1], beyond, np.interp(elements, at, times))
 
 
-def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats) -> Floats:
-    """What a product would take at the shares of the data sheet that good kernels reach."""
-    item = ITEM_BYTES.get(kind, 2.0)
-    moved = (n * k + m * k) * item + 2 * m * n
+def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: float | None = None) -> Floats:
+    """What a product would take at the shares of the data sheet that good kernels reach; weights of `item` bytes."""
+    usual = ITEM_BYTES.get(kind, 2.0)
+    moved = n * k * (usual if item is None else item) + m * k * usual + 2 * m * n
     return _roof(gpu, kind, moved, 2 * m * n * k)
 
 

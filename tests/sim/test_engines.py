@@ -214,3 +214,15 @@ def test_the_default_engine():
     assert Hardware(gpu="h100-sxm", profile="roofline").predicted_engine == "pdvsim"
     assert covering_profile(Experiment(hardware=Hardware(gpu="l40s"))).name == "l40s-vllm"
     assert covering_profile(Experiment(hardware=Hardware(gpu="l40s", engine="pdvsim"))).name == "l40s-transferred"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_every_engine_has_latent_attention(engine):
+    """vLLM's tables lack it, so it comes from pdvsim's formula: within a factor of two of what the others measured."""
+    spec = shard(model("deepseek-v3"), 8)
+    profile, measured = engine_profile(engine, "b200"), engine_profile("trtllm", "b200")
+    assert profile.tables is not None
+    assert measured.tables is not None
+    own, other = (Latency(spec, compose(one.tables, EngineStep(), spec)).shape(64, 1) for one in (profile, measured))
+    assert 0.5 < own.solo_1 / other.solo_1 < 2
+    assert 0.5 < own.solo_0 / other.solo_0 < 2
