@@ -55,6 +55,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     simulated = ("contention", "band", "padding", "machine")
     if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
         raise ValueError("--contention, --band, --padding and --machine are options of a simulated GPU")
+    if hardware.engine not in (None, "pdvsim"):
+        raise ValueError(f"realrun serves with pdvsim's engine: --engine {hardware.engine} is for simulated runs")
     if experiment.host != Host():
         raise ValueError("host costs are real here: --host, --launch-s and the like are for pdvsim run")
     if server.priority == "preemptive":

@@ -46,7 +46,7 @@ from pdvsim.sim.hardware.latency import Latency, Lookup
 from pdvsim.sim.hardware.models import drafter, is_config, quantised, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
-from pdvsim.sim.hardware.profile import Profile, covering
+from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
@@ -172,7 +172,7 @@ class RealSite:
         self.slots = Slots(rig.sequences)
         settings = experiment.server
         models = {role: model.arch.spec for role, model in rig.models.items()}
-        predicted = covering(profile, Pair(models.get("draft", models["target"]), models["target"]))
+        predicted = profile.covering(Pair(models.get("draft", models["target"]), models["target"]))
         latency: dict[Role, Latency] = {role: predicted.latency(model) for role, model in models.items()}
         lookups = None
         vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
@@ -218,8 +218,8 @@ class RealSite:
         self.device.telemetry.restart()
         self.servers = [policy_of(self.experiment.arch)(self.context)]
 
-    def route(self, request: Request) -> Policy:
-        return self.servers[0]
+    def receive(self, request: Request) -> None:
+        self.servers[0].submit(request)
 
     def _finished(self, request: Request) -> None:
         if self.outputs is not None:

@@ -7,19 +7,22 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from simpy.events import Event
 
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
+from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
-from pdvsim.sim.hardware.profile import Profile, builtin, covering, load, roofline
+from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
 from pdvsim.sim.machine.batch import RunningBatch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
@@ -44,11 +47,19 @@ def profile_of(experiment: Experiment) -> Profile:
     if hardware.profile == "roofline":
         return roofline(gpu(card))
     if not hardware.profile:
-        return builtin(card)
+        return card_profile(hardware, card)
+    if hardware.profile.endswith(TABLES):
+        return tables_file(Path(hardware.profile), gpu(card))
     profile = load(hardware.profile)
     if hardware.gpu not in (Hardware.gpu, profile.gpu.name):
         raise ValueError(f"--profile {hardware.profile} is for {profile.gpu.name}, not for --gpu {hardware.gpu}")
     return profile
+
+
+def card_profile(hardware: Hardware, card: str) -> Profile:
+    """The profile of the chosen engine on a card."""
+    engine = hardware.engine_on(card)
+    return builtin(card) if engine == "pdvsim" else engine_profile(engine, card)
 
 
 def covering_profile(experiment: Experiment) -> Profile:
@@ -66,7 +77,7 @@ def covering_profile(experiment: Experiment) -> Profile:
             )
         for spec in (pair.draft, pair.target):
             profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'
-    whole = covering(profile, pair, link_of(experiment)).padded(experiment.hardware.padding)
+    whole = profile.covering(pair, link_of(experiment)).padded(experiment.hardware.padding)
     machine = experiment.hardware.machine
     return whole if machine is None else read_pace(machine).applied(whole, pair)
 
@@ -77,8 +88,9 @@ def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[
     profiles = [profile] * seats.gpus
     for at, card in enumerate(cards):
         if card != cards[seats.verify]:
-            own = roofline(gpu(card)) if experiment.hardware.profile == "roofline" else builtin(card)
-            profiles[at] = covering(own, experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
+            bound = experiment.hardware.profile == "roofline"
+            own = roofline(gpu(card)) if bound else card_profile(experiment.hardware, card)
+            profiles[at] = own.covering(experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
     return [one.at_bar(end) for one in profiles] if end else profiles
 
 
@@ -117,7 +129,14 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
         idle_poll_cost_s=host.idle_poll_cost_s,
         notify_s=host.notify_s,
         row_s=measured.row_s if host.completion_s is None else 0.0,
+        request_s=measured.request_s,
+        prompt_token_s=measured.prompt_token_s,
     )
+
+
+def engine_settings(experiment: Experiment) -> Server:
+    """The server's settings, scheduled as the chosen engine does."""
+    return replace(experiment.server, separate_prefill=experiment.hardware.predicted_engine == "sglang")
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:
@@ -282,12 +301,16 @@ class Site:
         self.fabrics: list[Fabric] = []
         self._turn = 0
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
+        self._host_times = host_times(experiment, profile)
+        self._read_at_s = 0.0  # when the host has read all requests that arrived
+        # requests that were sent together do not arrive together: equal ones would finish in one step for ever
+        self._lateness = np.random.default_rng([experiment.traffic.seed, 8])
         for replica in range(experiment.hardware.replicas):
             self.servers.append(self._server(env, replica))
 
     def _server(self, env: Clock, replica: int) -> Policy:
         experiment, profile = self.experiment, self.profile
-        settings, seats = experiment.server, experiment.seats
+        settings, seats = engine_settings(experiment), experiment.seats
         planner = make_planner(experiment, profile, self.end)
         host = SimulatedHost(times := host_times(experiment, profile))
         if (spans := self.log.host) is not None:
@@ -353,6 +376,17 @@ class Site:
                 "--place: a lane on several GPUs cannot share prefixes, as each GPU would hold others: give "
                 "--no-enable-prefix-caching"
             )
+
+    def receive(self, request: Request) -> None:
+        """A request reaches the server that takes it once its host has read it, which reads one after the other."""
+        times = self._host_times
+        if times.request_s or times.prompt_token_s:
+            self._read_at_s = max(self.env.now, self._read_at_s) + times.prompt_token_s * request.prompt_tokens
+            late_s = self._lateness.uniform(0, 2 * times.request_s)
+            arrived = self.env.at(self._read_at_s + late_s, Event(self.env), first=True)
+            arrived.callbacks.append(lambda _: self.route(request).submit(request))
+        else:
+            self.route(request).submit(request)
 
     def route(self, request: Request) -> Policy:
         """The server that takes a request."""

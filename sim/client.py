@@ -29,7 +29,7 @@ class Servers(Protocol):
     on_finish: Callable[[Request], None]
     servers: list[Policy]
 
-    def route(self, request: Request) -> Policy: ...
+    def receive(self, request: Request) -> None: ...
 
 
 class Client:
@@ -120,7 +120,7 @@ class Client:
         request.arrival_s = self.env.now
         if self.reader is not None:
             self.reader.arrived(request)
-        self.site.route(request).submit(request)
+        self.site.receive(request)
 
     def finished(self, request: Request) -> None:
         if self.reader is not None:

@@ -15,6 +15,7 @@ ModelFamily = Literal[
     "llama4", "minimax",
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp"]
+ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
 DrafterKind = Literal["model", "eagle3", "mtp", "ngram", "none"]
 
 # what a prompt consists of, as (end in tokens, number of the text): the last text goes on through the answer. A number

@@ -117,7 +117,7 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     if draft.params > target.params:
         sizes = [f"{m.name} ({m.params / 1e9:.1f}B)" for m in (draft, target)]
         return (*doubts, f"the drafter {sizes[0]} is larger than its target {sizes[1]}; --pair is draft:target")
-    hardware = Hardware(gpu, profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
+    hardware = Hardware(gpu=gpu, profile=profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
     alone = Experiment(server=Server(pair=name), hardware=hardware)
     fits = covering_profile(alone)
     steps = [fits.latency(model).shape(1, 1, 1, COMPARED_CONTEXT) for model in (alone.pair.draft, alone.pair.target)]

@@ -117,6 +117,7 @@ RANGES: dict[str, Range] = {
     "num_runs": Range(1, MAX_RUNS),
     "repeats": Range(1, MAX_RUNS),
     "jobs": Range(1, 1024),
+    "rows": Range(1, 1_000_000),
     "budget": Range(1, MAX_POINTS),
     "speed": Range(0.01, 1e6, or_inf=True),
     "port": Range(0, 65_535),

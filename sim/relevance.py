@@ -120,8 +120,9 @@ NEEDS: tuple[Need, ...] = (
     Need("server.max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
          "an architecture that prefills several prompts per forward"),
     Need("server.async_scheduling",
-         lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter and e.server.drafted_by != "ngram",
-         "--arch colocated or pd, and a drafter on the GPU"),
+         lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter and e.server.drafted_by != "ngram"
+         and e.hardware.predicted_engine == "pdvsim",
+         "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
     _own("num_workers"),
     _own("max_decode_queue"),
     _own("verify_gather"),

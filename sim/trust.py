@@ -105,6 +105,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return "too few real runs used --async-scheduling"
     if hardware.profile == "roofline":
         return "a roofline is a bound, not a prediction"
+    if hardware.predicted_engine != "pdvsim":
+        return "its forward times have no error bar (--no-band)"
     if errors is None:
         return "this profile was not validated against real runs (pdvsim validate --write)"
     if server.drafted_by not in ("none", *errors.drafters) and experiment.has_drafter:
@@ -132,7 +134,7 @@ def beyond(metrics: Mapping[str, Any], reached: Mapping[str, float]) -> str | No
 
 def errors_path(hardware: Hardware) -> Path | None:
     """Where the errors of a profile are; None where it has no file."""
-    if hardware.profile == "roofline":
+    if hardware.profile == "roofline" or hardware.predicted_engine != "pdvsim":
         return None
     if hardware.profile is not None:
         return Path(hardware.profile).with_suffix(".errors.json")

@@ -22,7 +22,7 @@ from pdvsim.sim.core import Chunk, ModelSpec, Pair, Request
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS
 from pdvsim.sim.hardware.models import MODELS, PRESETS, shard
-from pdvsim.sim.hardware.profile import builtin, covering
+from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.view.table import cell, grid
 
@@ -90,7 +90,7 @@ class EngineReport:
 def latency(card: str, spec: ModelSpec = TARGET, gpus: int = 1) -> Latency:
     """A model on so many GPUs of a card, over NVLink."""
     part = shard(spec, gpus)
-    return Latency(part, covering(builtin(card), Pair(part, part), LINKS["nvlink4"]).fit(part))
+    return Latency(part, builtin(card).covering(Pair(part, part), LINKS["nvlink4"]).fit(part))
 
 
 def forward_ms(card: str, rows: int, k: int, context: float, spec: ModelSpec = TARGET, gpus: int = 1) -> float:

@@ -14,7 +14,7 @@ from functools import partial
 from pdvsim.sim.core import Chunk, ModelSpec, Pair, Request
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import MODELS
-from pdvsim.sim.hardware.profile import builtin, covering
+from pdvsim.sim.hardware.profile import builtin
 
 # two matrices of 5120 x 20480 per layer have as many weights as three of this width
 OPT_13B = ModelSpec("opt-13b", "llama", 40, 5120, 20480 * 2 // 3, 40, 40, 128, 50272, tied_embeddings=True)
@@ -55,7 +55,7 @@ def compare(card: str) -> list[Reference]:
     profile = builtin(card)
 
     def priced(spec: ModelSpec) -> Latency:
-        return Latency(spec, covering(profile, Pair(spec, spec)).fit(spec))
+        return Latency(spec, profile.covering(Pair(spec, spec)).fit(spec))
 
     return CARDS[card](priced)
 

@@ -17,7 +17,7 @@ from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.pace import Pace, pace_in
-from pdvsim.sim.hardware.profile import Profile, covering
+from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.reading import read_json
 
 WarmUp = tuple[Pair, Pace]
@@ -46,7 +46,7 @@ def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
     factors: dict[str, list[float]] = defaultdict(list)
     hosts: list[Pace] = []
     for of, pace in served:
-        for name, ratio in pace.ratios(covering(profile, of), of).items():
+        for name, ratio in pace.ratios(profile.covering(of), of).items():
             if name in profile.models:
                 factors[name].append(ratio)
         if pace.host_s is not None:

@@ -1,8 +1,8 @@
-"""`pdvsim calibrate`: fit a profile to samples or to logs of an engine, or a correction to benchmarks of one."""
+"""`pdvsim calibrate`: fit a profile to samples, logs of an engine or its kernels, or a correction to its benchmarks."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from pdvsim.common.files import write_all
 from pdvsim.common.options import Paths, Placed, parse
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Hardware, Server
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.models import gpu, pair
 
 if TYPE_CHECKING:
@@ -30,7 +31,13 @@ class CalibrateCommand:
     served: Paths = ()
     """Results of realrun, or files of its runs. Their warm-ups correct forward and host times to those in service."""
     gpu: str | None = None
-    """With --from-vllm or --from-bench: the GPU it ran on, e.g. a100-80gb or a card.toml."""
+    """With --from-vllm, --from-bench or --from-kernels: the GPU it ran on, e.g. a100-80gb or a card.toml."""
+    from_kernels: str | None = None
+    """Instead of SAMPLES: folder `systems` of the package aiconfigurator-core, with kernels that were timed inside
+    engines. Writes a file of tables, to be used as --profile."""
+    engine: ServingEngine | None = None
+    """With --from-kernels: vllm, sglang or trtllm. With --from-bench: the engine whose profile is corrected, default
+    pdvsim; give the same with --machine."""
     from_vllm: Paths = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
     bench: Paths = ()
@@ -46,8 +53,8 @@ class CalibrateCommand:
     max_num_batched_tokens: int = Server.max_num_batched_tokens
     """With --from-bench: token budget of a step of the server."""
     output: str = PROFILE
-    """File to write: a profile for --profile of `pdvsim run` or, with --from-bench, a correction for --machine; its
-    default is then machine.json."""
+    """File to write: a profile for --profile of `pdvsim run` (with --from-kernels it ends in .npz) or, with
+    --from-bench, a correction for --machine; its default is then machine.json."""
     name: str | None = None
     """Name of the GPU in the profile; default: the profile's file name."""
     plots: str | None = None
@@ -62,13 +69,21 @@ def main(argv: list[str]) -> int:
     if args.from_bench:
         from pdvsim.cli.calibrate_bench import correct
 
-        if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.name:
-            raise ValueError("--from-bench can be combined only with --model or --pair, --gpu, server options and -o")
+        if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.name or args.from_kernels:
+            raise ValueError(
+                "--from-bench can be combined only with --model or --pair, --gpu, --engine, server options and -o"
+            )
         file = Path(args.output if args.output != PROFILE else MACHINE)
-        hardware = Hardware(args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size)
+        hardware = Hardware(
+            args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size, engine=args.engine or "pdvsim"
+        )
         return correct(args.from_bench, args.pair, hardware, args.max_num_batched_tokens, file, args.json)
     if (args.tensor_parallel_size, args.max_num_batched_tokens) != (1, Server.max_num_batched_tokens):
         raise ValueError("--tensor-parallel-size and --max-num-batched-tokens need --from-bench")
+    if args.from_kernels is not None:
+        return _kernels(args, args.from_kernels)
+    if args.engine is not None:
+        raise ValueError("--engine needs --from-kernels or --from-bench")
     if args.from_vllm:
         return _engine(args)
     if args.bench or args.pair or args.gpu:
@@ -92,6 +107,35 @@ def main(argv: list[str]) -> int:
     document = calibration.document() | {"files": [str(file) for file in saved]}
     print(output.dumps(document) if args.json else _table(document))
     say("pdvsim", f"saved {', '.join(map(str, saved))}")
+    return 0
+
+
+def _kernels(args: CalibrateCommand, folder: str) -> int:
+    """Tables of an engine's kernels."""
+    from pdvsim.calibration.kernels import as_bytes, left_out, pack
+    from pdvsim.study import output
+    from pdvsim.view.table import cell, grid
+
+    if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.pair or args.name:
+        raise ValueError("--from-kernels takes --engine, --gpu, --output and --json alone")
+    if args.engine in (None, "pdvsim") or args.gpu is None:
+        raise ValueError("--from-kernels needs --engine (vllm, sglang or trtllm) and --gpu")
+    if not args.output.endswith(".npz"):
+        raise ValueError(f"--output {args.output}: a file of kernel tables must end in .npz")
+    path = output.check_file(Path(args.output))
+    tables = pack(Path(folder), args.engine, gpu(args.gpu))
+    write_all({path: as_bytes(tables)})
+    errors = left_out(tables)
+    if args.json:
+        print(output.dumps({"about": tables.about, "left_out": list(map(asdict, errors)), "files": [str(path)]}))
+    else:
+        rows = [
+            [one.kernels, f"{one.points:,}", f"{cell(one.median, 1, 100)}%", f"{cell(one.p95, 1, 100)}%"]
+            for one in errors
+        ]
+        print(f"Errors at points left out; {args.engine} {tables.version} on {tables.about['system']}")
+        print(grid(["kernels", "points", "median error", "p95"], rows))
+    say("pdvsim", f"saved {path}")
     return 0
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -15,8 +15,12 @@ from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import VariedTraffic
 from pdvsim.decide.runs import Bench
 from pdvsim.sim.config import Scoring, Server
+from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.limits import check_ranges
 from pdvsim.study import output
+
+PREDICTED: dict[EngineName, ServingEngine] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 
 
 @dataclass(frozen=True)
@@ -41,7 +45,8 @@ class DraftTableOptions(ExperimentOptions):
     against: int | None = None
     """A fixed draft length to compare with; default: 4."""
     engine: EngineName = "vllm"
-    """Engine of the table: sets the padding of a step and the lowest k."""
+    """Engine of the table: sets the padding of a step and the lowest k, and on cards other than the H200 the times,
+    where its profile is known."""
     indifference: float = 0.02
     """Relative gains below this start no new range; 0: the best length at every batch size."""
     num_runs: int = 3
@@ -58,6 +63,11 @@ class DraftTableOptions(ExperimentOptions):
         """The question of these options; a ValueError names what is wrong."""
         server = plain(Server, self.server)
         base = self.experiment("colocated", self.traffic.asked(server), server)
+        hardware = base.hardware
+        if hardware.predicted_engine != "pdvsim":  # the table's own, where its times are known on this card
+            wanted = PREDICTED[self.engine]
+            known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
+            base = replace(base, hardware=replace(hardware, engine=wanted if known else "pdvsim"))
         given = (self.max_k, self.against, self.engine, self.indifference, self.num_runs, self.traffic.num_prompts)
         return DraftQuestion(base, *given)
 

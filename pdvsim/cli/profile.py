@@ -120,11 +120,14 @@ def summary(samples: Samples) -> str:
 
 def _show_profiles(json: bool) -> int:
     """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
+    from pdvsim.sim.hardware.composed import engine_profile
+    from pdvsim.sim.hardware.kernels import shipped_tables
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
     from pdvsim.view import table
 
-    profiles = {name: builtin(name) for name in GPUS}
+    profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]
+    profiles += [(name, engine, engine_profile(engine, name)) for engine, name, _ in shipped_tables()]
     document = {
         "gpus": [
             {
@@ -139,12 +142,13 @@ def _show_profiles(json: bool) -> int:
         "profiles": [
             {
                 "gpu": name,
+                "engine": engine,
                 "profile": p.name,
                 "foundation": p.foundation,
-                "models": len(p.models),
-                "forward_error_bar": max(p.uncertainty.values(), default=None),
+                "models": len(p.models) or None,
+                "forward_error_bar": max(p.uncertainty.values(), default=getattr(p, "error_bar", None)),
             }
-            for name, p in profiles.items()
+            for name, engine, p in profiles
         ],
         "models": [
             {

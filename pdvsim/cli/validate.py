@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.common.console import say
@@ -81,6 +81,11 @@ class ValidateCommand:
     """With --serve: try the command with tiny models and short requests on the CPU."""
     bench: str | None = None
     """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load."""
+    silicon: Literal["all", "vllm", "sglang", "trtllm"] | None = None
+    """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
+    With --held-out: the rows that no constant was fitted to."""
+    rows: int | None = None
+    """With --silicon: predict at most so many rows, spread over all."""
     pair: str | None = None
     """With --bench: the served models, as draft:target, or the target alone (or --model)."""
     arch: Arch = "colocated"
@@ -99,6 +104,10 @@ class ValidateCommand:
             raise ValueError("--bench can be combined only with server options, --profile, --contention and --json")
         if self.bench is not None and self.pair is None:
             raise ValueError("--bench needs the served models: give --model or --pair draft:target")
+        if self.silicon is not None and given - {"silicon", "held_out", "rows", "jobs", "json"}:
+            raise ValueError("--silicon can be combined only with --held-out, --rows, --jobs and --json")
+        if self.rows is not None and self.silicon is None:
+            raise ValueError("--rows needs --silicon")
         if self.serve is None and given & {"output", "minutes", "tiny"}:
             raise ValueError("--output, --minutes and --tiny need --serve")
         if self.serve is not None and given - {"own_policies", "serve", "output", "minutes", "tiny"}:
@@ -114,6 +123,11 @@ def main(argv: list[str]) -> int:
     args = parse(ValidateCommand, argv, "pdvsim validate")
     if args.serve is not None:
         return _serve(args, args.serve)
+    if args.silicon is not None:
+        from pdvsim.cli.validate_silicon import compare_silicon
+
+        engine = None if args.silicon == "all" else args.silicon
+        return compare_silicon(engine, args.held_out, args.rows, args.jobs, args.json)
     if args.bench is not None and args.pair is not None:
         from pdvsim.cli.validate_bench import compare_bench
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from pdvsim.common.commandline import command_line
 from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import ModelSpec, Pair
-from pdvsim.sim.hardware.models import HEADS, can_load, unquantised
+from pdvsim.sim.core import ModelSpec, Pair, ServingEngine
+from pdvsim.sim.hardware.kernels import shipped_tables
+from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.view.report.sheet import command_html
@@ -33,6 +34,8 @@ VLLM_TABLE = "0.24.0"
 VLLM_UNLIKE_VOCABULARIES = "0.25.0"
 SGLANG_DRAFT_MODELS = "0.5.2"
 SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
+
+ENGINES: dict[str, ServingEngine] = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm"}
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,19 @@ def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[
     """Commands for an experiment; if engines do not support it, `fixed` is colocated batching at its best k."""
     served = served_as(experiment, fixed)
     engines = [vllm(served), *sglang(served)] if isinstance(served, Served) else [Block("vLLM, SGLang", "", (served,))]
+    engines = [_of_engine(block, experiment) for block in engines]
     return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
+
+
+def _of_engine(block: Block, experiment: Experiment) -> Block:
+    """The block with a note where another engine than its own was predicted."""
+    engine = ENGINES.get(block.label.partition(" ")[0])
+    predicted, card = experiment.hardware.predicted_engine, experiment.hardware.gpu
+    if engine is None or engine == predicted or not block.text:
+        return block
+    known = any((engine, card) == tables[:2] for tables in shipped_tables())
+    how = f"--engine {engine} predicts its own" if known else f"its own on {card} are not known"
+    return replace(block, notes=(*block.notes, f"the figures are of the engine {predicted}: {how}"))
 
 
 @dataclass(frozen=True)
@@ -192,7 +207,7 @@ def sglang(served: Served) -> list[Block]:
         if kind == "model":
             notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
         notes.append("with a drafter it prefills in separate batches, not together with decoding as colocated")
-    else:
+    elif served.experiment.hardware.predicted_engine != "sglang":  # it was simulated with prompts in separate batches
         words.append("--enable-mixed-chunk")
     blocks = [Block(label, _line(words), tuple(notes))]
     if served.varies:
@@ -246,7 +261,7 @@ def checkpoint(model: ModelSpec) -> str:
 
 def _is_fp8(model: ModelSpec) -> bool:
     """Whether the engine must quantise the checkpoint, which is not so where it comes quantised."""
-    return unquantised(model.name) != model.name
+    return bits_of(model.name) == FP8 and unquantised(model.name) != model.name
 
 
 def _shared_flags(served: Served, k: int, context: str, fp8: str, uncached: str) -> list[Any]:
@@ -269,6 +284,8 @@ def _shared_notes(served: Served, k: int) -> list[str]:
     vLLM refuses a draft model of another size than its target's (draft_model.py); SGLang has one size for both.
     """
     notes, hardware = list(served.notes), served.experiment.hardware
+    if bits_of(served.pair.target.name) == NVFP4:
+        notes.append("name a checkpoint with NVFP4 weights instead")
     if hardware.replicas > 1:
         notes.append(f"start {hardware.replicas} of them behind a router; data parallelism turns vLLM's table off")
     if k and hardware.draft_tensor_parallel_size not in (None, hardware.tensor_parallel_size):

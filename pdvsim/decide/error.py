@@ -5,7 +5,9 @@ closed loop. `pdvsim validate` prints it, and how often the order was right; `--
 lead must exceed the 95th percentile, rounded up to a tenth of a percent. A profile that was not validated uses the
 H200's. Under service levels the error is that of the metric whose level binds.
 
-If forward times are predicted, a lead within their error bar is not significant either.
+If forward times are predicted, a lead within their error bar is not significant either. On the profile of an engine the
+error of a lead is that of the ratio of two measured servers of one card, engine and model (`hardware.steps`): most of
+the error of either is in both.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from collections.abc import Container
 
 from pdvsim.sim.assembly import bar_of, covering_profile, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.profile import covering
+from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.trust import errors_of
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
@@ -26,10 +28,12 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     if told is None or _measured(metric, told.leads) not in told.leads:
         told = errors_of(Hardware())
     assert told is not None, "the H200's errors are shipped"
-    pair = experiment.pair
-    # of both models: even if it does not draft, others do
-    known = covering(profile_of(experiment), pair, link_of(experiment))
+    pair, profile = experiment.pair, profile_of(experiment)
     off = told.leads[_measured(metric, told.leads)]
+    if isinstance(profile, ComposedProfile) and profile.error is not None:
+        return max(off, profile.error.ratio)
+    # of both models: even if it does not draft, others do
+    known = profile.covering(pair, link_of(experiment))
     if experiment.hardware.cards:
         off = max(off, bar_of(experiment, covering_profile(experiment)))
     return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))

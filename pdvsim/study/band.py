@@ -103,7 +103,10 @@ def _bars(
 def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], ends: Sequence[Metrics]) -> Metrics:
     """The range over a run and its ends, widened by the errors of real runs on the H200."""
     text, off = "forward times at both ends of their error bar", {}
-    errors = None if experiment.hardware.profile == "roofline" else errors_of(Hardware())  # a roofline is a bound
+    hardware = experiment.hardware
+    # a roofline is a bound; an engine's bar is that of whole servers
+    alone = hardware.profile == "roofline" or hardware.predicted_engine != "pdvsim"
+    errors = None if alone else errors_of(Hardware())
     if errors is not None:
         off = _bars(errors, "any machine", experiment, metrics, main)
         text += ", and the errors of comparable real runs on the H200"

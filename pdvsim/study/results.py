@@ -17,6 +17,8 @@ import numpy as np
 
 from pdvsim.common.files import digest, read_sealed
 from pdvsim.sim.config import MOST_GPUS
+from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
+from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
@@ -240,12 +242,17 @@ def records(row: pd.Series[Any]) -> Records | None:
 def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
     """The profile `name`, if it is built in or its file still exists."""
     if gpu in GPUS:
-        for profile in (builtin(gpu), roofline(GPUS[gpu])):
+        engines = (
+            engine_profile(engine, card)
+            for engine, card, _ in shipped_tables()
+            if name == f"{gpu}-{engine}" and card == gpu
+        )
+        for profile in (builtin(gpu), roofline(GPUS[gpu]), *engines):
             if profile.name == name:
                 return profile
     path = config.hardware.get("profile")
     if path and Path(path).is_file():
-        profile = load_profile(path)
+        profile = tables_file(Path(path), GPUS[gpu]) if path.endswith(TABLES) else load_profile(path)
         return profile if profile.name == name else None
     return None
 

@@ -85,6 +85,7 @@ SIZES = {  # several times those of the largest models known
 WIDE_DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")  # engines serve 32 bits as 16
 FP8_BYTES = 1.0
 MXFP4_BYTES = 4.25 / 8  # 4 bits, and a scale of 8 per 32 weights
+NVFP4_BYTES = 4.5 / 8  # 4 bits, and a scale of 8 per 16 weights
 SCALE_BYTES = 2.5  # of a group of 4-bit weights: a scale of 16 bits and a zero of 4
 
 

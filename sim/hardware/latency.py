@@ -73,6 +73,7 @@ class ForwardFit:
     prompt_sms: int = 0
     width_knots: tuple[tuple[int, float], ...] = ()  # (tokens a row, seconds) per forward that has rows
     row_s: float = 0.0  # per row of a decode or verify, whatever its context
+    rows_knots: tuple[tuple[int, float], ...] = ()  # (rows, seconds) per forward that has rows, whatever their context
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
     prompt_token_s: float = 0.0  # per prompt token, beyond all else: an engine that prefills slower
     # up to so many tokens a forward's kernels are small enough to run beside another's, but for those of its large
@@ -360,6 +361,8 @@ class Latency:
                 solo_0 += fit.split_s
             if fit.width_knots and rows:
                 solo_0 += interpolate(fit.width_knots, tokens)
+            if fit.rows_knots and rows:
+                solo_0 += interpolate(fit.rows_knots, rows)
         else:  # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
             solo_0, solo_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
         return Shape(

@@ -7,7 +7,8 @@ and 32B have one layer of the target's widths, and 32,000 draft tokens but for Q
 of experts (the same folder: Qwen3-30B and 235B, gpt-oss, DeepSeek-V3) have a plain MLP and plain attention. MTP layers
 as in MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3: a layer of the target's own kind, experts included.
 
-`NAME-fp8` is a model whose layers' weights have 8 bits; embeddings, output projection and EAGLE-3 heads keep 16.
+`NAME-fp8` is a model whose layers' weights have 8 bits, `NAME-nvfp4` one of 4 bits with NVIDIA's scales; embeddings,
+output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, nvfp4 means its experts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS as GPUS
 from pdvsim.sim.hardware.cards import gpu as gpu
-from pdvsim.sim.hardware.configs import FP8_BYTES
+from pdvsim.sim.hardware.configs import FP8_BYTES, NVFP4_BYTES
 from pdvsim.sim.hardware.configs import from_config as from_config
 from pdvsim.sim.hardware.configs import read_config as read_config
 from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
@@ -36,8 +37,8 @@ DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
 # Intermediate sizes of EAGLE-3 heads that are not their target's, and the attention of those whose target has MLA
 HEAD_SIZES = {"qwen3-235b-a22b": 24_576, "gpt-oss-20b": 17_280, "gpt-oss-120b": 17_280, "deepseek-v3": 40_960}
 HEAD_DIM, HEAD_KV_HEADS = 128, 8
-FP8 = "-fp8"  # what follows the name of a model whose layers have such weights, ...
-PUBLISHED_FP8 = ("-fp8-dynamic", FP8)  # ... and the names of such checkpoints
+FP8, NVFP4 = "-fp8", "-nvfp4"  # what follows the name of a model whose layers have such weights, ...
+PUBLISHED = {"-fp8-dynamic": FP8, FP8: FP8, NVFP4: NVFP4}  # ... and the names of such checkpoints
 
 MODELS: dict[str, ModelSpec] = {  # measured
     m.name: m
@@ -76,7 +77,7 @@ def model(name: str) -> ModelSpec:
         if name.startswith(f"{kind}-"):
             return drafter(kind, model(name.removeprefix(f"{kind}-")))
     if (plain := unquantised(name)) != name:
-        return quantised(model(plain))
+        return quantised(model(plain), bits_of(name))
     taken = model_name(name, PRESETS)
     if taken not in PRESETS:
         raise unknown("model", name, PRESETS, "a config.json of Hugging Face's (nothing is fetched)")
@@ -84,22 +85,30 @@ def model(name: str) -> ModelSpec:
 
 
 def unquantised(name: str) -> str:
-    """The name of a model without what says that its weights have 8 bits; a folder of that name is meant as it is.
+    """The name of a model without what says how its weights are quantised; a folder of that name is meant as it is.
 
     Quantised checkpoints are often another owner's, who is left out.
     """
-    suffix = next((end for end in PUBLISHED_FP8 if name.lower().endswith(end)), "")
+    suffix = next((end for end in PUBLISHED if name.lower().endswith(end)), "")
     if not suffix or is_config(name):
         return name
     plain = name[: -len(suffix)]
     return plain if is_config(plain) else plain.rpartition("/")[2]
 
 
-def quantised(spec: ModelSpec) -> ModelSpec:
-    """The model with 8-bit weights in its layers; a ValueError if they have so few already."""
+def bits_of(name: str) -> str:
+    """What follows the name of a quantised model, as presets are called; nothing of another."""
+    return next((kind for end, kind in PUBLISHED.items() if name.lower().endswith(end)), "")
+
+
+def quantised(spec: ModelSpec, bits: str = FP8) -> ModelSpec:
+    """The model with fewer bits in its layers' weights; a ValueError if they have so few already."""
+    name, item = f"{spec.name}{bits}", FP8_BYTES if bits == FP8 else NVFP4_BYTES
+    if bits == NVFP4 and spec.layer_bytes == FP8_BYTES and spec.experts is not None:
+        return replace(spec, name=name, experts=replace(spec.experts, weight_bytes=item))
     if spec.is_quantised:
-        raise ValueError(f"{spec.name} has quantised weights as it is published: leave out fp8")
-    return replace(spec, name=f"{spec.name}{FP8}", layer_bytes=FP8_BYTES)
+        raise ValueError(f"{spec.name} has quantised weights as it is published: leave out {bits[1:]}")
+    return replace(spec, name=name, layer_bytes=item)
 
 
 def pair(name: str) -> Pair:
@@ -212,7 +221,7 @@ def with_fp8_target(pair: str) -> str:
 def model_or_config(name: str) -> ModelSpec:
     """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
     if (plain := unquantised(name)) != name:
-        return quantised(model_or_config(plain))
+        return quantised(model_or_config(plain), bits_of(name))
     if name in PRESETS or not is_config(name):
         return model(name)
     try:
@@ -237,7 +246,7 @@ def _own_name(name: str) -> str:
         if name.startswith(f"{kind}-"):
             return f"{kind}-{_own_name(name.removeprefix(f'{kind}-'))}"
     if (whole := unquantised(name)) != name:
-        return f"{_own_name(whole)}{FP8}"
+        return f"{_own_name(whole)}{bits_of(name)}"
     plain = name in PRESETS or name in ("ngram", "none") or is_config(name)
     return name if plain else model_name(name, PRESETS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
@@ -22,6 +23,7 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "python-threads": {"notify_s": 50e-6},
 }
 
+VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "l40s")  # whose default engine is vLLM; the H200 has pdvsim's, measured
 MOST_GPUS = 8  # of one server that lanes are placed on
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
 
@@ -37,6 +39,10 @@ class Hardware:
     machine: str | None = None
     """Result of realrun on your machine, or of `calibrate --from-bench` for your engine (JSON). Forward and host times
     are scaled to the speed it measured."""
+    engine: ServingEngine | None = None
+    """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
+    (from their kernels, see pdvsim profile --list). Default: vllm on cards that it has a profile of, but pdvsim on the
+    H200, on all others, and with --profile or --machine."""
     band: bool = True
     """Report error ranges: from comparable real runs or, where forward times are predicted, from simulations at the
     ends of their error bar. --no-band omits them."""
@@ -81,7 +87,21 @@ class Hardware:
             raise ValueError(
                 f"draft-tensor-parallel-size must be 1 or tensor-parallel-size, {sizes[0]}, got {sizes[1]}"
             )
+        if self.engine not in (None, "pdvsim") and self.profile is not None:
+            raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
         self.placed()
+
+    @property
+    def predicted_engine(self) -> ServingEngine:
+        """The engine whose times are predicted; of several cards, that of the usual one."""
+        return self.engine_on(self.gpu)
+
+    def engine_on(self, card: str) -> ServingEngine:
+        """The engine whose times are predicted on a card."""
+        if self.engine is not None:
+            return self.engine
+        own = self.profile is not None or self.machine is not None
+        return "vllm" if card in VLLM_CARDS and not own else "pdvsim"
 
     def placed(self) -> dict[str, tuple[int, ...]]:
         """GPUs of each lane that --place names."""

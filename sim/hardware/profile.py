@@ -45,12 +45,17 @@ STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where an
 
 @dataclass(frozen=True)
 class HostCost:
-    """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back."""
+    """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back.
+
+    `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
+    """
 
     launch_s: float
     completion_s: float
     handoff_s: float
     row_s: float = 0.0
+    request_s: float = 0.0
+    prompt_token_s: float = 0.0
 
     @property
     def between_s(self) -> float:
@@ -179,6 +184,21 @@ class Profile:
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
 
+    def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
+        """The same with both models of a pair: one that it lacks is predicted, and the foundation says so.
+
+        A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
+        """
+        whole = _predicting(self, pair)
+        shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1}
+        if link is None or not shards:
+            return whole
+        fits = {name: with_collectives(whole.fit(spec), spec, link) for name, spec in shards.items()}
+        how = "as published" if link == LINKS["nvlink4"] else "as a ring's"
+        return replace(
+            whole, foundation=f"{whole.foundation}; all-reduces {how}, within {BAR:.0%}", models=whole.models | fits
+        )
+
     def at_bar(self, sign: int) -> Profile:
         """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
 
@@ -223,22 +243,6 @@ def transferred(spec: GpuSpec) -> Profile:
         contention=h200.contention,
         provenance={"ceilings": spec.source, "kernels": transfer.source, "host": h200.name, "contention": h200.name},
         uncertainty={name: transfer.bar(card_known=False) for name in MODELS},  # no kernel of it was timed
-    )
-
-
-def covering(profile: Profile, pair: Pair, link: LinkSpec | None = None) -> Profile:
-    """A profile with both models of a pair: one that it lacks is predicted, and said to be.
-
-    A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
-    """
-    whole = _predicting(profile, pair)
-    shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1}
-    if link is None or not shards:
-        return whole
-    fits = {name: with_collectives(whole.fit(spec), spec, link) for name, spec in shards.items()}
-    how = "as published" if link == LINKS["nvlink4"] else "as a ring's"
-    return replace(
-        whole, foundation=f"{whole.foundation}; all-reduces {how}, within {BAR:.0%}", models=whole.models | fits
     )
 
 

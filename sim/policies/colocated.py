@@ -1,7 +1,8 @@
 """Continuous batching on one stream, as vLLM does it.
 
 Each step drafts and verifies all running requests, and its forwards also carry a chunk of the prompts that are waiting.
-Without speculation it is plain autoregressive serving.
+Without speculation it is plain autoregressive serving. With `separate_prefill` prompts have forwards of their own,
+which go first, as in SGLang.
 """
 
 from __future__ import annotations
@@ -31,8 +32,12 @@ class Colocated(Policy):
             k = self.draft_length(rows)
             rows = self.running = self.hold(rows, k)
             self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
-            chunks = self.next_chunks(self.settings.max_num_batched_tokens - len(rows) * (k + 1))
-            if chunks:
+            apart = self.settings.separate_prefill
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
+            if chunks and apart:
+                yield self.step([], k, chunks)
+                self.running += self.prefilled(chunks)
+            elif chunks:
                 verdict = yield self.step(rows, k, chunks)
                 self.running = self.settle(rows, verdict)
                 self.running += self.prefilled(chunks)

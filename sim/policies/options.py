@@ -41,6 +41,7 @@ class Server:
     """Maximum prompt tokens per prefill forward; longer prompts are split into chunks."""
     max_prompts_per_forward: int | None = None
     """Maximum prompts per prefill forward; default: no limit, as in vLLM."""
+    separate_prefill: Internal[bool] = False  # colocated: decoding waits while prompts are prefilled, as in SGLang
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
     async_scheduling: bool = False
     """Launch the next draft before the result of the last verify is read, so that host and GPU work concurrently."""

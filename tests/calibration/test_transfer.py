@@ -19,7 +19,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS, pair
-from pdvsim.sim.hardware.profile import builtin, covering, roofline
+from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.hardware.transfer import document, from_document, shipped
 from pdvsim.sim.metrics.summary import summarise
@@ -185,10 +185,10 @@ def test_the_shipped_figures_read_back() -> None:
 def test_a_model_that_a_profile_lacks_is_transferred_and_said_so(tmp_path: Path) -> None:
     whole = builtin("h200")
     part = replace(whole, models={n: f for n, f in whole.models.items() if n != "qwen2-7b"})
-    both = covering(part, pair("tinyllama-1.1b:qwen2-7b"))
+    both = part.covering(pair("tinyllama-1.1b:qwen2-7b"))
     assert both.foundation == f"{whole.foundation}; transferred: qwen2-7b"
     assert both.uncertainty == {"qwen2-7b": shipped().bar(card_known=True)}
-    assert covering(whole, pair("tinyllama-1.1b:qwen2-7b")) is whole
+    assert whole.covering(pair("tinyllama-1.1b:qwen2-7b")) is whole
     save(both, tmp_path / "p.json")
     assert load_profile(tmp_path / "p.json") == both
 
@@ -199,14 +199,14 @@ def experiment(gpu: str, band: bool = True) -> Experiment:
 
 
 def test_the_band_is_the_run_at_both_ends_of_the_bar_and_what_real_runs_were_off() -> None:
-    chosen = experiment("a100-80gb")
+    chosen = experiment("a100-40gb")
     result, both = simulate(chosen), ends(chosen)
     metrics = summarise(result)
     band: Mapping[str, float] = spanned(result, both)
     slow, fast = sorted(end["output_throughput"] for end in both)
     value, low, high = (band[f"output_throughput{end}"] for end in ("", "_low", "_high"))
     assert low < slow < value < fast < high
-    bar = max(builtin("a100-80gb").uncertainty[m] for m in ("tinyllama-1.1b", "llama-2-7b"))
+    bar = max(builtin("a100-40gb").uncertainty[m] for m in ("tinyllama-1.1b", "llama-2-7b"))
     assert fast / slow <= (1 + bar) ** 2 * (1 + 1e-9)  # the host's share of the time does not scale
     errors = real_errors(Hardware())
     assert errors is not None

@@ -33,7 +33,6 @@ from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
 from pdvsim.sim.core import KINDS, Pair, Request, Role, Work
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
-from pdvsim.sim.hardware.profile import covering
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
@@ -326,7 +325,7 @@ def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) 
     requests = make_requests(chosen.traffic, chosen.acceptance)
     profile = profile_of(chosen)
     site = RealSite(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
-    simulated = covering(profile, Pair(TINY["draft"].spec, TINY["target"].spec))
+    simulated = profile.covering(Pair(TINY["draft"].spec, TINY["target"].spec))
     planned = site.context.planner.models
     assert set(planned) == ({"draft", "target"} if chosen.speculates else {"target"})
     for role, model in planned.items():

@@ -18,7 +18,7 @@ from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
 from pdvsim.sim.doubts import Doubt, warn
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.hardware.models import PRESETS, from_config, pair
-from pdvsim.sim.hardware.profile import builtin, covering, roofline
+from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.records import Launches
@@ -135,7 +135,7 @@ def test_a_round_is_k_steps_and_a_verify(kind: str) -> None:
     profile = replace(roofline(spec), models={}, host=replace(roofline(spec).host, launch_s=0.0, completion_s=0.0))
     k, context, experiment = 3, 50, serving(kind, 3)
     both = pair(experiment.server.pair)
-    profile = covering(profile, both)
+    profile = profile.covering(both)
     request = Request(0, 0.0, context, 2, bytes(2))
     result = simulate(experiment, requests=[request], profile=profile)
     head, target, bandwidth = both.draft, both.target, spec.bandwidth_bytes_per_s

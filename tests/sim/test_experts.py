@@ -21,7 +21,7 @@ from pdvsim.sim.core import Chunk, Experts, HeadSpec, ModelSpec, Pair, Request
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.models import PRESETS, model, pair, shard
-from pdvsim.sim.hardware.profile import builtin, covering
+from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -240,12 +240,12 @@ def test_eight_bits_halve_reading_and_arithmetic() -> None:
 
 def test_a_quantised_model_is_predicted_and_its_head_is_as_measured() -> None:
     h200 = builtin("h200")
-    profile = covering(h200, pair("eagle3-qwen2-7b-fp8:qwen2-7b-fp8"))
+    profile = h200.covering(pair("eagle3-qwen2-7b-fp8:qwen2-7b-fp8"))
     assert profile.models["eagle3-qwen2-7b-fp8"] == h200.models["eagle3-qwen2-7b"]
     assert profile.foundation.endswith("; transferred: qwen2-7b-fp8")
     assert profile.bar(model("qwen2-7b-fp8")) == pytest.approx(math.expm1(shipped().other_bar))
     assert profile.bar(model("eagle3-qwen2-7b-fp8")) == 0
-    four = covering(h200, pair("none:gpt-oss-20b"))
+    four = h200.covering(pair("none:gpt-oss-20b"))
     assert "; transferred: gpt-oss-20b; weights of 4 bits by their bytes alone, with an error" in four.foundation
 
 
@@ -255,7 +255,7 @@ def test_a_cache_of_eight_bits_halves_its_reading() -> None:
     narrow = replace(spec, kv_dtype_bytes=1)
     assert 2 * narrow.kv_bytes_per_token == spec.kv_bytes_per_token
     h200 = builtin("h200")
-    before, after = (covering(h200, Pair(m, m)) for m in (spec, narrow))
+    before, after = (h200.covering(Pair(m, m)) for m in (spec, narrow))
     one, other = before.fit(spec), after.fit(narrow)
     assert other.kv_knots[0][1] == pytest.approx(one.kv_knots[0][1] / 2)
     assert other.kv_knots[-1][1] - other.kv_knots[0][1] == pytest.approx(one.kv_knots[-1][1] - one.kv_knots[0][1])

@@ -20,7 +20,7 @@ from pdvsim.sim.hardware.collectives import BAR, CURVES, all_reduce_s, with_coll
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
 from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, shard
-from pdvsim.sim.hardware.profile import builtin, covering, roofline
+from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -236,7 +236,7 @@ def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
     pair = over(4, draft_tensor_parallel_size=1).pair
     h200 = builtin("h200")
     fit = h200.models[pair.target.name]
-    measured = covering(h200, pair, NVLINK)
+    measured = h200.covering(pair, NVLINK)
     assert "transferred" not in measured.foundation
     assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK)
     assert 0 < measured.bar(pair.target) < BAR
@@ -250,7 +250,7 @@ def test_all_reduces_widen_the_band() -> None:
     band = spanned(simulate(experiment), ends(experiment))
     assert slow < band["output_throughput"] < fast
     assert (band["output_throughput_low"], band["output_throughput_high"]) == pytest.approx((slow, fast))
-    bare = covering(roofline(GPUS["h200"]), experiment.pair)
+    bare = roofline(GPUS["h200"]).covering(experiment.pair)
     assert bare.bar(experiment.pair.target) == 0
 
 

@@ -1,0 +1,313 @@
+"""Pack AIConfigurator's kernel tables of one engine on one card into one small file.
+
+The folder is `systems` of the Python package aiconfigurator-core, or of github.com/ai-dynamo/aiconfigurator
+(`aic-core/src/aiconfigurator_core/systems`). The newest version of each table is taken. Expert and data parallelism,
+beams, and windows other than none and 128 tokens are left out.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pdvsim.sim.core import GpuSpec, ServingEngine
+from pdvsim.sim.hardware.kernels import (
+    CONTEXTS,
+    ITEM_BYTES,
+    KernelTables,
+    experts_roofline,
+    from_neighbours,
+    packed,
+    unpacked,
+)
+
+SYSTEMS = {"a100-80gb": "a100_sxm", "h100-sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
+LEAST_SIDE = 128  # of a product; narrower ones are routers, which cost a kernel's fixed time
+LEAST_TESTED = 512  # sides of the products that are left out in turn: those of models' layers
+# A kind of products whose fastest takes so many times as long as the fastest of 16 bits was timed waiting for the host:
+# vLLM's fp8_block on a B200 takes 167 us at every size. On H100 and H200 it is 21 times, which the measured servers of
+# vLLM 0.12 with such weights bear out.
+MOST_WAIT = 50
+WINDOWS = (0, 128)
+WIDEST_HEAD = 256
+LARGEST_GROUP = 8
+LEAST_EXPERTS = 2000  # rows of a table of experts; a later version may hold a single new model
+ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
+# Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on a
+# B200 (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
+BORROWED: dict[tuple[str, str], dict[str, str]] = {
+    ("trtllm", "b200"): {"fp8_block": "sglang", "w4a8_mxfp4_mxfp8": "sglang"},
+    ("vllm", "b200"): {"w4a8_mxfp4_mxfp8": "sglang"},
+    ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
+    ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
+}
+Arrays = dict[str, NDArray[Any]]
+
+
+def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
+    """The tables of an engine on a card; a ValueError where the folder has none."""
+    if gpu.name not in SYSTEMS:
+        raise ValueError(f"--gpu {gpu.name}: kernel tables are known of {', '.join(SYSTEMS)}")
+    source = _Source(folder, SYSTEMS[gpu.name], engine)
+    arrays: Arrays = {}
+    arrays |= _products(source.table("gemm", "gemm_perf"))
+    arrays |= _decode(source.table("attention", "generation_attention_perf"))
+    arrays |= _prefill(source.table("attention", "context_attention_perf"))
+    arrays |= _reduce(source.table("comm", "custom_allreduce_perf"))
+    for op, name, pack_one in (
+        ("moe", "moe_perf", _experts),
+        ("mla", "generation_mla_perf", _latent_decode),
+        ("mla", "context_mla_perf", _latent_prefill),
+        ("mla_bmm", "mla_bmm_perf", _absorbed),
+    ):
+        if (table := source.optional(op, name)) is not None:
+            arrays |= pack_one(table)
+    borrowed = BORROWED.get((engine, gpu.name), {})
+    for kind, owner in borrowed.items():
+        others = _experts(_Source(folder, SYSTEMS[gpu.name], owner).table("moe", "moe_perf"))
+        arrays |= {name: values for name, values in others.items() if name.startswith(f"moe/{kind}/")}
+    about = {
+        "borrowed": borrowed,
+        "engine": engine,
+        "system": SYSTEMS[gpu.name],
+        "versions": source.versions,
+        "source": "aiconfigurator-core 0.12.0, NVIDIA, Apache-2.0",
+        "date": "2026-11",
+    }
+    return KernelTables(about, gpu, arrays)
+
+
+def as_bytes(tables: KernelTables) -> bytes:
+    """As they are written."""
+    buffer = io.BytesIO()
+    arrays: dict[str, Any] = {**tables.arrays, "about": np.array(json.dumps(dict(tables.about)))}
+    np.savez_compressed(buffer, **arrays)
+    return buffer.getvalue()
+
+
+@dataclass(frozen=True)
+class KernelErrors:
+    """Errors of a kind of kernels at points left out of the interpolation."""
+
+    kernels: str
+    points: int
+    median: float
+    p95: float
+
+
+def left_out(tables: KernelTables) -> list[KernelErrors]:
+    """What the interpolation gives for each timed shape from the others: products, and experts by their tokens.
+
+    Attention is read as lines in the context; its errors are those of the lines at the timed contexts.
+    """
+    errors: dict[str, NDArray[np.float64]] = {}
+    for kind in tables.kinds("gemm"):
+        shares, axes = tables.product_shares(kind)
+        wide = (axes[1][None, :, None] >= LEAST_TESTED) & (axes[2][None, None, :] >= LEAST_TESTED)
+        off = np.expm1(from_neighbours(shares, axes) - shares)
+        errors[f"products, {kind}"] = off[wide & np.isfinite(off)]
+    for kind in tables.kinds("moe"):
+        errors[f"experts, {kind}"] = _left_out_tokens(tables, kind)
+    for kind in tables.kinds("decode"):
+        if kind.endswith("-0"):
+            errors[f"decode attention, {kind.removesuffix('-0')}"] = _off_lines(tables, kind)
+    return [
+        KernelErrors(name, off.size, float(np.median(np.abs(off))), float(np.quantile(np.abs(off), 0.95)))
+        for name, off in errors.items()
+        if off.size
+    ]
+
+
+def _left_out_tokens(tables: KernelTables, kind: str) -> NDArray[np.float64]:
+    """Experts at each number of tokens, from the numbers around it."""
+    tokens = tables.arrays[f"moe/{kind}/tokens"].astype(float)
+    off = []
+    for shape, times in zip(tables.arrays[f"moe/{kind}/shapes"], tables.arrays[f"moe/{kind}/t"], strict=True):
+        logs = unpacked(times) - np.log(experts_roofline(tables.gpu, kind, tokens, *shape.astype(float)))
+        given = np.isfinite(logs)
+        at, known = np.log(tokens[given]), logs[given]
+        if len(at) < 3:
+            continue
+        share = (at[1:-1] - at[:-2]) / (at[2:] - at[:-2])
+        off.append(np.expm1((1 - share) * known[:-2] + share * known[2:] - known[1:-1]))
+    return np.concatenate(off) if off else np.zeros(0)
+
+
+def _off_lines(tables: KernelTables, kind: str) -> NDArray[np.float64]:
+    """Decode attention on its lines, against its times at contexts of usual lengths."""
+    size, cache, _ = kind.split("-")
+    off = []
+    arrays = {name: tables.arrays[f"decode/{kind}/{name}"] for name in ("pairs", "rows", "context", "t")}
+    context = arrays["context"].astype(float)
+    usual = (context >= CONTEXTS[0]) & (context <= CONTEXTS[1])
+    for (heads, kv_heads), times in zip(arrays["pairs"].tolist(), np.exp(unpacked(arrays["t"])), strict=True):
+        rows, fixed, slopes = tables.decode(heads, kv_heads, int(size), cache)
+        places = np.searchsorted(arrays["rows"], rows)
+        lines = fixed[:, None] + slopes[:, None] * rows[:, None] * context[None, :]
+        one = (lines / times[places] - 1)[:, usual]
+        off.append(one[np.isfinite(one)])
+    return np.concatenate(off)
+
+
+class _Source:
+    def __init__(self, folder: Path, system: str, engine: str) -> None:
+        self.root = next((path for path in (folder / "data", folder) if (path / system).is_dir()), None)
+        if self.root is None:
+            raise ValueError(f"--from-kernels {folder}: no folder data/{system} there")
+        self.system, self.engine = system, engine
+        self.versions: dict[str, str] = {}
+
+    def table(self, op: str, name: str) -> pd.DataFrame:
+        table = self.optional(op, name)
+        if table is None:
+            raise ValueError(f"--from-kernels: no {name} of {self.engine} on {self.system}")
+        return table
+
+    def optional(self, op: str, name: str) -> pd.DataFrame | None:
+        assert self.root is not None
+        paths = sorted((self.root / self.system / op / self.engine).glob(f"*/{name}.parquet"), key=_version)
+        tables = ((path, pd.read_parquet(path)) for path in reversed(paths))
+        for path, table in tables:
+            if "moe_ep_size" in table:
+                table = table[(table.moe_ep_size == 1) & (table.moe_tp_size <= LARGEST_GROUP)]
+            if len(table) > (LEAST_EXPERTS if op == "moe" else 0):
+                self.versions[op] = path.parent.name
+                return table
+        return None
+
+
+def _version(path: Path) -> list[int]:
+    name = path.parent.name.replace("rc", ".").replace("post", ".")
+    return [int(part) if part.isdecimal() else 0 for part in name.split(".")]
+
+
+def _grid(
+    table: pd.DataFrame, columns: list[str], largest_first: bool = False
+) -> tuple[list[NDArray[Any]], NDArray[np.int16]]:
+    """Sorted values of the columns, and the packed times on their grid; of several kernels the fastest.
+
+    With `largest_first` no size takes longer than a larger one, which it could be padded to: what does is a hiccup.
+    """
+    axes = [np.sort(table[column].unique()) for column in columns]
+    times = np.full([len(axis) for axis in axes], np.inf)
+    places = tuple(np.searchsorted(axis, table[column]) for axis, column in zip(axes, columns, strict=True))
+    np.minimum.at(times, places, table.latency.to_numpy(float) * 1e-3)
+    if largest_first:
+        known = np.isfinite(times)
+        for axis in range(times.ndim):
+            times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis), axis)
+        times = np.where(known, times, np.inf)
+    return [axis.astype(np.int32) for axis in axes], packed(times)
+
+
+def _by(table: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
+    """The table in parts, by the values of a column."""
+    for value in sorted(table[column].unique()):
+        yield str(value), table[table[column] == value]
+
+
+def _products(table: pd.DataFrame) -> Arrays:
+    arrays: Arrays = {}
+    table = table[(table.n >= LEAST_SIDE) & (table.k >= LEAST_SIDE)]
+    least = table.groupby("gemm_dtype").latency.min()
+    for kind, part in _by(table, "gemm_dtype"):
+        if kind not in ITEM_BYTES or least[kind] > MOST_WAIT * least["bfloat16"]:
+            continue
+        axes, times = _grid(part, ["m", "n", "k"], largest_first=True)
+        arrays |= {f"gemm/{kind}/{name}": axis for name, axis in zip("mnk", axes, strict=True)}
+        arrays[f"gemm/{kind}/t"] = times
+    return arrays
+
+
+def _attention(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
+    """Tables by head size, cache and window."""
+    table = table.assign(window_size=table.get("window_size", 0))
+    table = table[table.window_size.isin(WINDOWS) & (table.num_heads >= table.num_key_value_heads)]
+    if "attn_dtype" in table and (table.attn_dtype == "bfloat16").any():
+        table = table[table.attn_dtype == "bfloat16"]
+    table = table[table.head_dim <= WIDEST_HEAD]
+    names = table.head_dim.astype(str) + "-" + table.kv_cache_dtype + "-" + table.window_size.astype(int).astype(str)
+    return list(_by(table.assign(name=names), "name"))
+
+
+def _paired(part: pd.DataFrame, columns: list[str]) -> tuple[Arrays, list[NDArray[Any]], NDArray[np.int16]]:
+    pairs = part[["num_heads", "num_key_value_heads"]].drop_duplicates().to_numpy()
+    codes = {tuple(pair): code for code, pair in enumerate(pairs.tolist())}
+    keys = zip(part.num_heads.tolist(), part.num_key_value_heads.tolist(), strict=True)
+    axes, times = _grid(part.assign(pair=[codes[key] for key in keys]), ["pair", *columns])
+    return {"pairs": pairs.astype(np.int16)}, axes[1:], times
+
+
+def _decode(table: pd.DataFrame) -> Arrays:
+    arrays: Arrays = {}
+    for kind, part in _attention(table):
+        pairs, axes, times = _paired(part, ["batch_size", "step"])
+        found = pairs | {"rows": axes[0], "context": axes[1], "t": times}
+        arrays |= {f"decode/{kind}/{name}": values for name, values in found.items()}
+    return arrays
+
+
+def _prefill(table: pd.DataFrame) -> Arrays:
+    arrays: Arrays = {}
+    for kind, part in _attention(table[table.batch_size == 1]):
+        pairs, axes, times = _paired(part, ["isl"])
+        found = pairs | {"length": axes[0], "t": times}
+        arrays |= {f"prefill/{kind}/{name}": values for name, values in found.items()}
+    return arrays
+
+
+def _experts(table: pd.DataFrame) -> Arrays:
+    arrays: Arrays = {}
+    for kind, part in _by(table, "moe_dtype"):
+        routing = next(name for name in ROUTING if (part.distribution == name).any())
+        part = part[part.distribution == routing]
+        part = part.assign(inner=part.inter_size // part.moe_tp_size)
+        columns = ["hidden_size", "inner", "topk", "num_experts"]
+        shapes = part[columns].drop_duplicates().to_numpy()
+        codes = {tuple(shape): code for code, shape in enumerate(shapes.tolist())}
+        keys = part[columns].itertuples(index=False, name=None)
+        axes, times = _grid(part.assign(shape=[codes[key] for key in keys]), ["shape", "num_tokens"])
+        found = {"shapes": shapes.astype(np.int32), "tokens": axes[1], "t": times}
+        arrays |= {f"moe/{kind}/{name}": values for name, values in found.items()}
+    return arrays
+
+
+def _reduce(table: pd.DataFrame) -> Arrays:
+    if "backend" in table and table.backend.str.contains("graph").any():
+        table = table[table.backend.str.contains("graph")]
+    axes, times = _grid(table, ["num_gpus", "message_size"])
+    return {"reduce/graph/gpus": axes[0], "reduce/graph/elements": axes[1], "reduce/graph/t": times}
+
+
+def _latent_decode(table: pd.DataFrame) -> Arrays:
+    arrays: Arrays = {}
+    for kind, part in _by(table, "kv_cache_dtype"):
+        axes, times = _grid(part, ["num_heads", "batch_size", "step"])
+        found = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times}
+        arrays |= {f"latent-decode/{kind}/{name}": values for name, values in found.items()}
+    return arrays
+
+
+def _latent_prefill(table: pd.DataFrame) -> Arrays:
+    arrays: Arrays = {}
+    for kind, part in _by(table[table.batch_size == 1], "kv_cache_dtype"):
+        axes, times = _grid(part, ["num_heads", "isl"])
+        found = {"heads": axes[0], "length": axes[1], "t": times}
+        arrays |= {f"latent-prefill/{kind}/{name}": values for name, values in found.items()}
+    return arrays
+
+
+def _absorbed(table: pd.DataFrame) -> Arrays:
+    """The products before and after attention in the compressed space, together."""
+    part = table[table.bmm_dtype == "bfloat16"].groupby(["num_heads", "num_tokens"]).latency.sum().reset_index()
+    axes, times = _grid(part, ["num_heads", "num_tokens"])
+    found = {"heads": axes[0], "tokens": axes[1], "t": times}
+    return {f"latent-bmm/bfloat16/{name}": values for name, values in found.items()}

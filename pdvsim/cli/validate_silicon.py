@@ -1,0 +1,160 @@
+"""`pdvsim validate --silicon`: measured servers of vLLM, SGLang and TensorRT-LLM against simulations of their load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from pdvsim.calibration.validate.silicon import (
+    Estimate,
+    Prediction,
+    SiliconRow,
+    oddities,
+    predict,
+    ratios,
+    read_estimates,
+    read_rows,
+    spread,
+)
+from pdvsim.common.outcomes import Item
+from pdvsim.common.progress import Progress
+from pdvsim.common.workers import finished_here
+from pdvsim.sim.core import ServingEngine
+from pdvsim.study import output
+from pdvsim.view.table import cell, grid
+
+TARGETS = {"dense": (0.05, 0.20), "mixtures of experts": (0.08, 0.30)}  # of TPOT: median, 95th percentile
+LEAST_SHARED = 10  # rows of an engine and card that both must have for a comparison
+
+
+def compare_silicon(
+    engine: ServingEngine | None, held_out: bool, most: int | None, jobs: int | None, json: bool
+) -> int:
+    """Predict the rows, of one engine or all, and print errors; returns the exit code."""
+    rows = [row for row in read_rows() if row.held_out == held_out and engine in (None, row.engine)]
+    odd = oddities(rows)
+    kept = [row for row in rows if row.id not in odd]
+    if most is not None:
+        kept = kept[:: max(1, len(kept) // most)][:most]
+    predictions, failures = _predicted(kept, jobs, json)
+    document = silicon_document(predictions, odd, failures, held_out)
+    print(output.dumps(document) if json else _text(document))
+    return 0
+
+
+def _predicted(rows: Sequence[SiliconRow], jobs: int | None, quiet: bool) -> tuple[list[Prediction], dict[str, str]]:
+    items: list[Item] = list(enumerate(rows))
+    predictions, failures = [], {}
+    with Progress(len(rows), "rows", quiet) as progress:
+        for number, outcome in enumerate(finished_here(_task, items, jobs), 1):
+            row = rows[outcome.index]
+            if outcome.row is None:
+                failures[row.id] = outcome.reason
+            else:
+                predictions.append(Prediction(row, **outcome.row))
+            progress.update(number)
+    return sorted(predictions, key=lambda one: one.row.id), failures
+
+
+def _task(index: int, row: SiliconRow) -> dict[str, float]:
+    predicted = predict(row)
+    return {"ttft_ms": predicted.ttft_ms, "tpot_ms": predicted.tpot_ms}
+
+
+def silicon_document(
+    predictions: Sequence[Prediction], odd: dict[str, str], failures: dict[str, str], held_out: bool
+) -> dict[str, Any]:
+    """Errors by engine, card, model and concurrency, AIConfigurator's of the same rows, and what was left out."""
+    estimates = read_estimates()
+    by: dict[str, Callable[[Prediction], str]] = {
+        "kind": lambda one: "dense" if one.row.dense else "mixtures of experts",
+        "engine and card": lambda one: f"{one.row.engine} {one.row.card}",
+        "model": lambda one: one.row.model,
+        "concurrency": lambda one: str(1 << (one.row.concurrency.bit_length() - 1)),
+    }
+    tables = {
+        name: {part: _errors(group, estimates) for part, group in _parts(predictions, key).items()}
+        for name, key in by.items()
+    }
+    return {
+        "held_out": held_out,
+        "all": _errors(predictions, estimates),
+        "by": tables,
+        "ratios": {"rows": len(predictions), **dict(zip(("median", "p95"), ratios(predictions), strict=True))},
+        "odd": odd,
+        "failed": failures,
+        "rows": [
+            {"id": one.row.id, "tpot_ms": one.tpot_ms, "ttft_ms": one.ttft_ms, "tpot_error": one.tpot_error,
+             "ttft_error": one.ttft_error}
+            for one in predictions
+        ],
+    }  # fmt: skip
+
+
+def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) -> dict[str, list[Prediction]]:
+    parts: dict[str, list[Prediction]] = {}
+    for one in predictions:
+        parts.setdefault(key(one), []).append(one)
+    return dict(sorted(parts.items(), key=lambda part: (int(part[0]) if part[0].isdecimal() else 0, part[0])))
+
+
+def _errors(group: Sequence[Prediction], estimates: dict[str, Estimate]) -> dict[str, Any]:
+    """TPOT and TTFT, and both programs' TPOT on the rows that AIConfigurator estimates as well."""
+    timed = [one for one in group if one.row.ttft_counts]
+    shared = [one for one in group if one.row.id in estimates]
+    others = [estimates[one.row.id].tpot_ms / one.row.tpot_ms - 1 for one in shared]
+    waits = [estimates[one.row.id].ttft_ms / one.row.ttft_ms - 1 for one in shared if one.row.ttft_counts]
+    return {
+        "rows": len(group),
+        "tpot": spread(one.tpot_error for one in group),
+        "ttft": spread(one.ttft_error for one in timed),
+        "shared": len(shared),
+        "tpot_shared": spread(one.tpot_error for one in shared),
+        "tpot_aiconfigurator": spread(others),
+        "ttft_aiconfigurator": spread(waits),
+    }
+
+
+def _text(document: dict[str, Any]) -> str:
+    blocks = []
+    for name, parts in document["by"].items():
+        rows = [[part, *_cells(part, errors)] for part, errors in parts.items()]
+        if name == "kind":
+            rows.append(["all", *_cells("all", document["all"])])
+        header = [name, "rows", "TPOT", "target", "TTFT", "shared", "TPOT", "AIConfigurator TPOT", "TTFT"]
+        blocks.append(grid(header, rows))
+    which = "held-out" if document["held_out"] else "visible"
+    ratio = document["ratios"]
+    notes = [
+        f"Errors as median / 95th percentile, of {document['all']['rows']} {which} rows; AIConfigurator's on those "
+        "that it estimates too",
+        "Ratio of two rows that differ in concurrency, tensor parallelism or weights alone: "
+        f"{_both((ratio['median'], ratio['p95']))}",
+    ]
+    reasons = Counter(_kind(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
+    notes += [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
+    return "\n\n".join([*blocks, "\n".join(notes)])
+
+
+def _cells(part: str, errors: dict[str, Any]) -> list[str]:
+    target = TARGETS.get(part)
+    missed = " missed" if target and any(e > t for e, t in zip(errors["tpot"], target, strict=True)) else ""
+    goal = f"{_both(target)}{missed}" if target else ""
+    shared = errors["shared"]
+    others = [_both(errors[name]) if shared else "-" for name in ("tpot_shared", "tpot_aiconfigurator")]
+    waits = _percent(errors["ttft_aiconfigurator"][0]) if shared else "-"
+    return [str(errors["rows"]), _both(errors["tpot"]), goal, _both(errors["ttft"]), str(shared), *others, waits]
+
+
+def _kind(reason: str) -> str:
+    """A reason without its figures."""
+    return " ".join("…" if any(sign.isdecimal() for sign in word) else word for word in reason.split())
+
+
+def _both(errors: Sequence[float]) -> str:
+    return " / ".join(map(_percent, errors))
+
+
+def _percent(share: float) -> str:
+    return f"{cell(share, 1, 100)}%"

@@ -1,0 +1,310 @@
+"""Forward times of an engine on a card, composed from its kernels: the second maker of cost models.
+
+A forward is the sum of its layers' kernels at their real shapes (a shard's under tensor parallelism): matrix products,
+decode and prefill attention, experts, all-reduces by message. Norms, activations and rotary embeddings go by their
+bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to measured servers of all
+models and cards together (`studies/engine_steps.py`). The result is a ForwardFit, like a measured one.
+
+Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
+attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
+
+Multi-head latent attention, which vLLM's tables time with its products, is priced there by pdvsim's own formula.
+
+Not modelled: fused all-reduces and norms, kernels that overlap, versions other than those of the tables.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cache, lru_cache
+from pathlib import Path
+
+import numpy as np
+
+from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
+from pdvsim.sim.hardware.cards import gpu
+from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
+from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
+from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.links import LINKS, LinkSpec
+from pdvsim.sim.hardware.padding import Padding, padded
+from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
+from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
+from pdvsim.sim.hardware.transfer import WIDTHS, Prices, shipped
+
+TOKENS: tuple[int, ...] = (
+    *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,
+    512, 513, 768, 769, 1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384, 32768,
+)  # fmt: skip
+TABLES = ".npz"  # end of the names of files of calibrate --from-kernels
+TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
+ACTIVATIONS_BYTES = 2  # per value between kernels
+PADDING: dict[str, Padding] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
+LEAST_SHARE = 0.4  # of a product's time in the tables
+READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
+
+
+@dataclass(frozen=True)
+class ComposedProfile(Profile):
+    """A profile that has every model its tables have kernels for."""
+
+    tables: KernelTables | None = None
+    step: EngineStep = field(default_factory=EngineStep)
+    error: EngineError | None = None
+
+    @property
+    def engine(self) -> ServingEngine:
+        assert self.tables is not None
+        return self.tables.engine  # type: ignore[return-value]
+
+    @property
+    def error_bar(self) -> float | None:
+        """The share that holds 95% of the errors of TPOT against measured servers."""
+        return None if self.error is None else self.error.tpot
+
+    def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
+        """The same with both models of a pair."""
+        specs = {spec.name: spec for spec in (pair.draft, pair.target) if not spec.on_host}
+        assert self.tables is not None
+        fits = {name: compose(self.tables, self.step, spec) for name, spec in specs.items()}
+        if link is not None and link != LINKS["nvlink4"]:  # the tables are of the card's usual link
+            fits |= {name: with_collectives(fits[name], spec, link) for name, spec in specs.items() if spec.shards > 1}
+        bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
+        return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
+
+    def bar(self, spec: ModelSpec) -> float:
+        """The error bar of a model's times, all-reduces included."""
+        return self.uncertainty.get(spec.name, 0.0)
+
+    def at_bar(self, sign: int) -> Profile:
+        """The same with forward times at one end of their error bar: +1 slow, -1 fast."""
+        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
+        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
+
+    def padded(self, padding: Padding) -> Profile:
+        """The same with forwards padded as the engine does; another's padding is refused."""
+        own = PADDING[self.engine]
+        if padding not in ("profile", own):
+            raise ValueError(f"--padding {padding}: profile {self.name} is padded as {own}")
+        return replace(self, models={name: padded(fit, own) for name, fit in self.models.items()})
+
+
+def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardFit:
+    """The model's forward times in this engine on this card."""
+    return _compose(tables, step, spec)
+
+
+@lru_cache(maxsize=64)
+def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardFit:
+    parts = ModelKernels(tables, spec)
+    tokens = np.array(TOKENS, float)
+    # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
+    share = np.clip(np.log(tokens / 256) / np.log(8), 0, 1)
+    factor = step.kernels ** (1 - share) * step.prompts**share
+    expert_s = parts.expert_s() * min(1.0, step.experts)
+    quantised_s = step.quantised_s if product_kind(spec) in ("fp8", "nvfp4") else 0.0
+    experts = parts.experts(tokens) * step.experts ** (1 - share) * step.expert_prompts**share
+    layers = parts.products(tokens, quantised_s) + experts + parts.small(tokens)
+    read = np.array([parts.read(count) for count in TOKENS])
+    layer = np.maximum.accumulate(factor * (layers - expert_s * read) + spec.layers * step.layer_s)
+    rows, fixed, slopes = parts.decode()
+    slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
+    wide, narrow = parts.widths()
+    prompt_s, pair_s = parts.prefill()
+    reading, multiplying = parts.head()
+    return ForwardFit(
+        fixed_s=0.0,
+        weights_s=0.0,
+        token_s=0.0,
+        head_weights_s=step.kernels * reading,
+        head_token_s=step.kernels * multiplying,
+        kv_s=0.0,
+        pair_s=step.prompts * pair_s,
+        layer_knots=_knots(TOKENS, layer),
+        fused_knots=_knots(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else (),
+        kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
+        row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
+        rows_knots=_knots(rows.astype(int).tolist(), step.kernels * fixed),
+        width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
+        mixed_s=step.prompts * prompt_s,
+        expert_s=step.kernels * expert_s,
+        reduce_knots=_knots(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else (),
+        gather_knots=_knots(TOKENS, parts.gather(tokens)) if spec.shards > 1 else (),
+    )
+
+
+class ModelKernels:
+    """Seconds of the parts of a forward of one model, from the tables."""
+
+    def __init__(self, tables: KernelTables, spec: ModelSpec) -> None:
+        self.tables, self.spec = tables, spec
+        self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
+
+    def products(self, tokens: Floats, more_s: float = 0.0) -> Floats:
+        """The layers' matrix products that every token takes, each with `more_s` besides its kernel."""
+        kind, total = product_kind(self.spec), np.zeros(tokens.shape)
+        for count, products in self.spec.layer_kinds:
+            for inputs, outputs in products:
+                router = outputs == self.spec.routes
+                alone = self.tables.product("bfloat16" if router else kind, tokens, outputs, inputs)
+                total += count * np.maximum(alone + more_s, LEAST_SHARE * alone)
+        return total
+
+    def experts(self, tokens: Floats) -> Floats:
+        """The layers' experts, of independent tokens."""
+        s, experts = self.spec, self.spec.experts
+        if experts is None:
+            return np.zeros(tokens.shape)
+        one = self.tables.experts(
+            expert_kind(s), tokens, s.hidden, experts.intermediate, experts.per_token, experts.count
+        )
+        return s.expert_layers * one
+
+    def expert_s(self) -> float:
+        """Reading one further expert in all layers that have experts."""
+        if self.spec.experts is None:
+            return 0.0
+        tokens = np.array(TOKENS[:40], float)
+        read = np.array([self.read(count) for count in TOKENS[:40]])
+        return float(READ_SHARE * np.min(self.experts(tokens) / read))
+
+    def read(self, tokens: float) -> float:
+        return 0.0 if self.spec.experts is None else self.spec.experts.read(tokens)
+
+    def small(self, tokens: Floats) -> Floats:
+        """Norms, activations and rotary embeddings, by their bytes."""
+        s = self.spec
+        inner = s.intermediate if s.experts is None else s.experts.shared
+        attended = (s.heads + 2 * s.kv_heads) * s.head_dim
+        values = 8 * s.hidden + 3 * inner + 2 * attended
+        rate = self.tables.gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
+        return s.layers * tokens * values * ACTIVATIONS_BYTES / rate
+
+    def fused(self, tokens: Floats) -> Floats:
+        """The product that fuses a head's inputs."""
+        return self.tables.product("bfloat16", tokens, self.spec.hidden, self.spec.fused_inputs)
+
+    def head(self) -> tuple[float, float]:
+        """The output projection: reading it, and multiplying one token."""
+        few, many = self.tables.product("bfloat16", np.array([8.0, 1024.0]), self.spec.vocab, self.spec.hidden)
+        return float(few), float(many) / 1024
+
+    def decode(self) -> tuple[Floats, Floats, Floats]:
+        """Rows, seconds at no context and seconds per cached token, of all layers."""
+        s = self.spec
+        if s.latent is not None and not self.tables.kinds("latent-decode"):
+            prices, rows = self._transferred(), np.array([1.0, 2048.0])
+            return rows, prices.width(np.ones(1)) + prices.row() * rows, np.full(2, float(prices.kv(np.ones(1))[0]))
+        if s.latent is not None:
+            rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
+            return rows, s.layers * fixed, s.layers * slopes
+        rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache)
+        fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
+        if s.windowed_layers:  # their few hundred tokens take about a launch's time
+            at, least, more = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache, 128)
+            fixed = fixed + s.windowed_layers * np.interp(rows, at, least + 128 * at * more)
+        return rows, fixed, slopes
+
+    def prefill(self) -> tuple[float, float]:
+        """Attention over prompts: seconds per launch and per pair of tokens, of all layers."""
+        s = self.spec
+        if s.latent is not None and not self.tables.kinds("latent-prefill"):
+            prices = self._transferred()
+            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute)
+        if s.latent is not None:
+            fixed, pair_s = self.tables.latent_prefill(s.heads, self.cache)
+        else:
+            fixed, pair_s = self.tables.prefill(s.heads, s.kv_heads, s.head_dim, self.cache)
+        return s.layers * fixed, s.attending_layers * pair_s
+
+    def widths(self) -> tuple[Floats, Floats]:
+        """How many times as long several queries per row read the cache as one, and what they add to a forward."""
+        prices, at = self._transferred(), np.array(WIDTHS, float)
+        kv, width = np.maximum.accumulate(prices.kv(at)), prices.width(at)
+        return kv / kv[0], np.maximum(0.0, width - width[0])
+
+    def _transferred(self) -> Prices:
+        """The model's parts by pdvsim's own formula, for what the tables lack."""
+        transfer, card = shipped(), self.tables.gpu
+        return Prices(self.spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
+
+    def reduces(self, tokens: Floats) -> Floats:
+        """All-reduces of all layers."""
+        s = self.spec
+        return ALL_REDUCES_PER_LAYER * s.layers * self.tables.reduce_s(s.shards, tokens * s.hidden)
+
+    def gather(self, tokens: Floats) -> Floats:
+        """Gathering logits, which sends half as much as an all-reduce of the same size."""
+        return self.tables.reduce_s(self.spec.shards, tokens * self.spec.vocab * self.spec.shards / 2)
+
+
+def product_kind(spec: ModelSpec) -> str:
+    """The type of a model's products, as the tables call it."""
+    if spec.layer_bytes is None:
+        return "bfloat16"
+    if spec.layer_bytes < 1:
+        return "nvfp4"
+    return "fp8" if spec.experts is None else "fp8_block"  # as mixtures are published
+
+
+def expert_kind(spec: ModelSpec) -> str:
+    """The type of a model's experts, as the tables call it."""
+    own = None if spec.experts is None else spec.experts.weight_bytes
+    if own is not None and own < 1:
+        return "w4a16_mxfp4" if spec.family == "gpt_oss" else "nvfp4"
+    return product_kind(spec)
+
+
+def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> tuple[tuple[int, float], ...]:
+    return tuple(zip(at, seconds.tolist(), strict=True))
+
+
+@cache
+def engine_profile(engine: ServingEngine, card: str, version: str = "") -> ComposedProfile:
+    """The profile of an engine on a card; a ValueError that names the cards it has tables of otherwise.
+
+    `version` chooses among the engine's constants, where older versions have their own; empty: the newest.
+    """
+    known = {name: path for one, name, path in shipped_tables() if one == engine}
+    if card not in known:
+        raise ValueError(f"--engine {engine}: no kernel tables for {card}; there are for {', '.join(known)}")
+    return from_tables(read_tables(known[card], gpu(card)), version)
+
+
+def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
+    """The profile that tables give with the engine's constants."""
+    h200, step, error = builtin("h200"), *constants(tables.engine, tables.gpu.name, version)
+    version = f"{tables.engine} {tables.version}"
+    measured = "no measured server"
+    if error is not None:
+        where = "" if error.here else " on other cards"
+        measured = f"TPOT of {error.rows} measured servers{where} within {error.tpot:.0%}"
+    return ComposedProfile(
+        schema_version=SCHEMA,
+        name=f"{tables.gpu.name}-{tables.engine}",
+        foundation=f"composed from the kernels of {version}; {measured}",
+        gpu=_reached(tables.gpu),
+        models={},
+        host=HostCost(
+            0.0, step.step_s, h200.host.handoff_s, step.row_s, step.request_s, step.prompt_token_s
+        ),
+        contention=h200.contention,
+        provenance={
+            "ceilings": tables.gpu.source,
+            "kernels": f"{version} on {tables.about['system']}: {tables.about['source']}",
+            "verify width": "pdvsim's ratio of wide to narrow attention on the H200, assumed",
+            "contention": "the H200's, assumed",
+        },
+        tables=tables,
+        step=step,
+        error=error,
+    )  # fmt: skip
+
+
+def _reached(card: GpuSpec) -> GpuSpec:
+    return shipped().ceilings(card)
+
+
+def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:
+    """The profile of a file of tables."""
+    return from_tables(read_tables(path, card))

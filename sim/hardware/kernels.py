@@ -1,0 +1,332 @@
+"""Kernel times of an engine on a card, by shape, read between the shapes that were timed.
+
+Tables come from NVIDIA's AIConfigurator (Apache-2.0, see `data/engines/NOTICE`), packed by `pdvsim calibrate
+--from-kernels`. Matrix products and experts are interpolated as a share of the card's roofline, in the logarithms of
+their sizes, because that share changes slowly where times do not. Attention is read as a line in the cached tokens.
+
+Not modelled: sizes between those timed at which a library picks another kernel, and kernels that overlap.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.core import GpuSpec, ServingEngine
+
+Floats = NDArray[np.float64]
+ENGINES: tuple[ServingEngine, ...] = get_args(ServingEngine)
+
+UNIT = 1000  # a stored value is 1000 times the logarithm of microseconds: steps of 0.1%
+MISSING = np.iinfo(np.int16).min
+KERNEL_S = 5e-6  # of a kernel that has next to nothing to do
+BANDWIDTH_SHARE, FLOPS_SHARE = 0.85, 0.75  # of the data sheet, which good kernels reach
+ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "w4a16_mxfp4": 0.53125,
+              "w4a8_mxfp4_mxfp8": 0.53125}  # fmt: skip
+RATE = {
+    "fp8": 2.0,
+    "fp8_block": 2.0,
+    "nvfp4": 4.0,
+    "w4a8_mxfp4_mxfp8": 2.0,
+}  # times the arithmetic of 16 bits, on cards that have such units
+CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
+
+
+def packed(seconds: Floats) -> NDArray[np.int16]:
+    """Times as they are stored; no number where there is no time."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.round(UNIT * np.log(seconds * 1e6))
+    return np.where(np.isfinite(logs), logs, MISSING).astype(np.int16)
+
+
+def unpacked(values: NDArray[np.int16]) -> Floats:
+    """Logarithms of seconds."""
+    logs = np.where(values == MISSING, np.nan, values / UNIT)
+    return np.asarray(logs + np.log(1e-6))
+
+
+@dataclass(frozen=True, eq=False)
+class KernelTables:
+    """The tables of one engine on one card."""
+
+    about: Mapping[str, Any]  # engine, versions by table, card, source, date
+    gpu: GpuSpec  # its data sheet
+    arrays: Mapping[str, NDArray[Any]]
+    _cache: dict[str, tuple[Floats, list[NDArray[Any]]]] = field(default_factory=dict, repr=False)
+
+    @property
+    def engine(self) -> str:
+        return str(self.about["engine"])
+
+    @property
+    def version(self) -> str:
+        """The engine's version that its products were timed in."""
+        return str(self.about["versions"]["gemm"])
+
+    def kinds(self, table: str) -> list[str]:
+        """The data types, or other variants, that a table has."""
+        return sorted({name.split("/")[1] for name in self.arrays if name.startswith(f"{table}/")})
+
+    def product(self, kind: str, tokens: Floats, outputs: int, inputs: int) -> Floats:
+        """Seconds of one matrix product over `tokens`.
+
+        A type that was not timed has its bytes, and otherwise the share of the roofline of the nearest one.
+        """
+        known = self.kinds("gemm")
+        timed = next(name for name in (kind, "fp8" if kind == "fp8_block" else kind, "bfloat16") if name in known)
+        shares, axes = self._filled_shares(timed)
+        at = (tokens, np.full_like(tokens, outputs), np.full_like(tokens, inputs))
+        item = ITEM_BYTES.get(kind, ITEM_BYTES[timed])
+        return np.asarray(np.exp(_between(shares, axes, at)) * roofline(self.gpu, timed, *at, item))
+
+    def product_shares(self, kind: str) -> tuple[Floats, list[NDArray[Any]]]:
+        """Logarithms of the products' times over the roofline's, by tokens, outputs and inputs; and these sizes."""
+        axes = [self.arrays[f"gemm/{kind}/{axis}"] for axis in "mnk"]
+        m, n, k = (axis.astype(float) for axis in axes)
+        roof = roofline(self.gpu, kind, m[:, None, None], n[None, :, None], k[None, None, :])
+        return unpacked(self.arrays[f"gemm/{kind}/t"]) - np.log(roof), axes
+
+    def _filled_shares(self, kind: str) -> tuple[Floats, list[NDArray[Any]]]:
+        if kind not in self._cache:
+            shares, axes = self.product_shares(kind)
+            self._cache[kind] = _filled(shares, axes), axes
+        return self._cache[kind]
+
+    def experts(self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int) -> Floats:
+        """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
+
+        Sizes that were not timed take the share of the roofline that the nearest ones reach.
+        """
+        known = self.kinds("moe")
+        if not known:
+            raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no experts")
+        likes = (
+            ("w4a8_mxfp4_mxfp8", kind) if kind == "w4a16_mxfp4" else (kind,)
+        )  # engines multiply in 8 bits if they can
+        kind = next((name for name in (*likes, "fp8_block", "fp8", "bfloat16") if name in known), known[0])
+        shapes = self.arrays[f"moe/{kind}/shapes"].astype(float)  # hidden, inner, per token, count
+        wanted = np.array([hidden, inner, per_token, count], float)
+        best = int(np.argmin(np.abs(np.log(shapes / wanted)).sum(axis=1)))
+        at, logs = self.arrays[f"moe/{kind}/tokens"].astype(float), unpacked(self.arrays[f"moe/{kind}/t"])[best]
+        given = np.isfinite(logs)
+        at, logs = at[given], logs[given]
+        shares = logs - np.log(experts_roofline(self.gpu, kind, at, *shapes[best]))
+        here = np.interp(np.log(tokens), np.log(at), shares)
+        return np.asarray(np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted))
+
+    def decode(self, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0) -> tuple[Floats, ...]:
+        """Decode attention of a layer as lines: rows, seconds at no context, seconds per cached token of all rows."""
+        name, scale = self._attention("decode", head_dim, cache, window)
+        pairs = self.arrays[f"{name}/pairs"].astype(float)
+        rows, context = self.arrays[f"{name}/rows"].astype(float), self.arrays[f"{name}/context"].astype(float)
+        # per KV head and per query of a group: one that was timed, and its time in proportion beyond the first
+        best, factor = _nearest(pairs, heads, kv_heads)
+        return _lines(rows, context, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
+
+    def prefill(self, heads: int, kv_heads: int, head_dim: int, cache: str) -> tuple[float, float]:
+        """Prefill attention of a layer: seconds per launch, and per pair of query and context token."""
+        name, scale = self._attention("prefill", head_dim, cache, 0)
+        pairs, length = self.arrays[f"{name}/pairs"].astype(float), self.arrays[f"{name}/length"].astype(float)
+        best, factor = _nearest(pairs, heads, kv_heads)
+        return _per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
+
+    def latent_decode(self, heads: int, cache: str) -> tuple[Floats, ...]:
+        """The same as `decode` for multi-head latent attention, with the products that enter and leave the cache."""
+        name = self._latent("decode", cache)
+        known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
+        best = int(np.argmin(np.abs(np.log(known / heads))))
+        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+        rows, fixed, slope = _lines(rows, context, times, heads / known[best])
+        return rows, fixed + self._absorbed(heads, rows), slope
+
+    def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
+        """The same as `prefill` for multi-head latent attention."""
+        name = self._latent("prefill", cache)
+        known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
+        best = int(np.argmin(np.abs(np.log(known / heads))))
+        return _per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), heads / known[best])
+
+    def _absorbed(self, heads: int, tokens: Floats) -> Floats:
+        if "latent-bmm/bfloat16/t" not in self.arrays:
+            return np.zeros_like(tokens)
+        known, at = (self.arrays[f"latent-bmm/bfloat16/{axis}"].astype(float) for axis in ("heads", "tokens"))
+        best = int(np.argmin(np.abs(np.log(known / heads))))
+        logs = unpacked(self.arrays["latent-bmm/bfloat16/t"])[best]
+        given = np.isfinite(logs)
+        return np.asarray(np.exp(np.interp(np.log(tokens), np.log(at[given]), logs[given])))
+
+    def _latent(self, phase: str, cache: str) -> str:
+        known = self.kinds(f"latent-{phase}")
+        if not known:
+            raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no multi-head latent attention")
+        return f"latent-{phase}/{cache if cache in known else known[0]}"
+
+    def _attention(self, phase: str, head_dim: int, cache: str, window: int) -> tuple[str, float]:
+        """The name of a table of attention, and how many times as wide the wanted heads are as the table's."""
+        parts = [kind.split("-") for kind in self.kinds(phase)]
+        sizes = {int(size) for size, _, _ in parts}
+        size = min(sizes, key=lambda one: abs(np.log(one / head_dim)))
+        caches = {kind for one, kind, _ in parts if int(one) == size}
+        cache = cache if cache in caches else "bfloat16"
+        windows = {int(one) for width, kind, one in parts if int(width) == size and kind == cache}
+        return f"{phase}/{size}-{cache}-{window if window in windows else 0}", head_dim / size
+
+    def reduce_s(self, gpus: int, elements: Floats) -> Floats:
+        """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph."""
+        at = self.arrays["reduce/graph/elements"].astype(float)
+        which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
+        times = np.exp(unpacked(self.arrays["reduce/graph/t"])[which])
+        times = np.minimum.accumulate(times[::-1])[
+            ::-1
+        ]  # more bytes are never faster: a slower smaller one is a hiccup
+        beyond = times[-1] * elements / at[-1]
+        return np.where(elements > at[-1], beyond, np.interp(elements, at, times))
+
+
+def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: float | None = None) -> Floats:
+    """What a product would take at the shares of the data sheet that good kernels reach; weights of `item` bytes."""
+    usual = ITEM_BYTES.get(kind, 2.0)
+    moved = n * k * (usual if item is None else item) + m * k * usual + 2 * m * n
+    return _roof(gpu, kind, moved, 2 * m * n * k)
+
+
+def experts_roofline(
+    gpu: GpuSpec, kind: str, tokens: Floats, hidden: float, inner: float, per_token: float, count: float
+) -> Floats:
+    """The same of a layer's experts, of which `tokens` take distinct ones at random."""
+    read = count * (1 - (1 - per_token / count) ** tokens)
+    weights = 3 * hidden * inner
+    moved = read * weights * ITEM_BYTES.get(kind, 2.0) + 2 * tokens * per_token * (2 * hidden + 3 * inner)
+    return _roof(gpu, kind, moved, 2 * weights * per_token * tokens)
+
+
+def _roof(gpu: GpuSpec, kind: str, moved: Floats, flops: Floats) -> Floats:
+    reading = moved / (gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE)
+    multiplying = flops / (gpu.flops_per_s * RATE.get(kind, 1.0) * FLOPS_SHARE)
+    return np.asarray(KERNEL_S + np.cbrt(reading**3 + multiplying**3))
+
+
+def _between(values: Floats, axes: list[NDArray[Any]], at: tuple[Floats, ...]) -> Floats:
+    """Multilinear interpolation in the logarithms of the axes; the value at the edge beyond them."""
+    total = np.zeros(at[0].shape)
+    places = []
+    for axis, wanted in zip(axes, at, strict=True):
+        logs, here = np.log(axis.astype(float)), np.log(wanted)
+        right = np.clip(np.searchsorted(logs, here), 1, len(logs) - 1)
+        share = np.clip((here - logs[right - 1]) / (logs[right] - logs[right - 1]), 0, 1)
+        places.append((right, share))
+    for corner in np.ndindex(*([2] * len(axes))):
+        weight, index = np.ones(at[0].shape), []
+        for side, (right, share) in zip(corner, places, strict=True):
+            weight = weight * (share if side else 1 - share)
+            index.append(right - 1 + side)
+        total += weight * values[tuple(index)]
+    return total
+
+
+def from_neighbours(shares: Floats, axes: list[NDArray[Any]]) -> Floats:
+    """Each point from those around it: the mean of straight lines along outputs and inputs, in logarithms.
+
+    No number where neither axis has a neighbour on both sides.
+    """
+    guesses = []
+    for axis in (1, 2):
+        logs = np.log(axes[axis].astype(float))
+        place = np.arange(1, len(logs) - 1)
+        share = (logs[place] - logs[place - 1]) / (logs[place + 1] - logs[place - 1])
+        share = share.reshape([-1 if one == axis else 1 for one in range(3)])
+        line = (1 - share) * np.take(shares, place - 1, axis) + share * np.take(shares, place + 1, axis)
+        guess = np.full(shares.shape, np.nan)
+        index: list[Any] = [slice(None)] * 3
+        index[axis] = place
+        guess[tuple(index)] = line
+        guesses.append(guess)
+    both = np.stack(guesses)
+    known = np.isfinite(both)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, both, 0.0).sum(axis=0) / known.sum(axis=0))
+
+
+def _filled(values: Floats, axes: list[NDArray[Any]]) -> Floats:
+    """Gaps from the points around them, else from the nearest smaller size, else from the nearest larger one."""
+    result = np.where(np.isfinite(values), values, from_neighbours(values, axes))
+    for flip in (False, True):
+        for axis in (2, 1, 0):
+            result = np.flip(result, axis) if flip else result
+            for _ in range(result.shape[axis]):
+                before = np.concatenate([np.take(result, [0], axis), np.delete(result, -1, axis)], axis)
+                gap = np.isnan(result) & ~np.isnan(before)
+                if not gap.any():
+                    break
+                result = np.where(gap, before, result)
+            result = np.flip(result, axis) if flip else result
+    return result
+
+
+def _nearest(pairs: Floats, heads: int, kv_heads: int) -> tuple[int, float]:
+    """The timed numbers of heads and KV heads that are nearest, and how much more the wanted ones read."""
+    distance = np.abs(np.log(pairs[:, 1] / kv_heads)) * 2 + np.abs(np.log(pairs[:, 0] / heads))
+    best = int(np.argmin(distance))
+    return best, max(1.0, kv_heads / pairs[best, 1])
+
+
+def _lines(rows: Floats, context: Floats, times: Floats, scale: float) -> tuple[Floats, ...]:
+    """For each number of rows a straight line through its times, by least squares of relative errors.
+
+    Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
+    """
+    kept: list[float] = []
+    fixed: list[float] = []
+    slopes: list[float] = []
+    for count, row in zip(rows, times, strict=True):
+        known = np.isfinite(row)
+        use = known & (context >= CONTEXTS[0]) & (context <= CONTEXTS[1])
+        if use.sum() >= 3:
+            weight = 1 / row[use]
+            design = np.stack([weight, weight * context[use] * count], axis=1)
+            (base, slope), *_ = np.linalg.lstsq(design, np.ones(use.sum()), rcond=None)
+            if base < 0:
+                base, slope = 0.0, float(np.median(row[use] / (context[use] * count)))
+        elif slopes and known.any():
+            slope = slopes[-1]
+            base = max(0.0, float(np.median(row[known] - slope * context[known] * count)))
+        else:
+            continue
+        kept.append(count)
+        fixed.append(float(base))
+        slopes.append(max(float(slope), 1e-15))
+    return np.array(kept), np.array(fixed), np.array(slopes) * scale
+
+
+def _per_pair(length: Floats, times: Floats, scale: float) -> tuple[float, float]:
+    """A launch's time and the time per pair, from prompts of 1,024 tokens and more."""
+    use = np.isfinite(times) & (length >= 1024)
+    pairs = length[use] * (length[use] + 1) / 2
+    fixed = float(np.nanmin(times))
+    return fixed, float(np.median(np.maximum(0.0, times[use] - fixed) / pairs)) * scale
+
+
+def read_tables(path: Path, gpu: GpuSpec) -> KernelTables:
+    """Tables as `pdvsim calibrate --from-kernels` writes them; a ValueError of one line if the file is none."""
+    try:
+        with np.load(path) as data:
+            arrays = {name: data[name] for name in data.files}
+        about = json.loads(str(arrays.pop("about")))
+    except (OSError, ValueError, KeyError) as error:
+        raise ValueError(f"{path}: not a file of calibrate --from-kernels: {' '.join(str(error).split())}") from None
+    return KernelTables(about, gpu, arrays)
+
+
+def shipped_tables() -> Iterator[tuple[ServingEngine, str, Path]]:
+    """Engine, card and file of the tables that come with pdvsim."""
+    folder = Path(str(files("pdvsim.sim.hardware"))) / "data" / "engines"
+    for engine in ENGINES:
+        for path in sorted(folder.glob(f"{engine}-*.npz")):
+            yield engine, path.stem.removeprefix(f"{engine}-"), path

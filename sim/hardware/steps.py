@@ -1,0 +1,70 @@
+"""What a serving engine adds to its kernels, and how far its predictions were off: `data/engines/steps.json`.
+
+The constants are fitted to measured servers of all models and cards together, for an engine's older and newer versions
+apart (`studies/engine_steps.py`). The errors are those of rows that the fit never saw (`pdvsim validate --silicon`).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, fields
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+
+@dataclass(frozen=True)
+class EngineStep:
+    """What an engine adds to its kernels: one set for all models and cards."""
+
+    step_s: float = 0.0  # between the end of a forward and the next: scheduling, sampling, what is not in a graph
+    row_s: float = 0.0  # the same per request of a step
+    layer_s: float = 0.0  # per layer and forward: small kernels and gaps between kernels
+    kernels: float = 1.0  # times as long as in the tables, of layers over few tokens and of decode attention, ...
+    prompts: float = 1.0  # ... and of those over many
+    experts: float = 1.0  # ... and of experts, besides
+    expert_prompts: float = 1.0
+    reduces: float = 1.0  # ... and of all-reduces, which engines fuse with norms
+    quantised_s: float = 0.0  # more per product of 8 or 4 bits; below 0 where tables quantise what engines fuse
+    request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
+    prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
+
+
+@dataclass(frozen=True)
+class EngineError:
+    """Errors of an engine's predictions against measured servers, as shares."""
+
+    tpot: float  # 95% of the rows lie within
+    ttft: float
+    ratio: float  # of the ratio of two rows of one card, engine and model, in TPOT: 95% lie within
+    rows: int
+    here: bool = True  # on this card; False: on the engine's other cards
+
+
+@cache
+def _document() -> dict[str, Any]:
+    text = (files("pdvsim.sim.hardware") / "data" / "engines" / "steps.json").read_text(encoding="utf-8")
+    document: dict[str, Any] = json.loads(text)
+    return document
+
+
+def constants(engine: str, card: str, version: str = "") -> tuple[EngineStep, EngineError | None]:
+    """An engine's constants, and its errors on a card; of all cards where none was measured on this one."""
+    document = _document()
+    eras = document["steps"].get(engine, [])
+    older = (one for one in eras if version and "before" in one and _numbers(version) < _numbers(one["before"]))
+    step = next(older, eras[-1] if eras else {})
+    errors = document["errors"].get(engine, {})
+    found = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)
+    figures = {part.name: step[part.name] for part in fields(EngineStep) if part.name in step}
+    return EngineStep(**figures), None if found is None else EngineError(**found)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers, up to what is no number."""
+    parts = []
+    for part in version.split("."):
+        if not part.isdecimal():
+            break
+        parts.append(int(part))
+    return tuple(parts)

@@ -1,0 +1,45 @@
+"""Errors of the engines' profiles on held-out rows, as `sim/hardware/data/engines/steps.json` has them.
+
+    pdvsim validate --silicon all --held-out --json > held.json
+    python studies/engine_errors.py held.json [sim/hardware/data/engines/steps.json]
+
+Prints them by engine and card, and over all cards of an engine (`any`); with a second file, writes them there.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+
+from pdvsim.calibration.validate.silicon import Prediction, ratios, read_rows
+
+LEAST_ROWS = 20  # of an engine on a card
+
+
+def errors_of(group: list[Prediction]) -> dict[str, float]:
+    """What 95% of the rows lie within, and of the ratios of two of them."""
+    tpot = np.quantile([abs(one.tpot_error) for one in group], 0.95)
+    ttft = np.quantile([abs(one.ttft_error) for one in group if one.row.ttft_counts], 0.95)
+    figures = {"tpot": tpot, "ttft": ttft, "ratio": ratios(group)[1]}
+    return {name: round(float(value), 3) for name, value in figures.items()} | {"rows": len(group)}
+
+
+def main() -> None:
+    rows = {row.id: row for row in read_rows()}
+    held = json.loads(Path(sys.argv[1]).read_text())["rows"]
+    predictions = [Prediction(rows[one["id"]], one["ttft_ms"], one["tpot_ms"]) for one in held]
+    errors: dict[str, dict[str, dict[str, float]]] = {}
+    for engine in sorted({one.row.engine for one in predictions}):
+        mine = [one for one in predictions if one.row.engine == engine]
+        parts = {card: [one for one in mine if one.row.card == card] for card in sorted({one.row.card for one in mine})}
+        parts["any"] = mine
+        errors[engine] = {card: errors_of(group) for card, group in parts.items() if len(group) >= LEAST_ROWS}
+    print(json.dumps(errors, indent=1))
+    if len(sys.argv) > 2:
+        path = Path(sys.argv[2])
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"errors": errors}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Kernel tables: packed from AIConfigurator's layout, and what their interpolation gives for points left out."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from pdvsim.calibration.kernels import as_bytes, left_out, pack
+from pdvsim.cli.calibrate import main
+from pdvsim.sim.hardware.cards import gpu
+from pdvsim.sim.hardware.kernels import read_tables, roofline, shipped_tables
+
+SIZES = (128, 256, 512, 1024, 2048, 4096)
+
+
+@pytest.fixture
+def systems(tmp_path: Path) -> Path:
+    """A folder as in aiconfigurator-core, whose products take twice the roofline's time."""
+    card = gpu("a100-80gb")
+
+    def write(op: str, name: str, rows: list[dict[str, object]], version: str = "0.14.0") -> None:
+        folder = tmp_path / "data" / "a100_sxm" / op / "vllm" / version
+        folder.mkdir(parents=True, exist_ok=True)
+        pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
+
+    def product_ms(m: int, n: int, k: int) -> float:
+        return 2e3 * float(roofline(card, "bfloat16", *(np.array(float(size)) for size in (m, n, k))))
+
+    products = [
+        {"gemm_dtype": "bfloat16", "m": m, "n": n, "k": k, "latency": product_ms(m, n, k)}
+        for m in (1, 16, 256) for n in SIZES for k in SIZES
+    ]  # fmt: skip
+    write("gemm", "gemm_perf", products)
+    write("gemm", "gemm_perf", [{**row, "latency": 99.0} for row in products], "0.9.0")  # older
+    heads = {"num_heads": 32, "num_key_value_heads": 8, "head_dim": 128, "kv_cache_dtype": "bfloat16"}
+    contexts = (255, 1023, 4095)
+    decode = [
+        {**heads, "batch_size": rows, "step": context, "latency": 0.01 + 1e-6 * rows * context}
+        for rows in (1, 8, 64) for context in contexts
+    ]  # fmt: skip
+    write("attention", "generation_attention_perf", decode)
+    prefill = [
+        {**heads, "batch_size": 1, "isl": n, "latency": 0.005 + 1e-9 * n * (n + 1) / 2} for n in (16, 1024, 4096)
+    ]
+    write("attention", "context_attention_perf", prefill)
+    reduce = [{"num_gpus": 2, "message_size": size, "latency": 1e-3 * size, "backend": "vllm_graph"} for size in (4, 8)]
+    write("comm", "custom_allreduce_perf", reduce)
+    return tmp_path
+
+
+def test_packed_tables_give_back_the_times(systems: Path) -> None:
+    tables = pack(systems, "vllm", gpu("a100-80gb"))
+    assert tables.version == "0.14.0"
+    tokens = np.array([1.0, 16.0, 256.0])
+    for outputs, inputs in ((512, 4096), (700, 3000)):  # one that was timed, one between
+        wanted = 2 * roofline(
+            gpu("a100-80gb"), "bfloat16", tokens, np.full(3, float(outputs)), np.full(3, float(inputs))
+        )
+        assert tables.product("bfloat16", tokens, outputs, inputs) == pytest.approx(wanted, rel=2e-3)
+    rows, fixed, slopes = tables.decode(32, 8, 128, "bfloat16")
+    assert rows.tolist() == [1, 8, 64]
+    assert fixed == pytest.approx(10e-6, rel=0.02)
+    assert slopes == pytest.approx(1e-9, rel=0.02)
+    once, pair_s = tables.prefill(32, 8, 128, "bfloat16")
+    assert once == pytest.approx(5e-6, rel=0.05)
+    assert pair_s == pytest.approx(1e-12, rel=0.02)
+    assert tables.reduce_s(2, np.array([8.0, 16.0])) == pytest.approx([8e-6, 16e-6], rel=2e-3)
+
+
+def test_a_constant_share_of_the_roofline_is_found_again(systems: Path) -> None:
+    [products, attention] = left_out(pack(systems, "vllm", gpu("a100-80gb")))
+    assert products.p95 < 0.005
+    assert attention.p95 < 0.005
+
+
+def test_points_left_out_of_the_a100s_tables() -> None:
+    """The aim is 5% in the median and 15% at the 95th percentile."""
+    path = next(path for engine, card, path in shipped_tables() if (engine, card) == ("vllm", "a100-80gb"))
+    for errors in left_out(read_tables(path, gpu("a100-80gb"))):
+        assert errors.median < 0.05, errors
+        assert errors.p95 < 0.15, errors
+
+
+def test_the_command_writes_a_profile(systems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.npz"
+    args = ["--from-kernels", str(systems), "--engine", "vllm", "--gpu", "a100-80gb", "-o", str(path)]
+    assert main([*args, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["about"]["engine"] == "vllm"
+    assert path.read_bytes() == as_bytes(pack(systems, "vllm", gpu("a100-80gb")))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--engine", "vllm"], "--engine needs --from-kernels"),
+        (["--from-kernels", "."], "needs --engine"),
+        (["--from-kernels", ".", "--engine", "vllm", "--gpu", "l4", "-o", "x.npz"], "kernel tables are known of"),
+        (["--from-kernels", ".", "--engine", "vllm", "--gpu", "h200", "-o", "x.json"], "must end in .npz"),
+        (["--from-kernels", ".", "--engine", "vllm", "--gpu", "h200", "-o", "x.npz"], "no folder data/h200_sxm"),
+    ],
+)
+def test_refusals(args: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        main(args)

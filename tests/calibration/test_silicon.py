@@ -1,0 +1,101 @@
+"""Measured servers of other engines: the rows, their loads, and the errors that the command prints."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pdvsim.calibration.validate.silicon import (
+    Prediction,
+    SiliconRow,
+    oddities,
+    predict,
+    ratios,
+    read_estimates,
+    read_rows,
+    spread,
+)
+from pdvsim.cli.validate import main
+
+ROW = SiliconRow(
+    "a-row", "vllm", "0.18.0", "meta-llama/Llama-3.1-8B-Instruct", "h200", "inferencex", "bfloat16", 1024, 64, 4, 1, 1,
+    50.0, 5.0,
+)  # fmt: skip
+
+
+def test_the_split_was_made_by_name() -> None:
+    rows = read_rows()
+    assert len(rows) == len({row.id for row in rows}) == 1898
+    assert sum(row.held_out for row in rows) == 589
+    assert all(row.held_out == (zlib.crc32(row.id.encode()) % 3 == 0) for row in rows)
+
+
+def test_estimates_are_of_held_out_rows() -> None:
+    held_out = {row.id for row in read_rows() if row.held_out}
+    estimates = read_estimates()
+    assert set(estimates) <= held_out
+    assert all(one.tpot_ms > 0 for one in estimates.values())
+
+
+def test_a_load_is_as_its_generator_made_it() -> None:
+    """Closed loop, lengths between 0.8 and 1 times the stated ones, all of one server's engine and card."""
+    traffic, hardware = ROW.experiment.traffic, ROW.experiment.hardware
+    low, high = (round(traffic.input_len * (1 + sign * traffic.random_range_ratio)) for sign in (-1, 1))
+    assert (low, high) == (pytest.approx(0.8 * 1024, abs=2), pytest.approx(1024, abs=2))
+    assert traffic.max_concurrency == 4
+    assert traffic.num_prompts == 40
+    assert (hardware.engine, hardware.gpu) == ("vllm", "h200")
+
+
+def test_a_slower_card_and_more_requests_take_longer() -> None:
+    base, crowded, older = (predict(row) for row in (ROW, replace(ROW, concurrency=32), replace(ROW, card="h100-sxm")))
+    assert base.tpot_ms < crowded.tpot_ms
+    assert base.tpot_ms < older.tpot_ms
+    assert base.ttft_ms < crowded.ttft_ms
+
+
+def test_rows_that_cannot_be() -> None:
+    mixture = replace(ROW, model="Qwen/Qwen3-235B-A22B-FP8", weights="fp8", moe_tp=1)
+    impossible = replace(ROW, id="too-fast", tpot_ms=0.01, ttft_ms=1.0)
+    slower = replace(ROW, id="slower", tpot_ms=6.0)
+    waits = replace(ROW, id="waits", ttft_ms=100_000.0)
+    found = oddities(
+        [ROW, replace(mixture, id="large"), replace(mixture, id="two", moe_tp=2), impossible, slower, waits]
+    )
+    assert "do not fit the card" in found["large"]
+    assert "stated as 1 and, for experts, 2" in found["two"]
+    assert "times as long as a whole request" in found["too-fast"]
+    assert "fewer ran concurrently" in found["waits"]
+    assert found["a-row"] == found["slower"] == "rows of the same settings have a TPOT of 5.0 to 6.0 ms"
+
+
+def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:
+    rows = [replace(ROW, id=str(c), concurrency=c, tpot_ms=5.0 + c) for c in (4, 8, 16)]
+    shared = [Prediction(row, 1.0, 1.3 * row.tpot_ms) for row in rows]
+    assert ratios(shared) == pytest.approx((0, 0), abs=1e-12)
+    one_off = [*shared[:2], Prediction(rows[2], 1.0, 2.6 * rows[2].tpot_ms)]
+    assert ratios(one_off)[1] > 0.5
+    assert ratios(shared[:1]) == (0, 0)
+
+
+def test_the_command_reports_the_errors_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--silicon", "trtllm", "--rows", "3", "--jobs", "1", "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    measured = {row.id: row for row in read_rows()}
+    errors = [row["tpot_ms"] / measured[row["id"]].tpot_ms - 1 for row in document["rows"]]
+    assert all(not measured[row["id"]].held_out and measured[row["id"]].engine == "trtllm" for row in document["rows"])
+    assert document["all"]["tpot"] == pytest.approx(spread(errors))
+    assert np.all(np.isfinite(errors))
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [(["--rows", "3"], "--rows needs --silicon"), (["--silicon", "all", "--write"], "--silicon can be combined only")],
+)
+def test_refusals(args: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        main(args)

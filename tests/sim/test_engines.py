@@ -1,0 +1,228 @@
+"""Profiles composed from an engine's kernels, against the tables themselves and the laws that times obey."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pdvsim.decide.deploy import deployment
+from pdvsim.decide.error import lead_error
+from pdvsim.sim.assembly import covering_profile
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import KINDS, ModelSpec
+from pdvsim.sim.hardware.cards import gpu
+from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_profile
+from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables, unpacked
+from pdvsim.sim.hardware.latency import ForwardFit, Latency, interpolate
+from pdvsim.sim.hardware.models import model, shard
+from pdvsim.sim.hardware.options import VLLM_CARDS
+from pdvsim.sim.hardware.steps import EngineStep, constants
+from pdvsim.sim.run import simulate
+from pdvsim.study.band import ends, spanned
+from pdvsim.study.resultfiles import Config
+from pdvsim.study.results import known_profile
+
+SHIPPED = list(shipped_tables())
+# all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192
+ON_THE_GRID = ModelSpec("on-the-grid", "llama", 10, 4096, 8192, 32, 32, 128, 32_000)
+MOST_BYTES = 6_000_000
+
+
+def tables_of(engine: str, card: str) -> KernelTables:
+    return read_tables(next(path for one, name, path in SHIPPED if (one, name) == (engine, card)), gpu(card))
+
+
+def test_what_is_shipped():
+    assert {(engine, card) for engine, card, _ in SHIPPED} == {
+        *(("vllm", card) for card in ("a100-80gb", "h100-sxm", "h200", "b200", "l40s")),
+        *((engine, card) for engine in ("sglang", "trtllm") for card in ("h100-sxm", "h200", "b200")),
+    }
+    folder = SHIPPED[0][2].parent
+    assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
+    assert "Apache License" in (folder / "NOTICE").read_text()
+
+
+def test_a_timed_product_takes_its_time():
+    tables = tables_of("vllm", "a100-80gb")
+    m, n, k = (tables.arrays[f"gemm/bfloat16/{axis}"] for axis in "mnk")
+    times = np.exp(unpacked(tables.arrays["gemm/bfloat16/t"]))
+    for outputs, inputs in ((4096, 4096), (16384, 4096), (1024, 8192)):
+        column = times[:, n.tolist().index(outputs), k.tolist().index(inputs)]
+        assert tables.product("bfloat16", m.astype(float), outputs, inputs) == pytest.approx(column, rel=1e-6)
+
+
+def test_a_forward_is_the_sum_of_its_kernels():
+    """The same sums taken from the table by hand, of a model whose products were all timed."""
+    tables = tables_of("vllm", "a100-80gb")
+    times = np.exp(unpacked(tables.arrays["gemm/bfloat16/t"]))
+    m, n, k = (tables.arrays[f"gemm/bfloat16/{axis}"].tolist() for axis in "mnk")
+    fit = compose(tables, EngineStep(), ON_THE_GRID)
+    for tokens in (1, 16, 128, 1024):
+        shapes = ((12288, 4096), (4096, 4096), (16384, 4096), (4096, 8192))
+        products = sum(times[m.index(tokens), n.index(a), k.index(b)] for a, b in shapes)
+        small = ModelKernels(tables, ON_THE_GRID).small(np.array([float(tokens)]))[0]
+        assert interpolate(fit.layer_knots, tokens) == pytest.approx(10 * products + small, rel=1e-3)
+
+
+def test_a_shard_exchanges_two_messages_a_layer():
+    tables, spec = tables_of("vllm", "h100-sxm"), shard(ON_THE_GRID, 4)
+    sizes = tables.arrays["reduce/graph/elements"].tolist()
+    times = np.exp(unpacked(tables.arrays["reduce/graph/t"]))[tables.arrays["reduce/graph/gpus"].tolist().index(4)]
+    fit = compose(tables, EngineStep(), spec)
+    for tokens in (1, 64, 1024):  # of 4,096 values each: sizes that were timed
+        larger = times[sizes.index(tokens * 4096) :]
+        assert interpolate(fit.reduce_knots, tokens) == pytest.approx(2 * 10 * larger.min(), rel=1e-6)
+
+
+@pytest.mark.parametrize(("engine", "card"), [one[:2] for one in SHIPPED])
+def test_nothing_is_faster_than_the_card_allows(engine, card):
+    """A forward of kernels alone against the bound from the data sheet; of the H200, from its measured rates."""
+    tables = tables_of(engine, card)
+    for spec in (model("llama-3.1-8b"), shard(model("llama-3.1-70b"), 4)):
+        prices = Latency(spec, compose(tables, EngineStep(), spec))
+        bound = Latency(spec, ForwardFit.roofline(spec, gpu(card)))
+        for rows in (1, 16, 128):
+            least, composed = (
+                shape.solo_0 + 2000 * rows * shape.solo_1 for shape in (bound.shape(rows, 1), prices.shape(rows, 1))
+            )
+            assert composed > 0.9 * least
+
+
+@pytest.mark.parametrize(("engine", "card"), [one[:2] for one in SHIPPED])
+def test_more_never_takes_less(engine, card):
+    profile = engine_profile(engine, card)
+    assert profile.tables is not None
+    for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
+        spec = model(name)
+        fit = compose(profile.tables, profile.step, spec)
+        assert list(fit.layer_knots) == sorted(fit.layer_knots, key=lambda knot: knot[1])
+        prices = Latency(spec, fit)
+        by_width = [prices.shape(8, width).solo_1 for width in range(1, 10)]
+        assert by_width == sorted(by_width)
+        assert min(by_width) > 0
+
+
+def test_constants_add_to_every_forward():
+    tables, spec = tables_of("vllm", "h200"), model("llama-3.1-8b")
+    bare, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
+    for tokens in TOKENS:
+        more = interpolate(with_layers.layer_knots, tokens) - interpolate(bare.layer_knots, tokens)
+        assert more == pytest.approx(spec.layers * 1e-5)
+
+
+def test_older_versions_have_their_own_constants():
+    old, new = constants("trtllm", "h100-sxm", "1.0.0rc3")[0], constants("trtllm", "h100-sxm")[0]
+    assert old != new
+    assert constants("trtllm", "h100-sxm", "1.2.0rc6")[0] == new
+
+
+def served(engine: str, **server: object) -> Experiment:
+    return Experiment(
+        "autoregressive",
+        Traffic(
+            dataset_name="random",
+            input_len=300,
+            output_len=40,
+            random_range_ratio=0.2,
+            num_prompts=60,
+            max_concurrency=8,
+        ),
+        server=Server(pair="none:llama-3.1-8b", **server),  # type: ignore[arg-type]
+        hardware=Hardware(gpu="h100-sxm", engine=engine),  # type: ignore[arg-type]
+    )
+
+
+def test_sglang_prefills_in_batches_of_their_own():
+    for engine, mixes in (("vllm", True), ("sglang", False)):
+        launches = simulate(served(engine)).launches
+        kind, rows, tokens = (np.asarray(launches[name]) for name in ("kind", "rows", "tokens"))
+        both = (kind != KINDS.index("prefill")) & (tokens > rows)
+        assert both.any() == mixes
+
+
+def test_requests_arrive_late_alike_on_the_fast_path():
+    fast, plain = (simulate(served("vllm"), blocks=blocks) for blocks in (True, False))
+    for column in ("first_token_s", "finish_s"):
+        assert fast.requests[column] == pytest.approx(plain.requests[column], rel=1e-9)
+
+
+def test_a_request_waits_for_those_before_it_to_be_read():
+    """Four prompts sent together are read one after the other, so the last is admitted after four readings."""
+    experiment = replace(served("vllm"), traffic=replace(served("vllm").traffic, num_prompts=4, random_range_ratio=0.0))
+    profile = covering_profile(experiment)
+    slow = replace(profile, host=replace(profile.host, request_s=0.0, prompt_token_s=1e-3))
+    admitted = simulate(experiment, profile=slow).requests["admitted_s"]
+    assert sorted(admitted)[0] >= 0.3
+    assert sorted(admitted)[-1] >= 1.2
+
+
+def test_refusals():
+    with pytest.raises(ValueError, match=r"--engine vllm: no kernel tables for rtx-4090; there are for .*h100-sxm"):
+        covering_profile(replace(served("vllm"), hardware=Hardware(gpu="rtx-4090", engine="vllm")))
+    with pytest.raises(ValueError, match="leave out --profile"):
+        Hardware(engine="vllm", profile="roofline")
+    with pytest.raises(ValueError, match="is padded as vllm"):
+        covering_profile(replace(served("vllm"), hardware=Hardware(gpu="h200", engine="vllm", padding="sglang")))
+    with pytest.raises(ValueError, match=r"not a file of calibrate --from-kernels"):
+        read_tables(Path(__file__), gpu("h200"))
+
+
+def test_a_lead_needs_the_error_of_a_ratio():
+    """On an engine's profile a lead must exceed the error of a ratio of two servers, not that of one."""
+    experiment = served("vllm")
+    error = constants("vllm", "h100-sxm")[1]
+    assert error is not None
+    assert lead_error(experiment, "output_throughput") == pytest.approx(error.ratio)
+    other = replace(experiment, hardware=Hardware(gpu="h100-sxm", engine="pdvsim"))
+    assert error.ratio < lead_error(other, "output_throughput")
+
+
+def test_the_range_is_that_of_measured_servers():
+    experiment = served("vllm")
+    metrics = spanned(simulate(experiment), ends(experiment))
+    error = constants("vllm", "h100-sxm")[1]
+    assert error is not None
+    tpot = metrics["mean_tpot_ms"]
+    assert metrics["mean_tpot_ms_high"] == pytest.approx(tpot * (1 + error.tpot), rel=0.15)
+    assert metrics["mean_tpot_ms_low"] < tpot
+    assert metrics["error_range"] == "forward times at both ends of their error bar"
+
+
+def test_a_command_for_another_engine_says_so():
+    blocks = {block.label.split()[0]: block for block in deployment(served("sglang"))}
+    assert "the figures are of the engine sglang: --engine vllm predicts its own" in blocks["vLLM"].notes
+    assert not any("the figures are of" in note for note in blocks["SGLang"].notes)
+    assert "--enable-mixed-chunk" not in blocks["SGLang"].text
+
+
+def test_results_find_an_engines_profile_again():
+    found = known_profile("h100-sxm", "h100-sxm-vllm", Config())
+    assert found is not None
+    assert found.name == "h100-sxm-vllm"
+    assert known_profile("h100-sxm", "l40s-vllm", Config()) is None
+
+
+def test_the_default_engine():
+    """vLLM's where it has a profile, but for the H200, which was measured with pdvsim's own engine."""
+    assert {card for engine, card, _ in SHIPPED if engine == "vllm"} == {*VLLM_CARDS, "h200"}
+    assert Hardware().predicted_engine == "pdvsim"
+    assert Hardware(gpu="h100-sxm").predicted_engine == "vllm"
+    assert Hardware(gpu="rtx-4090").predicted_engine == "pdvsim"
+    assert Hardware(gpu="h100-sxm", profile="roofline").predicted_engine == "pdvsim"
+    assert covering_profile(Experiment(hardware=Hardware(gpu="l40s"))).name == "l40s-vllm"
+    assert covering_profile(Experiment(hardware=Hardware(gpu="l40s", engine="pdvsim"))).name == "l40s-transferred"
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_every_engine_has_latent_attention(engine):
+    """vLLM's tables lack it, so it comes from pdvsim's formula: within a factor of two of what the others measured."""
+    spec = shard(model("deepseek-v3"), 8)
+    profile, measured = engine_profile(engine, "b200"), engine_profile("trtllm", "b200")
+    assert profile.tables is not None
+    assert measured.tables is not None
+    own, other = (Latency(spec, compose(one.tables, EngineStep(), spec)).shape(64, 1) for one in (profile, measured))
+    assert 0.5 < own.solo_1 / other.solo_1 < 2
+    assert 0.5 < own.solo_0 / other.solo_0 < 2
