@@ -4,9 +4,10 @@
 
 Simulates one visible row in SHARE (default: 4) with the present constants (`sim/hardware/data/engines/steps.json`) and
 prints how each engine's constants would change: TPOT is nearly linear in them, so one robust regression of relative
-errors is a step towards the best ones. Repeat with another share until nothing changes much; the shipped ones are after
-four such steps, rounded. Held-out rows are never read. The two constants of a request's arrival are set by hand, to the
-TTFT of rows at low concurrency.
+errors is a step towards the best ones. Repeat with another share until nothing changes much. The shipped ones are after
+four such steps on samples of the visible rows, adjusted and rounded by hand in between, so this does not reproduce them
+exactly. Held-out rows are never read. The two constants of a request's arrival are set by hand, to the TTFT of rows at
+low concurrency.
 """
 
 import sys

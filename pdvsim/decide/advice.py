@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -433,7 +435,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
     lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
     if advice.refused:
-        lines.append("Not compared: " + "; ".join(f"{name} {why}" for name, why in advice.refused.items()) + ".")
+        lines.append(_refused(advice.refused))
     if ask.by_cost and advice.met:
         lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
     elif ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
@@ -445,6 +447,13 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     if held.alike:
         lines.append(f"{ask.name(best)} is the simplest of the finalists without significant difference.")
     return lines
+
+
+def _refused(refused: Mapping[str, str]) -> str:
+    """Fleets that were not compared, counted by reason; the document names them."""
+    counts = Counter(refused.values())
+    shown = (f"{count} {'fleet' if count == 1 else 'fleets'} {why}" for why, count in counts.items())
+    return f"Not compared: {'; '.join(shown)}."
 
 
 def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:

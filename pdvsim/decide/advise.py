@@ -23,6 +23,7 @@ from pdvsim.sim.config import Experiment
 
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget, used up to the end of each step
 FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget
+CLOSE_BY = 1.05  # a rate this many times the load is tested, if no higher one is held
 SERVER_GPUS = 8  # most GPUs of one server of a fleet
 RIVALS = 2  # best other finalists tested for flips, in addition to plain decoding
 LOADS = {  # times the given load
@@ -141,7 +142,9 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         here = load_of(best.traffic)
         places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
         if advice.held_rate is not None:  # beyond it nothing is recommended
-            places = [place for place in places if place <= max(here, advice.held_rate.mean)]
+            most = advice.held_rate.mean
+            places = [place for place in places if place <= max(here, most)]
+            places += [most] if most > CLOSE_BY * here and max(places) < here else []
         half = bench.runs + min(each, (budget - bench.runs) // (1 + by_rate))
         advice.flips.append(find_flips(axis, here, places, at_load, who, bench, half))
     if rivals and by_rate and room("flips with acceptance", who.runs, FLIPS_SHARE):

@@ -49,17 +49,17 @@ def smallest_fleets(
     """The fleets of these servers that hold the load of `base` on at most `most` GPUs."""
     counts = {way: _predicted(way, base, goal, space, most) for way in servers}
     gpus = {way: count * way.gpus(base) for way, count in counts.items()}
-    refused = {way.name: f"does not hold the load on {most} GPUs" for way in servers if not counts[way]}
+    refused = {way.name: f"predicted not to hold the load on {most} GPUs" for way in servers if not counts[way]}
     order = sorted(
         (way for way in servers if counts[way]), key=lambda way: (gpus[way], _pace_s(way, base, counts, space))
     )
     worth = [way for way in order if gpus[way] <= WORTH * gpus[order[0]]]
     plain = [way for way in worth if way.arch == "autoregressive"][:1]
     kept = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
-    refused |= {way.name: f"is predicted to need {gpus[way]} GPUs" for way in order if way not in kept}
+    refused |= {way.name: f"predicted to need {gpus[way]} GPUs" for way in order if way not in kept}
     fleets = _refined(base, goal, {way: counts[way] for way in kept}, most, space, bench)
     known = {fleet.kind for fleet in fleets}
-    refused |= {way.name: f"does not meet the goal on {most} GPUs" for way in kept if way.kind not in known}
+    refused |= {way.name: f"not meeting the goal on {most} GPUs" for way in kept if way.kind not in known}
     return Sizes(tuple(sorted(fleets, key=lambda way: way.gpus(base))), refused)
 
 
