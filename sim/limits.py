@@ -62,6 +62,11 @@ _SPEND_S = Range(0.01, 30 * 86400)
 RANGES: dict[str, Range] = {
     # traffic
     "num_prompts": Range(1, MAX_REQUESTS),
+    "prompts": Range(1, MAX_REQUESTS),
+    "least": Range(1, MAX_REQUESTS),
+    "service_s": Range(0, 1e9),
+    "transient_s": Range(0, 1e9),
+    "share": Range(0.01, 1),
     "window_prompts": Range(-1, MAX_REQUESTS),
     "request_rate": _RATE,
     "burstiness": Range(0.001, 1e6),
@@ -126,6 +131,7 @@ RANGES: dict[str, Range] = {
     "minutes": Range(0, 30 * 1440, or_inf=True),
     "attainment": Range(0.01, 1),
     "gpus": Range(1, 1024),
+    "most_gpus": Range(0, 1024),
     "gpu_hour_usd": _USD,
     "usd": _USD,
     "tolerance": Range(0.001, 0.5),

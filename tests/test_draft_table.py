@@ -24,6 +24,7 @@ from pdvsim.decide.runs import Bench, replications
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
 from pdvsim.sim.run import simulate
 from pdvsim.study.output import dumps
 
@@ -294,8 +295,8 @@ def test_runs_are_paired_by_seed_and_measured_after_the_first_batch() -> None:
         runs = question().loops(8, k)
         assert [run.traffic.seed for run in runs] == [0, 1]
         assert runs == replications(runs[0], 2)
-        assert all((run.traffic.max_concurrency, run.scoring.warmup_requests) == (8, 8) for run in runs)
-        assert all(run.traffic.num_prompts == 24 for run in runs)
+        assert all((run.traffic.max_concurrency, run.scoring.warmup_requests) == (8, FILL * 8) for run in runs)
+        assert all(run.traffic.num_prompts == FILL * 8 + LEAST_LOOP for run in runs)
         assert all(run.server.num_speculative_tokens == max(k, 0) for run in runs)
 
 

@@ -45,7 +45,7 @@ def price(model: Latency, point: Mapping[Hashable, Any] | pd.Series) -> Shape:
     """What a measured point costs by the simulator's own latency model."""
     rows, tokens, steps = int(point["rows"]), int(point["tokens"]), max(1, int(point["steps"]))
     if not point["chunks"]:
-        return model.shape(rows, tokens, steps, float(point["context_total"]))
+        return model.shape(rows, tokens, steps, float(point.get("context_total", rows * point["context"])))
     start, each = int(point["chunk_start"]), int(point["chunk_tokens"]) // int(point["chunks"])
     chunk = Chunk(Request(0, 0.0, start + each, 1, b""), start, each)
     return model.carrying(rows, tokens, steps, [chunk] * int(point["chunks"]), bool(point["emits"]))

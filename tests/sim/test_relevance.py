@@ -65,7 +65,7 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "ahead_fan": 2,
         "priority": "none", "contention": "serial", "gpu_memory_utilization": 0.5,
         "link": "pcie4", "draft_tensor_parallel_size": 1,
-        "router": "random", "num_prefixes": 3, "think_time_s": 1.0,
+        "router": "random", "num_prefixes": 3, "think_time_s": 1.0, "window": "peak",
     }  # fmt: skip
     group, _, name = need.option.partition(".")
     return replace(experiment, **{group: replace(getattr(experiment, group), **{name: values[name]})})
