@@ -18,13 +18,13 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from scipy.optimize import brentq
 
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -87,8 +87,8 @@ def experiment(row: dict[str, str], k: int, engine: str | None) -> Experiment:
         Acceptance(synthetic_acceptance_rates=rates_of(float(row["acceptance_length"]), k)) if k else Acceptance()
     )
     options: dict[str, Any] = {"tensor_parallel_size": int(row["gpus"]), "band": False}
-    if "engine" in {field.name for field in fields(Hardware)}:  # the engine of the row, unless another is asked for
-        options["engine"] = engine or row["engine"]
+    known = any((row["engine"], row["card"]) == tables[:2] for tables in shipped_tables())
+    options["engine"] = engine or (row["engine"] if known else "pdvsim")  # that of the row, where its times are known
     hardware = Hardware(row["card"], **options)
     return suited(Experiment("colocated", traffic, accepted, Server(pair, num_speculative_tokens=k), hardware))
 
