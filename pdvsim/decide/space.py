@@ -82,13 +82,14 @@ class Space:
         ways += [replace(server, controller=name) for name in self.controllers if name != "fixed"]
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
-    def beside(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with the next shorter and the next longer draft."""
-        k, lengths = candidate.server.num_speculative_tokens, self.draft_lengths
-        shorter, longer = [n for n in lengths if n < k], [n for n in lengths if n > k]
-        if not candidate.has_drafter:
+    def beside(self, candidate: Experiment, name: str) -> list[Experiment]:
+        """The candidate with the next smaller and the next larger value of a setting."""
+        values = self.draft_lengths if name == "num_speculative_tokens" else getattr(self, name)
+        if name == "num_speculative_tokens" and not candidate.has_drafter:
             return []
-        return self._with(candidate, "num_speculative_tokens", [*sorted(shorter)[-1:], *sorted(longer)[:1]])
+        here = getattr(candidate.server, name)
+        smaller, larger = (sorted(v for v in values if v < here), sorted(v for v in values if v > here))
+        return self._with(candidate, name, [*smaller[-1:], *larger[:1]])
 
     def fewest(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the shortest allowed draft length."""
@@ -101,8 +102,8 @@ class Space:
         return self._with(candidate, "max_num_seqs", self.max_num_seqs)
 
     def prompts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with every limit on the prompt tokens of a forward."""
-        return self._with(candidate, "max_num_batched_tokens", self.max_num_batched_tokens)
+        """The candidate itself and with the next limits on the prompt tokens of a forward."""
+        return [candidate, *self.beside(candidate, "max_num_batched_tokens")]
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the settings that only its architecture has."""
