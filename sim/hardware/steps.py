@@ -2,6 +2,13 @@
 
 The constants are fitted to measured servers of all models and cards together, for an engine's older and newer versions
 apart (`studies/engine_steps.py`). The errors are those of rows that the fit never saw (`pdvsim validate --silicon`).
+
+What drafting adds is `round_s` and `draft_s`, from published pairs of plain and drafted runs
+(`studies/published_speculation.py`). A round ends with rejection sampling over several tokens per row, new metadata for
+drafter and target, and accepted counts that the host waits for. A forward of a drafter is short and only partly in a
+CUDA graph: its attention metadata, slots and argmax are launched one by one (vLLM issue 45258, pull request 24799).
+SGLang also schedules without overlap while it drafts, unless SGLANG_ENABLE_SPEC_V2 is set (its documentation), so that
+the host's whole step is exposed: its time per round is several times vLLM's.
 """
 
 from __future__ import annotations
@@ -28,6 +35,8 @@ class EngineStep:
     quantised_s: float = 0.0  # more per product of 8 or 4 bits; below 0 where tables quantise what engines fuse
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
+    round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
+    draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
 
 
 @dataclass(frozen=True)
