@@ -58,6 +58,7 @@ RELEASES = {
 }  # fmt: skip
 NEAR = 0.1
 LEAST_REQUESTS = 8
+LEAST_LENGTHS, FIGURES = 3, ("published", "predicted")
 TRIED_S = 1e-3  # of each constant, to see how a speed-up changes with it
 
 
@@ -188,13 +189,30 @@ def summary(name: str, compared: list[Compared]) -> str:
     )
 
 
+def best_lengths(compared: Sequence[Compared]) -> list[str]:
+    """Of sources with several draft lengths: the best one and its gain, published and predicted."""
+    groups: dict[tuple[str, ...], list[Compared]] = {}
+    for one in compared:
+        settings = (one.row[name] for name in ("source", "target", "drafter", "concurrency", "topk"))
+        groups.setdefault(tuple(settings), []).append(one)
+    lines = []
+    for (source, target, drafter, *_), group in groups.items():
+        if len({one.row["k"] for one in group}) >= LEAST_LENGTHS:
+            published, predicted = (max(group, key=lambda one: getattr(one, name)) for name in FIGURES)
+            lines.append(
+                f"{source}, {target}, {drafter}: best {published.published:.2f} at k = {published.row['k']} published, "
+                f"{predicted.predicted:.2f} at k = {predicted.row['k']} predicted"
+            )
+    return lines
+
+
 def print_row(one: Compared) -> None:
     row = one.row
+    marks = {"tree": one.is_tree, "held out": bool(row["held_out"]), "WRONG DIRECTION": not one.has_direction}
     print(
         f"{row['engine']:7} {row['card']:10} {row['target']:14} {row['drafter']:7} {row['k']:>2} "
         f"{row['concurrency']:>6} {float(row['acceptance_length']):7.2f} {one.published:10.2f} {one.predicted:10.2f} "
-        f"{one.error:+7.0%}  {row['source']}{' (tree)' if one.is_tree else ''}{' (held out)' if row['held_out'] else ''}"
-        f"{'' if one.has_direction else '  WRONG DIRECTION'}",
+        f"{one.error:+7.0%}  {row['source']}{''.join(f' ({name})' for name, holds in marks.items() if holds)}",
         flush=True,
     )
 
@@ -228,6 +246,7 @@ def main() -> int:
     for name, part in groups.items():
         if part:
             print(summary(name, part))
+    print("\n".join(best_lengths(compared)))
     return 0
 
 

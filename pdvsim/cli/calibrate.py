@@ -36,8 +36,8 @@ class CalibrateCommand:
     """Instead of SAMPLES: folder `systems` of the package aiconfigurator-core, with kernels that were timed inside
     engines. Writes a file of tables, to be used as --profile."""
     engine: ServingEngine | None = None
-    """With --from-kernels: vllm, sglang or trtllm. With --from-bench: the engine whose profile is corrected; default: as
-    in `pdvsim run`. It is then the engine of all commands with --machine."""
+    """With --from-kernels: vllm, sglang or trtllm. With --from-bench: the engine whose profile is corrected (default:
+    as in `pdvsim run`), and that of all commands with --machine."""
     from_vllm: Paths = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
     bench: Paths = ()

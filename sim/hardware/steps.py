@@ -5,10 +5,12 @@ apart (`studies/engine_steps.py`). The errors are those of rows that the fit nev
 
 What drafting adds is `round_s` and `draft_s`, from published pairs of plain and drafted runs
 (`studies/published_speculation.py`). A round ends with rejection sampling over several tokens per row, new metadata for
-drafter and target, and accepted counts that the host waits for. A forward of a drafter is short and only partly in a
-CUDA graph: its attention metadata, slots and argmax are launched one by one (vLLM issue 45258, pull request 24799).
-SGLang also schedules without overlap while it drafts, unless SGLANG_ENABLE_SPEC_V2 is set (its documentation), so that
-the host's whole step is exposed: its time per round is several times vLLM's.
+drafter and target, and accepted counts that the host waits for (vLLM pull request 29957). A forward of a drafter is
+short and only partly in a CUDA graph: attention and its metadata are launched one by one (vLLM issue 45258).
+SGLang replays all steps of a draft as one graph (its EAGLEDraftCudaGraphRunner), which cost nothing more. But it
+schedules without overlap while it drafts, unless SGLANG_ENABLE_SPEC_V2 is set (its documentation), so that the host's
+whole step is exposed: its time per round is several times vLLM's. Of vLLM from 0.14 on, whose scheduling overlaps with
+drafts, no such pair was found: it has the older figures.
 """
 
 from __future__ import annotations
