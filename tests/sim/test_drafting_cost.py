@@ -104,3 +104,19 @@ def test_vllm_drafts_no_longer_than_kernels_alone_would() -> None:
     )
     assert with_cost[0].k <= without[0].k
     assert with_cost[0].seconds_per_token > without[0].seconds_per_token
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_a_search_that_finds_nothing_costs_no_round(engine: str) -> None:
+    """n-gram drafts of one request: rounds without a draft are plain, in simulation and formula."""
+    hardware = Hardware("h100-sxm", engine=engine, band=False)  # type: ignore[arg-type]
+    server = Server("ngram:llama-3.1-8b", num_speculative_tokens=K)
+    experiment = replace(served(K), acceptance=Acceptance(0.3), server=server, hardware=hardware)
+    run = simulate(experiment)
+    kind = np.asarray(run.launches["kind"])
+    assert (kind == KINDS.index("decode")).sum() > 0
+    assert (kind == KINDS.index("verify")).sum() > 0
+    decode_s = (run.requests["finish_s"] - run.requests["first_token_s"]).sum()
+    made = Formula(experiment)
+    rounds = np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")]).sum()
+    assert decode_s / rounds == pytest.approx(made.round_s(1, K), rel=0.03)
