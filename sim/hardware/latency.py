@@ -27,7 +27,7 @@ from functools import lru_cache
 from math import hypot
 from typing import Any, NamedTuple
 
-from pdvsim.sim.core import Chunk, GpuSpec, HeadSpec, ModelSpec, Request
+from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec, Request
 from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.limits import MAX_DRAFT
@@ -193,12 +193,18 @@ class Latency:
     def shape(self, rows: int, tokens: int, steps: int = 1, context: float = 0) -> Shape:
         """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
 
+        A model that drafts in parallel has one forward instead, with as many tokens in all.
+
         `context`: the cached tokens at which it is to be used, which matter to models with windows.
         """
         key = (rows, tokens, steps, self.is_past_window(rows, context))
         shape = self._shapes.get(key)
         if shape is None:
-            logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
+            drafted = steps if self.spec.parallel else 1
+            if self.spec.parallel:
+                tokens, steps = tokens + steps - 1, 1
+            # of a row: its newest token of a head, its drafts of a model that drafts in parallel
+            logits = self._padded(rows) * (drafted if self.widest > 2 else tokens)
             new = self._filled(self._padded(rows) * tokens)
             read = self._distinct(rows, tokens)
             shape = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
@@ -274,6 +280,8 @@ class Latency:
         if solo_s <= 0:
             load.turn_s = 0.0
             return
+        if self.spec.parallel:
+            tokens, steps = tokens + steps - 1, 1
         prompt, width = sum([count for _, count in prompts]), tokens if steps == 1 else 1
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.turn_s = solo_s / (steps * self.spec.layers)
@@ -453,7 +461,7 @@ class Lookup(Latency):
 
 def widest_draft(spec: ModelSpec) -> int:
     """Maximum tokens per row in the first forward of a draft; a row that lacks more is caught up before it."""
-    return MAX_DRAFT + 1 if isinstance(spec, HeadSpec) else 2
+    return MAX_DRAFT + 1 if spec.rereads else 2
 
 
 def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) -> float:
