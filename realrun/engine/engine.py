@@ -138,7 +138,8 @@ class Engine:
         width = shape.width + steps - 1
         slots = inputs.row_slots[:rows].long()[:, None]
         places = sequences.length[slots].long() + torch.arange(steps, device=self.device)
-        sequences.tokens[slots, places[:, :-1]] = self.model.arch.spec.vocab - 1
+        masks = sequences.tokens.new_full((rows, steps - 1), self.model.arch.spec.vocab - 1)  # a graph copies no scalar
+        sequences.tokens[slots, places[:, :-1]] = masks
         hidden = self.model.forward(self._batch(inputs, rows, width, 0, -shape.width), self.cache, sequences)
         drafting = hidden.stream.x.view(rows, width, -1)[:, shape.width - 1 :].reshape(rows * steps, -1)
         logits = self.model.logits(Residual(drafting, None))

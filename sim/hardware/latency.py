@@ -173,6 +173,7 @@ class Latency:
         self._head_bytes = float(spec.head_params * spec.dtype_bytes)
         self._layer_flops = 2.0 * spec.active_params
         self._head_flops = 2.0 * spec.head_params
+        self._expert_share = 1 - spec.common_params / spec.active_params if spec.experts is not None else 0.0
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._fused_bytes = float(spec.fused_params * spec.dtype_bytes)
@@ -245,7 +246,7 @@ class Latency:
             moved += self._over_window(start + n, min(start, self.window) + n) * self._kv_bytes
             flops += self._over_window(_pairs(start, n), _pairs(start, n, self.window)) * self._pair_flops
         solo = self._over_prompts(read) + fit.prompt_token_s * prompt
-        new = self._filled(new + (_up_to(fit.chunk_buckets, prompt) if chunks else 0))
+        new = self._filled(new + self._padded_prompts(prompt))
         if rows and chunks:
             solo += fit.mixed_s
         rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
@@ -398,6 +399,13 @@ class Latency:
 
     def _padded(self, rows: int) -> int:
         return _up_to(self.fit.row_buckets, rows) if rows else 0
+
+    def _padded_prompts(self, tokens: int) -> int:
+        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
+        if not tokens:
+            return 0
+        padded = _up_to(self.fit.chunk_buckets, tokens)
+        return round(padded - self._expert_share * (padded - tokens))
 
     def _filled(self, tokens: int) -> int:
         """Tokens that the layers compute, where an engine pads the whole forward."""
