@@ -16,6 +16,8 @@ from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
 from pdvsim.sim.limits import check_list, check_ranges
 from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+LONG_LENGTHS = (10, 12, 15)  # besides, of drafters whose further tokens cost no further forward
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 
 PROMISING = 3  # best-ranked draft lengths of the formula that are simulated
@@ -31,7 +33,7 @@ class Space:
     """Values to test; a single value fixes a setting."""
 
     archs: tuple[Arch, ...] = field(default_factory=tried)
-    draft_lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+    draft_lengths: tuple[int, ...] = LENGTHS
     controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
     max_num_batched_tokens: tuple[int, ...] = (256, 512, 2048, 8192)
