@@ -225,7 +225,7 @@ def _probe(at: float, everyone: Mapping[str, Experiment], who: Rivalry, bench: B
     for rival in sorted(figures, key=lambda name: -goal.sign * held.values[name].mean):
         if rival == mine or (able and rival not in able):
             continue
-        errors = {name: lead_error(everyone[name], goal.told_by(rows[name])) for name in (mine, rival)}
+        errors = {name: lead_error(everyone[name], goal.error_metric(rows[name])) for name in (mine, rival)}
         two = {name: figures[name] for name in errors}
         pair = contest(two, goal.sign, who.comparisons, who.search.indifference, errors)
         still_open |= few and pair.best == rival and pair.margin > pair.thresholds[mine]

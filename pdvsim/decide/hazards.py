@@ -15,7 +15,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.finals import judged
+from pdvsim.decide.finals import contest_of
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
@@ -49,7 +49,7 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     """All finalists at concurrency 1."""
     everyone = {name: _alone(candidate) for name, candidate in who.everyone.items()}
     rows = bench.replicated(everyone, who.num_runs)
-    e2el = judged(rows, Goal("e2el"), everyone, who.search.indifference)
+    e2el = contest_of(rows, Goal("e2el"), everyone, who.search.indifference)
     mine = rows[who.best]
     plain = next((rows[name] for name, c in everyone.items() if c.arch == "autoregressive"), None)
     gain = None

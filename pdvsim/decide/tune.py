@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from pdvsim.decide.fleet import Way, contender
+from pdvsim.decide.fleet import Contender, contender_name
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
@@ -46,8 +46,8 @@ class Search:
     space: Space
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: unlimited
-    ways: tuple[Way, ...] = ()  # compared instead of architectures
-    staying: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
+    ways: tuple[Contender, ...] = ()  # compared instead of architectures
+    always_finalists: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
     figures: dict[Experiment, float] = field(default_factory=dict)
     firsts: dict[Experiment, float] = field(default_factory=dict)  # values on the first seed
     peaks: dict[Experiment, int] = field(default_factory=dict)  # most concurrent requests in the system
@@ -55,7 +55,7 @@ class Search:
 
     def name(self, candidate: Experiment) -> str:
         """Name of the contender with these settings."""
-        return contender(candidate, self.ways)
+        return contender_name(candidate, self.ways)
 
     def starts(self, base: Experiment) -> list[Experiment]:
         """All contenders with their initial settings."""
@@ -171,7 +171,7 @@ def _climb(search: Search, step: str, tried: dict[Seated, list[Experiment]], ben
 
 def _far(search: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
     """Whether a contender is so many times worse than the best at its place."""
-    if key[1] in search.staying:
+    if key[1] in search.always_finalists:
         return False
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in search.figures]
     mine = going[key][0]
