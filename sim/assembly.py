@@ -17,8 +17,8 @@ from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
@@ -33,7 +33,7 @@ from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
-from pdvsim.sim.policies.planner import Apart, Planner
+from pdvsim.sim.policies.planner import Planner, RemoteDrafter
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 
@@ -76,7 +76,7 @@ def covering_profile(experiment: Experiment) -> Profile:
                 f"concurrent lanes of {experiment.arch}"
             )
         for spec in (pair.draft, pair.target):
-            profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'
+            profile.cost_model(spec)  # a step of a model that was not in it cannot be told from the others'
     whole = profile.covering(pair, link_of(experiment)).padded(experiment.hardware.padding)
     machine = experiment.hardware.machine
     return whole if machine is None else read_pace(machine).applied(whole, pair)
@@ -157,17 +157,17 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
         )
     pair, seats = experiment.pair, experiment.seats
     profiles = profiles_of(experiment, profile, end)
-    models: dict[Role, Latency] = {"target": profiles[seats.verify].latency(pair.target)}
+    models: dict[Role, CostModel] = {"target": profiles[seats.verify].cost_model(pair.target)}
     if experiment.speculates:
-        models["draft"] = profiles[seats.draft[0]].latency(pair.draft)
-    apart = None
+        models["draft"] = profiles[seats.draft[0]].cost_model(pair.draft)
+    remote = None
     if seats.apart:
-        apart = Apart(Fabric(link_of(experiment), seats.gpus), len(seats.draft))
+        remote = RemoteDrafter(Fabric(link_of(experiment), seats.gpus), len(seats.draft))
     policy = policy_of(experiment.arch)
     sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
         models, sharing, profile.gpu.peak, host_times(experiment, profile),
-        policy.hands_over(), apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
+        policy.hands_over(), remote, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
         policy.prefill_lane == policy.verify_lane,
     )  # fmt: skip
 
@@ -320,7 +320,7 @@ class Site:
         gpus = []
         placed = models_on(experiment)
         for at, one in enumerate(profiles_of(experiment, profile, self.end)):
-            models = {role: one.latency(model) for role, model in placed[at].items()}
+            models = {role: one.cost_model(model) for role, model in placed[at].items()}
             sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
             gpus.append(
                 ForeseeingGPU(

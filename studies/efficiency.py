@@ -24,7 +24,7 @@ from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel, ForwardFit
 from pdvsim.sim.hardware.transfer import (
     COMPUTE_TOKENS,
     Coefficients,
@@ -173,7 +173,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
     """Relative errors (predicted / measured - 1), predicted as in the simulator."""
-    latency = Latency(model.spec, transfer.fit(model.spec, gpu))
+    latency = CostModel(model.spec, transfer.fit(model.spec, gpu))
     predicted = [price_s(latency, point) for point in model.frame.to_dict("records")]
     return np.asarray(predicted / model.seconds - 1)
 

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.points import middle
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, in_waves
+from pdvsim.sim.hardware.costs import ForwardFit, in_waves
 from pdvsim.sim.hardware.models import MODELS, shard
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin

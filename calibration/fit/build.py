@@ -18,7 +18,7 @@ from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def calibrate(
         raise ValueError("samples hold no model measured alone: measure some with --models")
     todo = [(points, specs[model], gpu, kernels(samples.header)) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
-    models = {model: Latency(specs[model], solo.fit) for model, solo in solos.items()}
+    models = {model: CostModel(specs[model], solo.fit) for model, solo in solos.items()}
     heated = fit_power(frame, gpu, models)
     corun = fit_corun(frame, gpu, models, heated.fit if heated else None, progress)
     header = samples.header

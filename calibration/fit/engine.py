@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats, middle
 from pdvsim.sim.core import GpuSpec, Pair
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.costs import ForwardFit
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.reading import check_file, quoted, said

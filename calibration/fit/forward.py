@@ -1,7 +1,7 @@
 """From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
 
-Times are put together by the simulator's own `Latency`, run over figures that are still free: it tells which of them a
-time consists of. So a fit needs no model of its own, and has the slopes of the simulator's. Kernels change with the
+Times are put together by the simulator's own `CostModel`, run over figures that are still free: it tells which of them
+a time consists of. So a fit needs no model of its own, and has the slopes of the simulator's. Kernels change with the
 number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Attention reads cached
 tokens at the card's speed, or, where too few programs read, at that of the longest stretch one of them reads; both
 depend on the tile its queries are packed into. Attention over prompts goes through its contexts in waves of programs.
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pdvsim.calibration.fit.points import Floats, price_s, tokens_of
 from pdvsim.realrun.engine.buckets import query_tile
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, Latency, large_products_s
+from pdvsim.sim.hardware.costs import PROMPT_QUERIES, CostModel, ForwardFit, large_products_s
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,8 +95,8 @@ class Traced:
     __radd__, __rmul__ = __add__, __mul__
 
 
-class TracedLatency(Latency):
-    """The simulator's latency model over figures that are still free."""
+class TracedCosts(CostModel):
+    """The simulator's cost model over figures that are still free."""
 
     def _joined(self, wide: Any, long: Any) -> Any:  # type: ignore[override]
         return wide.joined(long, larger=False)
@@ -143,7 +143,7 @@ class Terms:
 
 def terms_of(spec: ModelSpec, figures: ForwardFit, frame: pd.DataFrame) -> Terms:
     """The times of measured points as the simulator prices them, with traced figures."""
-    drafter, verifier = (TracedLatency(spec, figures) for _ in range(2))
+    drafter, verifier = (TracedCosts(spec, figures) for _ in range(2))
     verifier.widest = 2  # a head's draft has logits of its newest tokens, but it is measured with all of them too
     points = frame.to_dict("records")
     return Terms([price_s(drafter if point["kind"] == "draft" else verifier, point) for point in points])

@@ -17,7 +17,7 @@ from itertools import accumulate
 import numpy as np
 
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.costs import ForwardFit
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.transfer import TOKENS
 

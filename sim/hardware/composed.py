@@ -24,8 +24,8 @@ import numpy as np
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
+from pdvsim.sim.hardware.costs import ForwardFit
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
-from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin

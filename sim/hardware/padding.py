@@ -14,7 +14,7 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.costs import ForwardFit
 
 Padding = Literal["profile", "vllm", "sglang", "tensorrt-llm"]
 

@@ -20,7 +20,7 @@ from typing import Any
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
-from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup, latency, widest_draft
+from pdvsim.sim.hardware.costs import CostModel, ForwardFit, LookupCosts, cost_model, widest_draft
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
 from pdvsim.sim.hardware.padding import Padding, padded
@@ -162,7 +162,7 @@ class Profile:
     whole_steps: bool = False
 
     def fit(self, spec: ModelSpec) -> ForwardFit:
-        """Latency coefficients of a model; a ValueError naming the known ones otherwise."""
+        """CostModel coefficients of a model; a ValueError naming the known ones otherwise."""
         if spec.name not in self.models:
             raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
         return self.models[spec.name]
@@ -172,12 +172,12 @@ class Profile:
         own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
         if fit is None or not fit.reduce_knots:
             return own
-        share = (fit.reduce_knots[0][1] + fit.gather_knots[0][1]) / latency(spec, fit).shape(1, 1).solo_0
+        share = (fit.reduce_knots[0][1] + fit.gather_knots[0][1]) / cost_model(spec, fit).price(1).seconds_0
         return own * (1 - share) + BAR * share
 
-    def latency(self, spec: ModelSpec) -> Latency:
-        """The latency model of a model's launches on the GPU, or of an n-gram search on the host."""
-        return Lookup(spec) if spec.on_host else latency(spec, self.fit(spec))
+    def cost_model(self, spec: ModelSpec) -> CostModel:
+        """The cost model of a model's launches on the GPU, or of an n-gram search on the host."""
+        return LookupCosts(spec) if spec.on_host else cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
         """How far what is known of a pair was measured."""

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.cards import flops_of
-from pdvsim.sim.hardware.latency import (
+from pdvsim.sim.hardware.costs import (
     PROMPT_QUERIES,
     SMALL_HEAD,
     WIDE_HEAD,

@@ -14,8 +14,7 @@ from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
 from pdvsim.calibration.fit.points import medians, middle, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel, ForwardFit
 from pdvsim.sim.hardware.models import GPUS, MODELS, model
 from pdvsim.sim.hardware.profile import ContentionFit
 from pdvsim.sim.hardware.transfer import shipped
@@ -41,7 +40,7 @@ def truth(name: str) -> ForwardFit:
     )  # fmt: skip
 
 
-def measured(latency: Latency, design: list[grid.GridPoint], noise: float = 0.0) -> pd.DataFrame:
+def measured(latency: CostModel, design: list[grid.GridPoint], noise: float = 0.0) -> pd.DataFrame:
     """Medians of samples of the profiler's own design, timed by the latency model with noise."""
     rng, rows = np.random.default_rng(0), []
     for point in design:
@@ -60,11 +59,11 @@ DESIGN = grid.ordered(grid.design(drafts=True), 0)
 
 def test_held_out_points_are_predicted_and_more_rows_are_as_fast_as_the_most() -> None:
     spec = MODELS["llama-2-7b"]
-    solo = fit_solo(measured(Latency(spec, truth(spec.name)), DESIGN, 0.005), spec, H200, KERNELS)
+    solo = fit_solo(measured(CostModel(spec, truth(spec.name)), DESIGN, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
     assert middle(solo.errors)["p95"] < 0.06
-    latency = Latency(spec, replace(solo.fit, row_buckets=()))
-    assert latency.shape(2000, 1).solo_1 == pytest.approx(latency.shape(128, 1).solo_1, rel=0.02)
+    latency = CostModel(spec, replace(solo.fit, row_buckets=()))
+    assert latency.price(2000, 1).seconds_1 == pytest.approx(latency.price(128, 1).seconds_1, rel=0.02)
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.08])
@@ -76,7 +75,7 @@ def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
     spec = MODELS["llama-2-7b"]
     rows = ((1, 1.0), (8, 1.0), (16, slow), (32, slow), (48, 1.0), (49, 1.0))
     made = replace(truth(spec.name), row_factors=rows)
-    frame = measured(Latency(spec, made), DESIGN)
+    frame = measured(CostModel(spec, made), DESIGN)
     fitted = Model(spec, H200, KERNELS, max(tokens_of(frame)))
     best = fitted.fit(fitted.terms(frame), frame["seconds"].to_numpy())
     fit = fitted.result(np.exp(best).tolist())
@@ -89,18 +88,19 @@ def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
         assert fit.draft_ratio == pytest.approx(made.draft_ratio, rel=0.01)
         assert fit.prompt_wave_s == pytest.approx(made.prompt_wave_s, rel=0.02)
         for tokens in (1, 16, 64, 256, 1024, 2048):  # what a forward of so many tokens takes, however it is split
-            chunk = [Chunk(Request(0, 0.0, tokens, 9, b""), 0, tokens)]
-            again, once = (Latency(spec, of).carrying(0, 1, 1, chunk, True).solo_0 for of in (fit, made))
+            again, once = (
+                CostModel(spec, of).price(0, prompts=[(0, tokens)], first_tokens=1).seconds_0 for of in (fit, made)
+            )
             assert again == pytest.approx(once, rel=0.03)
 
 
 def test_traced_times_are_the_simulators_and_their_slopes_finite_differences() -> None:
     spec = MODELS["llama-3.1-8b"]
-    frame = measured(Latency(spec, truth(spec.name)), DESIGN)
+    frame = measured(CostModel(spec, truth(spec.name)), DESIGN)
     fitted = Model(spec, H200, KERNELS, max(tokens_of(frame)))
     terms, at = fitted.terms(frame), fitted.start + 0.1 * np.random.default_rng(0).standard_normal(len(fitted.start))
     seconds, slopes = terms.predict(at)
-    latency = Latency(spec, fitted.result(np.exp(at).tolist()))
+    latency = CostModel(spec, fitted.result(np.exp(at).tolist()))
     assert seconds == pytest.approx([price_s(latency, point) for point in frame.to_dict("records")], rel=1e-12)
     for i, step in enumerate(1e-6 * np.eye(len(at))):
         change = (terms.predict(at + step)[0] - terms.predict(at - step)[0]) / 2e-6
@@ -113,10 +113,12 @@ def test_a_head_is_fitted_with_what_it_fuses() -> None:
     spec = model("eagle3-llama-3.1-8b")
     made = replace(shipped().fit(spec, H200), draft_ratio=1.0)
     design = [p for p in grid.ordered(grid.design(drafts=True, heads=True), 0) if p.kind in ("draft", "prefill")]
-    solo = fit_solo(measured(Latency(spec, made), design, 0.005), spec, H200, KERNELS)
+    solo = fit_solo(measured(CostModel(spec, made), design, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
     for count, width in ((1, 1), (8, 5), (64, 5)):
-        one, four = ([Latency(spec, fit).shape(count, width, k).solo_0 for k in (1, 4)] for fit in (solo.fit, made))
+        one, four = (
+            [CostModel(spec, fit).price(count, width, k).seconds_0 for k in (1, 4)] for fit in (solo.fit, made)
+        )
         assert one == pytest.approx(four, rel=0.04)
     fused = [next(s for n, s in knots if n >= 8) for knots in (solo.fit.fused_knots, made.fused_knots)]
     assert fused[0] == pytest.approx(fused[1], rel=0.35)  # told apart from the layer by few points
@@ -127,7 +129,7 @@ def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:
     spec = model("qwen3-30b-a3b")
     made = shipped().fit(spec, H200)
     solo = fit_solo(
-        measured(Latency(spec, made), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
+        measured(CostModel(spec, made), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
     )
     assert middle(solo.errors)["median"] < 0.02
     assert solo.fit.expert_s == pytest.approx(made.expert_s, rel=0.1)
@@ -139,25 +141,23 @@ HELD = ContentionFit(
 )  # fmt: skip
 
 
-def group(
-    ordered: bool, nimble: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False
-) -> Group:
+def group(ordered: bool, small: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False) -> Group:
     """Works side by side, as fast as the figures above make them."""
 
     def member(kind: str, priority: int, *asked: float) -> Member:
-        names = ("compute", "bandwidth", "turn_s", "nimble", "empty")
+        names = ("compute", "bandwidth", "layer_s", "small_kernel_share", "empty")
         demand = dict(zip(names, asked, strict=True))
         return Member(kind=kind, priority=priority, measured=1.0, solo_s=1e-3, **demand)
 
     members = [
-        member("draft", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 0.0),
+        member("draft", 2 * ordered, 0.3, 0.6, 60e-6, small, 0.0),
         member("prefill", 0, 0.6, 0.3, long_us * 1e-6, 0.0, 0.1),
     ]
     if triple:
         members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
     for target in members[1:]:
         target.eight_bits = eight_bits
-    made = Group("a:b", f"{nimble} {triple} {long_us}", members)
+    made = Group("a:b", f"{small} {triple} {long_us}", members)
     for member, slowdown in zip(members, slowdowns([made], HELD), strict=True):
         member.measured = 1 / slowdown
     return made
@@ -167,13 +167,13 @@ def test_the_sharing_model_explains_slowdowns_it_made() -> None:
     groups = [group(o, n) for o, n in ((True, True), (False, True), (True, False), (False, False))]
     assert np.abs(errors(groups, HELD)).max() < 1e-9
     assert np.abs(errors(groups, ContentionFit())).max() > 0.05
-    first, nimble, _, equal = ([member.measured for member in g.members] for g in groups)
+    first, small, _, equal = ([member.measured for member in g.members] for g in groups)
     held = [0.8 + 0.2 * 0.3, (0.8 + 0.2 * 0.6) * 0.9]  # a tenth of the GPU is left empty
     assert np.dot(first, held) == pytest.approx(1.0)
     assert np.dot(equal, held) == pytest.approx(1.0)
     turns = (60 / 380) ** 0.8 / 0.9  # by the length of the kernels, of what is not empty
     assert equal[0] / equal[1] == pytest.approx(turns)
-    assert nimble[0] / nimble[1] == pytest.approx(2 * turns)
+    assert small[0] / small[1] == pytest.approx(2 * turns)
     assert first[0] / first[1] == pytest.approx(2 * turns * (380 / 60) ** 0.4)  # and first in line
     assert measured_slowdowns(groups[-1:]) == pytest.approx([1 / rate for rate in equal])
 

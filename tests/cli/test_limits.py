@@ -22,7 +22,7 @@ from pdvsim.sim.config import Experiment, Host, Server, Traffic
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware import profile
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.costs import ForwardFit
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import RANGES, Range, check_ranges

@@ -27,7 +27,7 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.costs import ForwardFit
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.metrics import steady

@@ -15,8 +15,8 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_profile
+from pdvsim.sim.hardware.costs import CostModel, ForwardFit, interpolate
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables, unpacked
-from pdvsim.sim.hardware.latency import ForwardFit, Latency, interpolate
 from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.options import VLLM_CARDS
 from pdvsim.sim.hardware.steps import EngineStep, constants
@@ -82,11 +82,12 @@ def test_nothing_is_faster_than_the_card_allows(engine, card):
     """A forward of kernels alone against the bound from the data sheet; of the H200, from its measured rates."""
     tables = tables_of(engine, card)
     for spec in (model("llama-3.1-8b"), shard(model("llama-3.1-70b"), 4)):
-        prices = Latency(spec, compose(tables, EngineStep(), spec))
-        bound = Latency(spec, ForwardFit.roofline(spec, gpu(card)))
+        prices = CostModel(spec, compose(tables, EngineStep(), spec))
+        bound = CostModel(spec, ForwardFit.roofline(spec, gpu(card)))
         for rows in (1, 16, 128):
             least, composed = (
-                shape.solo_0 + 2000 * rows * shape.solo_1 for shape in (bound.shape(rows, 1), prices.shape(rows, 1))
+                shape.seconds_0 + 2000 * rows * shape.seconds_1
+                for shape in (bound.price(rows, 1), prices.price(rows, 1))
             )
             assert composed > 0.9 * least
 
@@ -99,8 +100,8 @@ def test_more_never_takes_less(engine, card):
         spec = model(name)
         fit = compose(profile.tables, profile.step, spec)
         assert list(fit.layer_knots) == sorted(fit.layer_knots, key=lambda knot: knot[1])
-        prices = Latency(spec, fit)
-        by_width = [prices.shape(8, width).solo_1 for width in range(1, 10)]
+        prices = CostModel(spec, fit)
+        by_width = [prices.price(8, width).seconds_1 for width in range(1, 10)]
         assert by_width == sorted(by_width)
         assert min(by_width) > 0
 
@@ -223,6 +224,6 @@ def test_every_engine_has_latent_attention(engine):
     profile, measured = engine_profile(engine, "b200"), engine_profile("trtllm", "b200")
     assert profile.tables is not None
     assert measured.tables is not None
-    own, other = (Latency(spec, compose(one.tables, EngineStep(), spec)).shape(64, 1) for one in (profile, measured))
-    assert 0.5 < own.solo_1 / other.solo_1 < 2
-    assert 0.5 < own.solo_0 / other.solo_0 < 2
+    own, other = (CostModel(spec, compose(one.tables, EngineStep(), spec)).price(64, 1) for one in (profile, measured))
+    assert 0.5 < own.seconds_1 / other.seconds_1 < 2
+    assert 0.5 < own.seconds_0 / other.seconds_0 < 2

@@ -23,7 +23,7 @@ from pdvsim.sim.assembly import Site, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import KINDS, GpuSpec, Request
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.costs import ForwardFit
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.machine.clock import Clock

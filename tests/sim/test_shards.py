@@ -17,7 +17,7 @@ from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity, make_plan
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.collectives import BAR, CURVES, all_reduce_s, with_collectives
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel, ForwardFit
 from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, shard
 from pdvsim.sim.hardware.profile import builtin, roofline
@@ -122,19 +122,19 @@ def test_a_shard_takes_its_part_and_what_is_sent(
     except ValueError:
         return
 
-    def seconds(latency: Latency) -> float:
-        shape = latency.shape(rows, tokens)
-        return shape.solo_0 + shape.solo_1 * rows * context
+    def seconds(latency: CostModel) -> float:
+        shape = latency.price(rows, tokens)
+        return shape.seconds_0 + shape.seconds_1 * rows * context
 
     for fits in (lambda m: shipped().fit(m, GPUS[card]), lambda m: ForwardFit.roofline(m, GPUS[card])):
         alone, whole = fits(part), fits(spec)
-        assert seconds(Latency(part, alone)) >= seconds(Latency(spec, whole)) / gpus * (1 - 1e-9)
-        new = Latency(part, alone)._padded(rows) * tokens
+        assert seconds(CostModel(part, alone)) >= seconds(CostModel(spec, whole)) / gpus * (1 - 1e-9)
+        new = CostModel(part, alone)._padded(rows) * tokens
         if gpus == 1 or new not in TOKENS:  # between knots it is a straight line
             continue
         reduced = 2 * spec.layers * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
         gathered = all_reduce_s(LINKS[link], gpus, new * part.vocab * gpus)
-        sent = seconds(Latency(part, with_collectives(alone, part, LINKS[link]))) - seconds(Latency(part, alone))
+        sent = seconds(CostModel(part, with_collectives(alone, part, LINKS[link]))) - seconds(CostModel(part, alone))
         assert sent == pytest.approx(reduced + gathered, rel=1e-6)
 
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import UNSHARED, ForwardFit, Latency, in_waves
+from pdvsim.sim.hardware.costs import UNSHARED, CostModel, ForwardFit, in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS
 
 SMS = 132
@@ -47,10 +46,10 @@ def test_the_room_that_attention_leaves() -> None:
     spec = MODELS["llama-2-7b"]  # 32 heads of 128
     fit = ForwardFit.roofline(spec, GPUS["h200"])
     waves = replace(fit, prompt_wave_s=0.5 / 4256, prompt_sms=SMS)
-    assert Latency(spec, waves).room([(4000, 256)], 1.0) == pytest.approx(0.5 * 68 / 132)
+    assert CostModel(spec, waves).empty_share([(4000, 256)], 1.0) == pytest.approx(0.5 * 68 / 132)
     two = replace(waves, prompt_wave_s=0.5 / (4024 + 3512))
-    assert Latency(spec, two).room([(3000, 1024)], 1.0) == pytest.approx(0.5 * 8 / 264)
-    assert Latency(spec, waves).room([], 1.0) == Latency(spec, fit).room([(4000, 256)], 1.0) == 0.0
+    assert CostModel(spec, two).empty_share([(3000, 1024)], 1.0) == pytest.approx(0.5 * 8 / 264)
+    assert CostModel(spec, waves).empty_share([], 1.0) == CostModel(spec, fit).empty_share([(4000, 256)], 1.0) == 0.0
 
 
 def test_one_multiprocessor_takes_block_after_block() -> None:
@@ -87,11 +86,11 @@ def test_a_forward_goes_through_its_waves() -> None:
     """A prompt that begins later takes the waves' figure for each context token more, and nothing else."""
     spec = MODELS["llama-3.1-8b"]
     fit = replace(ForwardFit.roofline(spec, GPUS["h200"]), prompt_wave_s=6e-7, prompt_sms=SMS)
-    latency = Latency(spec, fit)
+    latency = CostModel(spec, fit)
 
     def seconds(start: int) -> float:
-        return latency.carrying(0, 0, 1, [Chunk(Request(0, 0.0, 9000, 9, b""), start, 1024)], False).solo_0
+        return latency.price(0, prompts=[(start, 1024)]).seconds_0
 
     assert seconds(3000) - seconds(0) == pytest.approx(6e-7 * 2 * 3000)
-    slower = Latency(spec, fit.scaled(2.0)).carrying(0, 0, 1, [Chunk(Request(0, 0.0, 9000, 9, b""), 0, 1024)], False)
-    assert slower.solo_0 == pytest.approx(2 * seconds(0))
+    slower = CostModel(spec, fit.scaled(2.0)).price(0, prompts=[(0, 1024)])
+    assert slower.seconds_0 == pytest.approx(2 * seconds(0))

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.latency import in_waves
+from pdvsim.sim.hardware.costs import in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import load
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped

@@ -27,7 +27,7 @@ from functools import lru_cache
 from math import hypot
 from typing import Any, NamedTuple
 
-from pdvsim.sim.core import Chunk, GpuSpec, HeadSpec, ModelSpec, Request
+from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec, Request, Work
 from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.limits import MAX_DRAFT
@@ -132,15 +132,42 @@ class ForwardFit:
         return replace(self, kv_s=self.kv_s * share, **knots)
 
 
-class Shape(NamedTuple):
-    """The price of a batch shape: each value is `_0 + _1 * cached tokens over all rows`."""
+class Price(NamedTuple):
+    """What one launch costs alone."""
 
-    solo_0: float
-    solo_1: float
+    seconds: float
+    bytes: float
+    flops: float
+    cache_bytes: float  # of all bytes, those of the KV cache that its rows read
+
+    @property
+    def weight_bytes(self) -> float:
+        """All other bytes: mostly weights."""
+        return max(0.0, self.bytes - self.cache_bytes)
+
+
+class AffineCost(NamedTuple):
+    """What launches of one batch shape cost alone: each figure is `_0 + _1 * cached tokens over all rows`."""
+
+    seconds_0: float
+    seconds_1: float
     bytes_0: float
     bytes_1: float
     flops_0: float
     flops_1: float
+
+    def seconds(self, context: float) -> float:
+        """Seconds of a launch whose rows have `context` cached tokens in all."""
+        return self.seconds_0 + self.seconds_1 * context
+
+    def at(self, context: float, before: AffineCost | None = None) -> Price:
+        """The price of a launch whose rows have `context` cached tokens in all, with forwards `before` it."""
+        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = self
+        cache = bytes_1 * context
+        if before is not None:
+            seconds_0, bytes_0 = before.seconds_0 + seconds_0, before.bytes_0 + bytes_0
+            flops_0 = before.flops_0 + flops_0
+        return Price(seconds_0 + seconds_1 * context, bytes_0 + cache, flops_0 + flops_1 * context, cache)
 
 
 @dataclass(eq=False)
@@ -150,8 +177,8 @@ class Load:
     compute: float = 0.0  # shares of the GPU's arithmetic and bandwidth that it uses alone
     bandwidth: float = 0.0
     priority: int = 0
-    turn_s: float = 0.0  # time per layer, alone
-    nimble: float = 0.0  # share of its kernels that are small enough to run concurrently with others
+    layer_s: float = 0.0  # time per layer, alone
+    small_kernel_share: float = 0.0  # of its time, in kernels small enough to run concurrently with others
     experts_read: float = 0.0  # share of all experts
     empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
     share: float = 0.0  # of the turns, kept here once worked out; 0 before
@@ -160,11 +187,12 @@ class Load:
     eight_bits: bool = False  # whether a dense model multiplies in 8 bits
 
 
-_NOTHING = Shape(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+Prompts = Sequence[tuple[int, int]]  # chunks of prompts, each as (cached tokens before it, new tokens)
 
 
-class Latency:
-    """Prices the launches of one model on one GPU."""
+class CostModel:
+    """What launches of one model cost alone on one GPU."""
 
     def __init__(self, spec: ModelSpec, fit: ForwardFit) -> None:
         self.spec = spec
@@ -179,143 +207,155 @@ class Latency:
         self.window = spec.sliding_window or 0
         self._growing = spec.attending_layers / spec.layers if self.window and spec.layers else 1.0
         self.widest = widest_draft(spec)
-        self._shapes: dict[tuple[int, int, int, bool], Shape] = {}
-        self._rests: dict[tuple[int, int, int], Shape] = {}
+        self._costs: dict[tuple[int, int, int, bool], AffineCost] = {}
+        self._rests: dict[tuple[int, int, int], AffineCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
         """Whether rows with so many cached tokens in all have more than the window on average."""
         return bool(self.window) and context > rows * self.window
 
-    def growing_kv_bytes(self, rows: int, context: float) -> float:
-        """KV cache that a forward reads per further cached token."""
-        return self._kv_bytes * self._growing if self.is_past_window(rows, context) else self._kv_bytes
+    def price(
+        self, rows: int, tokens: int = 1, steps: int = 1, context: float = 0, prompts: Prompts = (),
+        first_tokens: int = 0, packed: int = 0,
+    ) -> AffineCost:  # fmt: skip
+        """Cost of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
 
-    def shape(self, rows: int, tokens: int, steps: int = 1, context: float = 0) -> Shape:
-        """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
-
-        `context`: the cached tokens at which it is to be used, which matter to models with windows.
+        The first forward also carries `prompts`, of which `first_tokens` end in it. If the rows have `packed` new
+        tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
+        at which the cost is to be used, which matter to models with windows.
         """
-        key = (rows, tokens, steps, self.is_past_window(rows, context))
-        shape = self._shapes.get(key)
-        if shape is None:
-            logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
-            new = self._filled(self._padded(rows) * tokens)
-            read = self._distinct(rows, tokens)
-            shape = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
-            if steps > 1:
-                shape = shape._replace(
-                    solo_0=shape.solo_0 * self.fit.draft_ratio, solo_1=shape.solo_1 * self.fit.draft_ratio
-                )
-            shape = self._shapes[key] = self._windowed(shape, rows) if key[3] else shape
-        return shape
+        past = bool(self.window) and context > rows * self.window
+        if prompts or packed:
+            return self._price_with_prefill(rows, tokens, steps, prompts, first_tokens, packed, past)
+        cost = self._costs.get((rows, tokens, steps, past))
+        if cost is None:
+            cost = self._price_with_prefill(rows, tokens, steps, (), 0, 0, past)
+            self._costs[rows, tokens, steps, past] = cost
+        return cost
 
-    def _windowed(self, shape: Shape, rows: int) -> Shape:
-        """The line of a price past the window: windowed layers read as much as at the window, the others go on."""
+    def _price_with_prefill(
+        self, rows: int, tokens: int, steps: int, prompts: Prompts, first_tokens: int, packed: int, past: bool
+    ) -> AffineCost:
+        """`price`, past the window or not, worked out."""
+        fit, padded = self.fit, self._padded(rows)
+        new = _up_to(fit.row_buckets, packed) if packed else padded * tokens
+        logits = (padded if self.widest > 2 else new) + first_tokens  # a head's: each row's newest token
+        if prompts:
+            new += _up_to(fit.chunk_buckets, sum([count for _, count in prompts]))
+        new = self._filled(new)
+        cost = self._fused(self._rest(rows, tokens, steps) if rows else NOTHING, new)
+        experts = self._distinct(rows, packed / rows if packed else tokens, prompts)
+        cost = self._with_layers(cost, new, logits, experts)
+        if steps > 1:
+            ratio = fit.draft_ratio
+            cost = cost._replace(seconds_0=cost.seconds_0 * ratio, seconds_1=cost.seconds_1 * ratio)
+        if past and rows:
+            cost = self._windowed(cost, rows)
+        return self._with_prompts(cost, rows, prompts) if prompts else cost
+
+    def _windowed(self, cost: AffineCost, rows: int) -> AffineCost:
+        """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
         within = (1 - self._growing) * rows * self.window
-        solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = shape
-        return Shape(
-            solo_0 + within * solo_1, self._growing * solo_1, bytes_0 + within * bytes_1, self._growing * bytes_1,
-            flops_0 + within * flops_1, self._growing * flops_1,
+        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
+        return AffineCost(
+            seconds_0 + within * seconds_1, self._growing * seconds_1, bytes_0 + within * bytes_1,
+            self._growing * bytes_1, flops_0 + within * flops_1, self._growing * flops_1,
         )  # fmt: skip
 
-    def carrying(
-        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0,
-        context: float = 0,
-    ) -> Shape:  # fmt: skip
-        """Like `shape`, but the first forward also carries prompt chunks and yields first tokens where prompts end.
+    def _with_prompts(self, cost: AffineCost, rows: int, prompts: Prompts) -> AffineCost:
+        """`cost` and the attention over prompts, with what they cost besides."""
+        tokens, moved, flops = 0, 0.0, 0.0
+        for start, count in prompts:
+            tokens += count
+            moved += self._over_window(start + count, min(start, self.window) + count) * self._kv_bytes
+            flops += self._over_window(_pairs(start, count), _pairs(start, count, self.window)) * self._pair_flops
+        seconds = self._over_prompts(prompts) + self.fit.prompt_token_s * tokens
+        if rows:
+            seconds += self.fit.mixed_s
+        return cost._replace(
+            seconds_0=cost.seconds_0 + seconds, bytes_0=cost.bytes_0 + moved, flops_0=cost.flops_0 + flops
+        )
 
-        If the rows have `packed` new tokens in all, up to `tokens` each, attention is padded and the layers are not.
-        """
-        new = logits = _up_to(self.fit.row_buckets, packed) if packed else self._padded(rows) * tokens
-        prompt = 0
-        moved = flops = 0.0
-        fit, read = self.fit, []
-        for chunk in chunks:
-            n, start = chunk.tokens, chunk.start
-            prompt += n
-            read.append((start, n))
-            if first_tokens and start + n >= chunk.request.to_read:
-                logits += 1
-            moved += self._over_window(start + n, min(start, self.window) + n) * self._kv_bytes
-            flops += self._over_window(_pairs(start, n), _pairs(start, n, self.window)) * self._pair_flops
-        solo = self._over_prompts(read) + fit.prompt_token_s * prompt
-        new = self._filled(new + (_up_to(fit.chunk_buckets, prompt) if chunks else 0))
-        if rows and chunks:
-            solo += fit.mixed_s
-        rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
-        priced = self._with_layers(rest, new, logits, self._distinct(rows, packed / rows if packed else tokens, read))
-        if rows and self.is_past_window(rows, context):
-            priced = self._windowed(priced, rows)
-        return Shape(
-            priced.solo_0 + solo, priced.solo_1, priced.bytes_0 + moved, priced.bytes_1, priced.flops_0 + flops,
-            priced.flops_1,
-        )  # fmt: skip
+    def price_launch(self, work: Work) -> Price:
+        """What a launch costs alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
+        rows, tokens, context, chunks = work.rows, work.tokens, work.context, work.chunks
+        if context < 0:
+            context = work.context = sum([row.context for row in rows])
+        if not chunks and not work.packed and (tokens <= self.widest or work.role == "target"):
+            return self.price(len(rows), tokens, work.steps, context).at(context)
+        prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
+        if work.role == "target":
+            ends = sum([chunk.start + chunk.tokens >= chunk.request.to_read for chunk in chunks])
+            return self.price(len(rows), tokens, work.steps, context, prompts, ends, work.packed).at(context)
+        if not rows:
+            return self.price(0, tokens, work.steps, 0, prompts).at(0)
+        before = self.price(0, prompts=prompts) if prompts else NOTHING
+        if tokens > self.widest:
+            before = _sum([before, self.catch_up_cost(rows)])
+            tokens = 1 + max([row.owed for row in rows if row.owed < self.widest], default=0)
+        return self.price(len(rows), tokens, work.steps, context).at(context, before)
 
-    def behind(self, rows: Sequence[Request]) -> Shape:
-        """Price of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
-        owed = [Chunk(r, r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed >= self.widest]
-        groups = [owed[i : i + STRETCHES] for i in range(0, len(owed), STRETCHES)]
-        priced = [self.carrying(0, 0, 1, group, False) for group in groups]
-        return Shape(*(sum(figure) for figure in zip(*priced, strict=True)))
-
-    def scaled(self, factor: float) -> Latency:
-        """A copy with every time multiplied by `factor`."""
-        return Latency(self.spec, self.fit.scaled(factor))
+    def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
+        """Cost of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
+        missing = [(r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed >= self.widest]
+        groups = [missing[i : i + STRETCHES] for i in range(0, len(missing), STRETCHES)]
+        return _sum([self.price(0, prompts=group) for group in groups])
 
     def demand(
         self, load: Load, peak: tuple[float, float], moved: float, flops: float, rows: int, tokens: int, steps: int,
-        prompts: Sequence[tuple[int, int]] = (),
+        prompts: Prompts = (),
     ) -> None:  # fmt: skip
         """Set the demand of a launch of `moved` bytes and `flops` on a GPU with `peak` flops and bytes per second.
 
-        It has `steps` forwards over `rows`, the first of `tokens` new tokens per row, and prompts of (start, tokens).
+        It has `steps` forwards over `rows`, the first of `tokens` new tokens per row, and `prompts`.
         """
         solo_s = load.solo_s
         if solo_s <= 0:
-            load.turn_s = 0.0
+            load.layer_s = 0.0
             return
-        prompt, width = sum([count for _, count in prompts]), tokens if steps == 1 else 1
+        width = tokens if steps == 1 else 1
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
-        load.turn_s = solo_s / (steps * self.spec.layers)
-        load.nimble = self.nimble(rows, width, prompt, solo_s / steps)
-        load.empty = self.room(prompts, solo_s)
+        load.layer_s = solo_s / (steps * self.spec.layers)
+        new = self._padded(rows) * width + sum([count for _, count in prompts])
+        load.small_kernel_share = self.small_kernel_share(new, solo_s / steps)
+        load.empty = self.empty_share(prompts, solo_s)
         load.eight_bits = self.spec.multiplies_8_bits and self.spec.experts is None
         if self.spec.experts is not None:
             load.experts_read = self._distinct(rows, width, prompts) / self.spec.experts.count
 
-    def nimble(self, rows: int, tokens: int, prompt: int, forward_s: float) -> float:
-        """Share of a forward's time in kernels that leave room for others."""
-        if self._padded(rows) * tokens + prompt > self.fit.nimble_tokens:
+    def small_kernel_share(self, tokens: int, forward_s: float) -> float:
+        """Share of a forward's time in kernels small enough to leave room for others."""
+        if tokens > self.fit.nimble_tokens or forward_s <= self.fit.large_s:
             return 0.0
-        return 1.0 - self.fit.large_s / forward_s if forward_s > self.fit.large_s else 0.0
+        return 1.0 - self.fit.large_s / forward_s
 
-    def room(self, chunks: Sequence[tuple[int, int]], solo_s: float) -> float:
+    def empty_share(self, prompts: Prompts, solo_s: float) -> float:
         """Share of the GPU, over the time of a launch, that its prefill attention leaves empty."""
         sms = self.fit.prompt_sms
-        if not chunks or not sms or not solo_s:
+        if not prompts or not sms or not solo_s:
             return 0.0
         block, at_once = _prompt_programs(self.spec.head_dim, sms)
-        programs = self.spec.heads * sum(-(-n // block) for _, n in chunks)
-        share = min(1.0, self._over_prompts(chunks) / solo_s)
+        programs = self.spec.heads * sum(-(-n // block) for _, n in prompts)
+        share = min(1.0, self._over_prompts(prompts) / solo_s)
         return share - share * programs / (-(-programs // at_once) * at_once)
 
-    def _fused(self, rest: Shape, tokens: int) -> Shape:
+    def _fused(self, rest: AffineCost, tokens: int) -> AffineCost:
         """`rest` and the product that fuses a head's inputs, over `tokens`."""
         if not self.fit.fused_knots:
             return rest
         return rest._replace(
-            solo_0=rest.solo_0 + interpolate(self.fit.fused_knots, tokens),
+            seconds_0=rest.seconds_0 + interpolate(self.fit.fused_knots, tokens),
             bytes_0=rest.bytes_0 + self._fused_bytes,
             flops_0=rest.flops_0 + 2.0 * self.spec.fused_params * tokens,
         )
 
-    def _with_layers(self, rest: Shape, tokens: int, logits: int, experts: float) -> Shape:
+    def _with_layers(self, rest: AffineCost, tokens: int, logits: int, experts: float) -> AffineCost:
         """`rest` and one forward's linear layers over `tokens`, of which `logits` reach the output projection.
 
         In each layer it reads so many distinct experts.
         """
         fit = self.fit
-        solo = rest.solo_0 + self._layers(tokens, experts)
+        solo = rest.seconds_0 + self._layers(tokens, experts)
         moved = rest.bytes_0 + self._layer_bytes + self._expert_bytes * experts
         flops = rest.flops_0 + self._layer_flops * tokens
         if fit.reduce_knots:
@@ -326,9 +366,9 @@ class Latency:
             solo += self._larger(fit.head_weights_s, fit.head_token_s * logits)
             moved += self._head_bytes
             flops += self._head_flops * logits
-        return Shape(solo, rest.solo_1, moved, rest.bytes_1, flops, rest.flops_1)
+        return AffineCost(solo, rest.seconds_1, moved, rest.bytes_1, flops, rest.flops_1)
 
-    def _rest(self, rows: int, tokens: int, steps: int) -> Shape:
+    def _rest(self, rows: int, tokens: int, steps: int) -> AffineCost:
         """All but the first forward's linear layers: the rows' attention in each step, and the later steps whole."""
         key = (rows, tokens, steps)
         rest = self._rests.get(key)
@@ -340,52 +380,57 @@ class Latency:
                 padded = self._padded(rows)
                 more = self._with_layers(before, self._filled(padded), padded, self._distinct(rows, 1))
                 attention = self._attention(rows, 1, rows * (tokens + steps - 2))
-                rest = Shape(*(a + b for a, b in zip(more, attention, strict=True)))
+                rest = _sum([more, attention])
             self._rests[key] = rest
         return rest
 
-    def _attention(self, rows: int, tokens: int, grown: int) -> Shape:
+    def _attention(self, rows: int, tokens: int, grown: int) -> AffineCost:
         """Attention of `tokens` queries a row over the cached tokens and `grown` more that earlier steps added."""
         fit = self.fit
         read = grown + rows * tokens
         pairs = tokens * grown + rows * tokens * (tokens + 1) / 2
         if fit.kv_knots:
-            solo_1 = interpolate(fit.kv_knots, tokens)
+            seconds_1 = interpolate(fit.kv_knots, tokens)
             splits = cuts(self._padded(rows) * self.spec.kv_heads, fit.programs) if rows else 1
             if fit.span_knots and rows:
-                solo_1 = self._joined(solo_1, interpolate(fit.span_knots, tokens) / (rows * splits))
+                seconds_1 = self._joined(seconds_1, interpolate(fit.span_knots, tokens) / (rows * splits))
             if fit.row_factors and rows:
-                solo_1 *= interpolate(fit.row_factors, self._padded(rows))
-            solo_0 = read * solo_1 + rows * fit.row_s
+                seconds_1 *= interpolate(fit.row_factors, self._padded(rows))
+            seconds_0 = read * seconds_1 + rows * fit.row_s
             if splits > 1:
-                solo_0 += fit.split_s
+                seconds_0 += fit.split_s
             if fit.width_knots and rows:
-                solo_0 += interpolate(fit.width_knots, tokens)
+                seconds_0 += interpolate(fit.width_knots, tokens)
             if fit.rows_knots and rows:
-                solo_0 += interpolate(fit.rows_knots, rows)
+                seconds_0 += interpolate(fit.rows_knots, rows)
         else:  # the larger of the two regimes, by offset and slope apart, which keeps the price a straight line
-            solo_0, solo_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
-        return Shape(
-            solo_0, solo_1, read * self._kv_bytes, self._kv_bytes, pairs * self._pair_flops, tokens * self._pair_flops
+            seconds_0, seconds_1 = max(pairs * fit.pair_s, read * fit.kv_s), max(tokens * fit.pair_s, fit.kv_s)
+        return AffineCost(
+            seconds_0,
+            seconds_1,
+            read * self._kv_bytes,
+            self._kv_bytes,
+            pairs * self._pair_flops,
+            tokens * self._pair_flops,
         )
 
-    def _over_prompts(self, chunks: Sequence[tuple[int, int]]) -> float:
+    def _over_prompts(self, prompts: Prompts) -> float:
         """Attention over prompt chunks, each as (start, tokens)."""
-        whole_s = self._prompts_within(chunks, 0)
-        return self._over_window(whole_s, self._prompts_within(chunks, self.window)) if self.window else whole_s
+        whole_s = self._prompts_within(prompts, 0)
+        return self._over_window(whole_s, self._prompts_within(prompts, self.window)) if self.window else whole_s
 
     def _over_window(self, whole: float, within: float) -> float:
         """The mean over layers of what those without a window and those with one take."""
         return self._growing * whole + (1 - self._growing) * within if self.window else whole
 
-    def _prompts_within(self, chunks: Sequence[tuple[int, int]], window: int) -> float:
+    def _prompts_within(self, prompts: Prompts, window: int) -> float:
         """Attention over prompt chunks if all layers had this window; 0: none."""
         fit, spec = self.fit, self.spec
         if fit.prompt_sms:
-            return fit.prompt_wave_s * in_waves(chunks, spec.heads, spec.head_dim, fit.prompt_sms, window)
+            return fit.prompt_wave_s * in_waves(prompts, spec.heads, spec.head_dim, fit.prompt_sms, window)
         return sum(
             max((min(start, window or start) + n) * fit.kv_s, _pairs(start, n, window) * fit.pair_s)
-            for start, n in chunks
+            for start, n in prompts
         )
 
     def _padded(self, rows: int) -> int:
@@ -395,11 +440,11 @@ class Latency:
         """Tokens that the layers compute, where an engine pads the whole forward."""
         return _up_to(self.fit.token_buckets, tokens) if self.fit.token_buckets else tokens
 
-    def _distinct(self, rows: int, tokens: float, chunks: Sequence[tuple[int, int]] = ()) -> float:
+    def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of so many new tokens, and for prompt chunks (start, tokens)."""
         if (experts := self.spec.experts) is None:
             return 0.0
-        return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for _, count in chunks]))
+        return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for _, count in prompts]))
 
     def _layers(self, tokens: int, experts: float) -> float:
         """The transformer blocks' linear layers and all that does not depend on the context."""
@@ -420,35 +465,27 @@ class Latency:
 
 
 @lru_cache(maxsize=64)
-def latency(spec: ModelSpec, fit: ForwardFit) -> Latency:
-    """Prices the launches of one model on one GPU; runs share the prices."""
-    return Latency(spec, fit)
+def cost_model(spec: ModelSpec, fit: ForwardFit) -> CostModel:
+    """The cost model of one model on one GPU; runs share the prices that it has worked out."""
+    return CostModel(spec, fit)
 
 
-class Lookup(Latency):
+class LookupCosts(CostModel):
     """N-gram drafts, which the host looks up in a request's own tokens: they take host time and no GPU time."""
 
-    def __init__(self, spec: ModelSpec, factor: float = 1.0) -> None:
+    def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, ForwardFit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0))
-        self._factor = factor
 
-    def shape(self, rows: int, tokens: int, steps: int = 1, context: float = 0) -> Shape:
-        """One search per row through all its tokens, independent of the draft length."""
-        return Shape(rows * LOOKUP_ROW_S * self._factor, LOOKUP_TOKEN_S * self._factor, 0.0, 0.0, 0.0, 0.0)
+    def price(
+        self, rows: int, tokens: int = 1, steps: int = 1, context: float = 0, prompts: Prompts = (),
+        first_tokens: int = 0, packed: int = 0,
+    ) -> AffineCost:  # fmt: skip
+        """One search per row through all its tokens, independent of the draft length; prompts need no prefill."""
+        return AffineCost(rows * LOOKUP_ROW_S, LOOKUP_TOKEN_S, 0.0, 0.0, 0.0, 0.0) if rows else NOTHING
 
-    def carrying(
-        self, rows: int, tokens: int, steps: int, chunks: Sequence[Chunk], first_tokens: bool, packed: int = 0,
-        context: float = 0,
-    ) -> Shape:  # fmt: skip
-        """Prompts need no prefill."""
-        return self.shape(rows, tokens, steps) if rows else _NOTHING
-
-    def behind(self, rows: Sequence[Request]) -> Shape:
+    def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
         """Nothing to catch up: the host has all tokens."""
-        return _NOTHING
-
-    def scaled(self, factor: float) -> Lookup:
-        return Lookup(self.spec, self._factor * factor)
+        return NOTHING
 
 
 def widest_draft(spec: ModelSpec) -> int:
@@ -468,8 +505,8 @@ def cuts(programs: int, wanted: int) -> int:
     return 1 << (max(1, min(MAX_CONTEXT_PARTS, wanted // programs)).bit_length() - 1)
 
 
-def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: int, window: int = 0) -> float:
-    """Context tokens that prefill attention over chunks, each (start, tokens), processes in sequence.
+def in_waves(prompts: Prompts, heads: int, head_dim: int, sms: int, window: int = 0) -> float:
+    """Context tokens that prefill attention over prompts processes in sequence.
 
     A program takes a block of queries of one head through its context. As many run concurrently as fit the
     multiprocessors, the longest contexts first, and each such wave takes as long as its longest. In a window a program
@@ -477,7 +514,7 @@ def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: 
     """
     block, at_once = _prompt_programs(head_dim, sms)
     blocks = longest = 0
-    for start, n in chunks:
+    for start, n in prompts:
         blocks += -(-n // block)
         if start + n > longest:
             longest = start + n
@@ -486,7 +523,7 @@ def in_waves(chunks: Sequence[tuple[int, int]], heads: int, head_dim: int, sms: 
     if programs <= at_once:
         return UNSHARED * longest if at_once > sms and 2 * programs <= sms else longest
     block_contexts: list[int] = []
-    for start, n in chunks:
+    for start, n in prompts:
         block_contexts += start + n, *range(start + (n - 1) // block * block, start, -block)
     block_contexts.sort(reverse=True)
     return sum([min(most, block_contexts[first // heads]) for first in range(0, programs, at_once)])
@@ -514,3 +551,7 @@ def _up_to(buckets: Sequence[int], size: int) -> int:
     """The first bucket that holds `size`; `size` itself where there is none."""
     at = bisect_left(buckets, size)
     return buckets[at] if at < len(buckets) else size
+
+
+def _sum(costs: Sequence[AffineCost]) -> AffineCost:
+    return AffineCost(*(sum(figure) for figure in zip(*costs, strict=True)))
