@@ -14,7 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pdvsim.calibration.fit.build import gpu_spec, read
 from pdvsim.calibration.fit.points import medians
-from pdvsim.sim.hardware.costs import CostModel, ForwardFit
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.view.table import grid
 
 SAMPLES = Path(__file__).parents[1] / "calibration/data/h200"
@@ -30,7 +31,7 @@ def main(names: list[str]) -> None:
     rows = []
     for name in names or sorted(set(alone["model"])):
         points = medians(alone[alone["model"] == name])
-        floor = CostModel(specs[name], ForwardFit.roofline(specs[name], gpu))
+        floor = CostModel(specs[name], ForwardTerms.roofline(specs[name], gpu))
         decoded = points[(points["chunk_tokens"] == 0) & (points["steps"] == 1) & (points["lengths"] == "even")]
         read_alone = points[(points["rows"] == 0) & (points["chunks"] == 1) & (points["chunk_start"] == 0)]
         cells = []

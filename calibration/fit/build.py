@@ -193,10 +193,4 @@ def power_errors(heated: PowerCalibration) -> dict[str, Any]:
 
 def save(profile: Profile, path: str | Path) -> None:
     """Write a profile as JSON that `pdvsim.sim.hardware.profile.load` reads."""
-    document = asdict(profile)
-    rare = ("fused_knots", "reduce_knots", "gather_knots", "token_buckets", "expert_s", "prompt_token_s")
-    for fit in document["models"].values():
-        for name in rare:
-            if not fit[name]:
-                del fit[name]
-    write_whole(Path(path), (json.dumps(document, indent=1) + "\n").encode())
+    write_whole(Path(path), (json.dumps(profile.document(), indent=1) + "\n").encode())

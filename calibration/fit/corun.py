@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.calibration.fit.points import Floats, price
+from pdvsim.calibration.fit.points import Floats
 from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel, Load
+from pdvsim.sim.hardware.costs import CostModel, Load, Price
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
 
@@ -135,16 +135,24 @@ def _member(
     row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: CostModel, power: Power | None
 ) -> Member:
     """Demands from the bytes and flops of the launch over its measured time alone."""
-    rows, steps, tokens, chunks = (int(row[name]) for name in ("bucket_rows", "steps", "tokens", "chunks"))
-    alone = price(model, row).at(context)._replace(seconds=solo_s)
+    names = ("bucket_rows", "steps", "tokens", "chunks", "chunk_start", "chunk_tokens")
+    rows, steps, tokens, chunks, start, prompt = (int(row[name]) for name in names)
+    spec, prompts = model.spec, [(start, prompt // chunks)] * chunks if chunks else []
+    if rows:
+        alone = model.price(rows, tokens, steps, context).at(context)._replace(seconds=solo_s)
+    else:  # the shipped sharing model was fitted to tokens that are not padded, and to all experts
+        cache = chunks * start * spec.kv_bytes_per_token
+        weights = spec.common_bytes + spec.routes * spec.expert_bytes + spec.head_params * spec.dtype_bytes
+        pairs = prompt * (start + (prompt / chunks + 1) / 2)
+        flops = 2.0 * spec.active_params * prompt + spec.attention_flops_per_pair * pairs
+        alone = Price(solo_s, weights + cache + prompt * spec.kv_bytes_per_token, flops, cache)
     member = Member(
         kind=str(row["kind"]),
         priority=int(row["priority"]),
         measured=rate,
         solo_s=solo_s,
-        draw=power.draw(alone, power.fit.flop_factor(model.spec)) if power else None,
+        draw=power.draw(alone, power.fit.flop_factor(spec)) if power else None,
     )
-    prompts = [(int(row["chunk_start"]), int(row["chunk_tokens"]) // chunks)] * chunks if chunks else []
     peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
     model.demand(member, peak, alone.bytes, alone.flops, rows, tokens, steps, prompts)
     return member

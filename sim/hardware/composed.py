@@ -3,7 +3,7 @@
 A forward is the sum of its layers' kernels at their real shapes (a shard's under tensor parallelism): matrix products,
 decode and prefill attention, experts, all-reduces by message. Norms, activations and rotary embeddings go by their
 bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to measured servers of all
-models and cards together (`studies/engine_steps.py`). The result is a ForwardFit, like a measured one.
+models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
 
 Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
 attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
@@ -22,14 +22,24 @@ from pathlib import Path
 import numpy as np
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
+from pdvsim.sim.hardware.attention import MeasuredAttention, RooflineAttention
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
-from pdvsim.sim.hardware.costs import ForwardFit
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
+from pdvsim.sim.hardware.terms import (
+    Collectives,
+    ExpertReads,
+    FusedInputs,
+    Knots,
+    MeasuredLayers,
+    OutputProjection,
+    PromptOverhead,
+)
 from pdvsim.sim.hardware.transfer import WIDTHS, Prices, shipped
 
 TOKENS: tuple[int, ...] = (
@@ -89,13 +99,13 @@ class ComposedProfile(Profile):
         return replace(self, models={name: padded(fit, own) for name, fit in self.models.items()})
 
 
-def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardFit:
+def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardTerms:
     """The model's forward times in this engine on this card."""
     return _compose(tables, step, spec)
 
 
 @lru_cache(maxsize=64)
-def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardFit:
+def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardTerms:
     parts = ModelKernels(tables, spec)
     tokens = np.array(TOKENS, float)
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
@@ -112,24 +122,22 @@ def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> Forward
     wide, narrow = parts.widths()
     prompt_s, pair_s = parts.prefill()
     reading, multiplying = parts.head()
-    return ForwardFit(
-        fixed_s=0.0,
-        weights_s=0.0,
-        token_s=0.0,
-        head_weights_s=step.kernels * reading,
-        head_token_s=step.kernels * multiplying,
-        kv_s=0.0,
-        pair_s=step.prompts * pair_s,
-        layer_knots=_knots(TOKENS, layer),
-        fused_knots=_knots(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else (),
+    attention = MeasuredAttention(
         kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
         row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
         rows_knots=_knots(rows.astype(int).tolist(), step.kernels * fixed),
         width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
-        mixed_s=step.prompts * prompt_s,
-        expert_s=step.kernels * expert_s,
-        reduce_knots=_knots(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else (),
-        gather_knots=_knots(TOKENS, parts.gather(tokens)) if spec.shards > 1 else (),
+    )
+    reduces = _knots(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else ()
+    return ForwardTerms(
+        layers=MeasuredLayers(_knots(TOKENS, layer)),
+        head=OutputProjection(step.kernels * reading, step.kernels * multiplying),
+        rows=attention,
+        prompts=RooflineAttention(pair_s=step.prompts * pair_s),
+        overhead=PromptOverhead(step.prompts * prompt_s),
+        experts=ExpertReads(step.kernels * expert_s),
+        fused=FusedInputs(_knots(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
+        collectives=Collectives(reduces, _knots(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
     )
 
 
@@ -255,7 +263,7 @@ def expert_kind(spec: ModelSpec) -> str:
     return product_kind(spec)
 
 
-def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> tuple[tuple[int, float], ...]:
+def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> Knots:
     return tuple(zip(at, seconds.tolist(), strict=True))
 
 

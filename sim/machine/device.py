@@ -97,7 +97,7 @@ class SimulatedGPU:
         host, env = self.host, self.env
         if self.has_draft is not None and work.role == "draft":
             return self._look_up(work, self.has_draft)
-        job = Job(self, work, host.spend(env._now, host.times.launch_s))
+        job = Job(self, work, host.spend(env._now, host.times.launch_s, "launch"))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
@@ -107,7 +107,7 @@ class SimulatedGPU:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
         solo_s = self.books.models[work.role].price_launch(work).seconds
-        done_s = host.spend(env._now, solo_s)
+        done_s = host.spend(env._now, solo_s, "lookup")
         for row in work.rows:
             row.draft_s += solo_s
             row.missed = not has_draft(row)
@@ -153,7 +153,7 @@ class SimulatedGPU:
         self.books.note(work, job.start_s, end, job.price)
         ended, noticed_s = None, end
         if work.watched:
-            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(work.rows)))
+            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(work.rows)), "completion")
             job._value = self.verdict(work)
         if stream:
             following = stream[0]

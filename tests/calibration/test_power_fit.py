@@ -15,7 +15,8 @@ from pdvsim.calibration.fit.power import fit_power
 from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.heat import groups, heat_points
 from pdvsim.profiler.samples import load
-from pdvsim.sim.hardware.costs import CostModel, ForwardFit
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.models import model as named
 from pdvsim.sim.hardware.power import Power, PowerFit
@@ -29,7 +30,7 @@ TRUE = PowerFit(
 def heated(name: str, drafter: bool, rng: np.random.Generator, flop8: float = 1.0) -> pd.DataFrame:
     """The heat section of one model on a card with the true figures."""
     spec, power = named(name), Power(TRUE, H200.bandwidth_bytes_per_s)
-    latency = CostModel(spec, ForwardFit.roofline(spec, H200))
+    latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
     rows = []
     for group, point in enumerate(heat_points(drafter)):
         context = point.rows * point.context
@@ -55,7 +56,7 @@ def test_the_figures_come_back() -> None:
     rng = np.random.default_rng(0)
     names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
     frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
-    models = {name: CostModel(MODELS[name], ForwardFit.roofline(MODELS[name], H200)) for name in names}
+    models = {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
     power = fit_power(frame, H200, models)
     assert power is not None
     for name in ("rest_w", "weight_j", "flop_j", "limit_w", "slope", "settle_s"):
@@ -88,10 +89,10 @@ def test_the_energy_of_8_bit_flops_comes_back() -> None:
     rng = np.random.default_rng(0)
     names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
     frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
-    models = {name: CostModel(MODELS[name], ForwardFit.roofline(MODELS[name], H200)) for name in names}
+    models = {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
     eight_bits = heated("llama-3.1-8b-fp8", False, rng, flop8=0.6)
     spec = named("llama-3.1-8b-fp8")
-    models[spec.name] = CostModel(spec, ForwardFit.roofline(spec, H200))
+    models[spec.name] = CostModel(spec, ForwardTerms.roofline(spec, H200))
     without, power = fit_power(frame, H200, models), fit_power(pd.concat([frame, eight_bits]), H200, models)
     assert power is not None
     assert power.fit.flop8 == pytest.approx(0.6, abs=0.05)

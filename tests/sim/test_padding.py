@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from pdvsim.sim.hardware.costs import CostModel, ForwardFit
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.hardware.terms import GraphSizes, RooflineLayers
 
 # a forward that takes a second per token computed, so that its time counts them
-COUNTS = ForwardFit(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, row_buckets=(16, 48, 128), chunk_buckets=(64, 256))
+COUNTS = ForwardTerms(RooflineLayers(token_s=1.0), graphs=GraphSizes((16, 48, 128), (64, 256)))
 
 
 def counted(padding: Padding) -> CostModel:
@@ -47,5 +49,5 @@ def test_prompts_are_padded_with_the_rows_or_apart() -> None:
 
 def test_a_profile_is_padded_in_all_its_models() -> None:
     mine = builtin("h200").padded("vllm")
-    assert all(fit.token_buckets and not fit.row_buckets for fit in mine.models.values())
+    assert all(fit.graphs.token_buckets and not fit.graphs.row_buckets for fit in mine.models.values())
     assert builtin("h200").padded("profile") is builtin("h200")

@@ -22,10 +22,12 @@ from scipy import stats
 from pdvsim.calibration.fit.build import save
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.costs import CostModel, ForwardFit
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -39,11 +41,11 @@ TOKEN_S = 1e-6
 ONE_STREAM: tuple[Arch, ...] = ("autoregressive", "baseline", "colocated")
 
 
-def fit(weights_s: float = 0.0, token_s: float = 0.0) -> ForwardFit:
-    return ForwardFit(0.0, weights_s, token_s, 0.0, 0.0, 0.0, 0.0)
+def fit(weights_s: float = 0.0, token_s: float = 0.0) -> ForwardTerms:
+    return ForwardTerms(RooflineLayers(0.0, weights_s, token_s))
 
 
-def card(folder: Path, name: str, draft: ForwardFit, target: ForwardFit) -> Hardware:
+def card(folder: Path, name: str, draft: ForwardTerms, target: ForwardTerms) -> Hardware:
     """A card on which `PAIR` costs just that."""
     models = dict(zip(PAIR.split(":"), (draft, target), strict=True))
     path = folder / f"{name}.json"

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.costs import CostModel, ForwardFit
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, drafter, from_config, shard
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.machine.kv import held_tokens, windows_of
@@ -59,7 +60,7 @@ def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int,
     spec = PRESETS[name]
     assert spec.sliding_window is not None
     context = int(share * spec.sliding_window) * rows
-    latency = CostModel(spec, ForwardFit.roofline(spec, H200))
+    latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
     whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.fit)
     layer = spec.kv_bytes_per_token // spec.layers
     within = min(context, rows * spec.sliding_window)
@@ -94,7 +95,7 @@ def pairs(window: int, start: int, tokens: int) -> int:
 def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: int, tokens: int) -> None:
     """Counted pair by pair, in a model whose layers all have the window."""
     spec = replace(PRESETS["mistral-7b-v0.1"], sliding_window=window)
-    latency = CostModel(spec, ForwardFit.roofline(spec, H200))
+    latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
     flops = latency.price(0, prompts=[(start, tokens)]).flops_0 - 2 * spec.active_params * tokens
     assert flops == pytest.approx(pairs(window, start, tokens) * spec.attention_flops_per_pair)
 
