@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.calibration.fit.build import gpu_spec
-from pdvsim.calibration.fit.forward import Traced, traced_terms
+from pdvsim.calibration.fit.forward import Traced, traced_times
 from pdvsim.calibration.fit.points import Floats, medians, price_s, tokens_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
@@ -128,13 +128,13 @@ class PredictedTimes:
         names = ("head_weights_s", "head_token_s", "row_s", "prompt_wave_s", "mixed_s", "draft_ratio")
         figures |= dict(zip(names, free, strict=True)) | {"prompt_sms": sms}
         figures |= {"row_buckets": ENGINE.row_buckets, "chunk_buckets": ENGINE.chunk_buckets}
-        self._terms = traced_terms(model.spec, ForwardTerms.read(figures), frame)
+        self._times = traced_times(model.spec, ForwardTerms.read(figures), frame)
 
     def seconds(self, transfer: Transfer, gpu: GpuSpec) -> Floats:
         prices, widths = Prices(self._spec, gpu, transfer.sms, transfer), np.array(self._widths, float)
         parts = (prices.layers(np.array(self._tokens, float)), prices.kv(widths), prices.width(widths), prices.head())
         rest = (prices.row(), prices.prompt_wave(), prices.mixed(), prices.c.draft_ratio)
-        return self._terms.seconds(np.concatenate([*parts, rest]))
+        return self._times.seconds(np.concatenate([*parts, rest]))
 
 
 def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:

@@ -24,19 +24,9 @@ from numpy.typing import NDArray
 from pdvsim.calibration.fit.points import Floats, price_s, tokens_of
 from pdvsim.realrun.engine.buckets import query_tile
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.attention import PROMPT_QUERIES, MeasuredAttention, WaveAttention
+from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.terms import (
-    DraftSteps,
-    ExpertReads,
-    FusedInputs,
-    GraphSizes,
-    MeasuredLayers,
-    OutputProjection,
-    PromptOverhead,
-    SmallKernels,
-)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -107,7 +97,7 @@ class Traced:
     __radd__, __rmul__ = __add__, __mul__
 
 
-class TracedHead(OutputProjection):
+class TracedHead(terms.OutputProjection):
     """The output projection over figures that are still free."""
 
     def seconds(self, logits: int) -> Any:
@@ -115,7 +105,7 @@ class TracedHead(OutputProjection):
         return weights_s.joined(self.head_token_s * logits, larger=True)
 
 
-class TracedAttention(MeasuredAttention):
+class TracedAttention(attention.MeasuredAttention):
     """Attention over figures that are still free."""
 
     def _joined(self, wide_s: Any, long_s: Any) -> Any:
@@ -158,7 +148,7 @@ class TracedTimes:
         return first, second, np.where(self._larger, np.maximum(first, second), np.hypot(first, second))
 
 
-def traced_terms(spec: ModelSpec, figures: ForwardTerms, frame: pd.DataFrame) -> TracedTimes:
+def traced_times(spec: ModelSpec, figures: ForwardTerms, frame: pd.DataFrame) -> TracedTimes:
     """The times of measured points as the simulator prices them, with traced figures."""
     head, rows = TracedHead(**figures.head.figures()), TracedAttention(**figures.rows.figures())
     drafter, verifier = (CostModel(spec, replace(figures, head=head, rows=rows)) for _ in range(2))
@@ -199,7 +189,9 @@ class Model:
         names = (*self.OTHERS, *added)
         self.other = {name: self.rows.stop + i for i, name in enumerate(names)}
         self.sms = gpu.sms or 1
-        wave_s = PROMPT_QUERIES * roof["pair_s"] * self.sms / spec.heads  # were all programs to multiply at its speed
+        wave_s = (
+            attention.PROMPT_QUERIES * roof["pair_s"] * self.sms / spec.heads
+        )  # were all programs to multiply at its speed
         head = roof["head_weights_s"], roof["head_token_s"]
         others = [1e-5, 1e-7, wave_s, 1e-5, *head, 1.0, *(known[n] for n in added)]
         self.start = np.log(
@@ -245,23 +237,23 @@ class Model:
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)
 
-    def terms(self, frame: pd.DataFrame) -> TracedTimes:
+    def times(self, frame: pd.DataFrame) -> TracedTimes:
         """The times of measured points as the simulator prices them."""
         tokens = sorted({1, 2, *tokens_of(frame)})  # so that nothing is read between what is fused
-        return traced_terms(self.spec, self.result(Traced.figures(len(self.start)), tokens), frame)
+        return traced_times(self.spec, self.result(Traced.figures(len(self.start)), tokens), frame)
 
-    def fit(self, terms: TracedTimes, seconds: Floats) -> Floats:
+    def fit(self, times: TracedTimes, seconds: Floats) -> Floats:
         """Parameters with the least relative errors; a few points far off do not pull."""
         from scipy.optimize import least_squares
 
         matrix, target = self.beliefs
 
         def residuals(parameters: Floats) -> Floats:
-            errors = np.log(terms.predict(parameters)[0] / seconds)
+            errors = np.log(times.predict(parameters)[0] / seconds)
             return np.concatenate([errors, matrix @ parameters - target])
 
         def jacobian(parameters: Floats) -> Floats:
-            predicted, slopes = terms.predict(parameters)
+            predicted, slopes = times.predict(parameters)
             return np.concatenate([slopes / predicted[:, None], matrix])
 
         best = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=OUTLIER_ERROR, max_nfev=200)
@@ -279,11 +271,11 @@ class Model:
 
         by_rows = tuple(zip(ATTENTION_ROW_KNOTS, figures[self.rows], strict=True))
         fused = [(n, other["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in other else ()
-        kernels = self.kernels
+        kernels, bandwidth = self.kernels, self.gpu.bandwidth_bytes_per_s
         return ForwardTerms(
-            layers=MeasuredLayers(tuple(zip(knots, figures[self.layers], strict=True))),
-            head=OutputProjection(other["head"], other["head_token"]),
-            rows=MeasuredAttention(
+            layers=terms.MeasuredLayers(tuple(zip(knots, figures[self.layers], strict=True))),
+            head=terms.OutputProjection(other["head"], other["head_token"]),
+            rows=attention.MeasuredAttention(
                 kv_knots=by_width(self.kv),
                 span_knots=by_width(self.span),
                 row_factors=(*by_rows, (ATTENTION_ROW_KNOTS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
@@ -292,13 +284,13 @@ class Model:
                 width_knots=by_width(self.fixed),
                 row_s=other["row"],
             ),
-            prompts=WaveAttention(self.sms, other["wave"]),
-            overhead=PromptOverhead(other["mixed"]),
-            experts=ExpertReads(other.get("expert", 0.0)),
-            fused=FusedInputs(tuple(fused)),
-            steps=DraftSteps(other["draft"]),
-            small=SmallKernels.of(self.spec, kernels.small_tokens, kernels.small_bytes, self.gpu.bandwidth_bytes_per_s),
-            graphs=GraphSizes(kernels.row_buckets, kernels.chunk_buckets),
+            prompts=attention.WaveAttention(self.sms, other["wave"]),
+            overhead=terms.PromptOverhead(other["mixed"]),
+            experts=terms.ExpertReads(other.get("expert", 0.0)),
+            fused=terms.FusedInputs(tuple(fused)),
+            steps=terms.DraftSteps(other["draft"]),
+            small=terms.SmallKernels.of(self.spec, kernels.small_tokens, kernels.small_bytes, bandwidth),
+            graphs=terms.GraphSizes(kernels.row_buckets, kernels.chunk_buckets),
         )
 
 
@@ -323,13 +315,13 @@ def fit_solo(frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernel
     """Fit one model's medians; errors by cross-validation over points."""
     seconds = frame["seconds"].to_numpy(float)
     model = Model(spec, gpu, kernels, max(tokens_of(frame)))
-    terms, held_out = model.terms(frame), np.empty(len(frame))
+    times, held_out = model.times(frame), np.empty(len(frame))
     fold = np.random.default_rng(0).permutation(len(frame)) % FOLDS
     for number in range(FOLDS):
-        rest = model.fit(terms.at(fold != number), seconds[fold != number])
-        held_out[fold == number] = terms.at(fold == number).predict(rest)[0]
+        rest = model.fit(times.at(fold != number), seconds[fold != number])
+        held_out[fold == number] = times.at(fold == number).predict(rest)[0]
     spread = (frame["high"] - frame["low"]).to_numpy(float) / 2 / seconds
-    fit = model.result(np.exp(model.fit(terms, seconds)).tolist())
+    fit = model.result(np.exp(model.fit(times, seconds)).tolist())
     return Solo(fit, frame.assign(held_out=held_out), spread)
 
 

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.core import Request, Role
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
 from pdvsim.sim.policies.planner import Planner
@@ -130,11 +130,9 @@ class Formula:
 
     def prompt_s(self, k: int) -> float:
         """Prefill of one prompt, by both models if anything is drafted."""
-        first_tokens: dict[Role, int] = {"target": 1, "draft": 0} if k else {"target": 1}
         models, prompts = self.planner.models, [self.prompt]
-        return sum(
-            models[role].price(0, prompts=prompts, first_tokens=count).seconds_0 for role, count in first_tokens.items()
-        )
+        target_s = models["target"].price(0, prompts=prompts, first_tokens=1).seconds_0
+        return target_s + models["draft"].price(0, prompts=prompts).seconds_0 if k else target_s
 
     def newcomer_s(self, k: int) -> float:
         """GPU time of a new request in addition to its rounds: its prefill and, if so, its own draft."""

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
-from pdvsim.sim.hardware.attention import MeasuredAttention, RooflineAttention
+from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
 from pdvsim.sim.hardware.forward import ForwardTerms
@@ -31,15 +31,6 @@ from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
-from pdvsim.sim.hardware.terms import (
-    Collectives,
-    ExpertReads,
-    FusedInputs,
-    Knots,
-    MeasuredLayers,
-    OutputProjection,
-    PromptOverhead,
-)
 from pdvsim.sim.hardware.transfer import WIDTHS, Prices, shipped
 
 TOKENS: tuple[int, ...] = (
@@ -99,13 +90,9 @@ class ComposedProfile(Profile):
         return replace(self, models={name: padded(fit, own) for name, fit in self.models.items()})
 
 
+@lru_cache(maxsize=64)
 def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardTerms:
     """The model's forward times in this engine on this card."""
-    return _compose(tables, step, spec)
-
-
-@lru_cache(maxsize=64)
-def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardTerms:
     parts = ModelKernels(tables, spec)
     tokens = np.array(TOKENS, float)
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
@@ -122,7 +109,7 @@ def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> Forward
     wide, narrow = parts.widths()
     prompt_s, pair_s = parts.prefill()
     reading, multiplying = parts.head()
-    attention = MeasuredAttention(
+    decode = attention.MeasuredAttention(
         kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
         row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
         rows_knots=_knots(rows.astype(int).tolist(), step.kernels * fixed),
@@ -130,14 +117,14 @@ def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> Forward
     )
     reduces = _knots(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else ()
     return ForwardTerms(
-        layers=MeasuredLayers(_knots(TOKENS, layer)),
-        head=OutputProjection(step.kernels * reading, step.kernels * multiplying),
-        rows=attention,
-        prompts=RooflineAttention(pair_s=step.prompts * pair_s),
-        overhead=PromptOverhead(step.prompts * prompt_s),
-        experts=ExpertReads(step.kernels * expert_s),
-        fused=FusedInputs(_knots(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
-        collectives=Collectives(reduces, _knots(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
+        layers=terms.MeasuredLayers(_knots(TOKENS, layer)),
+        head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
+        rows=decode,
+        prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s),
+        overhead=terms.PromptOverhead(step.prompts * prompt_s),
+        experts=terms.ExpertReads(step.kernels * expert_s),
+        fused=terms.FusedInputs(_knots(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
+        collectives=terms.Collectives(reduces, _knots(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
     )
 
 
@@ -263,7 +250,7 @@ def expert_kind(spec: ModelSpec) -> str:
     return product_kind(spec)
 
 
-def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> Knots:
+def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> terms.Knots:
     return tuple(zip(at, seconds.tolist(), strict=True))
 
 
@@ -291,7 +278,7 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
         schema_version=SCHEMA,
         name=f"{tables.gpu.name}-{tables.engine}",
         foundation=f"composed from the kernels of {version}; {measured}",
-        gpu=_reached(tables.gpu),
+        gpu=shipped().ceilings(tables.gpu),
         models={},
         host=HostCost(
             0.0, step.step_s, h200.host.handoff_s, step.row_s, step.request_s, step.prompt_token_s
@@ -307,10 +294,6 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
         step=step,
         error=error,
     )  # fmt: skip
-
-
-def _reached(card: GpuSpec) -> GpuSpec:
-    return shipped().ceilings(card)
 
 
 def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:

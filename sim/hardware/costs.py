@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdvsim.sim.core import HeadSpec, ModelSpec, Request, Work
 from pdvsim.sim.hardware.attention import Prompts, pairs
@@ -62,14 +62,12 @@ class AffineCost(NamedTuple):
         """Seconds of a launch whose rows have `context` cached tokens in all."""
         return self.seconds_0 + self.seconds_1 * context
 
-    def at(self, context: float, before: AffineCost | None = None) -> Price:
-        """The price of a launch whose rows have `context` cached tokens in all, with forwards `before` it."""
+    def at(self, context: float) -> Price:
+        """The price of a launch whose rows have `context` cached tokens in all."""
         seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = self
         cache = bytes_1 * context
-        if before is not None:
-            seconds_0, bytes_0 = before.seconds_0 + seconds_0, before.bytes_0 + bytes_0
-            flops_0 = before.flops_0 + flops_0
-        return Price(seconds_0 + seconds_1 * context, bytes_0 + cache, flops_0 + flops_1 * context, cache)
+        figures = (seconds_0 + seconds_1 * context, bytes_0 + cache, flops_0 + flops_1 * context, cache)
+        return tuple.__new__(Price, figures)  # every launch has one: a third of the time of Price(...)
 
 
 @dataclass(eq=False)
@@ -107,7 +105,7 @@ class CostModel:
         self.window = spec.sliding_window or 0
         self._growing = spec.attending_layers / spec.layers if self.window and spec.layers else 1.0
         self.widest = widest_draft(spec)
-        self._costs: dict[tuple[int, int, int, bool], AffineCost] = {}
+        self._costs: dict[tuple[int, int, int, int, bool], AffineCost] = {}
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
@@ -124,13 +122,13 @@ class CostModel:
         tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
         at which the cost is to be used, which matter to models with windows.
         """
-        past = bool(self.window) and context > rows * self.window
-        if prompts or packed:
+        past = self.window > 0 and context > rows * self.window
+        if prompts:
             return self._price_with_prefill(rows, tokens, steps, prompts, first_tokens, packed, past)
-        cost = self._costs.get((rows, tokens, steps, past))
+        key = (rows, tokens, steps, packed, past)
+        cost = self._costs.get(key)
         if cost is None:
-            cost = self._price_with_prefill(rows, tokens, steps, (), 0, 0, past)
-            self._costs[rows, tokens, steps, past] = cost
+            cost = self._costs[key] = self._price_with_prefill(rows, tokens, steps, (), 0, packed, past)
         return cost
 
     def _price_with_prefill(
@@ -141,7 +139,9 @@ class CostModel:
         padded = graphs.rows(rows)
         new = graphs.rows(packed) if packed else padded * tokens
         logits = (padded if self.widest > 2 else new) + first_tokens  # a head's: each row's newest token
-        new = graphs.tokens(new + graphs.prompt(sum([count for _, count in prompts])))
+        if prompts:
+            new += graphs.prompt(sum([count for _, count in prompts]))
+        new = graphs.tokens(new)
         cost = self._rest(rows, tokens, steps) if rows else NOTHING
         if self._fused_bytes:
             cost = cost._replace(
@@ -168,34 +168,34 @@ class CostModel:
 
     def _with_prompts(self, cost: AffineCost, rows: int, prompts: Prompts) -> AffineCost:
         """`cost` and the attention over prompts, with what they cost besides."""
-        tokens, moved, flops = 0, 0.0, 0.0
+        window, tokens, moved, flops = self.window, 0, 0.0, 0.0
         for start, count in prompts:
-            tokens += count
-            moved += self._over_window(start + count, min(start, self.window) + count) * self._kv_bytes
-            flops += self._over_window(pairs(start, count), pairs(start, count, self.window)) * self._pair_flops
-        seconds = self._prefill_s(prompts) + self.terms.overhead.seconds(tokens, bool(rows))
-        return cost._replace(
-            seconds_0=cost.seconds_0 + seconds, bytes_0=cost.bytes_0 + moved, flops_0=cost.flops_0 + flops
-        )
+            read: float = start + count
+            multiplied = pairs(start, count)
+            if window:
+                read = self._over_window(read, min(start, window) + count)
+                multiplied = self._over_window(multiplied, pairs(start, count, window))
+            tokens, moved, flops = tokens + count, moved + read * self._kv_bytes, flops + multiplied * self._pair_flops
+        seconds = self._prefill_s(prompts) + self.terms.overhead.seconds(tokens, rows > 0)
+        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
+        return AffineCost(seconds_0 + seconds, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
 
     def price_launch(self, work: Work) -> Price:
         """What a launch costs alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
         rows, tokens, context, chunks = work.rows, work.tokens, work.context, work.chunks
         if context < 0:
             context = work.context = sum([row.context for row in rows])
-        if not chunks and not work.packed and (tokens <= self.widest or work.role == "target"):
-            return self.price(len(rows), tokens, work.steps, context).at(context)
+        if not chunks and (tokens <= self.widest or work.role == "target"):
+            return self.price(len(rows), tokens, work.steps, context, (), 0, work.packed).at(context)
         prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
-        if work.role == "target":
-            ends = sum([chunk.start + chunk.tokens >= chunk.request.to_read for chunk in chunks])
-            return self.price(len(rows), tokens, work.steps, context, prompts, ends, work.packed).at(context)
-        if not rows:
-            return self.price(0, tokens, work.steps, 0, prompts).at(0)
-        before = self.price(0, prompts=prompts) if prompts else NOTHING
+        if work.role == "target" or not rows:
+            emits = [c for c in chunks if work.role == "target" and c.start + c.tokens >= c.request.to_read]
+            return self.price(len(rows), tokens, work.steps, context, prompts, len(emits), work.packed).at(context)
+        before = [self.price(0, prompts=prompts)] if prompts else []
         if tokens > self.widest:
-            before = _sum([before, self.catch_up_cost(rows)])
+            before.append(self.catch_up_cost(rows))
             tokens = 1 + max([row.owed for row in rows if row.owed < self.widest], default=0)
-        return self.price(len(rows), tokens, work.steps, context).at(context, before)
+        return _sum([*before, self.price(len(rows), tokens, work.steps, context)]).at(context)
 
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
         """Cost of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
@@ -233,16 +233,19 @@ class CostModel:
         In each layer it reads so many distinct experts.
         """
         terms = self.terms
-        seconds = before.seconds_0 + terms.layers.seconds(tokens, terms.experts.seconds(experts))
-        seconds += terms.collectives.reduce_s(tokens)
-        moved = before.bytes_0 + self._layer_bytes + self._expert_bytes * experts
-        flops = before.flops_0 + self._layer_flops * tokens
+        seconds, seconds_1, moved, bytes_1, flops, flops_1 = before
+        seconds += terms.layers.seconds(tokens, terms.experts.seconds(experts) if experts else 0.0)
+        if sent := terms.collectives.reduce_knots:
+            seconds += terms.collectives.reduce_s(tokens)
+        moved = moved + self._layer_bytes + self._expert_bytes * experts
+        flops += self._layer_flops * tokens
         if logits:
-            seconds += terms.collectives.gather_s(logits)
+            if sent:
+                seconds += terms.collectives.gather_s(logits)
             seconds += terms.head.seconds(logits)
             moved += self._head_bytes
             flops += self._head_flops * logits
-        return before._replace(seconds_0=seconds, bytes_0=moved, flops_0=flops)
+        return AffineCost(seconds, seconds_1, moved, bytes_1, flops, flops_1)
 
     def _rest(self, rows: int, tokens: int, steps: int) -> AffineCost:
         """All but the first forward's linear layers: the rows' attention in each step, and the later steps whole."""
@@ -270,14 +273,13 @@ class CostModel:
 
     def _prefill_s(self, prompts: Prompts) -> float:
         """Seconds of attention over prompts."""
-        whole_s, window = self.terms.prompts.prefill_s(self.spec, prompts, 0), self.window
-        return (
-            self._over_window(whole_s, self.terms.prompts.prefill_s(self.spec, prompts, window)) if window else whole_s
-        )
+        attention, window = self.terms.prompts, self.window
+        whole_s = attention.prefill_s(self.spec, prompts, 0)
+        return self._over_window(whole_s, attention.prefill_s(self.spec, prompts, window)) if window else whole_s
 
     def _over_window(self, whole: float, within: float) -> float:
         """The mean over layers of what those without a window and those with one take."""
-        return self._growing * whole + (1 - self._growing) * within if self.window else whole
+        return self._growing * whole + (1 - self._growing) * within
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of so many new tokens, and for prompts."""
@@ -298,10 +300,7 @@ class LookupCosts(CostModel):
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, ForwardTerms(RooflineLayers()))
 
-    def price(
-        self, rows: int, tokens: int = 1, steps: int = 1, context: float = 0, prompts: Prompts = (),
-        first_tokens: int = 0, packed: int = 0,
-    ) -> AffineCost:  # fmt: skip
+    def price(self, rows: int, *sizes: Any, **more: Any) -> AffineCost:
         """One search per row through all its tokens, independent of the draft length; prompts need no prefill."""
         return AffineCost(rows * LOOKUP_ROW_S, LOOKUP_TOKEN_S, 0.0, 0.0, 0.0, 0.0) if rows else NOTHING
 

@@ -35,7 +35,6 @@ class Term:
     """A part of a forward's cost. Figures whose names end in `_s` or `_knots` are seconds."""
 
     def figures(self) -> dict[str, Any]:
-        """Its figures by name."""
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def scaled(self, factor: float) -> Self:
@@ -51,7 +50,7 @@ class Term:
 
 @dataclass(frozen=True, slots=True)
 class RooflineLayers(Term):
-    """The layers' products: a fixed time, and the larger of reading weights and multiplying."""
+    """The layers' products: a fixed time, and the larger of reading weights and experts, and multiplying."""
 
     fixed_s: float = 0.0
     weights_s: float = 0.0
@@ -59,7 +58,6 @@ class RooflineLayers(Term):
     sharpness: float | None = None  # p-norm that joins the two; None: the larger
 
     def seconds(self, tokens: int, experts_s: float) -> float:
-        """Seconds over `tokens`, with experts that take `experts_s` to read."""
         return self.fixed_s + larger(self.weights_s + experts_s, self.token_s * tokens, self.sharpness)
 
 
@@ -70,7 +68,6 @@ class MeasuredLayers(Term):
     layer_knots: Knots
 
     def seconds(self, tokens: int, experts_s: float) -> float:
-        """Seconds over `tokens`, with experts that take `experts_s` to read."""
         return interpolate(self.layer_knots, tokens) + experts_s
 
 
@@ -92,7 +89,6 @@ class FusedInputs(Term):
     fused_knots: Knots = ()  # by tokens; none: not a head
 
     def seconds(self, tokens: int) -> float:
-        """Seconds over `tokens`."""
         return interpolate(self.fused_knots, tokens) if self.fused_knots else 0.0
 
 
@@ -105,7 +101,6 @@ class OutputProjection(Term):
     sharpness: float | None = None
 
     def seconds(self, logits: int) -> float:
-        """Seconds for the logits of so many tokens."""
         return larger(self.head_weights_s, self.head_token_s * logits, self.sharpness)
 
 
@@ -117,11 +112,9 @@ class Collectives(Term):
     gather_knots: Knots = ()  # by logits: gathering them
 
     def reduce_s(self, tokens: int) -> float:
-        """Seconds of the all-reduces over `tokens`."""
         return interpolate(self.reduce_knots, tokens) if self.reduce_knots else 0.0
 
     def gather_s(self, logits: int) -> float:
-        """Seconds to gather the logits of so many tokens."""
         return interpolate(self.gather_knots, logits) if self.gather_knots else 0.0
 
 
@@ -166,23 +159,20 @@ class SmallKernels(Term):
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes(Term):
-    """Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding."""
+    """Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding. It tells what is computed."""
 
     row_buckets: tuple[int, ...] = ()
     chunk_buckets: tuple[int, ...] = ()  # of prompt tokens
     token_buckets: tuple[int, ...] = ()  # of all tokens of a forward, in place of both
 
     def rows(self, rows: int) -> int:
-        """Rows that are computed for so many."""
         return _up_to(self.row_buckets, rows) if rows else 0
 
     def prompt(self, tokens: int) -> int:
-        """Prompt tokens that are computed for so many."""
         return _up_to(self.chunk_buckets, tokens) if tokens else 0
 
     def tokens(self, tokens: int) -> int:
-        """Tokens of a forward that are computed for so many."""
-        return _up_to(self.token_buckets, tokens)
+        return _up_to(self.token_buckets, tokens) if self.token_buckets else tokens
 
 
 def _up_to(buckets: Sequence[int], size: int) -> int:

@@ -27,27 +27,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.attention import (
-    PROMPT_QUERIES,
-    SMALL_HEAD,
-    WIDE_HEAD,
-    WIDE_QUERIES,
-    MeasuredAttention,
-    WaveAttention,
-)
+from pdvsim.sim.hardware import attention, terms
+from pdvsim.sim.hardware.attention import PROMPT_QUERIES, SMALL_HEAD, WIDE_HEAD, WIDE_QUERIES
 from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.terms import (
-    DraftSteps,
-    ExpertReads,
-    FusedInputs,
-    GraphSizes,
-    Knots,
-    MeasuredLayers,
-    OutputProjection,
-    PromptOverhead,
-    SmallKernels,
-)
 
 Floats = NDArray[np.float64]
 
@@ -282,22 +265,22 @@ def forward_terms(prices: Prices) -> ForwardTerms:
     kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
     fused = _knots(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
     return ForwardTerms(
-        layers=MeasuredLayers(_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens)))),
-        head=OutputProjection(reading, multiplying),
-        rows=MeasuredAttention(
+        layers=terms.MeasuredLayers(_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens)))),
+        head=terms.OutputProjection(reading, multiplying),
+        rows=attention.MeasuredAttention(
             _knots(WIDTHS, kv), width_knots=_knots(WIDTHS, prices.width(widths)), row_s=prices.row()
         ),
-        prompts=WaveAttention(prices.sms, prices.prompt_wave()),
-        overhead=PromptOverhead(prices.mixed()),
-        experts=ExpertReads(prices.expert()),
-        fused=FusedInputs(fused),
-        steps=DraftSteps(prices.c.draft_ratio),
-        small=SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),
-        graphs=GraphSizes(engine.row_buckets, engine.chunk_buckets),
+        prompts=attention.WaveAttention(prices.sms, prices.prompt_wave()),
+        overhead=terms.PromptOverhead(prices.mixed()),
+        experts=terms.ExpertReads(prices.expert()),
+        fused=terms.FusedInputs(fused),
+        steps=terms.DraftSteps(prices.c.draft_ratio),
+        small=terms.SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),
+        graphs=terms.GraphSizes(engine.row_buckets, engine.chunk_buckets),
     )
 
 
-def _knots(at: tuple[int, ...], seconds: Floats) -> Knots:
+def _knots(at: tuple[int, ...], seconds: Floats) -> terms.Knots:
     return tuple(zip(at, seconds.tolist(), strict=True))
 
 

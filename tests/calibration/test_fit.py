@@ -83,7 +83,7 @@ def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
     made = ForwardTerms.read(truth(spec.name).figures() | {"row_factors": rows})
     frame = measured(CostModel(spec, made), DESIGN)
     fitted = Model(spec, H200, KERNELS, max(tokens_of(frame)))
-    best = fitted.fit(fitted.terms(frame), frame["seconds"].to_numpy())
+    best = fitted.fit(fitted.times(frame), frame["seconds"].to_numpy())
     fit = fitted.result(np.exp(best).tolist())
     figures, true = fit.figures(), made.figures()
     factors = dict(figures["row_factors"])
@@ -105,12 +105,12 @@ def test_traced_times_are_the_simulators_and_their_slopes_finite_differences() -
     spec = MODELS["llama-3.1-8b"]
     frame = measured(CostModel(spec, truth(spec.name)), DESIGN)
     fitted = Model(spec, H200, KERNELS, max(tokens_of(frame)))
-    terms, at = fitted.terms(frame), fitted.start + 0.1 * np.random.default_rng(0).standard_normal(len(fitted.start))
-    seconds, slopes = terms.predict(at)
+    times, at = fitted.times(frame), fitted.start + 0.1 * np.random.default_rng(0).standard_normal(len(fitted.start))
+    seconds, slopes = times.predict(at)
     latency = CostModel(spec, fitted.result(np.exp(at).tolist()))
     assert seconds == pytest.approx([price_s(latency, point) for point in frame.to_dict("records")], rel=1e-12)
     for i, step in enumerate(1e-6 * np.eye(len(at))):
-        change = (terms.predict(at + step)[0] - terms.predict(at - step)[0]) / 2e-6
+        change = (times.predict(at + step)[0] - times.predict(at - step)[0]) / 2e-6
         assert slopes[:, i] == pytest.approx(change, rel=1e-5, abs=1e-10)
 
 
