@@ -61,7 +61,7 @@ def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int,
     assert spec.sliding_window is not None
     context = int(share * spec.sliding_window) * rows
     latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
-    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.fit)
+    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.terms)
     layer = spec.kv_bytes_per_token // spec.layers
     within = min(context, rows * spec.sliding_window)
     kept = layer * (spec.attending_layers * context + spec.windowed_layers * within)
@@ -104,7 +104,7 @@ def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: in
 def test_prefill_of_long_prompts_is_cheaper_with_a_window(name: str) -> None:
     """And grows no faster than the prompt where all layers have one."""
     spec, latency = PRESETS[name], CostModel(PRESETS[name], shipped().fit(PRESETS[name], H200))
-    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.fit)
+    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.terms)
 
     def seconds(model: CostModel, start: int) -> float:
         return model.price(0, prompts=[(start, 2048)]).seconds_0
