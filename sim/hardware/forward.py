@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware import attention, terms
@@ -84,14 +84,14 @@ class ForwardTerms:
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         """A file is checked by its figures, so that an error names one of them."""
-        from pydantic_core.core_schema import no_info_after_validator_function
+        from pydantic import AfterValidator
 
         parts: dict[str, Any] = {name: (name, FIGURES[name]) for name in REQUIRED}
         for part in (part for term in TERMS for part in fields(term) if part.name not in REQUIRED):
             hint = FIGURES[part.name]
             parts[part.name] = part.name, hint, field(default=hint() if part.default is MISSING else part.default)
         figures = make_dataclass("Figures", parts.values())
-        return no_info_after_validator_function(lambda read: cls.read(vars(read)), handler(figures))
+        return handler.generate_schema(Annotated[figures, AfterValidator(lambda read: cls.read(vars(read)))])
 
 
 KINDS: dict[str, Any] = {name: get_args(hint) or (hint,) for name, hint in get_type_hints(ForwardTerms).items()}
