@@ -44,6 +44,7 @@ from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Request, Role, Work
+from pdvsim.sim.hardware.costs import NOTHING, Price
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.device import HasDraft
@@ -156,7 +157,7 @@ class Flight:
     tickets: list[Ticket]
     done: Event
     span_s: tuple[float, float]  # by the host's clock, where the device has none
-    price: tuple[float, float, float]
+    price: Price
     before: list[Flight] = field(default_factory=list)  # unwatched works ahead of it on the same stream
 
 
@@ -353,11 +354,11 @@ class CudaGPU(Device):
         final = role == "target" and chunk.start + chunk.tokens == request.to_read
         return PromptChunk(slot, chunk.start, chunk.tokens, final)
 
-    def _price(self, work: Work) -> tuple[float, float, float]:
+    def _price(self, work: Work) -> Price:
         if work.role in self.books.models:
-            return self.books.price(work)
+            return self.books.models[work.role].price_launch(work)
         work.context = sum(row.context for row in work.rows)
-        return 0.0, 0.0, 0.0
+        return NOTHING.at(0)
 
     # seeing it through -------------------------------------------------------------------------------------------
 
@@ -409,4 +410,4 @@ class CudaGPU(Device):
             end_s = anchor_s + anchor.elapsed_time(last[1]) / 1000
             if end_s - self._anchors[1][1] > ANCHOR_S:
                 self._anchors = [self._anchors[1], (last[1], end_s)]
-        self.books.note(flight.work, start_s, end_s, *flight.price)
+        self.books.note(flight.work, start_s, end_s, flight.price)

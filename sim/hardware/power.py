@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import exp
 
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.costs import AffineCost, Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +52,19 @@ class Power:
         self.fit = fit
         self._bytes_per_s = bytes_per_s
 
-    def draw(self, solo_s: float, weights: float, cache: float, flops: float) -> Draw:
-        """The draw of a launch from its time alone, its bytes of weights and cache, and its flops, as 16-bit ones."""
-        fit = self.fit
-        spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops
+    def draw(self, price: Price, flop_factor: float = 1.0) -> Draw:
+        """The draw of a launch whose flops take `flop_factor` times the energy of 16-bit ones."""
+        fit, (solo_s, moved, flops, cache) = self.fit, price
+        weights = moved - cache if moved > cache else 0.0
+        spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * (flops * flop_factor)
         streams = weights / (self._bytes_per_s * solo_s)
         return Draw(fit.rest_w + spent_j / solo_s, 1.0 - fit.calm * (streams if streams < 1.0 else 1.0))
+
+    def joules(self, cost: AffineCost, flop_factor: float) -> tuple[float, float]:
+        """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
+        fit, flop_j = self.fit, self.fit.flop_j * flop_factor
+        constant = fit.weight_j * cost.bytes_0 + flop_j * cost.flops_0
+        return constant, fit.cache_j * cost.bytes_1 + flop_j * cost.flops_1
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
         """Duration of a launch that runs alone on a GPU with this mean draw, including its own."""
@@ -81,7 +89,7 @@ class Power:
         if watts <= limit_w and mean_w <= limit_w:
             end_s = start_s + solo_s
         else:
-            end_s = start_s + self.taken_s(mean_w, self.draw(solo_s, weights, cache, flops), solo_s)
+            end_s = start_s + self.taken_s(mean_w, self.draw(Price(solo_s, moved, flops, cache)), solo_s)
         watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
         return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
 

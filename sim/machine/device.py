@@ -22,8 +22,8 @@ from simpy.events import NORMAL, Event
 
 from pdvsim.sim.core import Request, Role, Work
 from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.latency import Latency, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.machine.books import Books
 from pdvsim.sim.machine.clock import NEVER, Clock
@@ -40,7 +40,7 @@ class Job(Event, Load):
 
     device: SimulatedGPU
     remaining_s: float  # at rate 1, as of the GPU's state time
-    turn_s = -1.0
+    layer_s = -1.0
     start_s = -1.0
     draw: Draw  # where the card's power is modelled
 
@@ -50,13 +50,10 @@ class Job(Event, Load):
         self.device = device
         self.work = work
         self.ready_s = ready_s  # launched by the host
-        self.solo_s, self.bytes, self.flops = solo_s, moved, flops = device.books.price(work)
-        power = device.power
-        if power is not None:
-            growing = device.books.models[work.role].growing_kv_bytes(len(work.rows), work.context)
-            cache = float(work.steps * work.context * growing)
-            as_16_bits = flops * device.flop_factors[work.role]
-            self.draw = power.draw(solo_s, moved - cache if moved > cache else 0.0, cache, as_16_bits)
+        self.price = price = device.books.models[work.role].price_launch(work)
+        self.solo_s = price.seconds
+        if device.power is not None:
+            self.draw = device.power.draw(price, device.flop_factors[work.role])
 
 
 class SimulatedGPU:
@@ -66,7 +63,7 @@ class SimulatedGPU:
         self,
         env: Clock,
         host: SimulatedHost,
-        models: dict[Role, Latency],
+        models: dict[Role, CostModel],
         sharing: Sharing,
         log: Launches,
         verdict: Verdict,
@@ -100,7 +97,7 @@ class SimulatedGPU:
         host, env = self.host, self.env
         if self.has_draft is not None and work.role == "draft":
             return self._look_up(work, self.has_draft)
-        job = Job(self, work, host.spend(env._now, host.times.launch_s))
+        job = Job(self, work, host.spend(env._now, host.times.launch_s, "launch"))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
@@ -109,8 +106,8 @@ class SimulatedGPU:
     def _look_up(self, work: Work, has_draft: HasDraft) -> Event:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
-        solo_s, _, _ = self.books.price(work)
-        done_s = host.spend(env._now, solo_s)
+        solo_s = self.books.models[work.role].price_launch(work).seconds
+        done_s = host.spend(env._now, solo_s, "lookup")
         for row in work.rows:
             row.draft_s += solo_s
             row.missed = not has_draft(row)
@@ -153,10 +150,10 @@ class SimulatedGPU:
         work = job.work
         stream = self.streams[work.lane]
         stream.popleft()
-        self.books.note(work, job.start_s, end, job.solo_s, job.bytes, job.flops)
+        self.books.note(work, job.start_s, end, job.price)
         ended, noticed_s = None, end
         if work.watched:
-            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(work.rows)))
+            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(work.rows)), "completion")
             job._value = self.verdict(work)
         if stream:
             following = stream[0]
@@ -200,7 +197,7 @@ class SimulatedGPU:
             running[0].rate = 1.0
         elif running:
             for job in running:
-                if job.turn_s < 0:
+                if job.layer_s < 0:
                     self.demand(job)
             self.sharing.solve(running)
         for job in running:
@@ -215,7 +212,7 @@ class SimulatedGPU:
         model, peak = self.books.models[work.role], (self.flops_per_s, self.bytes_per_s)
         job.priority = work.priority
         prompts = [(chunk.start, chunk.tokens) for chunk in work.chunks]
-        model.demand(job, peak, job.bytes, job.flops, len(work.rows), work.tokens, work.steps, prompts)
+        model.demand(job, peak, job.price.bytes, job.price.flops, len(work.rows), work.tokens, work.steps, prompts)
 
     def _advance(self, time_s: float) -> None:
         """Advance the running launches to `time_s`."""

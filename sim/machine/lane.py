@@ -67,7 +67,7 @@ class Lane:
         if self.timed:
             _note_ready(requests, self.env.now)
         self._queue.extend(self._rows(requests))
-        self.wake(self.host.spend(self.env.now, self.host.times.handoff_s))
+        self.wake(self.host.spend(self.env.now, self.host.times.handoff_s, "handoff"))
 
     def put_first(self, requests: list[Request]) -> None:
         """Put requests at the front of the queue, at no cost: their worker continues with them."""

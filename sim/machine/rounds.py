@@ -18,7 +18,7 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Role
-from pdvsim.sim.hardware.latency import Shape
+from pdvsim.sim.hardware.costs import AffineCost
 from pdvsim.sim.machine.batch import ROUNDS, RunningBatch
 from pdvsim.sim.machine.device import SimulatedGPU
 
@@ -32,9 +32,9 @@ class RoundPrices(NamedTuple):
     """The launches of a round by number of rows: their log entries and prices, drafts by their catch-up tokens."""
 
     draft_numbers: list[int]
-    drafts: list[Shape]
+    drafts: list[AffineCost]
     verify_number: int
-    verify: Shape
+    verify: AffineCost
     draft_joules: list[Joules]
     verify_joules: Joules
 
@@ -72,7 +72,7 @@ class ForeseeingGPU(SimulatedGPU):
         horizon_s = env.horizon(self)
         most = min(most, batch.end - batch.round - handed)
         if horizon_s < inf:  # no round is shorter than its verify
-            most = min(most, int((horizon_s - env._now) / prices.verify.solo_0))
+            most = min(most, int((horizon_s - env._now) / prices.verify.seconds_0))
         if most < 1 or (most := batch.roomy(most)) < 1:
             return 0
         contexts, owed = batch.sums(most)
@@ -100,25 +100,19 @@ class ForeseeingGPU(SimulatedGPU):
             books = self.books
             numbers, drafts = [], []
             for owed in range(books.models["draft"].widest if k else 0):
-                number, shape = books.kind(lanes[0], "draft", "draft", rows, 1 + owed, k, context)
+                number, cost = books.kind(lanes[0], "draft", "draft", rows, 1 + owed, k, context)
                 numbers.append(number)
-                drafts.append(shape)
+                drafts.append(cost)
             number, verify = books.kind(lanes[1], "verify" if k else "decode", "target", rows, k + 1, 1, context)
-            draft_joules = [self.joules(shape, "draft") for shape in drafts]
-            joules = self.joules(verify, "target")
+            draft_joules = [self._joules(cost, "draft") for cost in drafts]
+            joules = self._joules(verify, "target")
             prices = RoundPrices(numbers, drafts, number, verify, draft_joules, joules)
             books.joules_of |= dict(zip([*numbers, number], [*draft_joules, joules], strict=True))
             self._round_prices[key] = prices
         return prices
 
-    def joules(self, shape: Shape, role: Role) -> tuple[float, float]:
-        """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
-        if self.power is None:
-            return 0.0, 0.0
-        fit = self.power.fit
-        flop_j = fit.flop_j * self.flop_factors[role]
-        constant = fit.weight_j * shape.bytes_0 + flop_j * shape.flops_0
-        return constant, fit.cache_j * shape.bytes_1 + flop_j * shape.flops_1
+    def _joules(self, cost: AffineCost, role: Role) -> Joules:
+        return (0.0, 0.0) if self.power is None else self.power.joules(cost, self.flop_factors[role])
 
 
 def _in_one(
@@ -200,10 +194,10 @@ def _is_calm(gpu: ForeseeingGPU, prices: RoundPrices, first: int, last: int) -> 
         return True
     fit = gpu.power.fit
     most_w = fit.limit_w - fit.rest_w
-    shapes = ((prices.verify, prices.verify_joules), *zip(prices.drafts, prices.draft_joules, strict=True))
+    costs = ((prices.verify, prices.verify_joules), *zip(prices.drafts, prices.draft_joules, strict=True))
     return gpu.mean_w <= fit.limit_w and all(
-        joules[0] + joules[1] * context <= most_w * (shape.solo_0 + shape.solo_1 * context)
-        for shape, joules in shapes
+        joules[0] + joules[1] * context <= most_w * cost.seconds(context)
+        for cost, joules in costs
         for context in (first, last)
     )
 
