@@ -149,7 +149,8 @@ class CostModel:
                 bytes_0=cost.bytes_0 + self._fused_bytes,
                 flops_0=cost.flops_0 + self._fused_flops * new,
             )
-        cost = self._forward(cost, new, logits, self._distinct(rows, packed / rows if packed else tokens, prompts))
+        experts = self._distinct(rows, packed / rows if packed else tokens, prompts) if self.spec.experts else 0.0
+        cost = self._forward(cost, new, logits, experts)
         if steps > 1:
             ratio = terms.steps.draft_ratio
             cost = cost._replace(seconds_0=cost.seconds_0 * ratio, seconds_1=cost.seconds_1 * ratio)
@@ -315,4 +316,4 @@ def widest_draft(spec: ModelSpec) -> int:
 
 
 def _sum(costs: Sequence[AffineCost]) -> AffineCost:
-    return AffineCost(*(sum(figure) for figure in zip(*costs, strict=True)))
+    return AffineCost._make(map(sum, zip(*costs, strict=True)))
