@@ -97,8 +97,7 @@ class CostModel:
         self.spec, self.terms = spec, terms
         self._layer_bytes, self._expert_bytes = float(spec.common_bytes), spec.expert_bytes
         self._head_bytes = float(spec.head_params * spec.dtype_bytes)
-        self._layer_flops = 2.0 * spec.active_params
-        self._head_flops = 2.0 * spec.head_params
+        self._layer_flops, self._head_flops = 2.0 * spec.active_params, 2.0 * spec.head_params
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._fused_bytes, self._fused_flops = float(spec.fused_params * spec.dtype_bytes), 2.0 * spec.fused_params
@@ -109,7 +108,7 @@ class CostModel:
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
-        """Whether rows with so many cached tokens in all have more than the window on average."""
+        """Whether rows with `context` cached tokens in all have more than the window on average."""
         return bool(self.window) and context > rows * self.window
 
     def price(
@@ -229,10 +228,7 @@ class CostModel:
             load.experts_read = self._distinct(rows, width, prompts) / self.spec.experts.count
 
     def _forward(self, before: AffineCost, tokens: int, logits: int, experts: float) -> AffineCost:
-        """`before` and one forward's linear layers over `tokens`, of which `logits` reach the output projection.
-
-        In each layer it reads so many distinct experts.
-        """
+        """`before` and a forward's linear layers: over `tokens`, with `logits` and `experts` read per layer."""
         terms = self.terms
         seconds, seconds_1, moved, bytes_1, flops, flops_1 = before
         seconds += terms.layers.seconds(tokens, terms.experts.seconds(experts) if experts else 0.0)
@@ -268,9 +264,7 @@ class CostModel:
         padded = self.terms.graphs.rows(rows)
         fixed_s, token_s = self.terms.rows.line(self.spec, rows, padded, tokens, read, multiplied)
         flops = self._pair_flops
-        return AffineCost(
-            fixed_s, token_s, read * self._kv_bytes, self._kv_bytes, multiplied * flops, tokens * flops
-        )  # fmt: skip
+        return AffineCost(fixed_s, token_s, read * self._kv_bytes, self._kv_bytes, multiplied * flops, tokens * flops)
 
     def _prefill_s(self, prompts: Prompts) -> float:
         """Seconds of attention over prompts."""
@@ -283,7 +277,7 @@ class CostModel:
         return self._growing * whole + (1 - self._growing) * within
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
-        """Distinct experts that a layer reads for rows of so many new tokens, and for prompts."""
+        """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""
         if (experts := self.spec.experts) is None:
             return 0.0
         return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for _, count in prompts]))
