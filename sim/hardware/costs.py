@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pdvsim.sim.core import HeadSpec, ModelSpec, Request, Work
+from pdvsim.sim.core import ModelSpec, Request, Work
 from pdvsim.sim.hardware.attention import Prompts, pairs
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
@@ -98,6 +98,7 @@ class CostModel:
         self._layer_bytes, self._expert_bytes = float(spec.common_bytes), spec.expert_bytes
         self._head_bytes = float(spec.head_params * spec.dtype_bytes)
         self._layer_flops, self._head_flops = 2.0 * spec.active_params, 2.0 * spec.head_params
+        self._expert_share = 1 - spec.common_params / spec.active_params if spec.experts is not None else 0.0
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._fused_bytes, self._fused_flops = float(spec.fused_params * spec.dtype_bytes), 2.0 * spec.fused_params
@@ -117,6 +118,7 @@ class CostModel:
     ) -> AffineCost:  # fmt: skip
         """Cost of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
 
+        A model that drafts in parallel has one forward instead, with as many tokens in all.
         The first forward also carries `prompts`, of which `first_tokens` end in it. If the rows have `packed` new
         tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
         at which the cost is to be used, which matter to models with windows.
@@ -134,12 +136,15 @@ class CostModel:
         self, rows: int, tokens: int, steps: int, prompts: Prompts, first_tokens: int, packed: int, past: bool
     ) -> AffineCost:
         """`price`, past the window or not, worked out."""
-        terms, graphs = self.terms, self.terms.graphs
+        terms, graphs, drafted = self.terms, self.terms.graphs, 1
+        if self.spec.parallel:
+            tokens, steps, drafted = tokens + steps - 1, 1, steps
         padded = graphs.rows(rows)
         new = graphs.rows(packed) if packed else padded * tokens
-        logits = (padded if self.widest > 2 else new) + first_tokens  # a head's: each row's newest token
+        # of a row: its newest token of a head, its drafts of a model that drafts in parallel
+        logits = (padded * drafted if self.widest > 2 else new) + first_tokens
         if prompts:
-            new += graphs.prompt(sum([count for _, count in prompts]))
+            new += self._padded_prompts(sum([count for _, count in prompts]))
         new = graphs.tokens(new)
         cost = self._rest(rows, tokens, steps) if rows else NOTHING
         if self._fused_bytes:
@@ -156,6 +161,11 @@ class CostModel:
         if past and rows:
             cost = self._windowed(cost, rows)
         return self._with_prompts(cost, rows, prompts) if prompts else cost
+
+    def _padded_prompts(self, tokens: int) -> int:
+        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
+        padded = self.terms.graphs.prompt(tokens)
+        return round(padded - self._expert_share * (padded - tokens))
 
     def _windowed(self, cost: AffineCost, rows: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
@@ -215,6 +225,8 @@ class CostModel:
         if solo_s <= 0:
             load.layer_s = 0.0
             return
+        if self.spec.parallel:
+            tokens, steps = tokens + steps - 1, 1
         width = tokens if steps == 1 else 1
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.layer_s = solo_s / (steps * self.spec.layers)
@@ -306,7 +318,7 @@ class LookupCosts(CostModel):
 
 def widest_draft(spec: ModelSpec) -> int:
     """Maximum tokens per row in the first forward of a draft; a row that lacks more is caught up before it."""
-    return MAX_DRAFT + 1 if isinstance(spec, HeadSpec) else 2
+    return MAX_DRAFT + 1 if spec.rereads else 2
 
 
 def _sum(costs: Sequence[AffineCost]) -> AffineCost:

@@ -13,7 +13,7 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
+from pdvsim.sim.core import Chunk, Request, Work
 from pdvsim.sim.machine.batch import RunningBatch, context_of, drafted_for
 from pdvsim.sim.machine.books import book
 from pdvsim.sim.machine.clock import Clock
@@ -78,7 +78,7 @@ class Policy(Facts):
         self._handed = self.hands_over()
         self._untried = False  # since a request was preempted nobody was refused admission
         drafter = context.planner.models["draft"].spec if self.speculates else None
-        self._rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
+        self._rereads = drafter is not None and drafter.rereads
         self._looks_up = drafter is not None and drafter.on_host  # the device says which rows have drafts
         early = context.settings.async_scheduling and "async_scheduling" in self.options
         self._drafts_early = early and drafter is not None and not self._looks_up

@@ -212,11 +212,16 @@ class Planner:
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A verify of `rows`; of drafts that are looked up, those that are found."""
         target = self.models["target"]
-        if not self.looks_up or not k or not self.packs:
+        if not self.looks_up or not k:
             return target.price(rows, k + 1, 1, context).seconds(context)
         drafted = found_share(rate, self.refused)
-        packed = round(rows * (1 + drafted * k))
-        return target.price(rows, k + 1, 1, context, packed=packed).seconds(context)
+        missed = (1 - drafted) ** rows  # chance that no row has a draft: then it is a plain forward
+        plain_s = target.price(rows, 1, 1, context).seconds(context)
+        if missed == 1:
+            return plain_s
+        packed = round(rows * (1 + drafted / (1 - missed) * k)) if self.packs else 0
+        wide_s = target.price(rows, k + 1, 1, context, packed=packed).seconds(context)
+        return missed * plain_s + (1 - missed) * wide_s
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""
