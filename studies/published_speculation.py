@@ -146,10 +146,10 @@ def as_tree(profile: Profile, row: dict[str, str], one: Experiment) -> Profile:
     wider_s = tree.seconds(parts * context) - chain.seconds(context)
     one_s, many_s = (drafter.price(requests * rows_each).seconds_0 for rows_each in (1, int(row["topk"])))
     more_s = wider_s + (steps - 1) * (many_s - one_s)
-    terms = profile.models[pair.target.name]
-    assert isinstance(terms.rows, MeasuredAttention)
-    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in terms.rows.width_knots)
-    wider = replace(terms, rows=replace(terms.rows, width_knots=knots))
+    fit = profile.models[pair.target.name]
+    assert isinstance(fit.rows, MeasuredAttention)
+    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in fit.rows.width_knots)
+    wider = replace(fit, rows=replace(fit.rows, width_knots=knots))
     return replace(profile, models=profile.models | {pair.target.name: wider})
 
 

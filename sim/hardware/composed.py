@@ -31,7 +31,7 @@ from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
-from pdvsim.sim.hardware.transfer import WIDTHS, Prices, shipped
+from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
 
 TOKENS: tuple[int, ...] = (
     *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,
@@ -118,19 +118,19 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     decode = attention.MeasuredAttention(
         kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
         row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
-        rows_knots=_knots(rows.astype(int).tolist(), step.kernels * fixed),
+        rows_knots=knots_at(rows.astype(int).tolist(), step.kernels * fixed),
         width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
     )
-    reduces = _knots(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else ()
+    reduces = knots_at(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else ()
     return ForwardTerms(
-        layers=terms.MeasuredLayers(_knots(TOKENS, layer)),
+        layers=terms.MeasuredLayers(knots_at(TOKENS, layer)),
         head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
         rows=decode,
         prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s),
         overhead=terms.PromptOverhead(step.prompts * prompt_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
-        fused=terms.FusedInputs(_knots(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
-        collectives=terms.Collectives(reduces, _knots(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
+        fused=terms.FusedInputs(knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
+        collectives=terms.Collectives(reduces, knots_at(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
     )
 
 
@@ -254,10 +254,6 @@ def expert_kind(spec: ModelSpec) -> str:
     if own is not None and own < 1:
         return "w4a16_mxfp4" if spec.family == "gpt_oss" else "nvfp4"
     return product_kind(spec)
-
-
-def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> terms.Knots:
-    return tuple(zip(at, seconds.tolist(), strict=True))
 
 
 @cache

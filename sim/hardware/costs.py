@@ -97,8 +97,7 @@ class CostModel:
         self.spec, self.terms = spec, terms
         self._layer_bytes, self._expert_bytes = float(spec.common_bytes), spec.expert_bytes
         self._head_bytes = float(spec.head_params * spec.dtype_bytes)
-        self._layer_flops = 2.0 * spec.active_params
-        self._head_flops = 2.0 * spec.head_params
+        self._layer_flops, self._head_flops = 2.0 * spec.active_params, 2.0 * spec.head_params
         self._expert_share = 1 - spec.common_params / spec.active_params if spec.experts is not None else 0.0
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
@@ -110,7 +109,7 @@ class CostModel:
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
-        """Whether rows with so many cached tokens in all have more than the window on average."""
+        """Whether rows with `context` cached tokens in all have more than the window on average."""
         return bool(self.window) and context > rows * self.window
 
     def price(
@@ -119,10 +118,10 @@ class CostModel:
     ) -> AffineCost:  # fmt: skip
         """Cost of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
 
-        A model that drafts in parallel has one forward instead, with as many tokens in all. The first forward also
-        carries `prompts`, of which `first_tokens` end in it. If the rows have `packed` new tokens in all, up to
-        `tokens` each, attention is padded and the layers are not. `context`: the cached tokens at which the cost is to
-        be used, which matter to models with windows.
+        A model that drafts in parallel has one forward instead, with as many tokens in all.
+        The first forward also carries `prompts`, of which `first_tokens` end in it. If the rows have `packed` new
+        tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
+        at which the cost is to be used, which matter to models with windows.
         """
         past = self.window > 0 and context > rows * self.window
         if prompts:
@@ -154,13 +153,19 @@ class CostModel:
                 bytes_0=cost.bytes_0 + self._fused_bytes,
                 flops_0=cost.flops_0 + self._fused_flops * new,
             )
-        cost = self._forward(cost, new, logits, self._distinct(rows, packed / rows if packed else tokens, prompts))
+        experts = self._distinct(rows, packed / rows if packed else tokens, prompts) if self.spec.experts else 0.0
+        cost = self._forward(cost, new, logits, experts)
         if steps > 1:
             ratio = terms.steps.draft_ratio
             cost = cost._replace(seconds_0=cost.seconds_0 * ratio, seconds_1=cost.seconds_1 * ratio)
         if past and rows:
             cost = self._windowed(cost, rows)
         return self._with_prompts(cost, rows, prompts) if prompts else cost
+
+    def _padded_prompts(self, tokens: int) -> int:
+        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
+        padded = self.terms.graphs.prompt(tokens)
+        return round(padded - self._expert_share * (padded - tokens))
 
     def _windowed(self, cost: AffineCost, rows: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
@@ -235,10 +240,7 @@ class CostModel:
             load.experts_read = self._distinct(rows, width, prompts) / self.spec.experts.count
 
     def _forward(self, before: AffineCost, tokens: int, logits: int, experts: float) -> AffineCost:
-        """`before` and one forward's linear layers over `tokens`, of which `logits` reach the output projection.
-
-        In each layer it reads so many distinct experts.
-        """
+        """`before` and a forward's linear layers: over `tokens`, with `logits` and `experts` read per layer."""
         terms = self.terms
         seconds, seconds_1, moved, bytes_1, flops, flops_1 = before
         seconds += terms.layers.seconds(tokens, terms.experts.seconds(experts) if experts else 0.0)
@@ -274,14 +276,7 @@ class CostModel:
         padded = self.terms.graphs.rows(rows)
         fixed_s, token_s = self.terms.rows.line(self.spec, rows, padded, tokens, read, multiplied)
         flops = self._pair_flops
-        return AffineCost(
-            fixed_s, token_s, read * self._kv_bytes, self._kv_bytes, multiplied * flops, tokens * flops
-        )  # fmt: skip
-
-    def _padded_prompts(self, tokens: int) -> int:
-        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
-        padded = self.terms.graphs.prompt(tokens)
-        return round(padded - self._expert_share * (padded - tokens)) if self._expert_share else padded
+        return AffineCost(fixed_s, token_s, read * self._kv_bytes, self._kv_bytes, multiplied * flops, tokens * flops)
 
     def _prefill_s(self, prompts: Prompts) -> float:
         """Seconds of attention over prompts."""
@@ -294,7 +289,7 @@ class CostModel:
         return self._growing * whole + (1 - self._growing) * within
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
-        """Distinct experts that a layer reads for rows of so many new tokens, and for prompts."""
+        """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""
         if (experts := self.spec.experts) is None:
             return 0.0
         return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for _, count in prompts]))
@@ -327,4 +322,4 @@ def widest_draft(spec: ModelSpec) -> int:
 
 
 def _sum(costs: Sequence[AffineCost]) -> AffineCost:
-    return AffineCost(*(sum(figure) for figure in zip(*costs, strict=True)))
+    return AffineCost._make(map(sum, zip(*costs, strict=True)))

@@ -50,10 +50,8 @@ class TimedLaunches(NamedTuple):
 
     def priced_s(self, model: CostModel) -> float:
         """Seconds of the same launches alone by a profile, whose price is linear in the cached tokens."""
-        if self.tokens < self.rows * (self.width + self.steps - 1):  # drafts of unequal length
-            cost = model.price(self.rows, self.width, self.steps, packed=self.tokens)
-        else:
-            cost = model.price(self.rows, self.width, self.steps)
+        packed = self.tokens if self.tokens < self.rows * (self.width + self.steps - 1) else 0  # of unequal length
+        cost = model.price(self.rows, self.width, self.steps, packed=packed)
         return self.launches * cost.seconds_0 + self.context * cost.seconds_1
 
 

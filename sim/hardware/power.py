@@ -57,8 +57,12 @@ class Power:
         fit, (solo_s, moved, flops, cache) = self.fit, price
         weights = moved - cache if moved > cache else 0.0
         spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * (flops * flop_factor)
+        return Draw(fit.rest_w + spent_j / solo_s, self._follows(weights, solo_s))
+
+    def _follows(self, weights: float, solo_s: float) -> float:
+        """How much the time of a launch depends on the clock: less, the longer it streams weights."""
         streams = weights / (self._bytes_per_s * solo_s)
-        return Draw(fit.rest_w + spent_j / solo_s, 1.0 - fit.calm * (streams if streams < 1.0 else 1.0))
+        return 1.0 - self.fit.calm * (streams if streams < 1.0 else 1.0)
 
     def joules(self, cost: AffineCost, flop_factor: float) -> tuple[float, float]:
         """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
@@ -89,7 +93,7 @@ class Power:
         if watts <= limit_w and mean_w <= limit_w:
             end_s = start_s + solo_s
         else:
-            end_s = start_s + self.taken_s(mean_w, self.draw(Price(solo_s, moved, flops, cache)), solo_s)
+            end_s = start_s + self.taken_s(mean_w, Draw(watts, self._follows(weights, solo_s)), solo_s)
         watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
         return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
 

@@ -78,7 +78,7 @@ class ExpertReads(Term):
     expert_s: float = 0.0  # per expert, in all layers that have experts
 
     def seconds(self, experts: float) -> float:
-        """Seconds to read so many distinct experts in each layer."""
+        """Seconds to read `experts` distinct experts in each layer."""
         return self.expert_s * experts
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -263,12 +264,12 @@ def forward_terms(prices: Prices) -> ForwardTerms:
     spec, (reading, multiplying) = prices.s, prices.head()
     widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
     kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
-    fused = _knots(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
+    fused = knots_at(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
     return ForwardTerms(
-        layers=terms.MeasuredLayers(_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens)))),
+        layers=terms.MeasuredLayers(knots_at(TOKENS, np.maximum.accumulate(prices.layers(tokens)))),
         head=terms.OutputProjection(reading, multiplying),
         rows=attention.MeasuredAttention(
-            _knots(WIDTHS, kv), width_knots=_knots(WIDTHS, prices.width(widths)), row_s=prices.row()
+            knots_at(WIDTHS, kv), width_knots=knots_at(WIDTHS, prices.width(widths)), row_s=prices.row()
         ),
         prompts=attention.WaveAttention(prices.sms, prices.prompt_wave()),
         overhead=terms.PromptOverhead(prices.mixed()),
@@ -280,7 +281,8 @@ def forward_terms(prices: Prices) -> ForwardTerms:
     )
 
 
-def _knots(at: tuple[int, ...], seconds: Floats) -> terms.Knots:
+def knots_at(at: Sequence[int], seconds: Floats) -> terms.Knots:
+    """Times at sizes, as knots."""
     return tuple(zip(at, seconds.tolist(), strict=True))
 
 

@@ -196,7 +196,7 @@ def _is_calm(gpu: ForeseeingGPU, prices: RoundPrices, first: int, last: int) -> 
     most_w = fit.limit_w - fit.rest_w
     costs = ((prices.verify, prices.verify_joules), *zip(prices.drafts, prices.draft_joules, strict=True))
     return gpu.mean_w <= fit.limit_w and all(
-        joules[0] + joules[1] * context <= most_w * cost.seconds(context)
+        joules[0] + joules[1] * context <= most_w * (cost[0] + cost[1] * context)
         for cost, joules in costs
         for context in (first, last)
     )
