@@ -174,7 +174,7 @@ class Lookups:
         if self._has_draft is not None:
             drafts = [*drafts, *[0] * (k - len(drafts))] if self._has_draft(row) else []
         self.offers[row.id] = drafts
-        row.k, row.missed = len(drafts), not drafts
+        row.state.k, row.state.missed = len(drafts), not drafts
 
     def note(self, work: Work, outcome: LaunchOutcome) -> None:
         """Tokens of a launch that is over."""
@@ -249,7 +249,7 @@ class CudaGPU(Device):
                 self.lookups.look(row, work.steps)
             spent_s = self.env.now - asked
             for row in work.rows:
-                row.draft_s += spent_s
+                row.taken.draft_s += spent_s
             return self.env.at(self.env.now, done) if work.watched else done
         work.rows = work.rows[:]  # a policy's own list may change before the books are written
         tickets = self._submit(work)
@@ -282,9 +282,9 @@ class CudaGPU(Device):
             self._unread_by_head[work.lane], chunks = chunks, []
         slots = self.slots.of(work.rows)
         more = work.tokens if work.role == "target" else work.steps + 1
-        tokens = [row.context + more for row in work.rows]
+        tokens = [row.state.context + more for row in work.rows]
         if work.kind == "ahead" or work.early:  # the verdict may come before it, with all that is being verified
-            tokens = [row.context + row.k + 1 + more for row in work.rows]
+            tokens = [row.state.context + row.state.k + 1 + more for row in work.rows]
         lane.new_pages += self.kv.grown(slots, tokens)
         for chunk, stretch in zip(chunks, work.chunks, strict=False):  # in order: one may share what another reads here
             place, cached = self.kv.shared(stretch.request)
@@ -296,11 +296,11 @@ class CudaGPU(Device):
         if work.role == "draft":
             return self._draft(work, lane, slots, chunks)
         if slots:
-            limits = [row.k for row in work.rows]
+            limits = [row.state.k for row in work.rows]
             drafts, offers = work.tokens - 1, []
             if self.lookups is not None and drafts:  # graphs are of whole lengths, of which some rows have less
                 drafts = min(k for k in self.verify_lengths if k >= drafts)
-                offers = [self.lookups.offers[row.id] if row.k else [] for row in work.rows]
+                offers = [self.lookups.offers[row.id] if row.state.k else [] for row in work.rows]
             ticket = lane.verify(slots, drafts, limits=limits, pins=self.pins(work), chunks=chunks, offers=offers)
         else:
             ticket = lane.prefill(chunks)
@@ -325,11 +325,16 @@ class CudaGPU(Device):
         if slots:
             behind = [
                 # the newest token is fed by the draft itself
-                PromptChunk(slot, row.prompt_tokens + row.emitted - 1 - row.owed, row.owed)
+                PromptChunk(
+                    slot, row.prompt_tokens + row.state.emitted - 1 - row.state.drafter_lag, row.state.drafter_lag
+                )
                 for slot, row in zip(slots, work.rows, strict=True)
-                if row.owed >= self._most_first_tokens
+                if row.state.drafter_lag >= self._most_first_tokens
             ]
-            owed = max([row.owed for row in work.rows if row.owed < self._most_first_tokens], default=0)
+            owed = max(
+                [row.state.drafter_lag for row in work.rows if row.state.drafter_lag < self._most_first_tokens],
+                default=0,
+            )
             tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
             tickets.append(lane.draft(slots, work.steps, width=1 + owed))
         return tickets
@@ -355,7 +360,7 @@ class CudaGPU(Device):
     def _price(self, work: Work) -> tuple[float, float, float]:
         if work.role in self.books.models:
             return self.books.price(work)
-        work.context = sum(row.context for row in work.rows)
+        work.context = sum(row.state.context for row in work.rows)
         return 0.0, 0.0, 0.0
 
     # seeing it through -------------------------------------------------------------------------------------------

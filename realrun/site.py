@@ -292,7 +292,7 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
         if len(parts) > 1 and served_s > WARM_UP_S:
             break
         few = [  # of several runs, whose numbers may be the same
-            Request(at, 0.0, min(r.prompt_tokens, WARM_UP_PROMPT), min(r.output_tokens, WARM_UP_OUTPUT), r.runs)
+            Request(at, 0.0, min(r.prompt_tokens, WARM_UP_PROMPT), min(r.output_tokens, WARM_UP_OUTPUT), r.accept_runs)
             for at, r in enumerate(requests[: 2 * users])
         ]
         traffic = replace(experiment.traffic, max_concurrency=users)
@@ -378,7 +378,7 @@ def serve(
         except KeyboardInterrupt:
             stopped = True
     site.device.flush()
-    finished = [request for request in requests if request.finish_s >= 0]
+    finished = [request for request in requests if request.taken.finish_s >= 0]
     result = _result(site, finished, machine, rig.graphs - graphs, requests) if finished else None
     if stopped:
         raise Interrupted(result, len(requests))

@@ -235,7 +235,7 @@ def drawn_verdict(work: Work) -> Sequence[int] | None:
         return None
     if isinstance(work.rows, RunningBatch):
         return work.rows.verdict()
-    return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
+    return [k if (run := row.accept_runs[row.state.emitted]) > (k := row.state.k) else run for row in work.rows]
 
 
 def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> None:
@@ -403,7 +403,7 @@ class Site:
             at = int(self._rng.integers(len(servers)))
         else:
             at, self._turn = self._turn, (self._turn + 1) % len(servers)
-        request.replica = at
+        request.taken.replica = at
         return servers[at]
 
     def settled_s(self) -> float:

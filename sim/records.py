@@ -31,13 +31,16 @@ HELD_BYTES = 1 << 25  # of a table that are held in memory, packed; more go to a
 LANES: tuple[str, ...] = ("prefill", "decode", "verify", "main")
 ROLES: tuple[Role, ...] = ("draft", "target")
 
-# of `Request`, where each is described: seconds are floats, all others whole numbers
+# of `Request` and `RequestUsage`, where each is described: seconds are floats, all others whole numbers
 _REQUEST_COLUMNS = (
     "id", "replica", "arrival_s", "admitted_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "rounds",
     "drafts", "drafted", "accepted", "refused", "bare", "ahead_tokens", "ahead_used", "preemptions", "resumptions",
     "recomputed_tokens", "num_cached_tokens", "session", "turn", "prefill_s", "draft_s", "wait_s", "verify_s",
 )  # fmt: skip
 REQUEST_DTYPES = {name: "f8" if name.endswith("_s") else "i8" for name in _REQUEST_COLUMNS} | {"replica": "i4"}
+_ASKED = {"id", "arrival_s", "prompt_tokens", "output_tokens", "session", "turn"}
+_COLUMNS = {name: attrgetter(name if name in _ASKED else f"taken.{name}") for name in _REQUEST_COLUMNS}
+_COLUMNS["bare"] = attrgetter("taken.undrafted_rounds")
 LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
 
 LAUNCH_DTYPES: dict[str, str] = {
@@ -211,7 +214,7 @@ def request_columns(requests: Sequence[Request]) -> Columns:
     """The requests as columns, in their order."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
-        columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
+        columns[name] = np.fromiter(map(_COLUMNS[name], requests), dtype, len(requests))
     return columns
 
 
@@ -342,7 +345,7 @@ class Reader:
         self.served.append(request)
         rows = max(len(self.log.launches), len(self.log.deliveries))
         if len(self.served) >= self._at_once or rows >= ROWS:
-            self.take(request.finish_s)
+            self.take(request.taken.finish_s)
 
     def take(self, now_s: float) -> None:
         """Take out what is in the log and who is served, at a time from which on more may come."""

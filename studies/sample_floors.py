@@ -42,7 +42,7 @@ def main(names: list[str]) -> None:
             ratios = near["seconds"] / (shape.solo_0 + shape.solo_1 * near["context_total"])
             cells.append(f"{ratios.iloc[0]:.2f}" if len(ratios) else "-")
         for prompt in PROMPTS:
-            chunk = Chunk(Request(0, 0.0, prompt, 1, runs=bytes(1)), 0, prompt)
+            chunk = Chunk(Request(0, 0.0, prompt, 1, accept_runs=bytes(1)), 0, prompt)
             floor_s = floor.carrying(0, 0, 1, [chunk], True).solo_0
             ratios = read_alone[read_alone["chunk_tokens"] == prompt]["seconds"] / floor_s
             cells.append(f"{ratios.iloc[0]:.2f}" if len(ratios) else "-")

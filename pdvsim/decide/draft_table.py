@@ -43,12 +43,12 @@ class IdleDrafter(Colocated):
 
     def draft(self, rows: list[Request], k: int) -> Work:
         for row in rows:
-            row.owed = 0  # it has read all before
+            row.state.drafter_lag = 0  # it has read all before
         return super().draft(rows, k)
 
     def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
         for row in rows:
-            row.k = 0
+            row.state.k = 0
         return super().verify(rows, 0, drafted)
 
 

@@ -253,7 +253,11 @@ class Latency:
 
     def behind(self, rows: Sequence[Request]) -> Shape:
         """Price of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
-        owed = [Chunk(r, r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed >= self.widest]
+        owed = [
+            Chunk(r, r.prompt_tokens + r.state.emitted - 1 - r.state.drafter_lag, r.state.drafter_lag)
+            for r in rows
+            if r.state.drafter_lag >= self.widest
+        ]
         groups = [owed[i : i + STRETCHES] for i in range(0, len(owed), STRETCHES)]
         priced = [self.carrying(0, 0, 1, group, False) for group in groups]
         return Shape(*(sum(figure) for figure in zip(*priced, strict=True)))

@@ -28,8 +28,8 @@ class Path:
     __slots__ = ("draft_s", "first", "gains", "verify_s", "wait_s")
 
     def __init__(self, request: Request, k: int, first: int) -> None:
-        at, end = request.emitted, request.output_tokens
-        self.gains = _path(request.runs, k, at, end) if k else bytes((1,)) * (end - at)
+        at, end = request.state.emitted, request.output_tokens
+        self.gains = _path(request.accept_runs, k, at, end) if k else bytes((1,)) * (end - at)
         self.first = first  # the batch's round in which it takes part first
         self.draft_s = self.wait_s = self.verify_s = 0.0  # of the batch, when it joined
 
@@ -134,28 +134,30 @@ class RunningBatch(list[Request]):
         path = self.paths[row] = Path(row, k, first)
         path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
         if self.busy:  # it has waited for the verify since its own draft
-            row.wait_s += self.ready_s - row.ready_s
+            row.taken.wait_s += self.ready_s - row.state.ready_s
         gains = path.gains
         end = first + len(gains)
         if end > len(self._emitted):
             more = [0] * (end - len(self._emitted))
             for sums in (self._emitted, self._owed, self._held):
                 sums += more
-        prompt = row.context - row.emitted
+        prompt = row.state.context - row.state.emitted
         self._prompts += prompt
-        emitted = list(accumulate(gains, initial=row.emitted))
+        emitted = list(accumulate(gains, initial=row.state.emitted))
         emitted.pop()
         self._emitted[first:end] = map(add, self._emitted[first:end], emitted)
         if k:
             if self.rereads:
-                self._owed[first:end] = map(max, self._owed[first:end], (row.owed, *gains.translate(_accepted)))
+                self._owed[first:end] = map(
+                    max, self._owed[first:end], (row.state.drafter_lag, *gains.translate(_accepted))
+                )
             else:
-                owed = bytes((row.owed > 0,)) + gains.translate(_whole(k))
+                owed = bytes((row.state.drafter_lag > 0,)) + gains.translate(_whole(k))
                 self._owed[first:end] = map(add, self._owed[first:end], owed)
-                if row.owed > 1:
-                    self._late = first, max(row.owed, self._late[1] if self._late[0] == first else 0)
+                if row.state.drafter_lag > 1:
+                    self._late = first, max(row.state.drafter_lag, self._late[1] if self._late[0] == first else 0)
         if self.kv.paged:
-            self.held_tokens += row.held_tokens
+            self.held_tokens += row.state.held_tokens
             held = self.kv.all_blocks(emitted, prompt + k + 1)
             self._held[first:end] = map(add, self._held[first:end], held)
         self.ends.setdefault(end, []).append(row)
@@ -237,8 +239,8 @@ class RunningBatch(list[Request]):
         for row in leaving:
             self._write(row, self.paths.pop(row))
             super().remove(row)
-            self.held_tokens -= row.held_tokens
-            self._prompts -= row.context - row.emitted
+            self.held_tokens -= row.state.held_tokens
+            self._prompts -= row.state.context - row.state.emitted
         self.end = min(self.ends, default=0)
         if not self:
             self.dissolve()
@@ -254,7 +256,7 @@ class RunningBatch(list[Request]):
             self._written_state = state
             for row, path in self.paths.items():
                 self._write(row, path)
-                row.pinned = self.busy and self.kv.paged
+                row.state.pinned = self.busy and self.kv.paged
 
     def dissolve(self) -> list[Request]:
         """The rows as a plain list, up to date."""
@@ -266,29 +268,31 @@ class RunningBatch(list[Request]):
     def _write(self, row: Request, path: Path) -> None:
         k, here = self.k, self.round - path.first
         if self.kv.paged and self.granted >= path.first:
-            last = row.context + sum(path.gains[: self.granted - path.first])
-            row.held_tokens = self.kv.blocks(last + k + 1)
-        row.k, row.ready_s = k if self.busy else 0, self.ready_s
-        row.draft_s += self.draft_s - path.draft_s
-        row.wait_s += self.wait_s - path.wait_s
-        row.verify_s += self.verify_s - path.verify_s
+            last = row.state.context + sum(path.gains[: self.granted - path.first])
+            row.state.held_tokens = self.kv.blocks(last + k + 1)
+        row.state.k, row.state.ready_s = k if self.busy else 0, self.ready_s
+        row.taken.draft_s += self.draft_s - path.draft_s
+        row.taken.wait_s += self.wait_s - path.wait_s
+        row.taken.verify_s += self.verify_s - path.verify_s
         path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
         if not here:
             return
         gains = path.gains[:here]
         gained, full = sum(gains), gains.count(k + 1)
-        over = max(0, row.emitted + gained - row.output_tokens)  # of its last round, beyond its end
+        over = max(0, row.state.emitted + gained - row.output_tokens)  # of its last round, beyond its end
         self.deliveries.extend_one(row.id, gains, over, self.times_s[path.first : self.round])
-        row.rounds += here
+        row.taken.rounds += here
         if k:
-            row.drafts += here
-            row.drafted += k * here
-            row.accepted += gained - here
-            row.refused += here - full
-        row.emitted += gained - over
-        row.context += gained - over
-        row.owed = row.owed + gained if not k else gains[-1] - 1 if self.rereads else int(gains[-1] > k)
-        row.turn_s = self.times_s[-1]
+            row.taken.drafts += here
+            row.taken.drafted += k * here
+            row.taken.accepted += gained - here
+            row.taken.refused += here - full
+        row.state.emitted += gained - over
+        row.state.context += gained - over
+        row.state.drafter_lag = (
+            row.state.drafter_lag + gained if not k else gains[-1] - 1 if self.rereads else int(gains[-1] > k)
+        )
+        row.state.last_delivery_s = self.times_s[-1]
         path.first, path.gains = self.round, path.gains[here:]
 
     def __iter__(self) -> Iterator[Request]:
@@ -317,7 +321,7 @@ class RunningBatch(list[Request]):
 
     def takes(self, rows: list[Request]) -> bool:
         """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
-        return not self.busy or all(row.k == self.k for row in rows)
+        return not self.busy or all(row.state.k == self.k for row in rows)
 
 
 def _changing(name: str) -> Callable[..., Any]:
@@ -340,9 +344,9 @@ for _name in ("insert", "extend", "pop", "remove", "clear", "sort", "reverse", "
 
 def context_of(rows: Sequence[Request]) -> int:
     """Cached tokens of all rows."""
-    return rows.context if isinstance(rows, RunningBatch) else sum([row.context for row in rows])
+    return rows.context if isinstance(rows, RunningBatch) else sum([row.state.context for row in rows])
 
 
 def drafted_for(rows: list[Request]) -> int:
     """The most draft tokens of any row."""
-    return rows.k if isinstance(rows, RunningBatch) else max([row.k for row in rows], default=0)
+    return rows.k if isinstance(rows, RunningBatch) else max([row.state.k for row in rows], default=0)

@@ -47,7 +47,7 @@ class Books:
         """Seconds alone, bytes moved and flops of a launch."""
         rows, tokens, context = work.rows, work.tokens, work.context
         if context < 0:
-            context = work.context = sum([row.context for row in rows])
+            context = work.context = sum([row.state.context for row in rows])
         if not work.chunks and not work.packed and (tokens <= self._widest or work.role == "target"):
             model = self.models[work.role]
             key = (work.role, len(rows), tokens, work.steps, bool(model.window) and context > len(rows) * model.window)
@@ -63,7 +63,9 @@ class Books:
             before = [model.carrying(0, 0, 1, work.chunks, False)] if work.chunks else []
             if tokens > self._widest:
                 before.append(model.behind(rows))
-                tokens = 1 + max([row.owed for row in rows if row.owed < self._widest], default=0)
+                tokens = 1 + max(
+                    [row.state.drafter_lag for row in rows if row.state.drafter_lag < self._widest], default=0
+                )
             for shape in before:
                 solo, moved, flops = solo + shape.solo_0, moved + shape.bytes_0, flops + shape.flops_0
             shape = model.shape(len(rows), tokens, work.steps, context)
@@ -88,18 +90,18 @@ class Books:
                 rows.verify_s += spent_s
         elif work.kind == "draft":
             for row in rows:
-                if row.finish_s < 0:  # an early draft may outlive a row
-                    row.draft_s += spent_s
+                if row.taken.finish_s < 0:  # an early draft may outlive a row
+                    row.taken.draft_s += spent_s
         elif work.kind != "ahead":  # its rows are being verified
             for row in rows:
-                row.verify_s += spent_s
+                row.taken.verify_s += spent_s
         tokens, prompt_start = work.packed or len(rows) * (work.tokens + work.steps - 1), 0
         for chunk in work.chunks:
             tokens += chunk.tokens
             if chunk.start > prompt_start:
                 prompt_start = chunk.start
             if work.role == "target":  # the drafter prefills after it or concurrently
-                chunk.request.prefill_s += spent_s
+                chunk.request.taken.prefill_s += spent_s
         self._append((
             *self._head(work.lane, work.kind, work.role), len(rows), tokens, work.steps, work.tokens,
             work.queue_depth, prompt_start, work.context, start_s, end_s, solo_s, moved, flops,
@@ -115,24 +117,24 @@ def book(rows: Sequence[Request], verdict: Sequence[int], now_s: float, rereads:
     """
     gains, over = [], False
     for row, accepted in zip(rows, verdict, strict=True):
-        k, gained = row.k, accepted + 1
-        emitted = row.emitted + gained
+        k, gained = row.state.k, accepted + 1
+        emitted = row.state.emitted + gained
         if emitted >= row.output_tokens:
             gained -= emitted - row.output_tokens
             emitted = row.output_tokens
             over = True
-        row.emitted = emitted
-        row.context += gained
-        row.rounds += 1
-        row.k, row.missed, row.turn_s = 0, False, now_s
+        row.state.emitted = emitted
+        row.state.context += gained
+        row.taken.rounds += 1
+        row.state.k, row.state.missed, row.state.last_delivery_s = 0, False, now_s
         if not k:
-            row.owed += gained
+            row.state.drafter_lag += gained
         else:
-            row.drafts += 1
-            row.drafted += k
-            row.accepted += accepted
-            row.refused += accepted < k
+            row.taken.drafts += 1
+            row.taken.drafted += k
+            row.taken.accepted += accepted
+            row.taken.refused += accepted < k
             # after full acceptance the drafter has not read its own last draft; a head reads accepted ones again
-            row.owed = accepted if rereads else int(accepted == k)
+            row.state.drafter_lag = accepted if rereads else int(accepted == k)
         gains.append(gained)
     return gains, over

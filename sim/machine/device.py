@@ -112,10 +112,10 @@ class SimulatedGPU:
         solo_s, _, _ = self.books.price(work)
         done_s = host.spend(env._now, solo_s)
         for row in work.rows:
-            row.draft_s += solo_s
-            row.missed = not has_draft(row)
-            if row.missed:
-                row.k = 0
+            row.taken.draft_s += solo_s
+            row.state.missed = not has_draft(row)
+            if row.state.missed:
+                row.state.k = 0
         done = Event(env)
         return env.at(done_s, done) if work.watched else done
 

@@ -125,7 +125,7 @@ def _note_ready(rows: list[Request], now_s: float) -> None:
         rows.ready_s = now_s
     else:
         for row in rows:
-            row.ready_s = now_s
+            row.state.ready_s = now_s
 
 
 def _note_wait(rows: list[Request], now_s: float) -> None:
@@ -133,4 +133,4 @@ def _note_wait(rows: list[Request], now_s: float) -> None:
         rows.wait_s += now_s - rows.ready_s
     else:
         for row in rows:
-            row.wait_s += now_s - row.ready_s
+            row.taken.wait_s += now_s - row.state.ready_s

@@ -116,16 +116,18 @@ class Node(Device):
             rows = [row for row in work.rows if self._drafter(row) == at]
             chunks = tuple(chunk for chunk in work.chunks if self._drafter(chunk.request) == at)
             if rows or chunks:
-                tokens = 1 + max((row.owed for row in rows), default=0) if work.kind == "draft" else work.tokens
+                tokens = (
+                    1 + max((row.state.drafter_lag for row in rows), default=0) if work.kind == "draft" else work.tokens
+                )
                 parts.append((replace(work, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
         return parts
 
     def _drafter(self, request: Request) -> int:
         """The GPU that drafts for a request and holds its KV; requests are assigned in turn."""
-        if request.drafter < 0:
-            request.drafter = self.seats.draft[self._next_drafter]
+        if request.state.drafter < 0:
+            request.state.drafter = self.seats.draft[self._next_drafter]
             self._next_drafter = (self._next_drafter + 1) % len(self.seats.draft)
-        return request.drafter
+        return request.state.drafter
 
     def _start(self, work: Work, at: int) -> Job:
         """Launch on a GPU; the launch enters its stream when all its inputs have arrived."""
@@ -154,11 +156,13 @@ class Node(Device):
         drafters = self.seats.draft
         if work.kind == "verify":
             if len(drafters) == 1:
-                return [(drafters[0], draft_bytes(sum(row.k for row in work.rows)))]
-            made = [(at, sum(row.k for row in work.rows if self._drafter(row) == at)) for at in drafters]
+                return [(drafters[0], draft_bytes(sum(row.state.k for row in work.rows)))]
+            made = [(at, sum(row.state.k for row in work.rows if self._drafter(row) == at)) for at in drafters]
             return [(at, draft_bytes(tokens)) for at, tokens in made if tokens]
         if work.kind == "draft":
-            owed = sum(row.owed for row in work.rows if row.owed > 1)  # one is its own last draft
+            owed = sum(
+                row.state.drafter_lag for row in work.rows if row.state.drafter_lag > 1
+            )  # one is its own last draft
             return [(self.seats.verify, verdict_bytes(len(work.rows), owed))]
         return []
 

@@ -411,7 +411,7 @@ class Tally(Reader):
             self._left -= 1
             if not self._left:
                 window = self.sums.window
-                self.sums.window = window._replace(end_s=min(window.end_s, request.finish_s))
+                self.sums.window = window._replace(end_s=min(window.end_s, request.taken.finish_s))
         super().finished(request)
 
     def take(self, now_s: float) -> None:

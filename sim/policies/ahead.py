@@ -80,7 +80,7 @@ class Ahead(PDV):
         self.guesses.update(dict.fromkeys(rows, (k, plan)))
         self.making = set(rows)
         for row in rows:
-            row.ahead_tokens += plan.branches(row.k) * (k + 1)
+            row.taken.ahead_tokens += plan.branches(row.state.k) * (k + 1)
         yield self.device.launch(self.ahead(rows, k, plan))
         self.making.clear()
         ready, self.kept = self.kept, []
@@ -88,14 +88,14 @@ class Ahead(PDV):
 
     def ahead(self, rows: list[Request], k: int, plan: Lookahead) -> Work:
         """A token behind each row's last draft, and k more; in all its branches."""
-        branches = [row for row in rows for _ in range(plan.branches(row.k))]
+        branches = [row for row in rows for _ in range(plan.branches(row.state.k))]
         lane = self.draft_lane
         return Work("ahead", "draft", lane, branches, 1, k + 1, (), self.priority(lane, rows), self.backlog(lane))
 
     def choose(self, rows: list[Request], k: int) -> Lookahead | None:
         """The plan with the most tokens per second by the latency model, or None if drafting ahead does not pay."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
-        count, context = len(rows), sum(row.context for row in rows)
+        count, context = len(rows), sum(row.state.context for row in rows)
         # of several, those who are drafted for anew would fall behind, and the batch apart
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if count > 1 else (False, True)}[miss]
         ways = [Lookahead(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
@@ -128,11 +128,11 @@ class Ahead(PDV):
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.verify_batch)
             for row in self.foreseen.intersection(rows):
-                row.ahead_used += row.k
+                row.taken.ahead_used += row.state.k
             self.foreseen.difference_update(rows)
-            judging = self.device.launch(self.verify(rows, max([row.k for row in rows])))
+            judging = self.device.launch(self.verify(rows, max([row.state.k for row in rows])))
             if self.speculates:
-                self.judged = [row for row in rows if row.emitted + row.k + 1 < row.output_tokens]
+                self.judged = [row for row in rows if row.state.emitted + row.state.k + 1 < row.output_tokens]
             if self.judged:
                 self.decode.wake(self.env.now)
             verdict = yield judging
@@ -158,9 +158,9 @@ class Ahead(PDV):
             if k is None:
                 anew.append(row)
                 continue
-            row.k = k
+            row.state.k = k
             if k:
-                row.owed = 0
+                row.state.drafter_lag = 0
                 self.foreseen.add(row)
             (self.kept if row in self.making else ready).append(row)
         self.go_on_at_once(ready)
@@ -174,7 +174,7 @@ class Ahead(PDV):
 
     def go_on_at_once(self, rows: list[Request]) -> None:
         """Hand rows to the verify lane with the drafts that were made ahead."""
-        rows = self.hold(rows, max((row.k for row in rows), default=0))
+        rows = self.hold(rows, max((row.state.k for row in rows), default=0))
         self.verify_queue.put(rows)
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:

@@ -130,13 +130,13 @@ class Policy(Facts):
         if self.workers == "lanes" and (free := len(self.readers) - self._busy_readers) > 1:
             share = max(1, -(-len(self.waiting) // free))  # so that other readers who are free get theirs
             most = min(share, most or share)
-        for request in [request for request in self.prefilling if request.reader == self.reader]:
-            tokens = min(budget, request.to_read - request.prefilled)
+        for request in [request for request in self.prefilling if request.state.prefill_worker == self.reader]:
+            tokens = min(budget, request.to_read - request.state.prefilled)
             if tokens <= 0 or len(chunks) == most:
                 break
-            if request in self.kv and self._make_room(request, request.prefilled + tokens):
-                self.kv.name(request, request.prefilled + tokens)
-                chunks.append(Chunk(request, request.prefilled, tokens))
+            if request in self.kv and self._make_room(request, request.state.prefilled + tokens):
+                self.kv.name(request, request.state.prefilled + tokens)
+                chunks.append(Chunk(request, request.state.prefilled, tokens))
                 budget -= tokens
         if self.admitting and self.in_flight == inside:  # as in vLLM, nobody is let in where another gave way
             while budget > 0 and len(chunks) != most and (chunk := self._admit(budget)):
@@ -152,11 +152,11 @@ class Policy(Facts):
             tokens = min(budget, request.to_read - cached)
             if self.kv.admit(request, cached + tokens):
                 self.waiting.popleft()
-                if request.admitted_s < 0:
-                    request.admitted_s = self.env.now
+                if request.taken.admitted_s < 0:
+                    request.taken.admitted_s = self.env.now
                 self.in_flight += 1
                 self.prefilling.append(request)
-                request.reader = self.reader
+                request.state.prefill_worker = self.reader
                 return Chunk(request, cached, tokens)
         self._untried = False
         return None
@@ -181,7 +181,7 @@ class Policy(Facts):
             read = self.step([], 0, chunks)
             return read, read
         requests = [chunk.request for chunk in chunks]
-        priority, reader = self.priority(lane, requests), requests[0].reader
+        priority, reader = self.priority(lane, requests), requests[0].state.prefill_worker
         read = self.device.launch(
             Work("prefill", "target", lane, [], 1, 1, chunks, priority, depth, worker=reader)
         )  # fmt: skip
@@ -198,19 +198,19 @@ class Policy(Facts):
         ready, now = [], self.env.now
         for chunk in chunks:
             request = chunk.request
-            request.prefilled += chunk.tokens
-            if request.prefilled < request.to_read:
+            request.state.prefilled += chunk.tokens
+            if request.state.prefilled < request.to_read:
                 continue
             self.prefilling.remove(request)
-            request.context = request.prefilled
-            request.emitted += 1
-            request.turn_s = now
-            if request.first_token_s < 0:
-                request.first_token_s = now
+            request.state.context = request.state.prefilled
+            request.state.emitted += 1
+            request.state.last_delivery_s = now
+            if request.taken.first_token_s < 0:
+                request.taken.first_token_s = now
             else:
-                request.resumptions += 1
+                request.taken.resumptions += 1
             self.deliveries.append((request.id, 1, now))
-            if request.emitted == request.output_tokens:
+            if request.state.emitted == request.output_tokens:
                 self._finish(request)
             else:
                 ready.append(request)
@@ -230,13 +230,19 @@ class Policy(Facts):
         reads = []
         for chunk in chunks:
             request = chunk.request
-            if request.lacks:  # it reads cached tokens that only the target has, with what follows them
-                chunk = Chunk(request, chunk.start - request.lacks, chunk.tokens + request.lacks)
-                request.lacks = 0
-            if follows and not request.owed:
+            if (
+                request.state.drafter_cache_gap
+            ):  # it reads cached tokens that only the target has, with what follows them
+                chunk = Chunk(
+                    request,
+                    chunk.start - request.state.drafter_cache_gap,
+                    chunk.tokens + request.state.drafter_cache_gap,
+                )
+                request.state.drafter_cache_gap = 0
+            if follows and not request.state.drafter_lag:
                 reads.append(chunk)
             else:
-                request.owed += chunk.tokens
+                request.state.drafter_lag += chunk.tokens
         return tuple(reads)
 
     # room in the KV cache --------------------------------------------------------------------------------------
@@ -251,7 +257,7 @@ class Policy(Facts):
             return rows
         for row in rows:
             if row in self.kv:
-                self._make_room(row, row.context + k + 1)
+                self._make_room(row, row.state.context + k + 1)
         return [row for row in rows if row in self.kv]
 
     def _make_room(self, request: Request, tokens: int) -> bool:
@@ -297,10 +303,10 @@ class Policy(Facts):
             tokens, context = 1 + rows.owed, rows.context
         else:
             for row in rows:
-                row.k = k
-                context += row.context
-                if row.owed >= tokens:
-                    tokens = row.owed + 1
+                row.state.k = k
+                context += row.state.context
+                if row.state.drafter_lag >= tokens:
+                    tokens = row.state.drafter_lag + 1
         lane = self.draft_lane
         watched = lane != self.verify_lane
         return Work(
@@ -315,11 +321,11 @@ class Policy(Facts):
         lane, packed = self.verify_lane, 0
         if k and self._looks_up:
             k = drafted_for(rows)
-            packed = sum([row.k + 1 for row in rows]) if k and not self.settings.pad_drafts else 0
+            packed = sum([row.state.k + 1 for row in rows]) if k and not self.settings.pad_drafts else 0
         if k and (drafted is None or self._looks_up) and not isinstance(rows, RunningBatch):
             for row in rows:
-                if not row.k:
-                    row.bare += 1
+                if not row.state.k:
+                    row.taken.undrafted_rounds += 1
         context = context_of(rows) if drafted is None else drafted.context
         return Work(
             "verify" if k else "decode", "target", lane, rows, k + 1, 1, (), self.priority(lane, rows),
@@ -336,14 +342,14 @@ class Policy(Facts):
         joining = self.draft_lane != self.prefill_lane and self.backlog(self.draft_lane)
         if not self._drafts_early or joining:
             return
-        left = [row.output_tokens - row.emitted for row in rows]
-        if all(n <= row.k + 1 for n, row in zip(left, rows, strict=True)):
+        left = [row.output_tokens - row.state.emitted for row in rows]
+        if all(n <= row.state.k + 1 for n, row in zip(left, rows, strict=True)):
             return
         rows = [row for tokens, row in zip(left, rows, strict=True) if tokens > 1]
         k, lane = self.controller.draft_length(rows, 0, self.env.now), self.draft_lane
         if k:
             self.early = k
-            unread = 1 + max(row.k for row in rows) if self._rereads else 2  # whatever the verdict will be
+            unread = 1 + max(row.state.k for row in rows) if self._rereads else 2  # whatever the verdict will be
             self.device.launch(Work(
                 "draft", "draft", lane, rows, unread, k, (), self.priority(lane, rows), self.backlog(lane), False,
                 context_of(rows), early=True,
@@ -355,7 +361,7 @@ class Policy(Facts):
         early, self.early = (self.early, 0) if k else (0, self.early)
         if early:
             for row in rows:
-                row.k = early
+                row.state.k = early
         if k and not early:
             drafting = self.draft(rows, k)
             drafting.chunks, drafting.watched = followed, False
@@ -408,8 +414,8 @@ class Policy(Facts):
         self.deliveries.extend([row.id for row in rows], gains, now)
         if not over:
             return rows
-        self._leave([row for row in rows if row.emitted == row.output_tokens])
-        return [row for row in rows if row.emitted < row.output_tokens]
+        self._leave([row for row in rows if row.state.emitted == row.output_tokens])
+        return [row for row in rows if row.state.emitted < row.output_tokens]
 
     def backlog(self, lane: str) -> int:
         """Requests that wait for a lane when something is launched on it."""
@@ -430,7 +436,7 @@ class Policy(Facts):
         if lane == self.prefill_lane:
             since_s = first.arrival_s
         else:
-            since_s = first.ready_s if lane == self.verify_lane and self._handed else first.turn_s
+            since_s = first.state.ready_s if lane == self.verify_lane and self._handed else first.state.last_delivery_s
         return min(HIGHEST, own + deep + int((self.env.now - since_s) / PATIENCE_S))
 
     # how it is done --------------------------------------------------------------------------------------------
@@ -471,7 +477,7 @@ class Policy(Facts):
             self._finish(row)
 
     def _finish(self, request: Request) -> None:
-        request.finish_s = self.env.now
+        request.taken.finish_s = self.env.now
         self.kv.release(request)
         self.in_flight -= 1
         self.on_finish(request)

@@ -48,5 +48,5 @@ class Baseline(Policy):
                 k = self.draft_length(rows)
                 rows = self.hold(rows, k)
                 rows = yield from self.rounds(rows, k)
-            if not chunks[0].request.prefilled:  # preempted: somebody must leave first
+            if not chunks[0].request.state.prefilled:  # preempted: somebody must leave first
                 yield self.readers[number].wait()

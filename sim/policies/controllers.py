@@ -77,11 +77,11 @@ def judged(rows: Sequence[Request], verdict: Sequence[int]) -> tuple[int, int] |
     accepted = refused = 0
     drafted = False
     for row, passed in zip(rows, verdict, strict=True):
-        if row.k:
+        if row.state.k:
             drafted = True
             accepted += passed
-            refused += passed < row.k
-        elif row.missed:
+            refused += passed < row.state.k
+        elif row.state.missed:
             drafted = True
             refused += 1
     return (accepted, refused) if drafted else None
@@ -119,7 +119,7 @@ class Controller:
 
 def _computed(request: Request) -> int:
     """Prompt tokens that were not cached."""
-    return request.prompt_tokens - max(0, request.num_cached_tokens)
+    return request.prompt_tokens - max(0, request.taken.num_cached_tokens)
 
 
 class ServedLengths:
@@ -135,7 +135,7 @@ class ServedLengths:
     def look(self, rows: Sequence[Request]) -> None:
         """Until a request is served, those under way stand in for it, as if they ended now."""
         if not self._requests:
-            self.outputs = max([row.emitted for row in rows])
+            self.outputs = max([row.state.emitted for row in rows])
             self.prompts = sum(map(_computed, rows)) / len(rows)
 
     def observe(self, rows: Sequence[Request]) -> None:
@@ -338,7 +338,7 @@ class Feedback(Controller):
 
     def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
         for row, accepted in zip(rows, verdict, strict=True):
-            if row.k:
-                self._ratios.append(accepted / row.k)
-                self._latencies.append(now_s - row.turn_s)
+            if row.state.k:
+                self._ratios.append(accepted / row.state.k)
+                self._latencies.append(now_s - row.state.last_delivery_s)
                 self._verdicts_since_adjustment += 1

@@ -72,7 +72,7 @@ class Adaptive(Hybrid):
             return None
         k = self.draft_length(rows)
         decoding = max(len(rows), self.in_flight - len(self.prefilling))
-        context = sum(row.context for row in rows) * decoding // len(rows)
+        context = sum(row.state.context for row in rows) * decoding // len(rows)
         self.learner.served.look(rows)
         self.mode = self.best_mode(rows, decoding, context, k)
         self.drafter_follows = self.mode != "plain"
@@ -113,5 +113,5 @@ class Adaptive(Hybrid):
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         self.learner.observe(rows, verdict, plain=self.mode == "plain")
         going = super().settle(rows, verdict)
-        self.learner.served.observe([row for row in rows if row.finish_s >= 0])
+        self.learner.served.observe([row for row in rows if row.taken.finish_s >= 0])
         return going

@@ -80,7 +80,7 @@ class Planner:
     def behind_s(self, rows: Sequence[Request]) -> float:
         """The drafter's reading of all that was decoded without it."""
         drafter = self.models["draft"]
-        return drafter.behind(rows).solo_0 if any(row.owed >= drafter.widest for row in rows) else 0.0
+        return drafter.behind(rows).solo_0 if any(row.state.drafter_lag >= drafter.widest for row in rows) else 0.0
 
     def caught_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A round of `rows` with what the drafter must catch up on after the last."""

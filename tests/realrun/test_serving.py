@@ -234,7 +234,7 @@ def test_a_drafter_behind_by_many_tokens_reads_them_first(monkeypatch: pytest.Mo
     most = max(serve(chosen, OWN, requests=requests, rig=rig_for(chosen, requests, 0.0)).requests["drafted"].tolist())
     assert most > 0
     for request in requests:
-        assert request.accepted == request.drafted
+        assert request.taken.accepted == request.taken.drafted
 
 
 AHEAD = [("pdv-ahead", {"ahead_fan": fan, "ahead_miss": miss}) for fan in (0, 3) for miss in ("draft", "plain")]
@@ -299,7 +299,7 @@ def test_drafts_ahead_find_pages_where_the_cache_is_full(
         if work.kind == "ahead":
             served.append(work)
             for slot, row in zip(device.slots.of(work.rows), work.rows, strict=True):
-                assert len(device.slots._pages[slot]) * PAGE >= row.context + row.k + 1 + work.steps + 1
+                assert len(device.slots._pages[slot]) * PAGE >= row.state.context + row.state.k + 1 + work.steps + 1
         device.slots.check_integrity()
         return tickets
 

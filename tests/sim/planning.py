@@ -34,7 +34,7 @@ def batch(rows: int, context: int) -> list[Request]:
     """Running requests with `context` tokens cached each, `OUTPUT` tokens delivered."""
     requests = [Request(i, 0.0, context, 1000, bytes(1000)) for i in range(rows)]
     for request in requests:
-        request.context, request.emitted = context, OUTPUT
+        request.state.context, request.state.emitted = context, OUTPUT
     return requests
 
 

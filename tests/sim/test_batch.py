@@ -29,7 +29,10 @@ class Curious(Colocated):
         super().__init__(*args)  # type: ignore[arg-type]
 
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        rows = tuple((row.id, row.emitted, row.context, row.owed, row.rounds, row.accepted) for row in self.running)
+        rows = tuple(
+            (row.id, row.state.emitted, row.state.context, row.state.drafter_lag, row.taken.rounds, row.taken.accepted)
+            for row in self.running
+        )
         self.seen.append((self.env.now, rows))
         return super().next_chunks(budget)
 
@@ -51,7 +54,7 @@ class Restless(PD):
             elif turn % 5 == 1:
                 rows.append(rows.pop(0))
             elif turn % 5 == 2:
-                rows.sort(key=lambda row: row.context)
+                rows.sort(key=lambda row: row.state.context)
             elif turn % 5 == 3:
                 last = rows[-1]
                 rows.remove(last)
@@ -71,7 +74,7 @@ class Counting(PDV):
 
     def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
         Counting.verdicts += len(verdict)
-        assert all(0 <= accepted <= row.k for row, accepted in zip(rows, verdict, strict=True))
+        assert all(0 <= accepted <= row.state.k for row, accepted in zip(rows, verdict, strict=True))
         return super().settle(rows, verdict)
 
 

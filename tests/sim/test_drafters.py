@@ -167,13 +167,13 @@ def test_a_head_left_behind_by_more_than_a_draft_reads_that_as_a_prompt() -> Non
     experiment = serving("eagle3")
     head = covering_profile(experiment).latency(pair(experiment.server.pair).draft)
     row = Request(0, 0.0, 100, 200, bytes(200))
-    row.emitted, row.owed = 60, head.widest
-    stretch = head.carrying(0, 0, 1, [Chunk(row, 159 - row.owed, row.owed)], False)
+    row.state.emitted, row.state.drafter_lag = 60, head.widest
+    stretch = head.carrying(0, 0, 1, [Chunk(row, 159 - row.state.drafter_lag, row.state.drafter_lag)], False)
     assert head.behind([row]).solo_0 == pytest.approx(stretch.solo_0)
     books = Books({"draft": head}, Launches())
     prices = []
     for owed in (head.widest - 1, head.widest):
-        row.owed = owed
+        row.state.drafter_lag = owed
         prices.append(books.price(Work("draft", "draft", "main", [row], owed + 1, 4, context=159))[0])
     alone = head.shape(1, 1, 4)
     assert prices[1] == pytest.approx(stretch.solo_0 + alone.solo_0 + 159 * alone.solo_1)
@@ -204,7 +204,7 @@ def test_drafts_are_found_where_one_is_accepted_and_at_that_share_of_the_others(
     drafted = []
     for position in range(len(runs)):
         row = Request(7, 0.0, 10, len(runs), runs)
-        row.emitted = position
+        row.state.emitted = position
         drafted.append(is_found(row, 0.15))
     assert all(drafted[1::2])
     assert np.mean(drafted[::2]) == pytest.approx(0.15, abs=0.01)

@@ -57,7 +57,9 @@ class Watched(PDV):
     def priority(self, lane: str, requests: Sequence[Request]) -> int:
         level = super().priority(lane, requests)
         first = requests[0]
-        since_s = {"prefill": first.arrival_s, "verify": first.ready_s, "decode": first.turn_s}[lane]
+        since_s = {"prefill": first.arrival_s, "verify": first.state.ready_s, "decode": first.state.last_delivery_s}[
+            lane
+        ]
         self.seen.append((lane, level, self.env.now - since_s))
         return level
 

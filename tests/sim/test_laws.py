@@ -473,7 +473,7 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
                 continue
             expected, at, accepted = [1], 1, 0
             while at < request.output_tokens:
-                passed = min(request.runs[at], k)
+                passed = min(request.accept_runs[at], k)
                 accepted += passed
                 expected.append(min(passed + 1, request.output_tokens - at))
                 at += expected[-1]
@@ -638,7 +638,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
         for server in site.servers:
             server.kv.check_integrity()
             assert server.kv.used_tokens == server.in_flight == len(server.waiting) == 0
-        preempted += sum(request.preemptions for request in requests)
+        preempted += sum(request.taken.preemptions for request in requests)
     assert preempted > 10
 
 

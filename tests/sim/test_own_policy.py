@@ -41,7 +41,7 @@ class Patient(PDV):
             while len(self.verify_queue.queue) < self.needed():
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.max_num_seqs)
-            verdict = yield self.device.launch(self.verify(rows, max(row.k for row in rows)))
+            verdict = yield self.device.launch(self.verify(rows, max(row.state.k for row in rows)))
             going = self.settle(rows, verdict)
             if going:
                 self.decode.put(going)
@@ -94,7 +94,7 @@ class Lost(Colocated):
 class Greedy(Colocated):
     def settle(self, rows, verdict):
         for row in rows[:1]:
-            row.emitted += 1
+            row.state.emitted += 1
         return super().settle(rows, verdict)
 
 class NotOne:

@@ -121,7 +121,7 @@ def test_a_preempted_request_goes_on_with_what_is_still_cached() -> None:
     assert again > 0
     assert prefilled(result, role=1) == 12 * 64 + int(result.requests["recomputed_tokens"].sum()) + again
     assert not result.requests["num_cached_tokens"].any()
-    assert not any(request.held_tokens for request in requests)
+    assert not any(request.state.held_tokens for request in requests)
 
 
 def test_answers_stay_on_the_gpu_that_decodes() -> None:

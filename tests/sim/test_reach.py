@@ -92,7 +92,7 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
         rows = len(work.rows)
         width = min(work.tokens, 2) if work.role == "draft" else work.tokens
         k = (work.steps if work.kind == "draft" else width - 1) if rows else 0
-        context = sum(row.context for row in work.rows) / max(rows, 1)
+        context = sum(row.state.context for row in work.rows) / max(rows, 1)
         prompt = sum(chunk.tokens for chunk in work.chunks)
         start = max((chunk.start for chunk in work.chunks), default=0)
         if work.role == "draft" and work.tokens > 2:
