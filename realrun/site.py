@@ -47,7 +47,7 @@ from pdvsim.sim.hardware.models import drafter, is_config, quantised, unquantise
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
@@ -186,12 +186,12 @@ class RealSite:
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
         host = RealHost()
-        books = Books(latency if known else {}, self.log.launches)
+        ledger = Ledger(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots, reuse_of(experiment))
         self.device = CudaGPU(
-            env, host, rig.lanes, kv, texts, books, (lambda work: None) if own else drawn_verdict,
+            env, host, rig.lanes, kv, texts, ledger, (lambda launch: None) if own else drawn_verdict,
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
@@ -217,6 +217,8 @@ class RealSite:
         self.device.begin()
         self.device.telemetry.restart()
         self.servers = [policy_of(self.experiment.arch)(self.context)]
+        for process in self.servers[0].processes():
+            self.env.process(process)
 
     def receive(self, request: Request) -> None:
         self.servers[0].submit(request)
@@ -415,7 +417,7 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         **telemetry.summary(),
         "telemetry": telemetry.columns(),
     }
-    if site.device.books.models:
+    if site.device.ledger.models:
         gpu = site.profile.gpu
         meta |= {"bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "flops_per_s": gpu.flops_per_s}
     return Result(

@@ -14,7 +14,7 @@ import numpy as np
 from simpy.events import Event
 
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
-from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
+from pdvsim.sim.core import ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
@@ -23,13 +23,13 @@ from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
-from pdvsim.sim.machine.batch import RunningBatch
+from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.fastforward import FastForwardGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
-from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
@@ -229,13 +229,9 @@ def cached_facts(caches: Sequence[KvCache]) -> dict[str, int]:
     }
 
 
-def drawn_verdict(work: Work) -> Sequence[int] | None:
+def drawn_verdict(launch: Launch) -> Sequence[int] | None:
     """How many of each row's drafts the target accepts, as drawn before the run."""
-    if work.role == "draft":
-        return None
-    if isinstance(work.rows, RunningBatch):
-        return work.rows.verdict()
-    return [k if (run := row.accept_runs[row.state.emitted]) > (k := row.state.k) else run for row in work.rows]
+    return None if launch.role == "draft" else launch.rows.verdict()
 
 
 def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> None:
@@ -281,7 +277,7 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
     return ""
 
 
-class Site:
+class Cluster:
     """The servers behind the router."""
 
     def __init__(
@@ -323,7 +319,7 @@ class Site:
             models = {role: one.latency(model) for role, model in placed[at].items()}
             sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
             gpus.append(
-                ForeseeingGPU(
+                FastForwardGPU(
                     env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
                     has_draft, blocks=self.blocks,
                 )
@@ -347,11 +343,13 @@ class Site:
                 () if experiment.traffic.shares else windows_of(list(models_on(experiment)[seats.verify].values())),
             ),
             deliveries=self.log.deliveries,
-            readers=len(seats.prefill),
+            prefill_workers=len(seats.prefill),
             on_finish=lambda request: self.on_finish(request),
         )
         with own_errors(experiment.arch):
             policy: Policy = policy_of(experiment.arch)(context)
+            for process in policy.processes():
+                env.process(process)
         return policy
 
     def check(self, requests: Sequence[Request]) -> None:

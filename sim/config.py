@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from pdvsim.sim.core import Pair, Seats
+from pdvsim.sim.core import Pair, Placement
 from pdvsim.sim.hardware.models import HEADS, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
@@ -124,11 +124,13 @@ class Experiment:
         return policy_of(self.arch).speculates and self.server.drafted_by != "none"
 
     @cached_property
-    def seats(self) -> Seats:
+    def seats(self) -> Placement:
         """Which GPU of a server each part is on."""
         placed = self.hardware.placed()
         draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
-        return Seats(placed.get("prefill", (0,)), draft, verify[0] if policy_of(self.arch).hands_over() else draft[0])
+        return Placement(
+            placed.get("prefill", (0,)), draft, verify[0] if policy_of(self.arch).hands_over() else draft[0]
+        )
 
     @cached_property
     def pair(self) -> Pair:

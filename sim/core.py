@@ -320,6 +320,9 @@ class RequestState:
     ready_s: float = -1.0  # when its current wait or stage began
     last_delivery_s: float = -1.0  # when its tokens of the last round were delivered
 
+    def unforeseen(self) -> None:
+        """Nothing is foreseen of it: to a forecast, a call to end (`machine.forecast`)."""
+
 
 @dataclass(slots=True, eq=False)
 class RequestUsage:
@@ -385,7 +388,7 @@ class Request:
         return f"Request({self.id}, {self.prompt_tokens}->{self.state.emitted}/{self.output_tokens})"
 
 
-class Seats(NamedTuple):
+class Placement(NamedTuple):
     """The GPUs of each part: the target where it reads prompts, the drafter with all its works, the target else."""
 
     prefill: tuple[int, ...] = (0,)
@@ -415,27 +418,3 @@ class Chunk:
     request: Request
     start: int
     tokens: int
-
-
-@dataclass(slots=True)
-class Work:
-    """One GPU launch: `steps` forwards of one model over `rows`, the first with `tokens` new tokens per row.
-
-    `chunks` are prompt chunks in the (first) forward. A draft of length k is k steps of one token; the first step has
-    more tokens if some row must catch up. A verify is one step of k+1.
-    """
-
-    kind: Kind
-    role: Role
-    lane: str
-    rows: list[Request]
-    tokens: int = 1
-    steps: int = 1
-    chunks: tuple[Chunk, ...] = ()
-    priority: int = 0  # higher goes first
-    queue_depth: int = 0  # requests left waiting in the lane when this was launched
-    watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
-    context: int = -1  # cached tokens of all rows; -1: not counted yet
-    worker: int = 0  # number among the concurrent workers of its lane
-    packed: int = 0  # new tokens of all rows where their numbers differ, up to `tokens` each; 0: all have `tokens`
-    early: bool = False  # a draft that is launched before the verdict that it follows is known

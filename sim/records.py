@@ -126,18 +126,18 @@ class Launches:
 class Unwritten(Protocol):
     """What holds more of its requests than is written to them and to the log."""
 
-    def sync(self) -> None:
+    def flush(self) -> None:
         """Write it."""
 
 
 class Deliveries:
     """Tokens delivered: by request, how many, and when."""
 
-    __slots__ = ("_requests", "_times_s", "_tokens", "batches")
+    __slots__ = ("_requests", "_times_s", "_tokens", "unwritten")
 
     def __init__(self) -> None:
         self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
-        self.batches: list[Unwritten] = []
+        self.unwritten: list[Unwritten] = []
 
     def append(self, row: tuple[int, int, float]) -> None:
         """`row` is request, tokens and time."""
@@ -159,7 +159,7 @@ class Deliveries:
     def extend_one(self, request: int, tokens: bytes, over: int, times_s: list[float]) -> None:
         """One request's tokens at several times, the last less what is `over`."""
         self._requests.extend(array("i", (request,)) * len(times_s))
-        self._tokens.extend(tokens)
+        self._tokens.frombytes(np.frombuffer(tokens, np.uint8).astype(np.int16).tobytes())
         self._tokens[-1] -= over
         self._times_s.fromlist(times_s)
 
@@ -168,8 +168,8 @@ class Deliveries:
 
     def drain(self) -> Columns:
         """The rows so far as columns, by time and request; they are no longer held here."""
-        for batch in self.batches:
-            batch.sync()
+        for held in self.unwritten:
+            held.flush()
         parts: tuple[array[Any], ...] = (self._requests, self._tokens, self._times_s)
         order = np.lexsort((np.frombuffer(self._requests, "i4"), np.frombuffer(self._times_s)))
         columns: Columns = {

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pdvsim.sim.assembly import Site, bandwidths, covering_profile
+from pdvsim.sim.assembly import Cluster, bandwidths, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
@@ -41,7 +41,7 @@ def simulate(
         requests = Workload(experiment.traffic, experiment.acceptance)
     log = Log.of_everything() if traced else Log()
     env = Clock()
-    site = Site(env, experiment, profile, log, end, blocks)
+    site = Cluster(env, experiment, profile, log, end, blocks)
     if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()
     site.check([requests.largest()] if isinstance(requests, Workload) else requests)

@@ -15,7 +15,7 @@ from pdvsim.live.arrivals import Arrivals, largest
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
-from pdvsim.sim.assembly import Site, bandwidths
+from pdvsim.sim.assembly import Cluster, bandwidths
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.run import no_collector
 
@@ -25,7 +25,7 @@ STEP_S = 1.0  # per step
 class Stations:
     """The stations of a setup, and the source of their requests."""
 
-    def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader]) -> None:
+    def __init__(self, setup: Setup, reader: Callable[[Log, Cluster], Reader]) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
         self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance)
         self.stations = [Station(e, reader) for e in setup.experiments(self.knobs)]
@@ -131,6 +131,6 @@ def _served(station: Station) -> Result:
     return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.site.meta())
 
 
-def _gauge(log: Log, site: Site) -> Gauge:
+def _gauge(log: Log, site: Cluster) -> Gauge:
     experiment = site.experiment
     return Gauge(log, experiment.scoring.slo(), bandwidths(experiment, site.profile), experiment.hardware.replicas)

@@ -10,7 +10,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.live.arrivals import copied
-from pdvsim.sim.assembly import Site, covering_profile, make_controller
+from pdvsim.sim.assembly import Cluster, covering_profile, make_controller
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
@@ -49,12 +49,12 @@ class Station:
     `reader` creates the reader of the log.
     """
 
-    def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader]) -> None:
+    def __init__(self, experiment: Experiment, reader: Callable[[Log, Cluster], Reader]) -> None:
         self.experiment = experiment
         self.env = Clock()
         self.log = Log()
         # settings may change at any time, so rounds are simulated one by one
-        self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
+        self.site = Cluster(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.site)
         self._coming = Coming()
         self.client = Client(self.env, self._coming, experiment, self.site, None, self.reader)
@@ -84,7 +84,7 @@ class Station:
             if any(getattr(old, name) != getattr(new, name) for name in drafts):
                 policy.controller = make_controller(new, policy.planner)
             policy.kv.lookahead = max(policy.kv.lookahead, turned.longest_draft)
-            policy.look_again()
+            policy.wake_prefill()
         self.experiment = turned
 
     @property

@@ -14,7 +14,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
 
 if TYPE_CHECKING:
-    from pdvsim.sim.assembly import Site
+    from pdvsim.sim.assembly import Cluster
     from pdvsim.sim.core import Request
     from pdvsim.sim.workload.requests import Workload
     from pdvsim.study.sweep import Point
@@ -37,7 +37,7 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
     """The same for the points of a sweep, each input once; without `servable` memory is not checked."""
     from pdvsim.sim.workload.requests import Workload
 
-    sites: dict[object, Site] = {}
+    sites: dict[object, Cluster] = {}
     largest: dict[object, Request] = {}
     for point in points:
         if point.run:
@@ -58,10 +58,10 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
                 raise ValueError(f"{error} ({point})") from None
 
 
-def _site(experiment: Experiment) -> Site:
+def _site(experiment: Experiment) -> Cluster:
     """Check servers: pair, GPU and profile are known and compatible."""
-    from pdvsim.sim.assembly import Site, covering_profile
+    from pdvsim.sim.assembly import Cluster, covering_profile
     from pdvsim.sim.machine.clock import Clock
     from pdvsim.sim.records import Log
 
-    return Site(Clock(), experiment, covering_profile(experiment), Log())
+    return Cluster(Clock(), experiment, covering_profile(experiment), Log())

@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
-from pdvsim.sim.records import Unwritten
 
 Windows = tuple[tuple[int, float], ...]  # tokens, and the share of a token's bytes that is in layers of this window
 
@@ -45,7 +47,6 @@ class KvCache:
         self.used_tokens = 0
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
-        self.batches: list[Unwritten] = []
         self._inside: dict[Request, int] = {}  # in order of admission, with the number of their named blocks
 
     def __contains__(self, request: Request) -> bool:
@@ -155,7 +156,6 @@ class KvCache:
 
     def last_admitted(self) -> Request:
         """Of those that are not pinned."""
-        self._sync()
         return next(request for request in reversed(self._inside) if not request.state.pinned)
 
     def release(self, request: Request) -> None:
@@ -185,7 +185,6 @@ class KvCache:
 
     def check_integrity(self) -> None:
         """What is used is what requests hold, in whole blocks, shared ones once; it fits, with what is cached."""
-        self._sync()
         self.evict()
         held = [request.state.held_tokens for request in self._inside]
         named = sum(self._inside.values())
@@ -197,25 +196,21 @@ class KvCache:
         assert all(BLOCK * named <= request.state.held_tokens for request, named in self._inside.items())
         self.prefixes.check_integrity((request.chain, named) for request, named in self._inside.items())
 
-    def _sync(self) -> None:
-        for batch in self.batches:
-            batch.sync()
-
     def blocks(self, tokens: int) -> int:
         """What so many tokens of one request hold, in whole blocks."""
         if self.windows:
             tokens = ceil(held_tokens(tokens, self.windows))
         return (tokens + self._block - 1) & -self._block
 
-    def all_blocks(self, tokens: list[int], more: int) -> list[int]:
-        """Each of `tokens` and `more`, in whole blocks."""
+    def all_blocks(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same of several numbers of tokens."""
         if self.windows:
-            return [self.blocks(number + more) for number in tokens]
-        more, block = more + self._block - 1, -self._block
-        return [number + more & block for number in tokens]
+            kept = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
+            tokens = np.ceil(kept).astype(np.int64)
+        return (tokens + (self._block - 1)) & -self._block
 
     def take(self, tokens: int) -> bool:
-        """So many more tokens, if they fit."""
+        """Reserve `tokens` more; False if they do not fit."""
         used = self.used_tokens + tokens
         if used > self.capacity_tokens:
             return False

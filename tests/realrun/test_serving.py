@@ -31,8 +31,9 @@ from pdvsim.realrun.site import TINY, RealSite, prepare, serve, warm_up
 from pdvsim.realrun.texts import prompts
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
-from pdvsim.sim.core import KINDS, Pair, Request, Role, Work
+from pdvsim.sim.core import KINDS, Pair, Request, Role
 from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
@@ -291,15 +292,15 @@ def test_drafts_ahead_find_pages_where_the_cache_is_full(
     kv_cache: KvPolicy, fan: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for where a draft ends that begins after its verdict, with all that was verified."""
-    served: list[Work] = []
+    served: list[Launch] = []
     submit = CudaGPU._submit
 
-    def watched(device: CudaGPU, work: Work) -> list[Ticket]:
-        tickets = submit(device, work)
-        if work.kind == "ahead":
-            served.append(work)
-            for slot, row in zip(device.slots.of(work.rows), work.rows, strict=True):
-                assert len(device.slots._pages[slot]) * PAGE >= row.state.context + row.state.k + 1 + work.steps + 1
+    def watched(device: CudaGPU, launch: Launch) -> list[Ticket]:
+        tickets = submit(device, launch)
+        if launch.kind == "ahead":
+            served.append(launch)
+            for slot, row in zip(device.slots.of(launch.rows), launch.rows, strict=True):
+                assert len(device.slots._pages[slot]) * PAGE >= row.state.context + row.state.k + 1 + launch.steps + 1
         device.slots.check_integrity()
         return tickets
 

@@ -1,14 +1,16 @@
-"""A batch whose rounds pass at once is a list of requests like any other, to a policy that reads or changes it."""
+"""A batch whose rounds pass at once is a batch like any other, to a policy that reads or changes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import KINDS, Chunk, Request
+from pdvsim.sim.core import KINDS, Chunk
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.colocated import Colocated
@@ -24,47 +26,46 @@ SCARCE = Hardware(kv_capacity_tokens=1500)
 class Curious(Colocated):
     """Looks at every row before each decision, and keeps what it saw."""
 
-    def __init__(self, *args: object) -> None:
-        self.seen: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
-        super().__init__(*args)  # type: ignore[arg-type]
+    seen: ClassVar[dict[tuple[int, int], tuple[float, ...]]] = {}  # by request and tokens delivered
 
-    def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        rows = tuple(
-            (row.id, row.state.emitted, row.state.context, row.state.drafter_lag, row.taken.rounds, row.taken.accepted)
-            for row in self.running
-        )
-        self.seen.append((self.env.now, rows))
-        return super().next_chunks(budget)
+    def next_chunks(self, budget: int, worker: int = 0) -> tuple[Chunk, ...]:
+        assert self.running.context == sum(row.state.context for row in self.running)
+        for row in self.running:
+            state = row.state
+            figures = (state.context, state.held_tokens, state.drafter_lag, state.pinned, state.last_delivery_s)
+            self.seen[row.id, state.emitted] = figures
+        return super().next_chunks(budget, worker)
 
 
 class Restless(PD):
-    """Changes the order of its rows in every way that a list allows, which is of no consequence."""
+    """Changes the order of its rows in every way, which is of no consequence."""
 
     def decode_worker(self) -> Process:
-        rows: list[Request] = []
+        rows = Batch()
         turn = 0
         while True:
-            rows += self.decode.take(self.settings.round_batch - len(rows))
+            rows.add(self.decode.take(self.settings.round_batch - len(rows)))
             if not rows:
                 yield self.decode.wait()
                 continue
             turn += 1
             if turn % 5 == 0:
-                rows.reverse()
+                rows = Batch(reversed(rows))
             elif turn % 5 == 1:
-                rows.append(rows.pop(0))
+                first = rows.take(1)
+                rows.add(first)
             elif turn % 5 == 2:
-                rows.sort(key=lambda row: row.state.context)
+                rows = Batch(sorted(rows, key=lambda row: row.state.context))
             elif turn % 5 == 3:
                 last = rows[-1]
                 rows.remove(last)
-                rows.insert(0, last)
+                rows, others = Batch([last]), rows
+                rows.add(others)
             else:
-                rows[:] = rows[1:] + rows[:1]
+                first, rows = rows[:1], rows[1:]
+                rows.add(first)
             k = self.controller.draft_length(rows, 0, self.env.now)
-            rows = self.hold(rows, k)
-            if rows:
-                rows = yield from self.rounds(rows, k)
+            rows = yield from self.rounds(self.reserve(rows, k), k)
 
 
 class Counting(PDV):
@@ -72,17 +73,23 @@ class Counting(PDV):
 
     verdicts = 0
 
-    def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
+    def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
         Counting.verdicts += len(verdict)
         assert all(0 <= accepted <= row.state.k for row, accepted in zip(rows, verdict, strict=True))
         return super().settle(rows, verdict)
 
 
 @pytest.mark.parametrize(("policy", "hardware"), [(Curious, Hardware()), (Curious, SCARCE), (Restless, Hardware())])
-def test_whoever_looks_or_changes_the_list_gets_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
+def test_whoever_looks_at_rows_or_reorders_them_gets_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
     experiment = Experiment(named(policy), TRAFFIC, server=Server(num_speculative_tokens=3), hardware=hardware)
-    at_once, one_by_one = simulate(experiment), simulate(experiment, blocks=False)
+    Curious.seen.clear()
+    at_once, seen = simulate(experiment), dict(Curious.seen)
+    Curious.seen.clear()
+    one_by_one = simulate(experiment, blocks=False)
     check_alike(at_once, one_by_one)
+    assert len(seen) > 100 or policy is Restless
+    for moment, figures in seen.items():
+        assert figures == pytest.approx(Curious.seen[moment], rel=1e-9)
     requests = at_once.requests
     check_books(at_once, requests["output_tokens"].tolist(), requests["arrival_s"].tolist())
     assert hardware is not SCARCE or requests["preemptions"].sum() > 0
@@ -102,14 +109,14 @@ def test_rounds_pass_without_the_policy_being_asked() -> None:
     asked = 0
 
     class Asked(Colocated):
-        def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
+        def next_chunks(self, budget: int, worker: int = 0) -> tuple[Chunk, ...]:
             nonlocal asked
             asked += 1
-            return super().next_chunks(budget)
+            return super().next_chunks(budget, worker)
 
     class Step(Asked):
-        def hold(self, rows: list[Request], k: int) -> list[Request]:
-            return super().hold(rows, k)
+        def reserve(self, rows: Batch, k: int) -> Batch:
+            return super().reserve(rows, k)
 
     counts = []
     for policy in (Asked, Step):  # one with a part of its own is asked in every round

@@ -194,10 +194,10 @@ def feedback(k: int = 4, **server: Any) -> Feedback:
 
 def verdicts(controller: Feedback, accepted: int, of: int, round_s: float = 0.01, rounds: int = 10) -> None:
     """So many rounds of one row: `accepted` of its `of` draft tokens accepted, `round_s` after the last."""
-    [row] = batch(1, 100)
-    row.state.k, row.state.last_delivery_s = of, 0.0
+    rows = batch(1, 100)
+    rows[0].state.k, rows[0].state.last_delivery_s = of, 0.0
     for _ in range(rounds):
-        controller.observe([row], [accepted], round_s)
+        controller.observe(rows, [accepted], round_s)
 
 
 @pytest.mark.parametrize(
@@ -537,7 +537,7 @@ def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
     """Whatever mode is best: a draft in the verify queue may be waiting for these rows."""
     for mode in ("plain", "atomic", "lanes"):
         policy = adaptive(planner(), 0.6, 2, mode)
-        policy.verify_queue.queue.extend(batch(1, 100))
+        policy.verify_queue.rows.add(batch(1, 100))
         assert policy.atomic_length(batch(1, 100)) is None
 
 

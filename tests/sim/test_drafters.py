@@ -14,13 +14,14 @@ from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, HeadSpec, Request, Work
+from pdvsim.sim.core import Chunk, HeadSpec, Request
 from pdvsim.sim.doubts import Doubt, warn
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.hardware.models import PRESETS, from_config, pair
 from pdvsim.sim.hardware.profile import builtin, roofline
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.kv import capacity_tokens
+from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.records import Launches
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found, measured
@@ -170,11 +171,11 @@ def test_a_head_left_behind_by_more_than_a_draft_reads_that_as_a_prompt() -> Non
     row.state.emitted, row.state.drafter_lag = 60, head.widest
     stretch = head.carrying(0, 0, 1, [Chunk(row, 159 - row.state.drafter_lag, row.state.drafter_lag)], False)
     assert head.behind([row]).solo_0 == pytest.approx(stretch.solo_0)
-    books = Books({"draft": head}, Launches())
+    ledger = Ledger({"draft": head}, Launches())
     prices = []
     for owed in (head.widest - 1, head.widest):
         row.state.drafter_lag = owed
-        prices.append(books.price(Work("draft", "draft", "main", [row], owed + 1, 4, context=159))[0])
+        prices.append(ledger.price(Launch("draft", "draft", "main", Batch([row]), owed + 1, 4, context=159))[0])
     alone = head.shape(1, 1, 4)
     assert prices[1] == pytest.approx(stretch.solo_0 + alone.solo_0 + 159 * alone.solo_1)
     assert prices[0] < prices[1]  # one forward less

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.sim.assembly import Site, covering_profile
+from pdvsim.sim.assembly import Cluster, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import KINDS, GpuSpec, Request
@@ -590,10 +590,10 @@ def test_latency_falls_as_acceptance_rises(arch: Arch, controller: str, request:
 # the KV cache ----------------------------------------------------------------------------------------------------
 
 
-def served(scenario: Scenario) -> tuple[Site, list[Request]]:
+def served(scenario: Scenario) -> tuple[Cluster, list[Request]]:
     """The servers after all is done, and the requests."""
     env, requests = Clock(), scenario.workload.requests(scenario.experiment.acceptance)
-    site = Site(env, scenario.experiment, covering_profile(scenario.experiment), Log())
+    site = Cluster(env, scenario.experiment, covering_profile(scenario.experiment), Log())
     Client(env, requests, scenario.experiment, site, None).run()
     return site, requests
 
