@@ -50,6 +50,7 @@ class Power:
     def __init__(self, fit: PowerFit, bytes_per_s: float) -> None:
         self.fit = fit
         self._bytes_per_s = bytes_per_s
+        self.figures = fit.rest_w, fit.limit_w, fit.settle_s, fit.weight_j, fit.cache_j, fit.flop_j
 
     def draw(self, solo_s: float, weights: float, cache: float, flops: float) -> Draw:
         """The draw of a launch from its time alone, its bytes of weights and cache, and its flops, as 16-bit ones."""
@@ -64,26 +65,6 @@ class Power:
         share = (1.0 - exp(-x)) / x if x > 1e-9 else 1.0
         over = (draw.watts + (mean_w - draw.watts) * share) / fit.limit_w - 1.0
         return solo_s * (1.0 + fit.slope * draw.follows * over) if over > 0.0 else solo_s
-
-    def spent(
-        self, mean_w: float, idle_s: float, start_s: float, solo_s: float, moved: float, cache: float, flops: float
-    ) -> tuple[float, float]:
-        """End and mean draw of a launch that runs alone after some idle seconds.
-
-        It moves so many bytes, `cache` of them of the KV cache, and computes so many flops, as 16-bit ones.
-        """
-        fit = self.fit
-        rest_w, settle_s, limit_w = fit.rest_w, fit.settle_s, fit.limit_w
-        weights = moved - cache if moved > cache else 0.0
-        watts = rest_w + (fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops) / solo_s
-        if idle_s > 0.0:
-            mean_w = rest_w + (mean_w - rest_w) * exp(-idle_s / settle_s)
-        if watts <= limit_w and mean_w <= limit_w:
-            end_s = start_s + solo_s
-        else:
-            end_s = start_s + self.taken_s(mean_w, self.draw(solo_s, weights, cache, flops), solo_s)
-        watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
-        return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
 
     def mean_w(self, before_w: float, seconds: float, watts: float) -> float:
         """The mean draw after so many seconds at `watts`."""

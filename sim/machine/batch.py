@@ -220,11 +220,10 @@ class Batch(Sequence[Request]):
         return [] if self.forecast is None else self._without(self.forecast.leave())
 
     def _without(self, leaving: list[Request]) -> list[Request]:
-        if len(leaving) > 1:
+        if len(leaving) > 1 and leaving[0].chain:  # whose blocks are older, and whose next turn comes first
             leaving = [row for row in self._rows if row in leaving]
-            self._rows = [row for row in self._rows if row not in leaving]
-        elif leaving:
-            self._rows.remove(leaving[0])
+        for row in leaving:
+            self._rows.remove(row)
         return leaving
 
 

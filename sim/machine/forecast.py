@@ -156,7 +156,8 @@ class Forecast:
         self.held_tokens = 0  # of the KV cache, by all rows
         self.granted = -1  # the last round that there is room for
         self._gains = np.zeros(_ROOM, np.int64)  # of all rows
-        self._lags = np.zeros(_ROOM, np.int64)  # the most that any row's drafter has to catch up with
+        self._lags = np.zeros(_ROOM, np.uint8)  # the most that any row's drafter has to catch up with
+        self._late = -1, 0  # a round before which rows joined that lag more than rounds cause, and the most of these
         self._held = np.zeros(_ROOM, np.int64)
         deliveries.unwritten.append(self)
 
@@ -175,30 +176,30 @@ class Forecast:
         path = foreseen.gains
         end = first + len(path)
         if end > len(self._gains):
-            more = np.zeros(end, np.int64)
-            self._gains, self._lags, self._held = (
-                np.concatenate((sums, more)) for sums in (self._gains, self._lags, self._held)
-            )
-        gains = np.frombuffer(path, np.uint8)
+            self._grow(end)
+        gains = np.frombuffer(path, np.uint8).astype(np.int64)
         self._gains[first:end] += gains
         self.context += state.context
         if k:
-            if end > first + 1:
-                later = self._lags[first + 1 : end]
-                lags = np.frombuffer(path.translate(_lags(k, self.rereads)), np.uint8)
-                np.maximum(later, lags[:-1], out=later)
-            if state.drafter_lag > self._lags[first]:
-                self._lags[first] = state.drafter_lag
+            lags = np.frombuffer(path.translate(_lags(k, self.rereads)), np.uint8)
+            later = self._lags[first + 1 : end]
+            np.maximum(later, lags[:-1], out=later)
+            if state.drafter_lag:
+                self._late = first, max(state.drafter_lag, self.drafter_lag)
         if self.kv.paged:
             self.held_tokens += state.held_tokens
-            tokens = np.cumsum(gains, dtype=np.int64)
+            tokens = gains.cumsum()
             tokens -= gains
-            tokens += state.context + k + 1
-            self._held[first:end] += self.kv.all_blocks(tokens)
+            self._held[first:end] += self.kv.all_blocks(tokens, state.context + k + 1)
         if self.end > end or not self.ends:
             self.end = end
         self.ends.setdefault(end, []).append(row)
         row.state = cast(RequestState, foreseen)
+
+    def _grow(self, rounds: int) -> None:
+        self._gains, self._lags, self._held = (
+            np.concatenate((sums, np.zeros(rounds, sums.dtype))) for sums in (self._gains, self._lags, self._held)
+        )
 
     def leave(self) -> list[Request]:
         """Those who have all their tokens now; they are foreseen no longer."""
@@ -208,7 +209,7 @@ class Forecast:
         leaving = self.ends.pop(self.round)
         for row in leaving:
             foreseen = self.states.pop(row)
-            self.context -= foreseen.context
+            self.context -= foreseen.state.context + sum(foreseen.gains)
             self._write(row, foreseen)
             row.state = foreseen.state
             self.held_tokens -= row.state.held_tokens
@@ -234,8 +235,8 @@ class Forecast:
 
     def _write(self, row: Request, foreseen: ForeseenState) -> None:
         k, state, taken = self.k, foreseen.state, row.taken
-        state.held_tokens, state.k, state.ready_s = foreseen.held_tokens, foreseen.k, self.ready_s
-        state.pinned, state.drafter_lag = foreseen.pinned, foreseen.drafter_lag
+        state.held_tokens = foreseen.held_tokens
+        state.k, state.ready_s, state.pinned = k if self.busy else 0, self.ready_s, self.busy and self.kv.paged
         taken.draft_s += self.draft_s - foreseen.draft_s
         taken.wait_s += self.wait_s - foreseen.wait_s
         taken.verify_s += self.verify_s - foreseen.verify_s
@@ -243,9 +244,12 @@ class Forecast:
         here = self.round - foreseen.first
         if not here:
             return
+        state.drafter_lag = foreseen.drafter_lag
         gains = foreseen.gains[:here]
         gained = sum(gains)
-        over = max(0, state.emitted + gained - row.output_tokens)  # of its last round, beyond its end
+        over = state.emitted + gained - row.output_tokens  # of its last round, beyond its end
+        if over < 0:
+            over = 0
         self.deliveries.extend_one(row.id, gains, over, self.times_s[foreseen.first : self.round])
         taken.rounds += here
         if k:
@@ -263,18 +267,21 @@ class Forecast:
     @property
     def drafter_lag(self) -> int:
         """The most that any row's drafter has yet to catch up with."""
-        return int(self._lags[self.round]) if self.k else 0
+        if not self.k:
+            return 0
+        return self._late[1] if self._late[0] == self.round else self._lags.item(self.round)
 
     def sums(self, rounds: int) -> tuple[list[int], list[int]]:
-        """Context and drafter lag before each of the next rounds."""
-        first, end = self.round, self.round + rounds
-        contexts = list(accumulate(self._gains[first : end - 1].tolist(), initial=self.context))
-        return contexts, self._lags[first:end].tolist()
+        """Context before each of the next rounds and after the last; drafter lag before each."""
+        here = slice(self.round, self.round + rounds)
+        lags = self._lags[here].tolist()
+        lags[0] = self.drafter_lag
+        return list(accumulate(self._gains[here].tolist(), initial=self.context)), lags
 
     def reserve(self) -> bool:
         """Reserve room in the KV cache for the next round; False if there is none."""
         if self.kv.paged:
-            more = int(self._held[self.round]) - self.held_tokens
+            more = self._held.item(self.round) - self.held_tokens
             if more > 0:
                 if not self.kv.take(more):
                     return False
@@ -288,26 +295,27 @@ class Forecast:
         if not self.kv.paged:
             return rounds
         free = self.kv.capacity_tokens - self.kv.used_tokens + self.held_tokens
-        held = self._held[self.round : self.round + rounds]
-        return rounds if held[-1] <= free else int(held.searchsorted(free, "right"))
+        if self._held.item(self.round + rounds - 1) <= free:
+            return rounds
+        return int(self._held[self.round : self.round + rounds].searchsorted(free, "right"))
 
-    def pass_rounds(self, times_s: list[float], spent_s: tuple[float, float, float]) -> None:
-        """So many rounds are over, at these times, of which parts took so long; there was room for them."""
+    def pass_rounds(self, times_s: list[float], context: int, spent_s: tuple[float, float, float]) -> None:
+        """So many rounds are over, at these times, with so much context then; there was room for them."""
         self.draft_s += spent_s[0]
         self.wait_s += spent_s[1]
         self.verify_s += spent_s[2]
         self.times_s += times_s
-        first, self.round = self.round, self.round + len(times_s)
-        self.context += int(self._gains[first : self.round].sum())
+        self.round += len(times_s)
+        self.context = context
         if self.kv.paged:
             self.granted = self.round - 1
-            need = int(self._held[self.granted])
+            need = self._held.item(self.granted)
             self.kv.take(need - self.held_tokens)
             self.held_tokens = need
 
     def settle(self, now_s: float) -> list[Request]:
         """A round is over; those who have all their tokens leave."""
-        self.context += int(self._gains[self.round])
+        self.context += self._gains.item(self.round)
         self.round += 1
         self.times_s.append(now_s)
         return self.leave()

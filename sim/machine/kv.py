@@ -202,12 +202,13 @@ class KvCache:
             tokens = ceil(held_tokens(tokens, self.windows))
         return (tokens + self._block - 1) & -self._block
 
-    def all_blocks(self, tokens: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The same of several numbers of tokens."""
+    def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:
+        """The same of each of `tokens`, and `more`."""
         if self.windows:
+            tokens = tokens + more
             kept = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
-            tokens = np.ceil(kept).astype(np.int64)
-        return (tokens + (self._block - 1)) & -self._block
+            tokens, more = np.ceil(kept).astype(np.int64), 0
+        return (tokens + (more + self._block - 1)) & -self._block
 
     def take(self, tokens: int) -> bool:
         """Reserve `tokens` more; False if they do not fit."""
