@@ -151,7 +151,7 @@ def make_models(
 # the run -------------------------------------------------------------------------------------------------------------
 
 
-class RealSite:
+class RealServer:
     """The one server, on the real device."""
 
     def __init__(
@@ -366,7 +366,7 @@ def serve(
     elif not rig.serves(experiment.server, Needs.of(experiment, requests)):
         raise ValueError("the run needs more memory than the rig has")
     env = WallClock()
-    site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)
+    site = RealServer(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)
     site.outputs = outputs
     check_kv(site.context.kv, requests)
     graphs = rig.graphs
@@ -388,7 +388,7 @@ def serve(
     return result
 
 
-def _result(site: RealSite, finished: list[Request], machine: Machine, late: int, asked: Sequence[Request]) -> Result:
+def _result(site: RealServer, finished: list[Request], machine: Machine, late: int, asked: Sequence[Request]) -> Result:
     """The finished requests' records, and where they came from."""
     requests = request_columns(finished)
     launches, deliveries = site.log.launches.drain(), site.log.deliveries.drain()

@@ -43,7 +43,7 @@ UNEVEN = 64  # requests that a prefix-aware router lets one server have more tha
 def profile_of(experiment: Experiment) -> Profile:
     """The profile an experiment runs on; of several cards, that of the target's."""
     hardware = experiment.hardware
-    card = hardware.cards[experiment.seats.verify] if hardware.cards else hardware.gpu
+    card = hardware.cards[experiment.placement.verify] if hardware.cards else hardware.gpu
     if hardware.profile == "roofline":
         return roofline(gpu(card))
     if not hardware.profile:
@@ -84,10 +84,10 @@ def covering_profile(experiment: Experiment) -> Profile:
 
 def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
     """The profile of each GPU of a server, where `profile` is that of the target's; at an end of their error bar."""
-    cards, seats = experiment.hardware.cards, experiment.seats
-    profiles = [profile] * seats.gpus
+    cards, placement = experiment.hardware.cards, experiment.placement
+    profiles = [profile] * placement.gpus
     for at, card in enumerate(cards):
-        if card != cards[seats.verify]:
+        if card != cards[placement.verify]:
             bound = experiment.hardware.profile == "roofline"
             own = roofline(gpu(card)) if bound else card_profile(experiment.hardware, card)
             profiles[at] = own.covering(experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
@@ -103,11 +103,11 @@ def bar_of(experiment: Experiment, profile: Profile) -> float:
 
 def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
     """The models on each GPU of a server that lanes are placed on."""
-    seats, pair = experiment.seats, experiment.pair
-    models: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
-    for at in (seats.verify, *seats.prefill):
+    placement, pair = experiment.placement, experiment.pair
+    models: list[dict[Role, ModelSpec]] = [{} for _ in range(placement.gpus)]
+    for at in (placement.verify, *placement.prefill):
         models[at]["target"] = pair.target
-    for at in seats.draft if experiment.speculates else ():
+    for at in placement.draft if experiment.speculates else ():
         models[at]["draft"] = pair.draft
     return models
 
@@ -155,14 +155,14 @@ def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Plan
             "--priority partition is not simulated: the slowdown of kernels on part of a GPU was not measured; "
             "realrun serves with it"
         )
-    pair, seats = experiment.pair, experiment.seats
+    pair, placement = experiment.pair, experiment.placement
     profiles = profiles_of(experiment, profile, end)
-    models: dict[Role, Latency] = {"target": profiles[seats.verify].latency(pair.target)}
+    models: dict[Role, Latency] = {"target": profiles[placement.verify].latency(pair.target)}
     if experiment.speculates:
-        models["draft"] = profiles[seats.draft[0]].latency(pair.draft)
+        models["draft"] = profiles[placement.draft[0]].latency(pair.draft)
     apart = None
-    if seats.apart:
-        apart = Apart(Fabric(link_of(experiment), seats.gpus), len(seats.draft))
+    if placement.apart:
+        apart = Apart(Fabric(link_of(experiment), placement.gpus), len(placement.draft))
     policy = policy_of(experiment.arch)
     sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
@@ -186,7 +186,7 @@ def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
     """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest."""
     hardware = experiment.hardware
     if hardware.kv_capacity_tokens is not None:
-        return [hardware.kv_capacity_tokens] * experiment.seats.gpus
+        return [hardware.kv_capacity_tokens] * experiment.placement.gpus
     return [
         capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization) if models else 0
         for one, models in zip(profiles_of(experiment, profile), models_on(experiment), strict=True)
@@ -198,19 +198,19 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
 
     Several GPUs that draft hold their requests' among them.
     """
-    seats, capacities = experiment.seats, kv_capacities(experiment, profile)
-    verify = capacities[seats.verify]
-    return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
+    placement, capacities = experiment.placement, kv_capacities(experiment, profile)
+    verify = capacities[placement.verify]
+    return min(verify, sum(capacities[at] for at in placement.draft)) if experiment.speculates else verify
 
 
 def reuse_of(experiment: Experiment) -> Reuse | None:
     """What a server may use of cached prefixes; None: prefixes are not cached."""
-    server, seats = experiment.server, experiment.seats
+    server, placement = experiment.server, experiment.placement
     if not (server.enable_prefix_caching and experiment.paged):
         return None
     return Reuse(
         lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
-        answers=seats.prefill == (seats.verify,),
+        answers=placement.prefill == (placement.verify,),
         drafter=experiment.speculates and server.drafted_by != "ngram",
     )
 
@@ -306,7 +306,7 @@ class Cluster:
 
     def _server(self, env: Clock, replica: int) -> Policy:
         experiment, profile = self.experiment, self.profile
-        settings, seats = engine_settings(experiment), experiment.seats
+        settings, placement = engine_settings(experiment), experiment.placement
         planner = make_planner(experiment, profile, self.end)
         host = SimulatedHost(times := host_times(experiment, profile))
         if (spans := self.log.host) is not None:
@@ -327,8 +327,8 @@ class Cluster:
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:
-            self.fabrics.append(fabric := Fabric(link_of(experiment), seats.gpus))
-            device = Node(env, host, gpus, seats, fabric, self.pair.target.kv_bytes_per_token)
+            self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
+            device = Node(env, host, gpus, placement, fabric, self.pair.target.kv_bytes_per_token)
         context = Context(
             env=env,
             device=device,
@@ -340,10 +340,10 @@ class Cluster:
                 experiment.longest_draft,
                 experiment.paged,
                 reuse_of(experiment),
-                () if experiment.traffic.shares else windows_of(list(models_on(experiment)[seats.verify].values())),
+                () if experiment.traffic.shares else windows_of(list(models_on(experiment)[placement.verify].values())),
             ),
             deliveries=self.log.deliveries,
-            prefill_workers=len(seats.prefill),
+            prefill_workers=len(placement.prefill),
             on_finish=lambda request: self.on_finish(request),
         )
         with own_errors(experiment.arch):
@@ -357,7 +357,7 @@ class Cluster:
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
         self._check_sharing(requests)
-        room = kv_capacities(self.experiment, self.profile)[self.experiment.seats.prefill[0]]
+        room = kv_capacities(self.experiment, self.profile)[self.experiment.placement.prefill[0]]
         longest = max(requests, key=lambda request: request.prompt_tokens)
         if longest.prompt_tokens > room:
             raise ValueError(
@@ -367,8 +367,8 @@ class Cluster:
 
     def _check_sharing(self, requests: Sequence[Request]) -> None:
         """Refuse shared prefixes where a lane is on several GPUs: each would hold others."""
-        seats = self.experiment.seats
-        several = len(seats.prefill) > 1 or len(seats.draft) > 1
+        placement = self.experiment.placement
+        several = len(placement.prefill) > 1 or len(placement.draft) > 1
         if several and self.servers[0].kv.reuse is not None and any(request.chain for request in requests):
             raise ValueError(
                 "--place: a lane on several GPUs cannot share prefixes, as each GPU would hold others: give "

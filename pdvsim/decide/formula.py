@@ -109,7 +109,7 @@ class Formula:
 
     def round_s(self, rows: int, k: int) -> float:
         """Duration of a round of `rows`, with the drafter's catch-up and hand-overs."""
-        return self.planner.turn_s(rows, int(rows * self.context), k, self.acceptance)
+        return self.planner.full_round_s(rows, int(rows * self.context), k, self.acceptance)
 
     @cached_property
     def prompt(self) -> tuple[Chunk]:

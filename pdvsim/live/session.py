@@ -56,7 +56,7 @@ class Stations:
         turned = knobs.turned(self.setup.base)
         most = largest(turned.traffic, turned.acceptance)
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
-            station.site.check([most])
+            station.cluster.check([most])
 
 
 class Session(Stations):
@@ -107,7 +107,7 @@ class Session(Stations):
 
 def replay(setup: Setup, tape: Sequence[Act], until_s: float) -> list[Result]:
     """A session run again with all records; requests that arrived by `until_s` are served to their end."""
-    them = Stations(setup, lambda log, site: Keeper(log))
+    them = Stations(setup, lambda log, cluster: Keeper(log))
     with no_collector():
         now_s, acts = 0.0, deque(tape)
         while True:
@@ -128,9 +128,9 @@ def _served(station: Station) -> Result:
     keeper.take(station.env.now)
     traffic = replace(station.experiment.traffic, num_prompts=max(1, station.client.sent))
     made = replace(station.experiment, traffic=traffic)
-    return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.site.meta())
+    return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.cluster.meta())
 
 
-def _gauge(log: Log, site: Cluster) -> Gauge:
-    experiment = site.experiment
-    return Gauge(log, experiment.scoring.slo(), bandwidths(experiment, site.profile), experiment.hardware.replicas)
+def _gauge(log: Log, cluster: Cluster) -> Gauge:
+    experiment = cluster.experiment
+    return Gauge(log, experiment.scoring.slo(), bandwidths(experiment, cluster.profile), experiment.hardware.replicas)

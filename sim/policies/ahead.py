@@ -108,7 +108,7 @@ class Ahead(PDV):
             speeds: dict[Lookahead | None, float] = {plan: self.speed(plan, count, context, k) for plan in ways}
             if fan is None:
                 rate = self.estimate.rate
-                speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.turn_s(count, context, k, rate)
+                speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.full_round_s(count, context, k, rate)
             self._plans[key] = max(speeds, key=lambda plan: speeds[plan])
         return self._plans[key]
 

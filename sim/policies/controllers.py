@@ -254,13 +254,13 @@ class Goodput(Controller):
 
     def _speed(self, count: int, context: int, k: int, rate: float) -> float:
         tokens, finished = self.learner.served.in_a_round(count, k, rate)
-        return tokens / self.planner.turn_s(count, context, k, rate, finished, self.learner.served.prompts)
+        return tokens / self.planner.full_round_s(count, context, k, rate, finished, self.learner.served.prompts)
 
     def _lost(self, rows: Sequence[Request], count: int, context: int) -> float:
         """Plain rounds that trying drafts costs."""
         k, rate = min(self.TRY_LENGTH, self.high), self.learner.estimate.rate
-        trying_s = self.planner.behind_s(rows) * count / len(rows) + self.planner.turn_s(count, context, k, rate)
-        return trying_s / self.planner.turn_s(count, context, 0, rate) - expected_tokens(rate, k)
+        trying_s = self.planner.behind_s(rows) * count / len(rows) + self.planner.full_round_s(count, context, k, rate)
+        return trying_s / self.planner.full_round_s(count, context, 0, rate) - expected_tokens(rate, k)
 
 
 class Feedback(Controller):

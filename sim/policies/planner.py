@@ -86,7 +86,7 @@ class Planner:
         """A round of `rows` with what the drafter must catch up on after the last."""
         return self.round_s(rows, context, k, rate) + (self._catch_up_s(rows, context, k, rate) if k else 0.0)
 
-    def turn_s(
+    def full_round_s(
         self, rows: int, context: int, k: int, rate: float, joining: float = 0.0, prompt_tokens: float = 0.0
     ) -> float:
         """Duration of a round of `rows`, with catch-up, hand-overs between lanes, and requests that join.

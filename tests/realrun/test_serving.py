@@ -27,7 +27,7 @@ from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs
-from pdvsim.realrun.site import TINY, RealSite, prepare, serve, warm_up
+from pdvsim.realrun.site import TINY, RealServer, prepare, serve, warm_up
 from pdvsim.realrun.texts import prompts
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
@@ -325,7 +325,7 @@ def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) 
     chosen = experiment(arch)
     requests = make_requests(chosen.traffic, chosen.acceptance)
     profile = profile_of(chosen)
-    site = RealSite(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
+    site = RealServer(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
     simulated = profile.covering(Pair(TINY["draft"].spec, TINY["target"].spec))
     planned = site.context.planner.models
     assert set(planned) == ({"draft", "target"} if chosen.speculates else {"target"})

@@ -54,7 +54,7 @@ def speed_of(plan: Planner, rate: float, rows: int, context: int, k: int, round_
 
 def goodput_speeds(plan: Planner, rate: float, rows: int, context: int) -> list[float]:
     """Tokens a second at each draft length from 0 to 16, on one lane."""
-    return [speed_of(plan, rate, rows, context, k, plan.turn_s(rows, rows * context, k, rate)) for k in range(17)]
+    return [speed_of(plan, rate, rows, context, k, plan.full_round_s(rows, rows * context, k, rate)) for k in range(17)]
 
 
 def draft_lengths(result: Result) -> Any:
@@ -390,7 +390,7 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
             controller.observe(rows, [0] * 64, 0.0)
         assert set(lengths) == {0, Goodput.TRY_LENGTH}
         tries.append(np.count_nonzero(lengths))
-        plain_s, try_s = (plan.turn_s(64, 64 * 500, k, 0.0) for k in (0, Goodput.TRY_LENGTH))
+        plain_s, try_s = (plan.full_round_s(64, 64 * 500, k, 0.0) for k in (0, Goodput.TRY_LENGTH))
         lost = (try_s + plan.behind_s(rows)) / plain_s - 1
         assert 2 <= tries[-1] <= 1 + Learner.BUDGET * 4000 / lost
     assert tries[0] > 3 * tries[1]

@@ -593,9 +593,9 @@ def test_latency_falls_as_acceptance_rises(arch: Arch, controller: str, request:
 def served(scenario: Scenario) -> tuple[Cluster, list[Request]]:
     """The servers after all is done, and the requests."""
     env, requests = Clock(), scenario.workload.requests(scenario.experiment.acceptance)
-    site = Cluster(env, scenario.experiment, covering_profile(scenario.experiment), Log())
-    Client(env, requests, scenario.experiment, site, None).run()
-    return site, requests
+    cluster = Cluster(env, scenario.experiment, covering_profile(scenario.experiment), Log())
+    Client(env, requests, scenario.experiment, cluster, None).run()
+    return cluster, requests
 
 
 SCARCE: list[dict[str, Any]] = [
@@ -634,8 +634,8 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
             reads = (launches["kind"] == KINDS.index("prefill")) & (launches["role"] == 1)
             again = books["recomputed_tokens"].sum() + books["resumptions"].sum()
             assert launches["tokens"][reads].sum() == prompts.sum() + again
-        site, requests = served(scenario)
-        for server in site.servers:
+        cluster, requests = served(scenario)
+        for server in cluster.servers:
             server.kv.check_integrity()
             assert server.kv.used_tokens == server.in_flight == len(server.waiting) == 0
         preempted += sum(request.taken.preemptions for request in requests)

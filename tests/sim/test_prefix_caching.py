@@ -85,9 +85,9 @@ def test_the_fast_path_is_the_same(arch: Arch, room: int | None) -> None:
 def test_all_blocks_are_accounted_for_while_it_serves(arch: Arch) -> None:
     experiment = Experiment(arch, replace(TALK, max_concurrency=12), hardware=Hardware(kv_capacity_tokens=1300))
     env, log = Clock(), Log()
-    site = Cluster(env, experiment, covering_profile(experiment), log, blocks=False)
-    client = Client(env, Workload(experiment.traffic, experiment.acceptance), experiment, site, None)
-    [server] = site.servers
+    cluster = Cluster(env, experiment, covering_profile(experiment), log, blocks=False)
+    client = Client(env, Workload(experiment.traffic, experiment.acceptance), experiment, cluster, None)
+    [server] = cluster.servers
     steps = 0
     while client.left:
         env.step()
