@@ -127,7 +127,7 @@ class ForeseenVerdict(Sequence[int]):
         return len(self._rows)
 
     def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+        return [*self][index]
 
 
 class Foreseeable(Protocol):
@@ -176,7 +176,9 @@ class Forecast:
         path = foreseen.gains
         end = first + len(path)
         if end > len(self._gains):
-            self._grow(end)
+            self._gains, self._lags, self._held = (
+                np.concatenate((sums, np.zeros(end, sums.dtype))) for sums in (self._gains, self._lags, self._held)
+            )
         gains = np.frombuffer(path, np.uint8).astype(np.int64)
         self._gains[first:end] += gains
         self.context += state.context
@@ -195,11 +197,6 @@ class Forecast:
             self.end = end
         self.ends.setdefault(end, []).append(row)
         row.state = cast(RequestState, foreseen)
-
-    def _grow(self, rounds: int) -> None:
-        self._gains, self._lags, self._held = (
-            np.concatenate((sums, np.zeros(rounds, sums.dtype))) for sums in (self._gains, self._lags, self._held)
-        )
 
     def leave(self) -> list[Request]:
         """Those who have all their tokens now; they are foreseen no longer."""
@@ -220,8 +217,8 @@ class Forecast:
 
     def close(self) -> None:
         """Write to all rows where they stand and what they took, and foresee nothing more."""
+        self.flush()
         for row, foreseen in self.states.items():
-            self._write(row, foreseen)
             row.state = foreseen.state
         self.states.clear()
         self.owner.forecast = None
@@ -247,9 +244,7 @@ class Forecast:
         state.drafter_lag = foreseen.drafter_lag
         gains = foreseen.gains[:here]
         gained = sum(gains)
-        over = state.emitted + gained - row.output_tokens  # of its last round, beyond its end
-        if over < 0:
-            over = 0
+        over = max(0, state.emitted + gained - row.output_tokens)  # of its last round, beyond its end
         self.deliveries.extend_one(row.id, gains, over, self.times_s[foreseen.first : self.round])
         taken.rounds += here
         if k:
