@@ -222,7 +222,8 @@ class CudaGPU(Device):
         self._anchors: list[tuple[torch.cuda.Event, float]] = []
         drafters = [lane.engine.model for (_, role), lane in lanes.items() if role == "draft"]
         self._heads = any(isinstance(model, Head) for model in drafters)
-        self._most_first_tokens = MAX_ROW_TOKENS if self._heads else 2  # per row of a draft
+        parallel = any(model.arch.spec.parallel for model in drafters)  # whose mask tokens take half of a row's
+        self._most_first_tokens = MAX_ROW_TOKENS // 2 + 1 if parallel else MAX_ROW_TOKENS if self._heads else 2
         self._last_read: dict[str, list[PromptChunk]] = {}  # by lane, the chunks of the target's last launch
         self._unread_by_head: dict[str, list[PromptChunk]] = {}  # by lane
         for lane in lanes.values():

@@ -7,9 +7,10 @@ from typing import Literal
 
 from pdvsim.realrun.engine.buckets import most_prompts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
-from pdvsim.sim.hardware.models import HEADS
+from pdvsim.sim.hardware.models import HEADS, LAYERS
 
 MAX_DRAFT = 15  # the verify kernel's
+MAX_PARALLEL_DRAFT = 8  # with as many accepted ones that are read again
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply")
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
+    if server.drafted_by == "pard" and experiment.longest_draft > MAX_PARALLEL_DRAFT:
+        raise ValueError(f"the GPU kernels take {MAX_PARALLEL_DRAFT} draft tokens of --drafter pard at most")
     ahead = experiment.kin == "pdv-ahead"
     if ahead and machine.own_verdict:
         raise ValueError("pdv-ahead needs --verdict pinned: its correct guesses are drawn like the acceptance")
@@ -77,6 +80,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
 def _refuse_head(experiment: Experiment, machine: Machine) -> None:
     """What a head cannot do on the real device, where hidden states of the last rounds alone are kept."""
     server = experiment.server
+    if server.drafted_by in LAYERS:
+        raise ValueError(f"--drafter {server.drafted_by} is for pdvsim run; of parallel drafters realrun serves pard")
     if machine.target_path:
         raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
     if experiment.kin == "adaptive" or (server.controller != "fixed" and not server.draft_range[0]):

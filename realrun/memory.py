@@ -24,7 +24,7 @@ from pdvsim.realrun.engine.graphs import PromptChunk, Ticket
 from pdvsim.realrun.engine.head import states_width
 from pdvsim.sim.assembly import reuse_of
 from pdvsim.sim.config import Arch, Experiment, Server
-from pdvsim.sim.core import ModelSpec, Request, Role
+from pdvsim.sim.core import HeadSpec, ModelSpec, Request, Role
 from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.prefix import Reuse, block_hashes
@@ -230,7 +230,7 @@ class Needs:
     splits_from: int | None  # prompts are cut at so many tokens or more; None: never
     batched_tokens: int  # rows and prompts of a mixed forward share this many
     branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
-    rereads: bool = False  # a head drafts: it reads what was accepted again
+    rereads: bool = False  # the drafter reads what was accepted again
     looks_up: bool = False  # the host drafts, where it finds a draft
 
     @classmethod
@@ -278,7 +278,7 @@ class Needs:
             splits_from=least if max(prompts) > least else None,
             batched_tokens=most,
             branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
-            rereads=server.drafted_by in HEADS,
+            rereads=server.drafted_by in (*HEADS, "pard"),
             looks_up=server.drafted_by == "ngram" and max(lengths) > 0,
         )
 
@@ -456,7 +456,7 @@ def pages_that_fit(
         spec.kv_bytes_per_token * (1.0 if spec.kv_dtype_bytes else item / spec.dtype_bytes) for spec in specs
     )
     work = sum(forward_bytes(models[role], needs, item) for _, role in places(needs.arch) if role in models)
-    if needs.rereads and "draft" in models:
+    if "draft" in models and isinstance(models["draft"].spec, HeadSpec):
         kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
         work += kept * states_width(models["draft"]) * item
     addressed = (2**31 - 1) // PAGE // max(spec.kv_heads * spec.head_dim for spec in specs)

@@ -43,7 +43,7 @@ from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.latency import Latency, Lookup
-from pdvsim.sim.hardware.models import drafter, is_config, quantised, unquantised
+from pdvsim.sim.hardware.models import PARD, drafter, in_parallel, is_config, quantised, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile
@@ -98,10 +98,11 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
             archs[role] = from_config(Path(path))
             if role == "target" and server.quantization:
                 archs[role] = replace(archs[role], spec=quantised(archs[role].spec))
-        elif role == "target" or kind == "model":
+        elif role == "target" or kind in ("model", "pard"):
             archs[role] = TINY[role] if named is None else _named(getattr(named, role).name)
         if role in archs:
-            archs[role] = replace(archs[role], spec=server.served(archs[role].spec))
+            spec = server.served(archs[role].spec)
+            archs[role] = replace(archs[role], spec=in_parallel(spec) if (role, kind) == ("draft", "pard") else spec)
     if experiment.speculates and isinstance(spec := drafter(kind, archs["target"].spec), HeadSpec):
         archs["draft"] = headed(archs["target"], spec)
     return archs
@@ -321,7 +322,8 @@ def _naming_its_models(experiment: Experiment, machine: Machine) -> Experiment:
         return experiment
     names = {role: arch.spec.name for role, arch in architectures(experiment, machine).items()}
     fallback = "ngram" if experiment.server.drafted_by == "ngram" else "none"
-    pair = f"{names.get('draft', fallback)}:{names['target']}"
+    before = PARD if experiment.server.drafted_by == "pard" else ""
+    pair = f"{before}{names.get('draft', fallback)}:{names['target']}"
     return replace(experiment, server=replace(experiment.server, pair=pair))
 
 

@@ -14,13 +14,14 @@ ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
     "llama4", "minimax",
 ]  # fmt: skip
-HeadKind = Literal["eagle3", "mtp"]
+HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
 ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
-DrafterKind = Literal["model", "eagle3", "mtp", "ngram", "none"]
+DrafterKind = Literal["model", "pard", "eagle3", "p-eagle", "dflash", "mtp", "ngram", "none"]
 
 # what a prompt consists of, as (end in tokens, number of the text): the last text goes on through the answer. A number
 # stands for a text and for all that comes before it; requests with the same number share their tokens up to its end
 Chain = tuple[tuple[int, int], ...]
+DFLASH_STATES = 5  # hidden states of a target that a DFlash head fuses
 ENDLESS = 1 << 40  # end of a chain's last text
 
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
@@ -83,6 +84,12 @@ class ModelSpec:
     layer_bytes: float | None = None  # per weight of the layers' products, where quantised; None: dtype_bytes
     kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
     windowed_layers: int = 0  # layers that attend to the last `sliding_window` tokens only
+    parallel: bool = False  # drafts all its tokens in one forward, of mask tokens, instead of one after another
+
+    @property
+    def rereads(self) -> bool:
+        """Whether it reads accepted draft tokens again: at their positions its cache has mask tokens."""
+        return self.parallel
 
     @property
     def qkv_inputs(self) -> int:
@@ -241,19 +248,33 @@ class ModelSpec:
 
 @dataclass(frozen=True, slots=True)
 class HeadSpec(ModelSpec):
-    """A head that drafts from its target's hidden states: one decoder layer, and what joins it to them.
+    """A head that drafts from its target's hidden states: a few decoder layers, and what joins them to the states.
 
     EAGLE-3 (arXiv 2503.01840): a product fuses three hidden states of the target, for tokens that the target has read;
     q, k and v are made of that, or of the head's own last state, beside the embedding; its output projection has a
-    draft vocabulary. MTP (as in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the
-    output projection is the target's. Embeddings are the target's.
+    draft vocabulary. P-EAGLE (arXiv 2602.01469) is the same with further plain layers, and drafts in parallel. MTP (as
+    in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the output projection is the
+    target's. DFlash (arXiv 2602.06036): plain layers draft a block in parallel, with keys and values of five fused
+    hidden states of the target, and with its output projection. Embeddings are the target's.
     """
 
     kind: HeadKind = "eagle3"
 
     @property
+    def rereads(self) -> bool:
+        """It reads accepted draft tokens again, with the target's hidden states."""
+        return True
+
+    @property
+    def layer_kinds(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """The first layer, and the others, which have one hidden state as input."""
+        first = self.products
+        later = ((self.hidden, first[0][1]), *first[1:])
+        return ((1, first), (self.layers - 1, later)) if self.layers > 1 else ((1, first),)
+
+    @property
     def qkv_inputs(self) -> int:
-        return 2 * self.hidden if self.kind == "eagle3" else self.hidden
+        return 2 * self.hidden if self.kind in ("eagle3", "p-eagle") else self.hidden
 
     @property
     def joined_inputs(self) -> int:
@@ -261,12 +282,12 @@ class HeadSpec(ModelSpec):
 
     @property
     def fused_inputs(self) -> int:
-        return 3 * self.hidden if self.kind == "eagle3" else 0
+        return {"mtp": 0, "dflash": DFLASH_STATES * self.hidden}.get(self.kind, 3 * self.hidden)
 
     @property
     def params(self) -> int:
         """All matrix weights of its own."""
-        own_head = self.head_params if self.kind == "eagle3" else 0
+        own_head = self.head_params if self.kind in ("eagle3", "p-eagle") else 0
         return self.layer_params + self.fused_params + own_head
 
 

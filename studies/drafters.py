@@ -3,7 +3,8 @@
     python studies/drafters.py
 
 Llama-3.1-8B on an H100, draft length 3, closed loops with ShareGPT's lengths, acceptance as recorded on each data set.
-Nothing is fitted to vLLM, so the host time of its steps is not included (`studies/engines.py` fits it). The published
+It is predicted with pdvsim's engine: nothing is fitted to vLLM, so the host time of its steps is not included
+(`studies/published_speculation.py` predicts with vLLM's profile, `studies/engines.py` fits two figures). The published
 speed-ups are read off figure 1 of arXiv 2601.11580 (vLLM 0.10.1, H100), to 0.03.
 """
 
@@ -32,7 +33,7 @@ def speed(kind: DrafterKind, data: str, users: int) -> float:
         Traffic(num_prompts=max(24, 4 * users), max_concurrency=users),
         drawn,
         Server("llama-3.1-8b", 4 if kind == "none" else 3, kind),
-        Hardware(gpu="h100-sxm"),
+        Hardware(gpu="h100-sxm", engine="pdvsim"),
         scoring=Scoring(warmup_requests=users),
     )
     return float(summarise(simulate(experiment))["output_throughput"])

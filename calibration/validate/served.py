@@ -22,7 +22,15 @@ from pdvsim.sim.limits import MAX_DATA_BYTES, MAX_TOKENS
 from pdvsim.sim.reading import parse_json, quoted, read_text, said
 
 # real runs on H200s
-SHIPPED = ("runs.jsonl", "truth.jsonl", "ahead.jsonl", "experts.jsonl", "prefixes.jsonl", "tail.jsonl")
+SHIPPED = (
+    "runs.jsonl",
+    "truth.jsonl",
+    "ahead.jsonl",
+    "experts.jsonl",
+    "prefixes.jsonl",
+    "tail.jsonl",
+    "parallel.jsonl",
+)
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")
 METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for mark in MARKS))  # that are compared

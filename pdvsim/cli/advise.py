@@ -15,7 +15,7 @@ from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import Way, drafters, fleets
+from pdvsim.decide.fleet import Contender, drafters, fleets
 from pdvsim.decide.options import BUDGET, ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import covering_profile, kv_capacity
@@ -88,7 +88,7 @@ class AdviseOptions(ChoiceOptions):
             FLEET_ARCHS if self.arch == USUAL_ARCHS else self.arch,
         )
 
-    def _ways(self, base: Experiment, drafted: tuple[Way, ...]) -> tuple[Way, ...]:
+    def _ways(self, base: Experiment, drafted: tuple[Contender, ...]) -> tuple[Contender, ...]:
         """What is compared instead of architectures: ways to use a given number of GPUs, or drafters."""
         if self._sized or self.gpus in (None, 1):
             return drafted
@@ -114,7 +114,7 @@ class AdviseOptions(ChoiceOptions):
             )
         return traffic
 
-    def _drafters(self, base: Experiment) -> tuple[Way, ...]:
+    def _drafters(self, base: Experiment) -> tuple[Contender, ...]:
         """Drafters for a model that is given alone."""
         if ":" in self.server.pair or self.server.drafter is not None:
             return ()

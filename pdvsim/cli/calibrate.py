@@ -36,8 +36,8 @@ class CalibrateCommand:
     """Instead of SAMPLES: folder `systems` of the package aiconfigurator-core, with kernels that were timed inside
     engines. Writes a file of tables, to be used as --profile."""
     engine: ServingEngine | None = None
-    """With --from-kernels: vllm, sglang or trtllm. With --from-bench: the engine whose profile is corrected, default
-    pdvsim; give the same with --machine."""
+    """With --from-kernels: vllm, sglang or trtllm. With --from-bench: the engine whose profile is corrected (default:
+    as in `pdvsim run`), and that of all commands with --machine."""
     from_vllm: Paths = ()
     """Instead of SAMPLES: vLLM logs with --enable-logging-iteration-details, at least one without speculation."""
     bench: Paths = ()
@@ -75,7 +75,7 @@ def main(argv: list[str]) -> int:
             )
         file = Path(args.output if args.output != PROFILE else MACHINE)
         hardware = Hardware(
-            args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size, engine=args.engine or "pdvsim"
+            args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size, engine=args.engine
         )
         return correct(args.from_bench, args.pair, hardware, args.max_num_batched_tokens, file, args.json)
     if (args.tensor_parallel_size, args.max_num_batched_tokens) != (1, Server.max_num_batched_tokens):

@@ -31,7 +31,8 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
     cases = [(load, load.experiment("colocated", Acceptance(), server, hardware, None)) for load in loads]
     vet([experiment for _, experiment in cases])
     fit = fit_bench(cases)
-    document = fit.document() | {"model": server.pair, "gpu": hardware.gpu, "fitted_to": list(paths)}
+    about = {"pace_engine": hardware.predicted_engine, "model": server.pair, "gpu": hardware.gpu}
+    document = fit.document() | about | {"fitted_to": list(paths)}
     write_whole(file, (output.dumps(document) + "\n").encode())
     rows: list[dict[str, Any]] = []
     with Progress(2 * len(cases), "simulations", as_json) as progress:
@@ -46,6 +47,7 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
         print(output.dumps(document | {"results": rows, "notes": notes, "files": [str(file)]}))
     else:
         width = max(map(len, described(fit)))
+        print(f"Correction of the profile of {hardware.predicted_engine} on {hardware.gpu}")
         print("\n".join(f"{name + ':':{width + 2}}{value}" for name, value in described(fit).items()))
         print("\n".join(notes))
         print("\nError of the simulated benchmarks, without -> with the correction")

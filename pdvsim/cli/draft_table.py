@@ -14,6 +14,7 @@ from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
 from pdvsim.decide.options import VariedTraffic
 from pdvsim.decide.runs import Bench
+from pdvsim.decide.space import LENGTHS, LONG_LENGTHS
 from pdvsim.sim.config import Scoring, Server
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
@@ -40,8 +41,8 @@ class DraftTableOptions(ExperimentOptions):
         "controller", "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Scoring),
     )  # fmt: skip
 
-    max_k: int = 8
-    """Longest draft length."""
+    max_k: int | None = None
+    """Longest draft length; default: 8, or 15 of a drafter that drafts in parallel."""
     against: int | None = None
     """A fixed draft length to compare with; default: 4."""
     engine: EngineName = "vllm"
@@ -68,7 +69,8 @@ class DraftTableOptions(ExperimentOptions):
             wanted = PREDICTED[self.engine]
             known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
             base = replace(base, hardware=replace(hardware, engine=wanted if known else "pdvsim"))
-        given = (self.max_k, self.against, self.engine, self.indifference, self.num_runs, self.traffic.num_prompts)
+        longest = self.max_k or max((*LENGTHS, *LONG_LENGTHS) if base.pair.draft.parallel else LENGTHS)
+        given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.traffic.num_prompts)
         return DraftQuestion(base, *given)
 
 

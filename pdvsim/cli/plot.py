@@ -64,6 +64,8 @@ def main(argv: list[str]) -> int:
         frontier = find_frontier(results.points, **chosen)
         pictures = iter([("frontier", frontier_figure(frontier, results.configs))])
         print(frontier)
+        if not all(config["scoring"].get("steady") for config in results.configs):
+            say("pdvsim", "these runs count their start and drain: sweep --steady measures the steady state alone")
     elif chosen:
         pictures = iter([own(results, Layout(**chosen))])
     else:

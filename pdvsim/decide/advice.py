@@ -14,7 +14,7 @@ from pdvsim.decide import hazards
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, Deployment, unknown_head
-from pdvsim.decide.fleet import Way, contender
+from pdvsim.decide.fleet import Contender, contender_name
 from pdvsim.decide.flips import Edge, Flips
 from pdvsim.decide.goal import NAMES, Goal, attained, level_title
 from pdvsim.decide.options import BUDGET
@@ -82,7 +82,7 @@ class Question:
     indifference: float = 0.01
     budget: int = BUDGET
     gpu_hour_usd: float | None = None
-    ways: tuple[Way, ...] = ()  # compared instead of architectures
+    ways: tuple[Contender, ...] = ()  # compared instead of architectures
     most_gpus: int = 0  # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
     fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
     by_cost: bool = False  # the cheapest of the ways that meet the goal is chosen
@@ -95,15 +95,15 @@ class Question:
 
     def name(self, candidate: Experiment) -> str:
         """Name of the contender with these settings."""
-        return contender(candidate, self.ways)
+        return contender_name(candidate, self.ways)
 
     @property
-    def fleets(self) -> tuple[Way, ...]:
+    def fleets(self) -> tuple[Contender, ...]:
         """Ways to use several GPUs."""
         return tuple(way for way in self.ways if way.hardware is not None)
 
     @property
-    def drafters(self) -> tuple[Way, ...]:
+    def drafters(self) -> tuple[Contender, ...]:
         """Architectures with drafters."""
         return tuple(way for way in self.ways if way.pair is not None)
 

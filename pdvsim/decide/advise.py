@@ -13,7 +13,7 @@ from dataclasses import replace
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.finals import chosen, decided, judged
+from pdvsim.decide.finals import chosen, contest_of, decided
 from pdvsim.decide.fleet import servers
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
@@ -91,7 +91,7 @@ def _decided(question: Question, bench: Bench) -> Advice:
             if question.by_cost and (cheapest := advice.cheapest) is not None:
                 alike = [c for c in advice.able if question.hourly(c) == question.hourly(cheapest)]
                 rows = {name: mine for name, mine in finals.rows.items() if finals.candidates[name] in alike}
-                advice.held = judged(rows, question.goal, finals.candidates, question.indifference)
+                advice.held = contest_of(rows, question.goal, finals.candidates, question.indifference)
             advice.recommended = finals.candidates[chosen(advice.held, finals.candidates, question.base)]
     except KeyboardInterrupt:
         advice.interrupted = True

@@ -30,11 +30,14 @@ VLLM = "0.27.1"  # releases that the flags were checked against
 SGLANG = "0.5.18"
 TENSORRT_LLM = "1.4.0rc1"
 VLLM_DRAFT_MODELS = "0.15.0"  # first releases with each feature
+VLLM_PARALLEL = "0.16.0"
 VLLM_TABLE = "0.24.0"
 VLLM_UNLIKE_VOCABULARIES = "0.25.0"
 SGLANG_DRAFT_MODELS = "0.5.2"
 SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
 
+METHODS = {"model": "draft_model", "pard": "draft_model", "p-eagle": "eagle3"}  # vLLM's, if not as the drafter
+ALGORITHMS = {"model": "STANDALONE", "mtp": "EAGLE", "dflash": "DFLASH"}  # SGLang's, if not EAGLE3
 ENGINES: dict[str, ServingEngine] = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm"}
 
 
@@ -144,17 +147,21 @@ def vllm(served: Served) -> Block:
     ]
     notes = _shared_notes(served, longest)
     if longest:
-        config: dict[str, Any] = {"method": "draft_model" if kind == "model" else kind}
+        parallel = pair.draft.parallel
+        config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
         if kind == "ngram":
             config |= {"prompt_lookup_min": ngram.LEAST, "prompt_lookup_max": ngram.MOST}
         elif kind != "mtp":
-            config["model"] = checkpoint(pair.draft)
+            config["model"] = drafter_checkpoint(served.experiment)
         if kind == "model" and _is_fp8(pair.draft):
             config["quantization"] = "fp8"
         config["num_speculative_tokens"] = longest
+        if kind in ("pard", "p-eagle"):
+            config["parallel_drafting"] = True
         if kind != "ngram" and (size := served.experiment.hardware.tensor_parallel_size) > 1:
             config["draft_tensor_parallel_size"] = size
         needs = f"needs vLLM {VLLM_DRAFT_MODELS} or later, for draft models" if kind == "model" else ""
+        needs = f"needs vLLM {VLLM_PARALLEL} or later, for parallel drafting" if parallel else needs
         if served.varies:
             config["num_speculative_tokens_per_batch_size"] = served.ranges
             needs = f"needs vLLM {VLLM_TABLE} or later, for the table"
@@ -187,6 +194,8 @@ def sglang(served: Served) -> list[Block]:
         return [Block(label, "", (*served.notes, other))]
     if k and (why := unknown_head(served.experiment)):
         return [Block(label, "", (*served.notes, why))]
+    if k and kind in ("pard", "p-eagle"):
+        return [Block(label, "", (*served.notes, f"it has no flag for {kind}: of parallel drafters it serves dflash"))]
     if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
         unlike = f"it rejects vocabularies of different size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
         return [Block(label, "", (*served.notes, unlike))]
@@ -198,12 +207,13 @@ def sglang(served: Served) -> list[Block]:
     ]
     notes = _shared_notes(served, k)
     if k:
-        words += ["--speculative-algorithm", {"model": "STANDALONE", "mtp": "EAGLE"}.get(kind, "EAGLE3")]
+        words += ["--speculative-algorithm", ALGORITHMS.get(kind, "EAGLE3")]
         if kind != "mtp":
-            words += ["--speculative-draft-model-path", checkpoint(pair.draft)]
+            words += ["--speculative-draft-model-path", drafter_checkpoint(served.experiment)]
         if kind == "model" and _is_fp8(pair.draft):
             words += ["--speculative-draft-model-quantization", "fp8"]
-        words += ["--speculative-num-steps", k, "--speculative-eagle-topk", 1, "--speculative-num-draft-tokens", k + 1]
+        words += ["--speculative-num-steps", k, "--speculative-eagle-topk", 1] if kind != "dflash" else []
+        words += ["--speculative-num-draft-tokens", k + 1]
         if kind == "model":
             notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
         notes.append("with a drafter it prefills in separate batches, not together with decoding as colocated")
@@ -246,8 +256,14 @@ def unknown_head(experiment: Experiment) -> str:
     kind, (_, _, target) = experiment.server.drafted_by, experiment.server.pair.partition(":")
     if not experiment.has_drafter or kind not in HEADS or can_load(kind, target):
         return ""
-    what = "EAGLE-3 head" if kind == "eagle3" else "checkpoint with an MTP layer"
-    return f"no {what} of {target} is known"
+    what = {"mtp": "checkpoint with an MTP layer", "eagle3": "EAGLE-3 head", "p-eagle": "P-EAGLE head"}
+    return f"no {what.get(kind, 'DFlash head')} of {target} is known"
+
+
+def drafter_checkpoint(experiment: Experiment) -> str:
+    """What an engine loads as the drafter of an experiment: one that was trained to draft in parallel, if it does."""
+    draft, _, _ = experiment.server.pair.partition(":")
+    return CHECKPOINTS.get(draft) or checkpoint(experiment.server.models().draft)
 
 
 def checkpoint(model: ModelSpec) -> str:

@@ -77,7 +77,7 @@ def _finalists(search: Search, best: Mapping[str, Experiment], everyone: bool) -
     """The best few, plain decoding at its best, and fleets that are always kept; or everyone."""
     plain = [name for name, candidate in best.items() if candidate.arch == "autoregressive"]
     names = dict.fromkeys([*list(best)[: None if everyone else FINALISTS], *plain[:1]])
-    names |= dict.fromkeys(name for name in best if name in search.staying)
+    names |= dict.fromkeys(name for name in best if name in search.always_finalists)
     return {name: best[name] for name in names}
 
 
@@ -98,7 +98,7 @@ def replicated(
     rows: dict[str, list[Row]] = {}
     while True:
         rows |= bench.replicated(going, seeds)
-        held = judged(rows, goal, candidates, indifference)
+        held = contest_of(rows, goal, candidates, indifference)
         yield Finals(candidates, dict(rows), held)
         open_ = {other for other in held.unsure if held.leads[other].mean > held.thresholds[other]}
         open_ |= {other for other in held.alike if held.leads[other].mean > indifference}
@@ -110,7 +110,7 @@ def replicated(
         seeds *= 2
 
 
-def judged(
+def contest_of(
     rows: Mapping[str, Sequence[Row]],
     goal: Goal,
     places: Mapping[str, Experiment],
@@ -125,7 +125,7 @@ def judged(
     up = {name: mine for name, mine in rows.items() if kept_up(mine)}
     able = {name: mine for name, mine in up.items() if goal.met(mine)} or up or rows
     values = {name: [goal.value(row) for row in mine] for name, mine in able.items()}
-    errors = {name: lead_error(places[name], goal.told_by(mine)) for name, mine in able.items()}
+    errors = {name: lead_error(places[name], goal.error_metric(mine)) for name, mine in able.items()}
     return contest(values, goal.sign, comparisons, indifference, errors)
 
 

@@ -34,7 +34,7 @@ KINDS: tuple[DrafterKind, ...] = ("model", "mtp", "eagle3", "ngram")
 
 
 @dataclass(frozen=True)
-class Way:
+class Contender:
     """An architecture with its own GPUs, drafter or both, compared instead of architectures; None: as given."""
 
     name: str
@@ -85,12 +85,12 @@ def fleet_name(candidate: Experiment) -> str:
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
-def contender(candidate: Experiment, ways: Sequence[Way]) -> str:
+def contender_name(candidate: Experiment, ways: Sequence[Contender]) -> str:
     """The contender with these settings: one of the `ways` to use GPUs or to draft, else an architecture."""
     return ways[0].named(candidate) if ways else str(candidate.arch)
 
 
-def copies(way: Way, base: Experiment, count: int) -> Way:
+def copies(way: Contender, base: Experiment, count: int) -> Contender:
     """A fleet of so many servers of a kind."""
     hardware = way.of(base).hardware
     router = "least-loaded" if hardware.router == Hardware.router else hardware.router
@@ -98,9 +98,11 @@ def copies(way: Way, base: Experiment, count: int) -> Way:
     return replace(fleet, name=fleet.named(fleet.of(base)))
 
 
-def servers(base: Experiment, archs: Sequence[Arch], most: int, drafted: Sequence[Way] = ()) -> tuple[Way, ...]:
+def servers(
+    base: Experiment, archs: Sequence[Arch], most: int, drafted: Sequence[Contender] = ()
+) -> tuple[Contender, ...]:
     """Every kind of server with these architectures, and drafters if any are compared, on at most `most` GPUs."""
-    ways: dict[str, Way] = {}
+    ways: dict[str, Contender] = {}
     for gpus in range(1, most + 1):
         for way in _possible(base, archs, gpus, False, drafted):
             if way.of(base).hardware.replicas == 1 and (fitting := _fitting(way, base)) is not None:
@@ -108,9 +110,11 @@ def servers(base: Experiment, archs: Sequence[Arch], most: int, drafted: Sequenc
     return tuple(ways.values())
 
 
-def _possible(base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Way]) -> Iterator[Way]:
+def _possible(
+    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender]
+) -> Iterator[Contender]:
     """Every way to use so many GPUs, also if the models do not fit or cannot be sharded so."""
-    for way in drafted or [Way("", arch) for arch in archs]:
+    for way in drafted or [Contender("", arch) for arch in archs]:
         for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone):
             mine = replace(way, hardware=hardware)
             yield replace(mine, name=mine.named(mine.of(base)))
@@ -121,8 +125,8 @@ def fleets(
     archs: Sequence[Arch],
     gpus: int,
     alone: bool = False,
-    drafted: Sequence[Way] = (),
-) -> tuple[Way, ...]:
+    drafted: Sequence[Contender] = (),
+) -> tuple[Contender, ...]:
     """Every way to use so many GPUs with these architectures.
 
     If drafters are compared (`drafted`), each way is combined with every drafter that it supports.
@@ -175,7 +179,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hard
             yield shared(target + other, split)
 
 
-def _fitting(fleet: Way, base: Experiment) -> Way | None:
+def _fitting(fleet: Contender, base: Experiment) -> Contender | None:
     """The fleet, with an unsharded drafter if it cannot be sharded; None without room for a KV cache."""
     whole = replace(fleet, hardware=replace(fleet.of(base).hardware, draft_tensor_parallel_size=1))
     for way in (fleet, whole):
@@ -188,14 +192,16 @@ def _fitting(fleet: Way, base: Experiment) -> Way | None:
     return None
 
 
-def drafters(base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None) -> tuple[Way, ...]:
+def drafters(
+    base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None
+) -> tuple[Contender, ...]:
     """All drafters of a model that engines can load, in each architecture; a given `acceptance` applies to all."""
-    ways: dict[str, Way] = {}  # plain decoding is the same with any drafter
+    ways: dict[str, Contender] = {}  # plain decoding is the same with any drafter
     for kind in KINDS:
         if can_load(kind, target):
             pair = drafted_by(kind, target)
             mine = acceptance or usual_acceptance(pair, base.traffic)
-            for way in (Way("", arch, pair=pair, acceptance=mine) for arch in archs):
+            for way in (Contender("", arch, pair=pair, acceptance=mine) for arch in archs):
                 with suppress(ValueError):  # the architecture does not support this drafter
                     name = way.named(way.of(base))
                     ways.setdefault(name, replace(way, name=name))

@@ -21,7 +21,7 @@ from pdvsim.decide.runs import Bench, load_axis, shortened
 from pdvsim.decide.space import with_best_length
 from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.metrics.steady import Length
+from pdvsim.sim.metrics.steady import LEAST, Length, first_uses
 from pdvsim.study.length import length_of, with_length
 from pdvsim.study.stats import Interval
 
@@ -155,9 +155,8 @@ class _Walk:
         if self.bench.runs + self.who.runs > self.budget:
             return None
         left = self.budget - who.runs  # after they have been tuned
-        length = length_of(self.bench.sized(self.move(who.recommended, at)))
-        everyone = {name: self._moved(candidate, at, length) for name, candidate in who.everyone.items()}
-        there = {name: who.placed(candidate) for name, candidate in everyone.items()}
+        everyone = {name: self._moved(candidate, at) for name, candidate in who.everyone.items()}
+        there = self.bench.lengthened({name: who.placed(c) for name, c in everyone.items()}, RUN_SHARE)
         probe = self._settled(at, there, who)
         if probe.challenger is not None and who.search.space.steps():
             if self.bench.runs + 2 * SEEDS > left:
@@ -169,10 +168,16 @@ class _Walk:
         self.flips.probes[at] = probe
         return probe
 
-    def _moved(self, candidate: Experiment, at: float, length: Length) -> Experiment:
-        """A candidate at another place, in runs of the length that is needed there; a batch job is as long as it is."""
-        moved = self.move(candidate, at)
-        return with_length(moved, length) if candidate.scoring.steady else moved
+    def _moved(self, candidate: Experiment, at: float) -> Experiment:
+        """A candidate at another place; at another request rate in runs that last as long, as a first guess."""
+        moved, length = self.move(candidate, at), length_of(candidate)
+        if not candidate.scoring.steady:
+            return moved
+        if self.bench.prompts is not None or load_axis(moved.traffic) == "concurrency":
+            return self.bench.sized(moved)
+        times = moved.traffic.request_rate / candidate.traffic.request_rate
+        start, measured = (math.ceil(times * part) for part in length)
+        return with_length(moved, Length(max(start, math.ceil(first_uses(moved.traffic))), max(measured, LEAST)))
 
     def _retuned(self, candidate: Experiment, budget: int) -> Experiment:
         """A candidate's architecture tuned at another place."""
@@ -220,7 +225,7 @@ def _probe(at: float, everyone: Mapping[str, Experiment], who: Rivalry, bench: B
     for rival in sorted(figures, key=lambda name: -goal.sign * held.values[name].mean):
         if rival == mine or (able and rival not in able):
             continue
-        errors = {name: lead_error(everyone[name], goal.told_by(rows[name])) for name in (mine, rival)}
+        errors = {name: lead_error(everyone[name], goal.error_metric(rows[name])) for name in (mine, rival)}
         two = {name: figures[name] for name in errors}
         pair = contest(two, goal.sign, who.comparisons, who.search.indifference, errors)
         still_open |= few and pair.best == rival and pair.margin > pair.thresholds[mine]

@@ -106,7 +106,7 @@ class Goal:
         elif self.objective == "goodput":
             figure = float(row["request_goodput"])
         else:
-            figure = float(row[self.told_by([row])])
+            figure = float(row[self.error_metric([row])])
         if not math.isfinite(figure):  # only TPOT can be missing
             raise ValueError(f"objective {self.objective} is undefined: every output is a single token")
         return figure
@@ -116,7 +116,7 @@ class Goal:
         spent = {name: float(row[self.level_metric(name)]) for name in self.levels_ms}
         return {name: level / spent[name] if spent[name] > 0 else math.inf for name, level in self.levels_ms.items()}
 
-    def told_by(self, rows: Sequence[Row]) -> str:
+    def error_metric(self, rows: Sequence[Row]) -> str:
         """The metric whose error applies to the objective: under service levels that of the binding level."""
         if self.objective in ("headroom", "goodput"):
             rooms = [self.headrooms(row) for row in rows]

@@ -15,7 +15,7 @@ from pdvsim.common.outcomes import Row
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.finals import judged
+from pdvsim.decide.finals import contest_of
 from pdvsim.decide.flips import Rivalry
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
@@ -29,7 +29,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.stats import Interval, interval
 
-ALONE_PROMPTS = 50
+ALONE_PROMPTS = 25
 RATE_CELLS = 32
 RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a bisection
@@ -49,7 +49,7 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
     """All finalists at concurrency 1."""
     everyone = {name: _alone(candidate) for name, candidate in who.everyone.items()}
     rows = bench.replicated(everyone, who.num_runs)
-    e2el = judged(rows, Goal("e2el"), everyone, who.search.indifference)
+    e2el = contest_of(rows, Goal("e2el"), everyone, who.search.indifference)
     mine = rows[who.best]
     plain = next((rows[name] for name, c in everyone.items() if c.arch == "autoregressive"), None)
     gain = None
@@ -92,42 +92,45 @@ def equivalent_rate(rows: Sequence[Row]) -> float:
 def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Bench) -> BreakEven:
     """The cell of a grid of acceptance rates in which drafting starts to pay by the mean of the objective.
 
-    The search starts where the formula predicts it, widens until it has a rate on either side, then bisects. At every
+    The search starts where the formula predicts it, widens until it has a rate on either side, then narrows. At every
     rate the drafts have the best length from 1 on: where the formula prefers none, drafting may still pay.
     """
-    goal = who.search.goal
-
-    def mean(candidate: Experiment) -> float:
-        rows = bench.rows(replications(candidate, min(FEW_RUNS, who.num_runs)))
-        return interval(map(goal.value, rows)).mean
-
-    against = mean(who.placed(plain))
-
-    def wins(rate: float) -> bool:
-        return goal.sign * (mean(who.placed(at_acceptance(drafting, rate), drafting=True)) - against) > 0
-
+    goal, runs = who.search.goal, min(FEW_RUNS, who.num_runs)
     here = drafting.acceptance.acceptance_rate
     if not drafting.acceptance.by_rate:
-        here = equivalent_rate(bench.rows(replications(drafting, min(FEW_RUNS, who.num_runs))))
+        here = equivalent_rate(bench.rows(replications(drafting, runs)))
         drafting = replace(drafting, acceptance=Acceptance())
-    mine = who.search.name(drafting), here
+
+    def value(rows: Sequence[Row]) -> float:
+        return goal.sign * interval(map(goal.value, rows)).mean
+
+    def wins(cells: Sequence[int]) -> list[bool]:
+        at = {str(c): who.placed(at_acceptance(drafting, c / RATE_CELLS), drafting=True) for c in cells}
+        against, *mine = map(value, bench.replicated({"plain": who.placed(plain)} | at, runs).values())
+        return [one > against for one in mine]
+
+    name = who.search.name(drafting)
     guess = break_even_rate(drafting, [k for k in who.search.space.draft_lengths if k])
     low, high, stride = -1, RATE_CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
     at = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
     while high - low > 1:
-        low, high = (low, at) if wins(at / RATE_CELLS) else (at, high)
+        pair = sorted({max(at - 1, low + 1), min(at, high - 1)})  # two in parallel: they often are the answer
+        verdicts = wins(pair)
+        high = next((cell for cell, won in zip(pair, verdicts, strict=True) if won), high)
+        low = max((cell for cell, won in zip(pair, verdicts, strict=True) if not won and cell < high), default=low)
         if low >= 0 and high <= RATE_CELLS:
-            at = (low + high) // 2
+            at = (low + high + 1) // 2
         else:
-            at = min(low + stride, RATE_CELLS) if low >= 0 else max(high - stride, 0)
+            at = min(low + 1 + stride, RATE_CELLS) if low >= 0 else max(high - stride, 0)
             stride *= 2
-    return BreakEven(*mine, low / RATE_CELLS if low >= 0 else None, high / RATE_CELLS if high <= RATE_CELLS else None)
+    losing, winning = (cell / RATE_CELLS if 0 <= cell <= RATE_CELLS else None for cell in (low, high))
+    return BreakEven(name, here, losing, winning)
 
 
 def break_even_runs(who: Rivalry) -> int:
     """Most simulations that `break_even` runs."""
-    widened = RATE_CELLS.bit_length()  # rates until there is one on either side; bisection then takes at most as many
-    return (1 + 2 * widened) * min(FEW_RUNS, who.num_runs)
+    widened = RATE_CELLS.bit_length()  # pairs until there is a rate on either side; bisection takes at most as many
+    return (1 + 4 * widened) * min(FEW_RUNS, who.num_runs)
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from pdvsim.common.presets import ExperimentOptions
 from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
-from pdvsim.decide.space import Space
+from pdvsim.decide.space import LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
@@ -126,6 +126,8 @@ class TunedServer(Server):
             fixed = {"controllers": (controller,)}
             if controller != "fixed":
                 fixed |= {"draft_lengths": (Server.num_speculative_tokens,)}
+        if k is None and controller in (None, "fixed") and named_pair(self.given().pair).draft.parallel:
+            fixed["draft_lengths"] = (*LENGTHS, *LONG_LENGTHS)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if (value := getattr(self, name)) is not None:
                 fixed[name] = (value,)

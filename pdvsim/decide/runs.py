@@ -73,15 +73,15 @@ class Bench:
             return with_length(experiment, given_length(self.prompts))
         return sized(experiment, lambda run: self.rows([without_band(run)])[0])
 
-    def lengthened(self, candidates: Mapping[str, Experiment]) -> dict[str, Experiment]:
-        """The candidates with one length, which suffices for the slowest that keeps up."""
+    def lengthened(self, candidates: Mapping[str, Experiment], share: float = 1.0) -> dict[str, Experiment]:
+        """The candidates with one length: a share of what suffices for the slowest that keeps up."""
         every = dict(candidates)
         one = next(iter(every.values()))
         if self.prompts is not None or load_axis(one.traffic) != "load" or one.traffic.use_trace_timestamps:
             return every
         rows = self.rows(list(every.values()))
         needed = [needed_length(c, row) for c, row in zip(every.values(), rows, strict=True) if keeps_up(row)]
-        longest = max(needed, key=lambda length: length.total, default=length_of(one))
+        longest = max(needed, key=lambda length: length.total, default=length_of(one)).short(share, LEAST // 2)
         if longest.total <= CLOSE * one.traffic.num_prompts:
             return every
         return {name: with_length(candidate, longest) for name, candidate in every.items()}

@@ -15,7 +15,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pdvsim.decide.fleet import Way, copies
+from pdvsim.decide.fleet import Contender, copies
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, shortened
@@ -34,7 +34,7 @@ MARGIN = 1.5  # a load that is predicted to be this many times too high for one 
 class Sizes:
     """The smallest fleet of each kind of server that holds the load, smallest first, and why others do not."""
 
-    ways: tuple[Way, ...] = ()
+    ways: tuple[Contender, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -44,7 +44,7 @@ def too_small(candidates: Sequence[Experiment], goal: Goal, space: Space) -> boo
 
 
 def smallest_fleets(
-    base: Experiment, goal: Goal, servers: Sequence[Way], most: int, space: Space, bench: Bench
+    base: Experiment, goal: Goal, servers: Sequence[Contender], most: int, space: Space, bench: Bench
 ) -> Sizes:
     """The fleets of these servers that hold the load of `base` on at most `most` GPUs."""
     counts = {way: _predicted(way, base, goal, space, most) for way in servers}
@@ -63,7 +63,7 @@ def smallest_fleets(
     return Sizes(tuple(sorted(fleets, key=lambda way: way.gpus(base))), refused)
 
 
-def _predicted(way: Way, base: Experiment, goal: Goal, space: Space, most: int) -> int:
+def _predicted(way: Contender, base: Experiment, goal: Goal, space: Space, most: int) -> int:
     """The least replicas that hold the load by formula; 0 if none up to `most` GPUs do."""
     counts = range(1, most // way.gpus(base) + 1)
     at = bisect_left(counts, x=True, key=lambda count: _holds(copies(way, base, count).of(base), goal, space))
@@ -77,7 +77,7 @@ def _holds(candidate: Experiment, goal: Goal, space: Space) -> bool:
     return any(p.keeps_up and p.seconds_per_token <= min(levels_s, default=math.inf) for p in predictions)
 
 
-def _pace_s(way: Way, base: Experiment, counts: dict[Way, int], space: Space) -> float:
+def _pace_s(way: Contender, base: Experiment, counts: dict[Contender, int], space: Space) -> float:
     """Seconds per token of a fleet by formula."""
     candidate = copies(way, base, counts[way]).of(base)
     return Formula(_roomy(candidate, space)).ranked(_lengths(candidate, space))[0].seconds_per_token
@@ -97,16 +97,18 @@ def _at_share(candidate: Experiment, share: float) -> Experiment:
     return replace(candidate, traffic=replace(candidate.traffic, request_rate=share * candidate.traffic.request_rate))
 
 
-def _refined(base: Experiment, goal: Goal, counts: dict[Way, int], most: int, space: Space, bench: Bench) -> list[Way]:
+def _refined(
+    base: Experiment, goal: Goal, counts: dict[Contender, int], most: int, space: Space, bench: Bench
+) -> list[Contender]:
     """The fleets with the least replicas that meet the goal in a run at the whole load; without those that do not."""
     if not counts:
         return []
 
-    def fleet(way: Way, count: int) -> Experiment:
+    def fleet(way: Contender, count: int) -> Experiment:
         return with_best_length(_roomy(goal.prepared(copies(way, base, count).of(base)), space), space.draft_lengths)
 
     length = length_of(shortened(bench.sized(fleet(*next(iter(counts.items())))), RUN_SHARE))
-    met: dict[tuple[Way, int], bool] = {}
+    met: dict[tuple[Contender, int], bool] = {}
     going = dict(counts)
     for _ in range(STEPS):
         asked = [(way, n) for way, n in going.items() if (way, n) not in met and 1 <= n <= most // way.gpus(base)]

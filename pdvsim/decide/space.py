@@ -16,6 +16,8 @@ from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
 from pdvsim.sim.limits import check_list, check_ranges
 from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 
+LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+LONG_LENGTHS = (10, 12, 15)  # besides, of drafters whose further tokens cost no further forward
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 
 PROMISING = 3  # best-ranked draft lengths of the formula that are simulated
@@ -31,7 +33,7 @@ class Space:
     """Values to test; a single value fixes a setting."""
 
     archs: tuple[Arch, ...] = field(default_factory=tried)
-    draft_lengths: tuple[int, ...] = (0, 1, 2, 3, 4, 5, 6, 7, 8)
+    draft_lengths: tuple[int, ...] = LENGTHS
     controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
     max_num_batched_tokens: tuple[int, ...] = (256, 512, 2048, 8192)
@@ -82,13 +84,14 @@ class Space:
         ways += [replace(server, controller=name) for name in self.controllers if name != "fixed"]
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
-    def beside(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with the next shorter and the next longer draft."""
-        k, lengths = candidate.server.num_speculative_tokens, self.draft_lengths
-        shorter, longer = [n for n in lengths if n < k], [n for n in lengths if n > k]
-        if not candidate.has_drafter:
+    def beside(self, candidate: Experiment, name: str) -> list[Experiment]:
+        """The candidate with the next smaller and the next larger value of a setting."""
+        values = self.draft_lengths if name == "num_speculative_tokens" else getattr(self, name)
+        if name == "num_speculative_tokens" and not candidate.has_drafter:
             return []
-        return self._with(candidate, "num_speculative_tokens", [*sorted(shorter)[-1:], *sorted(longer)[:1]])
+        here = getattr(candidate.server, name)
+        smaller, larger = (sorted(v for v in values if v < here), sorted(v for v in values if v > here))
+        return self._with(candidate, name, [*smaller[-1:], *larger[:1]])
 
     def fewest(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the shortest allowed draft length."""
@@ -101,8 +104,8 @@ class Space:
         return self._with(candidate, "max_num_seqs", self.max_num_seqs)
 
     def prompts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with every limit on the prompt tokens of a forward."""
-        return self._with(candidate, "max_num_batched_tokens", self.max_num_batched_tokens)
+        """The candidate itself and with the next limits on the prompt tokens of a forward."""
+        return [candidate, *self.beside(candidate, "max_num_batched_tokens")]
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the settings that only its architecture has."""

@@ -1,10 +1,11 @@
 """Tune every architecture wherever architectures are compared.
 
 At each place (a load, a pair, a GPU) the search first tests the draft lengths that the formula ranks best, and further
-ones while shorter or longer is better. Then come the controllers, batch limits, prompt tokens per forward, and settings
-that only this architecture has. After each kind the best two are kept. Runs are short and share their requests. Their
-seeds are used for nothing else, because the best of many looks too good on the seeds that selected it. Settings far
-worse than the best of their kind on the first seed get no second one. Among settings within the indifference the
+ones while shorter or longer is better. Then come the controllers, batch limits, prompt tokens per forward (the next
+fewer and more, and further ones while that is better), and settings that only this architecture has. Draft lengths and
+batch limits depend on each other, so the best two are kept between these. Runs are short and share their requests.
+Their seeds are used for nothing else, because the best of many looks too good on the seeds that selected it. Settings
+far worse than the best of their kind on the first seed get no second one. Among settings within the indifference the
 simpler is kept.
 
 Limits: the search tests one kind of setting after another, so it can miss settings that are good only together.
@@ -17,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from pdvsim.decide.fleet import Way, contender
+from pdvsim.decide.fleet import Contender, contender_name
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
@@ -26,8 +27,10 @@ from pdvsim.study.stats import interval
 
 FAR = 2.0  # architectures this many times worse than the best are not tuned further
 FAR_WAY = 1.25  # the same for fleets and drafters that are not always kept
-BEHIND = 1.1  # settings this many times worse than the best on the first seed get no other
-KEPT_SETTINGS = 2  # of an architecture, after each kind
+NEAR_WAY = 1.1  # the same once draft lengths and batch limits are tuned: what is left to tune changes less
+BEHIND = 1.05  # settings this many times worse than the best on the first seed get no other
+KEPT_SETTINGS = 2  # of an architecture, with their draft lengths
+CLIMBED = {"drafts": "num_speculative_tokens", "prompts": "max_num_batched_tokens"}  # kinds tested from best to next
 SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
 SEARCH_RUN_SHARE = 0.25  # of what a final run measures
@@ -43,8 +46,8 @@ class Search:
     space: Space
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: unlimited
-    ways: tuple[Way, ...] = ()  # compared instead of architectures
-    staying: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
+    ways: tuple[Contender, ...] = ()  # compared instead of architectures
+    always_finalists: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
     figures: dict[Experiment, float] = field(default_factory=dict)
     firsts: dict[Experiment, float] = field(default_factory=dict)  # values on the first seed
     peaks: dict[Experiment, int] = field(default_factory=dict)  # most concurrent requests in the system
@@ -52,7 +55,7 @@ class Search:
 
     def name(self, candidate: Experiment) -> str:
         """Name of the contender with these settings."""
-        return contender(candidate, self.ways)
+        return contender_name(candidate, self.ways)
 
     def starts(self, base: Experiment) -> list[Experiment]:
         """All contenders with their initial settings."""
@@ -103,8 +106,8 @@ def tuned(
         if not starts:
             raise ValueError("no architecture can run with these options")
         going |= {(at, search.name(start)): [start] for start in starts}
-    _start(search, going, bench)
     far = FAR_WAY if search.ways else FAR
+    _start(search, going, bench, far)
     for step in search.space.steps():
         tried = {
             key: list(dict.fromkeys(way for candidate in mine for way in _ways(search, step, candidate)))
@@ -112,10 +115,13 @@ def tuned(
             if not _far(search, going, key, far)
         }
         _try(search, [[*going[key], *ways] for key, ways in tried.items()], bench, BEHIND)
-        if step == "drafts":
-            _climb(search, tried, bench)
+        if step in CLIMBED:
+            _climb(search, step, tried, bench)
+        kept = KEPT_SETTINGS if step == "drafts" else 1
         for key, ways in tried.items():
-            going[key] = search.ranked([*going[key], *ways], places[key[0]])[:KEPT_SETTINGS] or going[key]
+            going[key] = search.ranked([*going[key], *ways], places[key[0]])[:kept] or going[key]
+        if search.ways and step != "drafts":
+            far = NEAR_WAY
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
         mine = [candidates[0] for (where, _), candidates in going.items() if where == at]
@@ -124,12 +130,12 @@ def tuned(
     return best
 
 
-def _start(search: Search, going: dict[Seated, list[Experiment]], bench: Bench) -> None:
+def _start(search: Search, going: dict[Seated, list[Experiment]], bench: Bench, far: float) -> None:
     """Run the initial settings; contenders that are far worse also test the shortest draft length."""
-    _try(search, _by_place(going), bench, FAR)
+    _try(search, _by_place(going), bench, far)
     behind = [key for key in going if "drafts" in search.space.steps() and _far(search, going, key, FAR)]
     fewer = {key: search.space.fewest(going[key][0]) for key in behind if going[key][0] in search.figures}
-    _try(search, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, FAR)
+    _try(search, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, far)
     for key, ways in fewer.items():
         going[key] = [search.best(search.figures, [*going[key], *ways])]
 
@@ -147,15 +153,15 @@ def _ways(search: Search, step: str, candidate: Experiment) -> list[Experiment]:
     return ways
 
 
-def _climb(search: Search, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
-    """Test neighbours of the best draft length until all have been tested; adds to `tried`."""
+def _climb(search: Search, step: str, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
+    """Test neighbours of the best setting of a kind until all have been tested; adds to `tried`."""
     while True:
         further = {}
         for key, ways in tried.items():
-            fixed = [way for way in ways if way in search.figures and way.server.controller == "fixed"]
+            fixed = [w for w in ways if w in search.figures and (step != "drafts" or w.server.controller == "fixed")]
             if fixed:
                 best = search.best(search.figures, fixed)
-                further[key] = [way for way in search.space.beside(best) if way not in ways]
+                further[key] = [way for way in search.space.beside(best, CLIMBED[step]) if way not in ways]
         if not any(further.values()):
             return
         _try(search, [[*tried[key], *ways] for key, ways in further.items()], bench, BEHIND)
@@ -165,7 +171,7 @@ def _climb(search: Search, tried: dict[Seated, list[Experiment]], bench: Bench) 
 
 def _far(search: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
     """Whether a contender is so many times worse than the best at its place."""
-    if key[1] in search.staying:
+    if key[1] in search.always_finalists:
         return False
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in search.figures]
     mine = going[key][0]

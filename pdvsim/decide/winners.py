@@ -22,8 +22,8 @@ from typing import Any, Literal
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.differences import Differences
-from pdvsim.decide.finals import Finals, chosen, decided, judged
-from pdvsim.decide.fleet import Way
+from pdvsim.decide.finals import Finals, chosen, contest_of, decided
+from pdvsim.decide.fleet import Contender
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES, Goal
 from pdvsim.decide.report import (
@@ -66,7 +66,7 @@ class Grid:
     num_runs: int
     goal: Goal
     indifference: float = 0.0
-    fleets: tuple[Way, ...] = ()
+    fleets: tuple[Contender, ...] = ()
     against: str | None = None  # architecture that all are also compared with
     pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs with their own acceptance
 
@@ -235,7 +235,7 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
     answer, cells = WinnerMap(grid), dict[int, tuple[Cell, list[Row]]]()
     search = Search(grid.goal, grid.space, grid.indifference, ways=grid.fleets)
-    search.staying = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
+    search.always_finalists = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
     budget, everyone = 0 if grid.fleets else None, grid.against is not None
     try:
@@ -273,7 +273,7 @@ def _judged(
     behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
     if len(behind) == len(rows):
         return Cell(load, place, None, None, behind, settings)
-    held = judged(rows, grid.goal, settings, grid.indifference, grid.comparisons)
+    held = contest_of(rows, grid.goal, settings, grid.indifference, grid.comparisons)
     return Cell(load, place, chosen(held, settings, grid.placed(load, place)), held, behind, settings)
 
 

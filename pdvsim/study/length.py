@@ -44,7 +44,7 @@ def sized(experiment: Experiment, measure: Measure) -> Experiment:
         return with_length(experiment, length_of(experiment))
     turns = mean_turns(traffic)
     thinking = traffic.request_rate * (turns - 1) * traffic.think_time_s
-    length = Length(math.ceil(thinking + first_uses(traffic)), FIRST_MEASURED)
+    length = Length(max(1, math.ceil(thinking + first_uses(traffic))), FIRST_MEASURED)
     for _ in range(ROUNDS):
         run = with_length(experiment, length)
         row = measure(run)

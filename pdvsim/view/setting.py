@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.models import unquantised
-from pdvsim.sim.workload.asked import drafter_name, has_rates
+from pdvsim.sim.workload.asked import PUBLISHED, drafter_name, has_rates
 from pdvsim.sim.workload.options import LENGTHS, PREFIXES
 from pdvsim.view.table import load_text
 
@@ -103,6 +103,9 @@ def acceptance_source(acceptance: Acceptance) -> str:
         return f"{ASSUMED_RATE:g}, assumed"
     if acceptance.acceptance_model is not None:
         return f"recorded with {RECORDED_WITH}, {acceptance.acceptance_model}"
+    known = next((source for published, source in PUBLISHED.values() if published == acceptance), None)
+    if known is not None:
+        return f"published, {known}"
     return f"{acceptance_of(asdict(acceptance))}, as given"
 
 
@@ -122,12 +125,16 @@ def _target(experiment: Experiment) -> str:
 
 
 def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
-    """A note of the recordings that results depend on, and one of the drafters whose acceptance is assumed."""
+    """Notes of the recorded, published and assumed acceptances that results depend on."""
     drafting = [experiment for experiment in experiments if experiment.has_drafter]
     recorded = dict.fromkeys(e.acceptance.acceptance_model for e in drafting if e.acceptance.acceptance_model)
     others = ", ".join(dict.fromkeys(_target(e) for e in drafting if recorded_elsewhere(e)))
     unlike = f" (not with {others})" if others else ""
     notes = [f"acceptance as recorded with {RECORDED_WITH}{unlike}: {', '.join(recorded)}"] if recorded else []
+    names = dict.fromkeys(
+        drafter_name(e.server.pair) for e in drafting if e.acceptance in [given for given, _ in PUBLISHED.values()]
+    )
+    notes += [f"acceptance of {name} as published: {PUBLISHED[name][1]}" for name in names if name in PUBLISHED]
     assumed = ", ".join(dict.fromkeys(drafter_name(e.server.pair) for e in drafting if is_assumed(e)))
     give = "give yours with --acceptance-from or --acceptance-rate"
     return [*notes, f"acceptance {ASSUMED_RATE:g} is assumed for {assumed}: {give}"] if assumed else notes

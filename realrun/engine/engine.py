@@ -31,7 +31,10 @@ class ForwardShape:
 
 @dataclass(frozen=True, slots=True)
 class DraftShape:
-    """`steps` one-token forwards in a chain; the first feeds each row's last `width` tokens."""
+    """`steps` one-token forwards in a chain; the first feeds each row's last `width` tokens.
+
+    A model that drafts in parallel has one forward: of these tokens, and of `steps` - 1 mask tokens.
+    """
 
     rows: int
     steps: int
@@ -106,6 +109,8 @@ class Engine:
         )
 
     def _draft(self, shape: DraftShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+        if self.model.arch.spec.parallel:
+            return self._draft_in_parallel(shape, inputs, sampler)
         drafts = []
         newest: Residual | None = None
         for step in range(shape.steps):
@@ -126,6 +131,23 @@ class Engine:
             )
             drafts.append(ids)
         return torch.stack(drafts, dim=1).flatten()
+
+    def _draft_in_parallel(self, shape: DraftShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+        """Mask tokens after each row's last one; every position from that on gives the draft token that follows it."""
+        rows, steps, sequences = shape.rows, shape.steps, self.sequences
+        width = shape.width + steps - 1
+        slots = inputs.row_slots[:rows].long()[:, None]
+        places = sequences.length[slots].long() + torch.arange(steps, device=self.device)
+        masks = sequences.tokens.new_full((rows, steps - 1), self.model.arch.spec.vocab - 1)  # a graph copies no scalar
+        sequences.tokens[slots, places[:, :-1]] = masks
+        hidden = self.model.forward(self._batch(inputs, rows, width, 0, -shape.width), self.cache, sequences)
+        drafting = hidden.stream.x.view(rows, width, -1)[:, shape.width - 1 :].reshape(rows * steps, -1)
+        logits = self.model.logits(Residual(drafting, None))
+        if sequences.proposals is not None and not sampler.greedy:
+            sequences.proposals[slots[:, 0], :steps] = logits.view(rows, steps, -1)
+        ids = sampler.draw(logits)
+        sequences.tokens[slots, places] = ids.view(rows, steps).to(sequences.tokens.dtype)
+        return ids
 
     def _forward(self, shape: ForwardShape, inputs: Inputs, sampler: Sampler) -> Tensor:
         sequences, rows = self.sequences, shape.rows

@@ -182,6 +182,10 @@ class GraphLane:
         """
         if not 0 < steps < MAX_ROW_TOKENS:
             raise ValueError(f"a draft takes 1 to {MAX_ROW_TOKENS - 1} steps, not {steps}")
+        if self.engine.model.arch.spec.parallel and width + steps - 1 > MAX_ROW_TOKENS:
+            raise ValueError(
+                f"a forward takes {MAX_ROW_TOKENS} tokens per row, not {width} and {steps - 1} mask tokens"
+            )
         return self._launch(DraftShape(self._row_bucket(len(slots)), steps, width), slots, (), (), ())
 
     def prepare(self, shapes: Sequence[LaunchShape]) -> None:

@@ -52,11 +52,12 @@ def generate(
             if len(prompt) + new_tokens > sequences.usable:
                 raise ValueError(f"prompt {slot} and {new_tokens} new tokens do not fit {sequences.usable}")
             sequences.put(slot, prompt)
-    rereads = draft is not None and isinstance(draft.engine.model, Head)
-    outputs = prefill(target, prompts, chunk_tokens, emit=True, head=draft if rereads else None)
-    if draft is not None and not rereads:
+    rereads = draft is not None and draft.engine.model.arch.spec.rereads
+    head = draft if draft is not None and isinstance(draft.engine.model, Head) else None
+    outputs = prefill(target, prompts, chunk_tokens, emit=True, head=head)
+    if draft is not None and head is None:
         prefill(draft, prompts, chunk_tokens, emit=False)
-    unread = [0] * len(prompts)  # accepted drafts that the drafter has yet to read: its own last, a head all of them
+    unread = [0] * len(prompts)  # accepted drafts that the drafter has yet to read: its own last, or all of them
     while active := [s for s, out in enumerate(outputs) if len(out) < new_tokens]:
         if draft is None:
             rows = target.step(active).outcome().rows

@@ -66,7 +66,8 @@ class ComposedProfile(Profile):
         """The same with both models of a pair."""
         specs = {spec.name: spec for spec in (pair.draft, pair.target) if not spec.on_host}
         assert self.tables is not None
-        fits = {name: compose(self.tables, self.step, spec) for name, spec in specs.items()}
+        drafter = pair.draft.name if pair.draft.name != pair.target.name else ""
+        fits = {name: compose(self.tables, self.step, spec, name == drafter) for name, spec in specs.items()}
         if link is not None and link != LINKS["nvlink4"]:  # the tables are of the card's usual link
             fits |= {name: with_collectives(fits[name], spec, link) for name, spec in specs.items() if spec.shards > 1}
         bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
@@ -89,13 +90,16 @@ class ComposedProfile(Profile):
         return replace(self, models={name: padded(fit, own) for name, fit in self.models.items()})
 
 
-def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardFit:
-    """The model's forward times in this engine on this card."""
-    return _compose(tables, step, spec)
+def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: bool = False) -> ForwardFit:
+    """The model's forward times in this engine on this card, as a target or as a drafter.
+
+    What drafting costs besides kernels is part of them, so that simulations, formulas and controllers all have it.
+    """
+    return _compose(tables, step, spec, drafts)
 
 
 @lru_cache(maxsize=64)
-def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> ForwardFit:
+def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: bool) -> ForwardFit:
     parts = ModelKernels(tables, spec)
     tokens = np.array(TOKENS, float)
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
@@ -107,9 +111,11 @@ def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec) -> Forward
     layers = parts.products(tokens, quantised_s) + experts + parts.small(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
     layer = np.maximum.accumulate(factor * (layers - expert_s * read) + spec.layers * step.layer_s)
+    layer += step.draft_s if drafts else 0.0
     rows, fixed, slopes = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()
+    narrow += step.round_s * (np.array(WIDTHS) > 1) * (not drafts)
     prompt_s, pair_s = parts.prefill()
     reading, multiplying = parts.head()
     return ForwardFit(

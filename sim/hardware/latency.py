@@ -27,7 +27,7 @@ from functools import lru_cache
 from math import hypot
 from typing import Any, NamedTuple
 
-from pdvsim.sim.core import Chunk, GpuSpec, HeadSpec, ModelSpec, Request
+from pdvsim.sim.core import Chunk, GpuSpec, ModelSpec, Request
 from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.limits import MAX_DRAFT
@@ -173,6 +173,7 @@ class Latency:
         self._head_bytes = float(spec.head_params * spec.dtype_bytes)
         self._layer_flops = 2.0 * spec.active_params
         self._head_flops = 2.0 * spec.head_params
+        self._expert_share = 1 - spec.common_params / spec.active_params if spec.experts is not None else 0.0
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._fused_bytes = float(spec.fused_params * spec.dtype_bytes)
@@ -193,12 +194,18 @@ class Latency:
     def shape(self, rows: int, tokens: int, steps: int = 1, context: float = 0) -> Shape:
         """Price of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
 
+        A model that drafts in parallel has one forward instead, with as many tokens in all.
+
         `context`: the cached tokens at which it is to be used, which matter to models with windows.
         """
         key = (rows, tokens, steps, self.is_past_window(rows, context))
         shape = self._shapes.get(key)
         if shape is None:
-            logits = self._padded(rows) * (1 if self.widest > 2 else tokens)  # a head's: each row's newest token
+            drafted = steps if self.spec.parallel else 1
+            if self.spec.parallel:
+                tokens, steps = tokens + steps - 1, 1
+            # of a row: its newest token of a head, its drafts of a model that drafts in parallel
+            logits = self._padded(rows) * (drafted if self.widest > 2 else tokens)
             new = self._filled(self._padded(rows) * tokens)
             read = self._distinct(rows, tokens)
             shape = self._with_layers(self._fused(self._rest(rows, tokens, steps), new), new, logits, read)
@@ -239,7 +246,7 @@ class Latency:
             moved += self._over_window(start + n, min(start, self.window) + n) * self._kv_bytes
             flops += self._over_window(_pairs(start, n), _pairs(start, n, self.window)) * self._pair_flops
         solo = self._over_prompts(read) + fit.prompt_token_s * prompt
-        new = self._filled(new + (_up_to(fit.chunk_buckets, prompt) if chunks else 0))
+        new = self._filled(new + self._padded_prompts(prompt))
         if rows and chunks:
             solo += fit.mixed_s
         rest = self._fused(self._rest(rows, tokens, steps) if rows else _NOTHING, new)
@@ -278,6 +285,8 @@ class Latency:
         if solo_s <= 0:
             load.turn_s = 0.0
             return
+        if self.spec.parallel:
+            tokens, steps = tokens + steps - 1, 1
         prompt, width = sum([count for _, count in prompts]), tokens if steps == 1 else 1
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.turn_s = solo_s / (steps * self.spec.layers)
@@ -395,6 +404,13 @@ class Latency:
     def _padded(self, rows: int) -> int:
         return _up_to(self.fit.row_buckets, rows) if rows else 0
 
+    def _padded_prompts(self, tokens: int) -> int:
+        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
+        if not tokens:
+            return 0
+        padded = _up_to(self.fit.chunk_buckets, tokens)
+        return round(padded - self._expert_share * (padded - tokens))
+
     def _filled(self, tokens: int) -> int:
         """Tokens that the layers compute, where an engine pads the whole forward."""
         return _up_to(self.fit.token_buckets, tokens) if self.fit.token_buckets else tokens
@@ -457,7 +473,7 @@ class Lookup(Latency):
 
 def widest_draft(spec: ModelSpec) -> int:
     """Maximum tokens per row in the first forward of a draft; a row that lacks more is caught up before it."""
-    return MAX_DRAFT + 1 if isinstance(spec, HeadSpec) else 2
+    return MAX_DRAFT + 1 if spec.rereads else 2
 
 
 def large_products_s(spec: ModelSpec, small_bytes: float, bytes_per_s: float) -> float:

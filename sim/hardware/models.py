@@ -1,11 +1,16 @@
 """Models by name: the presets, any of their families from its Hugging Face configuration, their shards and drafters.
 
 A drafter is a model whose shape follows from its target's: `eagle3-NAME` and `mtp-NAME` are heads of one layer as wide
-as the target's, `ngram` and `none` have no layers. EAGLE-3 heads are published so: SpecForge's configurations
-(github.com/sgl-project/SpecForge, configs/*-eagle3.json, August 2026) for Llama-3 8B and 70B, Qwen2.5-7B, Qwen3-4B, 8B
-and 32B have one layer of the target's widths, and 32,000 draft tokens but for Qwen2.5-7B's 16,000. Those for mixtures
-of experts (the same folder: Qwen3-30B and 235B, gpt-oss, DeepSeek-V3) have a plain MLP and plain attention. MTP layers
-as in MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3: a layer of the target's own kind, experts included.
+as the target's, `ngram` and `none` have no layers. `pard-NAME` is a draft model that was trained to draft in parallel.
+EAGLE-3 heads are published so: SpecForge's configurations (github.com/sgl-project/SpecForge, configs/*-eagle3.json,
+August 2026) for Llama-3 8B and 70B, Qwen2.5-7B, Qwen3-4B, 8B and 32B have one layer of the target's widths, and 32,000
+draft tokens but for Qwen2.5-7B's 16,000. Those for mixtures of experts (the same folder: Qwen3-30B and 235B, gpt-oss,
+DeepSeek-V3) have a plain MLP and plain attention. MTP layers as in MiMo-7B (`MiMoMTPLayers`) and DeepSeek-V3: a layer
+of the target's own kind, experts included. `p-eagle-NAME` has four layers (model cards of amazon/gpt-oss-120b-p-eagle
+and amazon/GPT-OSS-20B-P-EAGLE) of the EAGLE-3 head's widths, which is assumed. `dflash-NAME` has five, five states,
+blocks of 16 and the target's widths (z-lab/Qwen3-8B-DFlash-b16); for Qwen3-32B those of chutesai/Qwen3-32B-FP8-DFLASH.
+Keys and values that DFlash makes of hidden states are priced as tokens of its forward, and its attention within a block
+as causal.
 
 `NAME-fp8` is a model whose layers' weights have 8 bits, `NAME-nvfp4` one of 4 bits with NVIDIA's scales; embeddings,
 output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, nvfp4 means its experts.
@@ -29,9 +34,12 @@ from pdvsim.sim.hardware.configs import read_config as read_config
 from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
 from pdvsim.sim.reading import said
 
-HEADS: tuple[HeadKind, ...] = ("eagle3", "mtp")
+HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "mtp")
+PARD = "pard-"  # before the name of a draft model that was trained to draft in parallel
+LAYERS = {"p-eagle": 4, "dflash": 5}  # of a head, where it has more than one
 MTP_LAYERS = "num_nextn_predict_layers"  # of a configuration
 SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
+DFLASH_SIZES = {"qwen3-32b": {"intermediate": 9728, "heads": 32}}  # that are not the target's
 DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...
 DRAFT_VOCABULARIES = {"qwen2-7b": 16_000}  # ... but for those of these targets
 # Intermediate sizes of EAGLE-3 heads that are not their target's, and the attention of those whose target has MLA
@@ -76,12 +84,19 @@ def model(name: str) -> ModelSpec:
     for kind in HEADS:
         if name.startswith(f"{kind}-"):
             return drafter(kind, model(name.removeprefix(f"{kind}-")))
+    if name.startswith(PARD):
+        return in_parallel(model(name.removeprefix(PARD)))
     if (plain := unquantised(name)) != name:
         return quantised(model(plain), bits_of(name))
     taken = model_name(name, PRESETS)
     if taken not in PRESETS:
         raise unknown("model", name, PRESETS, "a config.json of Hugging Face's (nothing is fetched)")
     return PRESETS[taken]
+
+
+def in_parallel(spec: ModelSpec) -> ModelSpec:
+    """A draft model as one that drafts in parallel; its forwards are the same, and so is its name."""
+    return replace(spec, parallel=True)
 
 
 def unquantised(name: str) -> str:
@@ -120,25 +135,31 @@ def pair(name: str) -> Pair:
     if kind == "model":
         return Pair(model_or_config(draft), model_or_config(given))
     target = model_or_config(given)
-    if kind in ("eagle3", "mtp") and draft != f"{kind}-{given}":
+    if kind == "pard":
+        return Pair(in_parallel(model_or_config(draft.removeprefix(PARD))), target)
+    if kind in HEADS and draft != f"{kind}-{given}":
         raise ValueError(f"pair {name!r}: {draft} is not the head of {given}, which is {kind}-{given}")
     return Pair(drafter(kind, target), target)
 
 
 def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     """What drafts for a target without a model of its own; see the module."""
-    if kind == "eagle3" or kind == "mtp":
+    if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "mtp":
         shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
-        shape |= {"name": f"{kind}-{target.name}", "layers": 1, "sliding_window": None, "windowed_layers": 0}
-        if kind == "eagle3":
+        shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
+        shape |= {"sliding_window": None, "windowed_layers": 0}
+        if kind != "mtp":
             whole = unquantised(target.name)
+            own = min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab)
             shape |= {
-                "vocab": min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab),
+                "vocab": target.vocab if kind == "dflash" else own,
                 "intermediate": HEAD_SIZES.get(whole, target.intermediate),
                 "experts": None,
                 "latent": None,
                 "layer_bytes": None,
             }
+            if kind == "dflash":
+                shape |= DFLASH_SIZES.get(whole, {})
             if target.latent is not None:
                 shape |= {"heads": target.hidden // HEAD_DIM, "kv_heads": HEAD_KV_HEADS, "head_dim": HEAD_DIM}
         elif target.experts is not None:
@@ -153,7 +174,7 @@ def drafter_kind(pair: str) -> DrafterKind:
     unmodelled: tuple[DrafterKind, ...] = ("ngram", "none")
     named = [kind for kind in unmodelled if draft == kind]
     headed: list[DrafterKind] = [kind for kind in HEADS if draft.startswith(f"{kind}-")]
-    return next(iter(named + headed), "model")
+    return next(iter(named + headed), "pard" if draft.startswith(PARD) else "model")
 
 
 def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
@@ -182,8 +203,10 @@ def natural_draft(target: ModelSpec) -> str | None:
 def can_load(kind: DrafterKind, target: str) -> bool:
     """Whether an engine can load such a drafter: a published head, or the MTP layers of the target's own checkpoint."""
     own = _own_name(unquantised(target))
-    if kind == "eagle3":
-        return f"eagle3-{own}" in CHECKPOINTS
+    if kind in LAYERS or kind == "eagle3":
+        return f"{kind}-{own}" in CHECKPOINTS
+    if kind == "pard":
+        return f"{PARD}{natural_draft(model_or_config(target))}" in CHECKPOINTS
     if kind == "mtp":
         return own in WITH_MTP or (is_config(own) and bool(read_config(Path(own)).get(MTP_LAYERS)))
     return kind != "model" or natural_draft(model_or_config(target)) is not None
@@ -195,6 +218,8 @@ def drafted_by(kind: DrafterKind | None, pair: str) -> str:
     For a target alone None is its natural draft model, else its own MTP layers, else an EAGLE-3 head.
     """
     draft, colon, target = pair.partition(":")
+    if kind == "pard":
+        return f"{PARD}{drafted_by('model', pair.removeprefix(PARD))}"
     if not colon and kind in (None, "model") and drafter_kind(pair) == "model":
         natural = natural_draft(model_or_config(pair))
         if natural is None and kind == "model":
@@ -245,6 +270,8 @@ def _own_name(name: str) -> str:
     for kind in HEADS:
         if name.startswith(f"{kind}-"):
             return f"{kind}-{_own_name(name.removeprefix(f'{kind}-'))}"
+    if name.startswith(PARD):
+        return f"{PARD}{_own_name(name.removeprefix(PARD))}"
     if (whole := unquantised(name)) != name:
         return f"{_own_name(whole)}{bits_of(name)}"
     plain = name in PRESETS or name in ("ngram", "none") or is_config(name)

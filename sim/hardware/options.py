@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
-from typing import Literal
+from functools import lru_cache
+from typing import Literal, get_args
 
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
@@ -11,6 +13,7 @@ from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Internal, check_ranges
+from pdvsim.sim.reading import read_json
 
 Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
@@ -41,8 +44,8 @@ class Hardware:
     are scaled to the speed it measured."""
     engine: ServingEngine | None = None
     """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
-    (from their kernels, see pdvsim profile --list). Default: vllm on cards that it has a profile of, but pdvsim on the
-    H200, on all others, and with --profile or --machine."""
+    (from their kernels, see pdvsim profile --list). Default: the one that --machine was fitted for; else vllm on cards
+    that it has a profile of, but pdvsim on the H200, on all others, and with --profile."""
     band: bool = True
     """Report error ranges: from comparable real runs or, where forward times are predicted, from simulations at the
     ends of their error bar. --no-band omits them."""
@@ -89,6 +92,13 @@ class Hardware:
             )
         if self.engine not in (None, "pdvsim") and self.profile is not None:
             raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
+        fitted = fitted_engine(self.machine) if self.machine is not None else None
+        if fitted is not None:
+            if self.engine not in (None, fitted):
+                raise ValueError(f"--engine {self.engine}: --machine {self.machine} was fitted for {fitted}")
+            if self.profile is not None and fitted != "pdvsim":
+                raise ValueError(f"--machine {self.machine} was fitted for {fitted}: leave out --profile")
+            object.__setattr__(self, "engine", fitted)
         self.placed()
 
     @property
@@ -119,6 +129,24 @@ class Hardware:
         if len(placed.get("verify", ())) > 1:
             raise ValueError("place: a target verifies on one GPU; use --replicas for more targets")
         return placed
+
+
+def fitted_engine(machine: str) -> ServingEngine | None:
+    """The engine that a correction was fitted for; None where its file does not say.
+
+    A file that cannot be read is refused where its figures are needed.
+    """
+    try:
+        return _engine_in(machine, os.stat(machine).st_mtime_ns)
+    except (OSError, ValueError):
+        return None
+
+
+@lru_cache(maxsize=16)
+def _engine_in(path: str, _changed_ns: int) -> ServingEngine | None:
+    document = read_json(path)
+    named = document.get("pace_engine") if isinstance(document, dict) else None
+    return named if named in get_args(ServingEngine) else None
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,17 @@
 
 The constants are fitted to measured servers of all models and cards together, for an engine's older and newer versions
 apart (`studies/engine_steps.py`). The errors are those of rows that the fit never saw (`pdvsim validate --silicon`).
+
+What drafting adds is `round_s` and `draft_s`, from published pairs of plain and drafted runs
+(`studies/published_speculation.py`). A round ends with rejection sampling over several tokens per row, new metadata for
+drafter and target, and accepted counts that the host waits for (vLLM pull request 29957). A forward of a drafter is
+short and only partly in a CUDA graph: attention and its metadata are launched one by one (vLLM issue 45258).
+SGLang replays all steps of a draft as one graph (its EAGLEDraftCudaGraphRunner), which cost nothing more. But up to
+0.5.10 it schedules without overlap while it drafts, so that the host's whole step is exposed: its time per round is
+several times vLLM's. Overlap is the default since pull request 21062 (April 2026). Pull request 11398, which introduced
+it, states rounds that are 1.1 ms shorter (2.99 tokens at 246.80 tok/s without, 3.01 at 273.43 with): newer ones have
+so much less. A pair of runs with overlap (gpt-oss-120b, `studies/experts.py`) cannot tell, as plain steps of that model
+are mispredicted by more than a round costs. No pair of vLLM from 0.14 on was found: it has the older figures.
 """
 
 from __future__ import annotations
@@ -28,6 +39,8 @@ class EngineStep:
     quantised_s: float = 0.0  # more per product of 8 or 4 bits; below 0 where tables quantise what engines fuse
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
+    round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
+    draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Did the server keep up? A label with known error rates, from counts of arrivals, admissions and finishes over time.
 
-Only the second half of the arrivals is judged, in SLICES slices of time. Each slice contributes its shortest admission
+Only the second half of the arrivals counts, in SLICES slices of time. Each slice contributes its shortest admission
 queue (arrived, not admitted), because a queue that empties between two steps of the server does not count.
 
 - "stable" if these shortest queues are, on average, far shorter than the queue of a server at exactly its capacity.
@@ -12,7 +12,7 @@ queue (arrived, not admitted), because a queue that empties between two steps of
   --request-rate brings, or than the trace brought: a one-sided t test over the slices, at the confidence of a 95%
   interval.
 - "inconclusive" otherwise: the run is too short for a load this close to capacity, the queue was longer in the second
-  half of the judged time than in the first (a one-sided Welch test over the slices), or the load never came: later
+  half of that time than in the first (a one-sided Welch test over the slices), or the load never came: later
   turns of conversations are sent after answers and think times, and a short run ends before most of them.
 
 Judged are arrivals up to the last request that waits for no answer: after that conversations only come to their end.
@@ -56,7 +56,7 @@ def stability(requests: Columns, traffic: Traffic) -> str:
     """The label of a run from its requests."""
     census = Census()
     census.add(requests)
-    return judged(traffic, census)
+    return label_of(traffic, census)
 
 
 def is_closed_loop(traffic: Traffic) -> bool:
@@ -184,7 +184,7 @@ class Half:
         return float(short.mean()) > float(stdtrit(SLICES - 1, 0.5 + CONFIDENCE / 2)) * spread
 
 
-def judged(traffic: Traffic, census: Census, delivered: float = math.inf) -> str:
+def label_of(traffic: Traffic, census: Census, delivered: float = math.inf) -> str:
     """The label, from counts and the rate of requests `delivered` in the time that was measured."""
     paced = not math.isinf(traffic.request_rate)
     if not paced and not traffic.use_trace_timestamps:

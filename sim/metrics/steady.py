@@ -8,8 +8,8 @@ run that is repeated, longer, until it is long enough for its own figures.
 The start ends where MSER-5 (White, Cobb and Spratt, 2000) puts it: the truncation that minimises the squared standard
 error of the mean of what is left, over batches of five observations. It is applied to the number of requests in the
 system and to the hit rate of the prefix cache. A truncation in the second half of a run means that it was too short,
-unless the means of its last two quarters agree: then it is noise, as of a queue near saturation, and the best
-truncation in the first half is taken.
+unless the means of its last two quarters agree, within 10% or two standard errors: then it is noise, as of a queue near
+saturation or of few requests, and the best truncation in the first half is taken.
 
 Not covered: a load that changes with time, as that of a log does; and a cache that fills more slowly than a run lasts,
 unless its hit rate shows it.
@@ -26,7 +26,7 @@ from pdvsim.sim.records import Array
 from pdvsim.sim.workload.options import Traffic
 
 OBSERVATIONS, BATCH = 500, 5
-SAME = 0.1  # relative difference of two means that agree
+SAME, ERRORS = 0.1, 2.0  # two means agree within this share, or so many standard errors, from `BATCH` parts of each
 FILL = 1.5  # durations until the load is there
 REQUESTS_LONG, TALKS_LONG, LOOPS_LONG = 10, 3, 3  # measured durations: of requests, of conversations, of closed loops
 LEAST, LEAST_LOOP = 400, 160  # requests measured at least, at a rate and in a closed loop
@@ -84,8 +84,15 @@ def mser5(values: Array) -> int | None:
     errors = ((squares - sums**2 / left).clip(0) / left**2)[: len(batches) - BATCH]  # the last few tell nothing
     half, at = len(batches) // 2, int(errors.argmin())
     if at > half:
-        third, fourth = (float(part.mean()) for part in np.array_split(batches[half:], 2))
-        if abs(fourth - third) > SAME * max(abs(third), abs(fourth)):
+        if not _agree(*np.array_split(batches[half:], 2)):
             return None
         at = int(errors[: half + 1].argmin())
     return at * BATCH
+
+
+def _agree(one: Array, other: Array) -> bool:
+    """Whether the means of two parts of a series agree."""
+    first, second = float(one.mean()), float(other.mean())
+    parts = np.array([[block.mean() for block in np.array_split(part, BATCH)] for part in (one, other)])
+    error = math.sqrt(parts.var(axis=1, ddof=1).sum() / BATCH)
+    return abs(second - first) <= max(SAME * max(abs(first), abs(second)), ERRORS * error)

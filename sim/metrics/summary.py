@@ -32,7 +32,7 @@ from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.reach import Reaches
 from pdvsim.sim.metrics.chunks import Chunks
 from pdvsim.sim.metrics.sketch import Crowd, Exact, Seconds, Spread
-from pdvsim.sim.metrics.stability import Census, is_closed_loop, judged
+from pdvsim.sim.metrics.stability import Census, is_closed_loop, label_of
 from pdvsim.sim.metrics.works import Works, rate
 from pdvsim.sim.records import (
     LANES,
@@ -248,7 +248,7 @@ class Sums:
             metrics |= {f"{key}_{name}_ms": mark * 1e3 for key, mark in zip(keys, marks, strict=True)}
             metrics |= {f"{key}_{name}_ms_se": error * 1e3 for key, error in zip(keys, errors, strict=True)}
         metrics |= self._speculation() | self._prefixes()
-        metrics["stability"] = judged(self._experiment.traffic, self.census, metrics["request_throughput"])
+        metrics["stability"] = label_of(self._experiment.traffic, self.census, metrics["request_throughput"])
         metrics["transient_s"] = self.census.transient_s()
         metrics["arrival_rate"] = self.census.arrival_rate()
         # `other` is what lies between: hand-offs, host time, preemption

@@ -9,7 +9,7 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.core import Chunk, HeadSpec, Request
+from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.kv import KvCache
@@ -66,7 +66,7 @@ class Admission(PolicyTraits):
             self.prefill_workers.append(self.lanes.open(self.prefill_lane))
         self.busy_prefill_workers = 0
         drafter = context.planner.models["draft"].spec if self.speculates else None
-        self.rereads = isinstance(drafter, HeadSpec)  # accepted drafts, with the target's hidden states
+        self.rereads = drafter is not None and drafter.rereads
         self.looks_up = drafter is not None and drafter.on_host  # the device says which rows have drafts
         early = context.settings.async_scheduling and "async_scheduling" in self.options
         self.drafts_early = early and drafter is not None and not self.looks_up

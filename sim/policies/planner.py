@@ -211,11 +211,16 @@ class Planner:
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A verify of `rows`; of drafts that are looked up, those that are found."""
         target = self.models["target"]
-        if not self.looks_up or not k or not self.packs:
+        if not self.looks_up or not k:
             return self._solo(target.shape(rows, k + 1, 1, context), context)
         drafted = found_share(rate, self.refused)
-        packed = round(rows * (1 + drafted * k))
-        return self._solo(target.carrying(rows, k + 1, 1, (), True, packed, context), context)
+        missed = (1 - drafted) ** rows  # chance that no row has a draft: then it is a plain forward
+        plain_s = self._solo(target.shape(rows, 1, 1, context), context)
+        if missed == 1:
+            return plain_s
+        packed = round(rows * (1 + drafted / (1 - missed) * k)) if self.packs else 0
+        wide_s = self._solo(target.carrying(rows, k + 1, 1, (), True, packed, context), context)
+        return missed * plain_s + (1 - missed) * wide_s
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""

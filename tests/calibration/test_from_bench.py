@@ -178,6 +178,34 @@ def test_a_correction_for_another_engine_has_no_error_range(tmp_path: Path) -> N
     assert metrics["error_range"] == "none: no real runs of the engine that --machine corrects for"
 
 
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+def test_a_correction_names_its_engine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    """It is the default wherever the file is used, and no other may be asked for."""
+    path = bench_of(served(tmp_path, 4), tmp_path / "4.json", detailed=False)
+    for asked, card, engine in (((), "h200", "pdvsim"), ((), "h100-sxm", "vllm"), (("sglang",), "h200", "sglang")):
+        out = str(tmp_path / f"{engine}.json")
+        more = ["--engine", *asked] if asked else []
+        assert main(["calibrate", "--from-bench", path, *more, "--gpu", card, "-o", out, "--json"]) == 0
+        assert json.loads(capsys.readouterr().out)["pace_engine"] == engine
+        assert Hardware(card, machine=out).predicted_engine == engine
+        assert Hardware(card, machine=out, engine=engine) == Hardware(card, machine=out)  # type: ignore[arg-type]
+    run = ["run", "--arch", "autoregressive", "--model", TARGET, "--num-prompts", "4", "--machine", out]
+    assert f"--engine vllm: --machine {out} was fitted for sglang" in refused([*run, "--engine", "vllm"])
+    assert "was fitted for sglang: leave out --profile" in refused([*run, "--profile", "roofline"])
+    assert main([*run, "--no-band", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["profile"] == "h200-sglang"
+
+
+def test_a_correction_without_an_engine_is_for_ours(tmp_path: Path) -> None:
+    """As of `realrun`, or written before files named it."""
+    machine = tmp_path / "truth.json"
+    machine.write_text(json.dumps(TRUTH))
+    assert Hardware("h100-sxm", machine=str(machine)).predicted_engine == "pdvsim"
+    assert Hardware("h100-sxm", machine=str(machine), engine="vllm").predicted_engine == "vllm"
+
+
 SERVED = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "foreign-engine"
 LOADS = ("c4", "c16", "c48")
 

@@ -159,10 +159,10 @@ def test_under_levels_the_error_is_that_of_the_level_that_binds() -> None:
     goal = Goal("headroom", ("ttft:300", "tpot:30"))
     binds = [{"p90_ttft_ms": 250.0, "p90_tpot_ms": 10.0}, {"p90_ttft_ms": 200.0, "p90_tpot_ms": 10.0}]
     loose = [{"p90_ttft_ms": 50.0, "p90_tpot_ms": 20.0}]
-    assert (goal.told_by(binds), goal.told_by(loose)) == ("p90_ttft_ms", "p90_tpot_ms")
-    assert replace(goal, objective="goodput").told_by(binds) == "p90_ttft_ms"
-    assert replace(goal, objective="throughput").told_by(binds) == "output_throughput"
-    assert replace(goal, objective="ttft").told_by(loose) == "mean_ttft_ms"
+    assert (goal.error_metric(binds), goal.error_metric(loose)) == ("p90_ttft_ms", "p90_tpot_ms")
+    assert replace(goal, objective="goodput").error_metric(binds) == "p90_ttft_ms"
+    assert replace(goal, objective="throughput").error_metric(binds) == "output_throughput"
+    assert replace(goal, objective="ttft").error_metric(loose) == "mean_ttft_ms"
 
 
 def test_the_bar_is_one_for_a_pair_and_card() -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.sketch import Timeline
-from pdvsim.sim.metrics.stability import Census, judged, stability
+from pdvsim.sim.metrics.stability import Census, label_of, stability
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Columns
 from pdvsim.sim.run import simulate
@@ -97,7 +97,7 @@ def test_parts_in_any_order_give_the_same_label(seed: int, load: float, parts: i
     for part in np.array_split(np.random.default_rng(seed).permutation(800), parts):
         census.add({name: column[part] for name, column in requests.items()})
     traffic = Traffic(request_rate=load, num_prompts=800)
-    assert judged(traffic, census) == stability(requests, traffic)
+    assert label_of(traffic, census) == stability(requests, traffic)
 
 
 @settings(max_examples=25)

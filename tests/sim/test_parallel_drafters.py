@@ -1,0 +1,102 @@
+"""Drafters that make all their draft tokens in one forward: its price, and what follows for the best draft length."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import pdvsim
+from pdvsim.decide.deploy import served_as as served
+from pdvsim.decide.deploy import sglang, vllm
+from pdvsim.decide.formula import Formula
+from pdvsim.sim.assembly import covering_profile
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import HeadSpec
+from pdvsim.sim.hardware.models import can_load, drafted_by, drafter, model, pair
+
+KINDS = ("pard", "p-eagle", "dflash")
+TARGETS = {"pard": "llama-3.1-8b", "p-eagle": "gpt-oss-120b", "dflash": "qwen3-8b"}
+
+
+def asked(kind: str, k: int = 4, **hardware: Any) -> Experiment:
+    server = Server(drafted_by(kind, TARGETS[kind]), k)  # type: ignore[arg-type]
+    return Experiment(
+        "colocated", Traffic(max_concurrency=4, num_prompts=40), server=server, hardware=Hardware(**hardware)
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("gpu", "rows"), [("h200", 1), ("h200", 16), ("h100-sxm", 4)])
+def test_a_draft_costs_one_forward_of_as_many_tokens_and_not_as_many_forwards(kind: str, gpu: str, rows: int) -> None:
+    """Its price is that of one forward of the model as a target, with logits of the drafts alone."""
+    experiment = asked(kind, gpu=gpu)
+    spec = experiment.pair.draft
+    profile = covering_profile(experiment)
+    latency, chain = profile.latency(spec), profile.latency(replace(spec, parallel=False))
+    for k in (2, 4, 8):
+        one, many = latency.shape(rows, 1, k), chain.shape(rows, 1, k)
+        forward = chain.shape(rows, k, 1)
+        assert one.bytes_0 == pytest.approx(forward.bytes_0)
+        assert one.solo_0 == pytest.approx(forward.solo_0, rel=0.15)  # a head as target has fewer logits
+        assert one.solo_0 < 0.8 * many.solo_0
+        assert one.flops_0 < latency.shape(rows, 1, k + 1).flops_0
+        assert one.flops_0 < latency.shape(rows, 3, k).flops_0  # two accepted tokens are read again
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_longer_drafts_are_best_where_further_tokens_cost_no_further_forward(kind: str) -> None:
+    """The same model and acceptance, drafting one token after another or all in one forward, at one request."""
+    experiment = replace(asked(kind), acceptance=Acceptance(0.75))
+    chain = replace(experiment, server=replace(experiment.server, pair=_as_chain(kind)))
+    lengths = range(1, 16)
+    longest = Formula(experiment).ranked(lengths)[0].k
+    assert longest > Formula(chain).ranked(lengths)[0].k
+
+
+def _as_chain(kind: str) -> str:
+    """A drafter of similar size that drafts one token after another."""
+    return "llama-3.2-1b:llama-3.1-8b" if kind == "pard" else drafted_by("eagle3", TARGETS[kind])
+
+
+def test_a_lower_acceptance_per_position_can_cost_more_than_the_forwards_it_saves() -> None:
+    """EAGLE-3 and P-EAGLE side by side (vLLM pull request 32628): at high load the shorter, surer drafts win."""
+    load: dict[str, Any] = {"model": "gpt-oss-120b", "gpu": "b200", "arch": "colocated", "num_prompts": 60}
+    eagle = {"drafter": "eagle3", "synthetic_acceptance_rates": [0.72, 0.50, 0.33, 0.21, 0.14, 0.09, 0.06]}
+
+    def speed(concurrency: int, **drafts: Any) -> float:
+        run = pdvsim.run(**load, max_concurrency=concurrency, **drafts)
+        return float(run.metrics["output_throughput"])
+
+    assert speed(48, **eagle, num_speculative_tokens=2) > speed(48, drafter="p-eagle", num_speculative_tokens=7)
+
+
+def test_parallel_heads_are_as_published() -> None:
+    head = drafter("p-eagle", model("gpt-oss-120b"))
+    assert isinstance(head, HeadSpec)
+    assert (head.layers, head.parallel, head.rereads, head.fused_inputs) == (4, True, True, 3 * 2880)
+    (first, [one, *_]), (others, [later, *_]) = head.layer_kinds
+    assert (first, one[0], others, later[0]) == (1, 2 * 2880, 3, 2880)
+    block = drafter("dflash", model("qwen3-8b"))
+    assert (block.layers, block.vocab, block.fused_inputs) == (5, model("qwen3-8b").vocab, 5 * 4096)
+    assert pair("pard-llama-3.2-1b:llama-3.1-8b").draft == replace(model("llama-3.2-1b"), parallel=True)
+    with pytest.raises(ValueError, match="is not the head of"):
+        pair("p-eagle-llama-3.1-8b:qwen3-8b")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_engines_are_given_the_checkpoint_that_was_trained_for_it(kind: str) -> None:
+    assert can_load(kind, TARGETS[kind])  # type: ignore[arg-type]
+    engines = served(asked(kind))
+    assert not isinstance(engines, str)
+    text = vllm(engines).text
+    name = {
+        "pard": "amd/PARD-Llama-3.2-1B",
+        "p-eagle": "amazon/gpt-oss-120b-p-eagle",
+        "dflash": "z-lab/Qwen3-8B-DFlash-b16",
+    }
+    assert f'"model": "{name[kind]}"' in text
+    assert ('"parallel_drafting": true' in text) == (kind != "dflash")
+    [block] = sglang(engines)
+    assert ("--speculative-algorithm DFLASH" in block.text) == (kind == "dflash")
