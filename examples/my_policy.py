@@ -17,9 +17,9 @@ class Courteous(PDV):
 
     GUESTS, PIECE = 4, 256
 
-    def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
+    def next_chunks(self, budget: int, worker: int = 0) -> tuple[Chunk, ...]:
         """Prompts to prefill in the next forward."""
-        return super().next_chunks(budget if self.in_flight <= self.GUESTS else min(budget, self.PIECE))
+        return super().next_chunks(budget if self.in_flight <= self.GUESTS else min(budget, self.PIECE), worker)
 
 
 def main() -> None:

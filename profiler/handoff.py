@@ -7,6 +7,7 @@ from time import perf_counter_ns
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.host import RealHost
 from pdvsim.sim.core import Request
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.base import Process
 
@@ -28,7 +29,7 @@ def handoff_s(times: int = 2000) -> float:
 
     for mine, other in (lanes, lanes[::-1]):
         env.process(worker(mine, other, times // 2))
-    lanes[0].queue.append(request)
+    lanes[0].rows.add(Batch([request]))
     begin = perf_counter_ns()
     env.run_to(over)
     return (perf_counter_ns() - begin) / 1e9 / times

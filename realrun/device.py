@@ -43,15 +43,16 @@ from pdvsim.realrun.memory import LaneRole, Needs, PagedKv, packed, places
 from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
-from pdvsim.sim.core import Chunk, Request, Role, Work
+from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.costs import NOTHING, Price
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.device import HasDraft
+from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.machine.node import Device
 from pdvsim.sim.records import Columns
 
-Pins = Callable[[Work], "Sequence[int] | None"]
+Pins = Callable[[Launch], "Sequence[int] | None"]
 
 ANCHOR_S = 10.0  # CUDA gives times between events as 32-bit milliseconds: a near origin keeps them exact
 WARM_UPS = 5
@@ -153,7 +154,7 @@ class ServingRig:
 class Flight:
     """A launch that the host has not completed yet."""
 
-    work: Work
+    launch: Launch
     tickets: list[Ticket]
     done: Event
     span_s: tuple[float, float]  # by the host's clock, where the device has none
@@ -175,13 +176,13 @@ class Lookups:
         if self._has_draft is not None:
             drafts = [*drafts, *[0] * (k - len(drafts))] if self._has_draft(row) else []
         self.offers[row.id] = drafts
-        row.k, row.missed = len(drafts), not drafts
+        row.state.k, row.state.missed = len(drafts), not drafts
 
-    def note(self, work: Work, outcome: LaunchOutcome) -> None:
+    def note(self, launch: Launch, outcome: LaunchOutcome) -> None:
         """Tokens of a launch that is over."""
-        for row, tokens in zip(work.rows, outcome.rows, strict=True):
+        for row, tokens in zip(launch.rows, outcome.rows, strict=True):
             self._held[row.id].extend(tokens)
-        for chunk, first in zip(work.chunks, outcome.first, strict=True):
+        for chunk, first in zip(launch.chunks, outcome.first, strict=True):
             if first is not None:
                 self._held[chunk.request.id].extend([first])
 
@@ -205,7 +206,7 @@ class CudaGPU(Device):
         lanes: dict[LaneRole, GraphLane],
         kv: PagedKv,
         prompts: dict[int, Tensor],
-        books: Books,
+        ledger: Ledger,
         pins: Pins,
         telemetry: Telemetry,
         lookups: Lookups | None = None,
@@ -214,7 +215,7 @@ class CudaGPU(Device):
         self.lookups, self.verify_lengths = lookups, verify_lengths
         self.env, self.host = env, host
         self.lanes, self.kv, self.slots, self.prompts = lanes, kv, kv.slots, prompts
-        self.books, self.pins, self.telemetry = books, pins, telemetry
+        self.ledger, self.pins, self.telemetry = ledger, pins, telemetry
         self._under_way: dict[str, deque[Flight]] = {lane: deque() for lane, _ in lanes}
         self._queues = list(self._under_way.values())
         self._unwatched: dict[str, list[Flight]] = {lane: [] for lane, _ in lanes}
@@ -243,27 +244,27 @@ class CudaGPU(Device):
 
     # what a policy asks ------------------------------------------------------------------------------------------
 
-    def launch(self, work: Work) -> Event:
-        """Put a work on its lane's stream; the event's value is the verdict."""
+    def launch(self, launch: Launch) -> Event:
+        """Put a launch on its lane's stream; the event's value is the verdict."""
         done, asked = Event(self.env), self.env.now
-        if self.lookups is not None and work.role == "draft":
-            for row in work.rows:
-                self.lookups.look(row, work.steps)
+        if self.lookups is not None and launch.role == "draft":
+            for row in launch.rows:
+                self.lookups.look(row, launch.steps)
             spent_s = self.env.now - asked
-            for row in work.rows:
-                row.draft_s += spent_s
-            return self.env.at(self.env.now, done) if work.watched else done
-        work.rows = work.rows[:]  # a policy's own list may change before the books are written
-        tickets = self._submit(work)
+            for row in launch.rows:
+                row.taken.draft_s += spent_s
+            return self.env.at(self.env.now, done) if launch.watched else done
+        launch = replace(launch, rows=Batch(launch.rows))  # the policy's batch may change before the ledger is written
+        tickets = self._submit(launch)
         if not tickets:  # a head's prompt, which is read with the target's
             return done
         # the device is at work by now: from here on the host's time is free
-        flight = Flight(work, tickets, done, (asked, self.env.now), self._price(work))
-        if work.watched:
-            flight.before, self._unwatched[work.lane] = self._unwatched[work.lane], []
-            self._under_way[work.lane].append(flight)
+        flight = Flight(launch, tickets, done, (asked, self.env.now), self._price(launch))
+        if launch.watched:
+            flight.before, self._unwatched[launch.lane] = self._unwatched[launch.lane], []
+            self._under_way[launch.lane].append(flight)
         else:
-            self._unwatched[work.lane].append(flight)
+            self._unwatched[launch.lane].append(flight)
         return done
 
     def continue_with(self, request: Request, turn: Request, tokens: int) -> None:
@@ -277,36 +278,38 @@ class CudaGPU(Device):
 
     # launching ---------------------------------------------------------------------------------------------------
 
-    def _submit(self, work: Work) -> list[Ticket]:
-        lane = self.lanes[work.lane, work.role]
-        chunks = [self._chunk(chunk, lane, work.role) for chunk in work.chunks]
-        if chunks and self._heads and work.role == "draft" and self._last_read.get(work.lane) != chunks:
-            self._unread_by_head[work.lane], chunks = chunks, []
-        slots = self.slots.of(work.rows)
-        more = work.tokens if work.role == "target" else work.steps + 1
-        tokens = [row.context + more for row in work.rows]
-        if work.kind == "ahead" or work.early:  # the verdict may come before it, with all that is being verified
-            tokens = [row.context + row.k + 1 + more for row in work.rows]
+    def _submit(self, launch: Launch) -> list[Ticket]:
+        lane = self.lanes[launch.lane, launch.role]
+        chunks = [self._chunk(chunk, lane, launch.role) for chunk in launch.chunks]
+        if chunks and self._heads and launch.role == "draft" and self._last_read.get(launch.lane) != chunks:
+            self._unread_by_head[launch.lane], chunks = chunks, []
+        slots = self.slots.of(launch.rows)
+        more = launch.tokens if launch.role == "target" else launch.steps + 1
+        tokens = [row.state.context + more for row in launch.rows]
+        if launch.kind == "ahead" or launch.early:  # the verdict may come before it, with all that is being verified
+            tokens = [row.state.context + row.state.k + 1 + more for row in launch.rows]
         lane.new_pages += self.kv.grown(slots, tokens)
-        for chunk, stretch in zip(chunks, work.chunks, strict=False):  # in order: one may share what another reads here
+        for chunk, stretch in zip(
+            chunks, launch.chunks, strict=False
+        ):  # in order: one may share what another reads here
             place, cached = self.kv.shared(stretch.request)
             if cached:
                 with lane.on_stream():
                     lane.engine.sequences.turn(place, cached)
             lane.new_pages += self.kv.grown([chunk.slot], [chunk.start + chunk.tokens])
             self.kv.number(stretch.request)
-        if work.role == "draft":
-            return self._draft(work, lane, slots, chunks)
+        if launch.role == "draft":
+            return self._draft(launch, lane, slots, chunks)
         if slots:
-            limits = [row.k for row in work.rows]
-            drafts, offers = work.tokens - 1, []
+            limits = [row.state.k for row in launch.rows]
+            drafts, offers = launch.tokens - 1, []
             if self.lookups is not None and drafts:  # graphs are of whole lengths, of which some rows have less
                 drafts = min(k for k in self.verify_lengths if k >= drafts)
-                offers = [self.lookups.offers[row.id] if row.k else [] for row in work.rows]
-            ticket = lane.verify(slots, drafts, limits=limits, pins=self.pins(work), chunks=chunks, offers=offers)
+                offers = [self.lookups.offers[row.id] if row.state.k else [] for row in launch.rows]
+            ticket = lane.verify(slots, drafts, limits=limits, pins=self.pins(launch), chunks=chunks, offers=offers)
         else:
             ticket = lane.prefill(chunks)
-        return [ticket, *self._read_along(work.lane, chunks)]
+        return [ticket, *self._read_along(launch.lane, chunks)]
 
     def _read_along(self, name: str, chunks: list[PromptChunk]) -> list[Ticket]:
         """Have a head read what the target has just been launched to read, if it is to."""
@@ -317,23 +320,28 @@ class CudaGPU(Device):
             return []
         return [self.lanes[name, "draft"].prefill(self._unread_by_head.pop(name))]
 
-    def _draft(self, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
+    def _draft(self, launch: Launch, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]) -> list[Ticket]:
         tickets = self._read_prompts(lane, chunks)
-        if work.kind == "ahead":
-            return [lane.draft(slots, work.steps)]
-        if work.early:
-            self.slots.early = lane.draft(slots, work.steps, width=work.tokens)
+        if launch.kind == "ahead":
+            return [lane.draft(slots, launch.steps)]
+        if launch.early:
+            self.slots.early = lane.draft(slots, launch.steps, width=launch.tokens)
             return [self.slots.early]
         if slots:
             behind = [
                 # the newest token is fed by the draft itself
-                PromptChunk(slot, row.prompt_tokens + row.emitted - 1 - row.owed, row.owed)
-                for slot, row in zip(slots, work.rows, strict=True)
-                if row.owed >= self._most_first_tokens
+                PromptChunk(
+                    slot, row.prompt_tokens + row.state.emitted - 1 - row.state.drafter_lag, row.state.drafter_lag
+                )
+                for slot, row in zip(slots, launch.rows, strict=True)
+                if row.state.drafter_lag >= self._most_first_tokens
             ]
-            owed = max([row.owed for row in work.rows if row.owed < self._most_first_tokens], default=0)
+            owed = max(
+                [row.state.drafter_lag for row in launch.rows if row.state.drafter_lag < self._most_first_tokens],
+                default=0,
+            )
             tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
-            tickets.append(lane.draft(slots, work.steps, width=1 + owed))
+            tickets.append(lane.draft(slots, launch.steps, width=1 + owed))
         return tickets
 
     def _read_prompts(self, lane: GraphLane, chunks: list[PromptChunk]) -> list[Ticket]:
@@ -354,10 +362,10 @@ class CudaGPU(Device):
         final = role == "target" and chunk.start + chunk.tokens == request.to_read
         return PromptChunk(slot, chunk.start, chunk.tokens, final)
 
-    def _price(self, work: Work) -> Price:
-        if work.role in self.books.models:
-            return self.books.models[work.role].price_launch(work)
-        work.context = sum(row.context for row in work.rows)
+    def _price(self, launch: Launch) -> Price:
+        if launch.role in self.ledger.models:
+            return self.ledger.price(launch)
+        launch.context = sum(row.state.context for row in launch.rows)
         return NOTHING.at(0)
 
     # seeing it through -------------------------------------------------------------------------------------------
@@ -372,12 +380,12 @@ class CudaGPU(Device):
         return busy
 
     def _complete(self, flight: Flight) -> None:
-        work = flight.work
+        launch = flight.launch
         verdict: Sequence[int] | None = None
-        if work.role == "target":
-            verdict = flight.tickets[0].accepted() if work.rows else []
+        if launch.role == "target":
+            verdict = flight.tickets[0].accepted() if launch.rows else []
             if self.lookups is not None:
-                self.lookups.note(work, flight.tickets[0].outcome())
+                self.lookups.note(launch, flight.tickets[0].outcome())
         self.env.at(self.env.now, flight.done, verdict)
         self._unrecorded.extend(flight.before)
         self._unrecorded.append(flight)
@@ -410,4 +418,4 @@ class CudaGPU(Device):
             end_s = anchor_s + anchor.elapsed_time(last[1]) / 1000
             if end_s - self._anchors[1][1] > ANCHOR_S:
                 self._anchors = [self._anchors[1], (last[1], end_s)]
-        self.books.note(flight.work, start_s, end_s, flight.price)
+        self.ledger.note(flight.launch, start_s, end_s, flight.price)

@@ -21,7 +21,7 @@ from pdvsim.realrun.memory import LaneRole
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.host import HostTimes, Operation, SimulatedHost
-from pdvsim.sim.policies.base import PRIORITY
+from pdvsim.sim.machine.lane import PRIORITY
 from pdvsim.sim.records import Columns
 
 Floats = NDArray[np.float64]

@@ -47,7 +47,7 @@ from pdvsim.sim.hardware.models import PARD, drafter, in_parallel, is_config, qu
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
@@ -152,7 +152,7 @@ def make_models(
 # the run -------------------------------------------------------------------------------------------------------------
 
 
-class RealSite:
+class RealServer:
     """The one server, on the real device."""
 
     def __init__(
@@ -187,12 +187,12 @@ class RealSite:
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
         host = RealHost()
-        books = Books(latency if known else {}, self.log.launches)
+        ledger = Ledger(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots, reuse_of(experiment))
         self.device = CudaGPU(
-            env, host, rig.lanes, kv, texts, books, (lambda work: None) if own else drawn_verdict,
+            env, host, rig.lanes, kv, texts, ledger, (lambda launch: None) if own else drawn_verdict,
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
@@ -218,6 +218,8 @@ class RealSite:
         self.device.begin()
         self.device.telemetry.restart()
         self.servers = [policy_of(self.experiment.arch)(self.context)]
+        for process in self.servers[0].processes():
+            self.env.process(process)
 
     def receive(self, request: Request) -> None:
         self.servers[0].submit(request)
@@ -293,7 +295,7 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
         if len(parts) > 1 and served_s > WARM_UP_S:
             break
         few = [  # of several runs, whose numbers may be the same
-            Request(at, 0.0, min(r.prompt_tokens, WARM_UP_PROMPT), min(r.output_tokens, WARM_UP_OUTPUT), r.runs)
+            Request(at, 0.0, min(r.prompt_tokens, WARM_UP_PROMPT), min(r.output_tokens, WARM_UP_OUTPUT), r.accept_runs)
             for at, r in enumerate(requests[: 2 * users])
         ]
         traffic = replace(experiment.traffic, max_concurrency=users)
@@ -366,7 +368,7 @@ def serve(
     elif not rig.serves(experiment.server, Needs.of(experiment, requests)):
         raise ValueError("the run needs more memory than the rig has")
     env = WallClock()
-    site = RealSite(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)
+    site = RealServer(env, experiment, profile_of(experiment), rig, requests, machine.own_verdict, traced)
     site.outputs = outputs
     check_kv(site.context.kv, requests)
     graphs = rig.graphs
@@ -380,7 +382,7 @@ def serve(
         except KeyboardInterrupt:
             stopped = True
     site.device.flush()
-    finished = [request for request in requests if request.finish_s >= 0]
+    finished = [request for request in requests if request.taken.finish_s >= 0]
     result = _result(site, finished, machine, rig.graphs - graphs, requests) if finished else None
     if stopped:
         raise Interrupted(result, len(requests))
@@ -388,7 +390,7 @@ def serve(
     return result
 
 
-def _result(site: RealSite, finished: list[Request], machine: Machine, late: int, asked: Sequence[Request]) -> Result:
+def _result(site: RealServer, finished: list[Request], machine: Machine, late: int, asked: Sequence[Request]) -> Result:
     """The finished requests' records, and where they came from."""
     requests = request_columns(finished)
     launches, deliveries = site.log.launches.drain(), site.log.deliveries.drain()
@@ -417,7 +419,7 @@ def _result(site: RealSite, finished: list[Request], machine: Machine, late: int
         **telemetry.summary(),
         "telemetry": telemetry.columns(),
     }
-    if site.device.books.models:
+    if site.device.ledger.models:
         gpu = site.profile.gpu
         meta |= {"bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "flops_per_s": gpu.flops_per_s}
     return Result(

@@ -14,7 +14,7 @@ import numpy as np
 from simpy.events import Event
 
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
-from pdvsim.sim.core import ModelSpec, Pair, Request, Role, Work
+from pdvsim.sim.core import ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
@@ -23,13 +23,13 @@ from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
-from pdvsim.sim.machine.batch import RunningBatch
+from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.fastforward import FastForwardGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
-from pdvsim.sim.machine.rounds import ForeseeingGPU
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
@@ -43,7 +43,7 @@ UNEVEN = 64  # requests that a prefix-aware router lets one server have more tha
 def profile_of(experiment: Experiment) -> Profile:
     """The profile an experiment runs on; of several cards, that of the target's."""
     hardware = experiment.hardware
-    card = hardware.cards[experiment.seats.verify] if hardware.cards else hardware.gpu
+    card = hardware.cards[experiment.placement.verify] if hardware.cards else hardware.gpu
     if hardware.profile == "roofline":
         return roofline(gpu(card))
     if not hardware.profile:
@@ -84,10 +84,10 @@ def covering_profile(experiment: Experiment) -> Profile:
 
 def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
     """The profile of each GPU of a server, where `profile` is that of the target's; at an end of their error bar."""
-    cards, seats = experiment.hardware.cards, experiment.seats
-    profiles = [profile] * seats.gpus
+    cards, placement = experiment.hardware.cards, experiment.placement
+    profiles = [profile] * placement.gpus
     for at, card in enumerate(cards):
-        if card != cards[seats.verify]:
+        if card != cards[placement.verify]:
             bound = experiment.hardware.profile == "roofline"
             own = roofline(gpu(card)) if bound else card_profile(experiment.hardware, card)
             profiles[at] = own.covering(experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
@@ -103,11 +103,11 @@ def bar_of(experiment: Experiment, profile: Profile) -> float:
 
 def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
     """The models on each GPU of a server that lanes are placed on."""
-    seats, pair = experiment.seats, experiment.pair
-    models: list[dict[Role, ModelSpec]] = [{} for _ in range(seats.gpus)]
-    for at in (seats.verify, *seats.prefill):
+    placement, pair = experiment.placement, experiment.pair
+    models: list[dict[Role, ModelSpec]] = [{} for _ in range(placement.gpus)]
+    for at in (placement.verify, *placement.prefill):
         models[at]["target"] = pair.target
-    for at in seats.draft if experiment.speculates else ():
+    for at in placement.draft if experiment.speculates else ():
         models[at]["draft"] = pair.draft
     return models
 
@@ -163,14 +163,14 @@ def make_planner(
             "--priority partition is not simulated: the slowdown of kernels on part of a GPU was not measured; "
             "realrun serves with it"
         )
-    seats = experiment.seats
+    placement = experiment.placement
     placed = placed or cost_models(experiment, profiles_of(experiment, profile))
-    models: dict[Role, CostModel] = {"target": placed[seats.verify]["target"]}
+    models: dict[Role, CostModel] = {"target": placed[placement.verify]["target"]}
     if experiment.speculates:
-        models["draft"] = placed[seats.draft[0]]["draft"]
+        models["draft"] = placed[placement.draft[0]]["draft"]
     remote = None
-    if seats.apart:
-        remote = RemoteDrafter(Fabric(link_of(experiment), seats.gpus), len(seats.draft))
+    if placement.apart:
+        remote = RemoteDrafter(Fabric(link_of(experiment), placement.gpus), len(placement.draft))
     policy = policy_of(experiment.arch)
     sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
@@ -194,7 +194,7 @@ def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
     """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest."""
     hardware = experiment.hardware
     if hardware.kv_capacity_tokens is not None:
-        return [hardware.kv_capacity_tokens] * experiment.seats.gpus
+        return [hardware.kv_capacity_tokens] * experiment.placement.gpus
     return [
         capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization) if models else 0
         for one, models in zip(profiles_of(experiment, profile), models_on(experiment), strict=True)
@@ -206,19 +206,19 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
 
     Several GPUs that draft hold their requests' among them.
     """
-    seats, capacities = experiment.seats, kv_capacities(experiment, profile)
-    verify = capacities[seats.verify]
-    return min(verify, sum(capacities[at] for at in seats.draft)) if experiment.speculates else verify
+    placement, capacities = experiment.placement, kv_capacities(experiment, profile)
+    verify = capacities[placement.verify]
+    return min(verify, sum(capacities[at] for at in placement.draft)) if experiment.speculates else verify
 
 
 def reuse_of(experiment: Experiment) -> Reuse | None:
     """What a server may use of cached prefixes; None: prefixes are not cached."""
-    server, seats = experiment.server, experiment.seats
+    server, placement = experiment.server, experiment.placement
     if not (server.enable_prefix_caching and experiment.paged):
         return None
     return Reuse(
         lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
-        answers=seats.prefill == (seats.verify,),
+        answers=placement.prefill == (placement.verify,),
         drafter=experiment.speculates and server.drafted_by != "ngram",
     )
 
@@ -237,13 +237,9 @@ def cached_facts(caches: Sequence[KvCache]) -> dict[str, int]:
     }
 
 
-def drawn_verdict(work: Work) -> Sequence[int] | None:
+def drawn_verdict(launch: Launch) -> Sequence[int] | None:
     """How many of each row's drafts the target accepts, as drawn before the run."""
-    if work.role == "draft":
-        return None
-    if isinstance(work.rows, RunningBatch):
-        return work.rows.verdict()
-    return [k if (run := row.runs[row.emitted]) > (k := row.k) else run for row in work.rows]
+    return None if launch.role == "draft" else launch.rows.verdict()
 
 
 def check_context(models: Iterable[ModelSpec], requests: Sequence[Request]) -> None:
@@ -289,7 +285,7 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
     return ""
 
 
-class Site:
+class Cluster:
     """The servers behind the router."""
 
     def __init__(
@@ -319,7 +315,7 @@ class Site:
 
     def _server(self, env: Clock, replica: int) -> Policy:
         experiment = self.experiment
-        settings, seats = engine_settings(experiment), experiment.seats
+        settings, placement = engine_settings(experiment), experiment.placement
         planner = make_planner(experiment, self.profile, self._models)
         times, host = self._host_times, SimulatedHost(self._host_times)
         if (spans := self.log.host) is not None:
@@ -330,7 +326,7 @@ class Site:
         for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True)):
             sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
             gpus.append(
-                ForeseeingGPU(
+                FastForwardGPU(
                     env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
                     has_draft, blocks=self.blocks,
                 )
@@ -338,9 +334,9 @@ class Site:
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:
-            self.fabrics.append(fabric := Fabric(link_of(experiment), seats.gpus))
-            device = Node(env, host, gpus, seats, fabric, self.pair.target.kv_bytes_per_token)
-        verifying = self._models[seats.verify]
+            self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
+            device = Node(env, host, gpus, placement, fabric, self.pair.target.kv_bytes_per_token)
+        verifying = self._models[placement.verify]
         context = Context(
             env=env,
             device=device,
@@ -355,11 +351,13 @@ class Site:
                 () if experiment.traffic.shares else windows_of([model.spec for model in verifying.values()]),
             ),
             deliveries=self.log.deliveries,
-            readers=len(seats.prefill),
+            prefill_workers=len(placement.prefill),
             on_finish=lambda request: self.on_finish(request),
         )
         with own_errors(experiment.arch):
             policy: Policy = policy_of(experiment.arch)(context)
+            for process in policy.processes():
+                env.process(process)
         return policy
 
     def check(self, requests: Sequence[Request]) -> None:
@@ -367,7 +365,7 @@ class Site:
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
         self._check_sharing(requests)
-        room = kv_capacities(self.experiment, self.profile)[self.experiment.seats.prefill[0]]
+        room = kv_capacities(self.experiment, self.profile)[self.experiment.placement.prefill[0]]
         longest = max(requests, key=lambda request: request.prompt_tokens)
         if longest.prompt_tokens > room:
             raise ValueError(
@@ -377,8 +375,8 @@ class Site:
 
     def _check_sharing(self, requests: Sequence[Request]) -> None:
         """Refuse shared prefixes where a lane is on several GPUs: each would hold others."""
-        seats = self.experiment.seats
-        several = len(seats.prefill) > 1 or len(seats.draft) > 1
+        placement = self.experiment.placement
+        several = len(placement.prefill) > 1 or len(placement.draft) > 1
         if several and self.servers[0].kv.reuse is not None and any(request.chain for request in requests):
             raise ValueError(
                 "--place: a lane on several GPUs cannot share prefixes, as each GPU would hold others: give "
@@ -411,7 +409,7 @@ class Site:
             at = int(self._rng.integers(len(servers)))
         else:
             at, self._turn = self._turn, (self._turn + 1) % len(servers)
-        request.replica = at
+        request.taken.replica = at
         return servers[at]
 
     def settled_s(self) -> float:

@@ -24,7 +24,7 @@ STUCK_SHOWN = 10  # requests named when nothing moves any more
 
 
 class Servers(Protocol):
-    """What a client sees of a site, simulated or real."""
+    """What a client sees of a cluster, simulated or real."""
 
     on_finish: Callable[[Request], None]
     servers: list[Policy]
@@ -43,12 +43,12 @@ class Client:
         env: Clock,
         requests: Collection[Request] | Workload,
         experiment: Experiment,
-        site: Servers,
+        cluster: Servers,
         progress: Callable[[int], None] | None,
         reader: Reader | None = None,
     ) -> None:
         self.env = env
-        self.site = site
+        self.cluster = cluster
         self.progress = progress
         self.reader = reader
         self.limit = experiment.traffic.max_concurrency
@@ -63,7 +63,7 @@ class Client:
         self._free = Event(env)  # nobody is held any more, and the next is due
         self._coming = iter(requests)
         self.all_done = Event(env)
-        site.on_finish = self.finished
+        cluster.on_finish = self.finished
         self._arriving = env.process(self.arrivals())
 
     def run(self) -> None:
@@ -71,7 +71,7 @@ class Client:
         try:
             self.env.run_to(self.all_done)
         except EmptySchedule:
-            waiting = sorted({lane.name for server in self.site.servers for lane in server.lanes if lane.waits})
+            waiting = sorted({lane.name for server in self.cluster.servers for lane in server.lanes if lane.waits})
             inside = list(self.inside)
             some = ", ".join(map(str, inside[:STUCK_SHOWN])) + (", …" if len(inside) > STUCK_SHOWN else "")
             raise RuntimeError(
@@ -120,7 +120,7 @@ class Client:
         request.arrival_s = self.env.now
         if self.reader is not None:
             self.reader.arrived(request)
-        self.site.receive(request)
+        self.cluster.receive(request)
 
     def finished(self, request: Request) -> None:
         if self.reader is not None:

@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from pdvsim.sim.core import Pair, Seats
+from pdvsim.sim.core import Pair, Placement
 from pdvsim.sim.hardware.models import HEADS, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
@@ -124,17 +124,19 @@ class Experiment:
         return policy_of(self.arch).speculates and self.server.drafted_by != "none"
 
     @cached_property
-    def seats(self) -> Seats:
+    def placement(self) -> Placement:
         """Which GPU of a server each part is on."""
         placed = self.hardware.placed()
         draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
-        return Seats(placed.get("prefill", (0,)), draft, verify[0] if policy_of(self.arch).hands_over() else draft[0])
+        return Placement(
+            placed.get("prefill", (0,)), draft, verify[0] if policy_of(self.arch).hands_over() else draft[0]
+        )
 
     @cached_property
     def pair(self) -> Pair:
         """The models as a GPU runs them: those that are sharded by one of their shards."""
         whole, hardware = self.server.models(), self.hardware
-        drafters = hardware.draft_tensor_parallel_size or (1 if self.seats.apart else hardware.tensor_parallel_size)
+        drafters = hardware.draft_tensor_parallel_size or (1 if self.placement.apart else hardware.tensor_parallel_size)
         target = shard(whole.target, hardware.tensor_parallel_size)
         if not self.speculates:
             return Pair(whole.draft, target)
@@ -146,13 +148,13 @@ class Experiment:
     @property
     def gpus(self) -> int:
         """GPUs of a server, those of its groups counted one by one."""
-        return sum(self.group(at) for at in self.seats.used)
+        return sum(self.group(at) for at in self.placement.used)
 
     def group(self, at: int) -> int:
         """How many GPUs stand behind one that lanes are placed on: they do the same at the same time."""
-        seats, hardware = self.seats, self.hardware
+        placement, hardware = self.placement, self.hardware
         drafters = hardware.draft_tensor_parallel_size or 1
-        return hardware.tensor_parallel_size if at in (seats.verify, *seats.prefill) else drafters
+        return hardware.tensor_parallel_size if at in (placement.verify, *placement.prefill) else drafters
 
     @property
     def longest_draft(self) -> int:
@@ -207,7 +209,7 @@ class Experiment:
         hardware, drafter = self.hardware, self.server.drafted_by
         if kind == "pdv-ahead" and drafter not in ("model", "none"):
             raise ValueError(f"pdv-ahead drafts ahead with a draft model: it does not support --drafter {drafter}")
-        if self.seats.gpus > 1 and drafter in (*HEADS, "ngram"):
+        if self.placement.gpus > 1 and drafter in (*HEADS, "ngram"):
             raise ValueError(f"--drafter {drafter} drafts alongside its target, on one GPU: leave out --place")
         policy = policy_of(self.arch)
         if hardware.place and not policy.placeable():
@@ -215,15 +217,15 @@ class Experiment:
             raise ValueError(f"--place needs separate lanes ({', '.join(fitting)}), not {self.arch}")
         if not policy.hands_over() and "verify" in hardware.placed():
             raise ValueError("--place verify: pd verifies in its decode lane")
-        if not policy.hands_over() and len(self.seats.draft) > 1:
+        if not policy.hands_over() and len(self.placement.draft) > 1:
             raise ValueError("--place decode: pd verifies in its decode lane, on one GPU; use --replicas for more")
-        empty = set(range(self.seats.gpus)).difference(self.seats.used)
+        empty = set(range(self.placement.gpus)).difference(self.placement.used)
         if empty:
             raise ValueError(f"--place leaves GPU {min(empty)} empty")
-        if hardware.cards and len(hardware.cards) != self.seats.gpus:
-            raise ValueError(f"--cards names {len(hardware.cards)} cards, but a server has {self.seats.gpus} GPUs")
-        for lane in (self.seats.prefill, self.seats.draft):
+        if hardware.cards and len(hardware.cards) != self.placement.gpus:
+            raise ValueError(f"--cards names {len(hardware.cards)} cards, but a server has {self.placement.gpus} GPUs")
+        for lane in (self.placement.prefill, self.placement.draft):
             if hardware.cards and len({hardware.cards[at] for at in lane}) > 1:
                 raise ValueError("--cards: the GPUs of one lane must be of one type")
-        if hardware.cards and self.seats.gpus == 1:
+        if hardware.cards and self.placement.gpus == 1:
             raise ValueError("--cards needs several GPUs per server (--place); use --gpu for one")

@@ -5,7 +5,7 @@ Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens. Rates and
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 Role = Literal["draft", "target"]
@@ -321,9 +321,33 @@ class Pair:
         return f"{self.draft.name}:{self.target.name}"
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
-class RequestAccount:
-    """The recorded values of a request: columns of `records.REQUEST_DTYPES`."""
+@dataclass(slots=True, eq=False)
+class RequestState:
+    """Where a request stands. Only its policy and its batch write it."""
+
+    prefilled: int = 0  # of the tokens to read, those already in the KV cache
+    context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
+    emitted: int = 0  # output tokens delivered
+    k: int = 0  # drafts waiting for verification
+    missed: bool = False  # the host looked for drafts, and found none
+    # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
+    # accepted drafts again, with the target's hidden states
+    drafter_lag: int = 0
+    drafter_cache_gap: int = 0  # of its cached tokens, the last that the drafter's cache does not have
+    held_tokens: int = 0  # of the KV cache
+    pinned: bool = False  # a launch of it is under way: it keeps what it holds
+    prefill_worker: int = 0  # of the workers that read prompts, the one that reads its
+    drafter: int = -1  # of several GPUs that draft, the one that drafts for it
+    ready_s: float = -1.0  # when its current wait or stage began
+    last_delivery_s: float = -1.0  # when its tokens of the last round were delivered
+
+    def unforeseen(self) -> None:
+        """Nothing is foreseen of it: to a forecast, a call to end (`machine.forecast`)."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestUsage:
+    """What a request took: with what was asked, the columns of `records.REQUEST_DTYPES`."""
 
     replica: int = 0
     rounds: int = 0  # forwards of the target after the prompt
@@ -331,15 +355,13 @@ class RequestAccount:
     drafted: int = 0  # draft tokens verified
     accepted: int = 0
     refused: int = 0  # at most one per round: what follows the first refused token is not judged
-    bare: int = 0  # rounds without drafts, in a verify with rows that had some
+    undrafted_rounds: int = 0  # rounds without drafts, in a verify with rows that had some
     ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
     ahead_used: int = 0  # of these, those that were verified; the others were dropped
     preemptions: int = 0
     resumptions: int = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
     recomputed_tokens: int = 0  # that left the KV cache with a preemption
     num_cached_tokens: int = -1  # of the prompt, found cached at its first admission; -1: not looked for
-    session: int = -1  # conversation that it is a turn of; -1: none
-    turn: int = 0  # of that conversation, from 0
     admitted_s: float = -1.0  # its first launch
     first_token_s: float = -1.0
     finish_s: float = -1.0
@@ -351,52 +373,43 @@ class RequestAccount:
 
 
 @dataclass(slots=True, eq=False)
-class Request(RequestAccount):
-    """One request: what was asked, its acceptance stream, and where it stands.
+class Request:
+    """One request: what was asked and its acceptance stream; where it stands; and what it took.
 
-    `runs[p]` is the number of consecutive drafts the target would accept from output position `p` on, so a round of
-    `k` drafts at `p` accepts `min(runs[p], k)`. It is drawn before the run: every architecture meets the same coins.
+    `accept_runs[p]` is the number of consecutive drafts the target would accept from output position `p` on, so a round
+    of `k` drafts at `p` accepts `min(accept_runs[p], k)`. It is drawn before the run: every architecture meets the same
+    coins.
     """
 
     id: int
     arrival_s: float
     prompt_tokens: int
     output_tokens: int
-    runs: bytes
+    accept_runs: bytes
     chain: Chain = ()  # by which its blocks are known; empty: it shares nothing
     think_s: float = 0.0  # after the answer to the turn before
-    prefilled: int = 0  # of the tokens to read, those already in the KV cache
-    context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
-    emitted: int = 0  # output tokens delivered
-    k: int = 0  # drafts waiting for verification
-    missed: bool = False  # the host looked for drafts, and found none
-    # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
-    # accepted drafts again, with the target's hidden states
-    owed: int = 0
-    held_tokens: int = 0  # of the KV cache
-    lacks: int = 0  # of its cached tokens, the last that the drafter's cache does not have
-    pinned: bool = False  # a work of it is under way: it keeps what it holds
-    reader: int = 0  # of the workers that read prompts, the one that reads its
-    drafter: int = -1  # of several GPUs that draft, the one that drafts for it
-    ready_s: float = -1.0  # when its current wait or stage began
-    turn_s: float = -1.0  # when its tokens of the last round were delivered
+    session: int = -1  # conversation that it is a turn of; -1: none
+    turn: int = 0  # of that conversation, from 0
+    state: RequestState = field(default_factory=RequestState)
+    taken: RequestUsage = field(default_factory=RequestUsage)
 
     @property
     def to_read(self) -> int:
         """Tokens to read before it decodes: the prompt, and after a preemption what has been delivered as well."""
-        return self.prompt_tokens + self.emitted
+        return self.prompt_tokens + self.state.emitted
 
     def evict(self) -> None:
         """Its tokens leave the KV cache; those delivered stay delivered."""
-        self.preemptions += 1
-        self.recomputed_tokens += self.context or self.prefilled
-        self.prefilled = self.context = self.owed = self.k = self.lacks = 0
+        state = self.state
+        self.taken.preemptions += 1
+        self.taken.recomputed_tokens += state.context or state.prefilled
+        state.prefilled = state.context = state.drafter_lag = state.k = state.drafter_cache_gap = 0
 
     def __repr__(self) -> str:
-        return f"Request({self.id}, {self.prompt_tokens}->{self.emitted}/{self.output_tokens})"
+        return f"Request({self.id}, {self.prompt_tokens}->{self.state.emitted}/{self.output_tokens})"
 
 
-class Seats(NamedTuple):
+class Placement(NamedTuple):
     """The GPUs of each part: the target where it reads prompts, the drafter with all its works, the target else."""
 
     prefill: tuple[int, ...] = (0,)
@@ -426,27 +439,3 @@ class Chunk:
     request: Request
     start: int
     tokens: int
-
-
-@dataclass(slots=True)
-class Work:
-    """One GPU launch: `steps` forwards of one model over `rows`, the first with `tokens` new tokens per row.
-
-    `chunks` are prompt chunks in the (first) forward. A draft of length k is k steps of one token; the first step has
-    more tokens if some row must catch up. A verify is one step of k+1.
-    """
-
-    kind: Kind
-    role: Role
-    lane: str
-    rows: list[Request]
-    tokens: int = 1
-    steps: int = 1
-    chunks: tuple[Chunk, ...] = ()
-    priority: int = 0  # higher goes first
-    queue_depth: int = 0  # requests left waiting in the lane when this was launched
-    watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
-    context: int = -1  # cached tokens of all rows; -1: not counted yet
-    worker: int = 0  # number among the concurrent workers of its lane
-    packed: int = 0  # new tokens of all rows where their numbers differ, up to `tokens` each; 0: all have `tokens`
-    early: bool = False  # a draft that is launched before the verdict that it follows is known

@@ -31,13 +31,16 @@ HELD_BYTES = 1 << 25  # of a table that are held in memory, packed; more go to a
 LANES: tuple[str, ...] = ("prefill", "decode", "verify", "main")
 ROLES: tuple[Role, ...] = ("draft", "target")
 
-# of `Request`, where each is described: seconds are floats, all others whole numbers
+# of `Request` and `RequestUsage`, where each is described: seconds are floats, all others whole numbers
 _REQUEST_COLUMNS = (
     "id", "replica", "arrival_s", "admitted_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "rounds",
     "drafts", "drafted", "accepted", "refused", "bare", "ahead_tokens", "ahead_used", "preemptions", "resumptions",
     "recomputed_tokens", "num_cached_tokens", "session", "turn", "prefill_s", "draft_s", "wait_s", "verify_s",
 )  # fmt: skip
 REQUEST_DTYPES = {name: "f8" if name.endswith("_s") else "i8" for name in _REQUEST_COLUMNS} | {"replica": "i4"}
+_ASKED = {"id", "arrival_s", "prompt_tokens", "output_tokens", "session", "turn"}
+_COLUMNS = {name: attrgetter(name if name in _ASKED else f"taken.{name}") for name in _REQUEST_COLUMNS}
+_COLUMNS["bare"] = attrgetter("taken.undrafted_rounds")
 LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
 
 LAUNCH_DTYPES: dict[str, str] = {
@@ -123,18 +126,18 @@ class Launches:
 class Unwritten(Protocol):
     """What holds more of its requests than is written to them and to the log."""
 
-    def sync(self) -> None:
+    def flush(self) -> None:
         """Write it."""
 
 
 class Deliveries:
     """Tokens delivered: by request, how many, and when."""
 
-    __slots__ = ("_requests", "_times_s", "_tokens", "batches")
+    __slots__ = ("_requests", "_times_s", "_tokens", "unwritten")
 
     def __init__(self) -> None:
         self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
-        self.batches: list[Unwritten] = []
+        self.unwritten: list[Unwritten] = []
 
     def append(self, row: tuple[int, int, float]) -> None:
         """`row` is request, tokens and time."""
@@ -156,7 +159,7 @@ class Deliveries:
     def extend_one(self, request: int, tokens: bytes, over: int, times_s: list[float]) -> None:
         """One request's tokens at several times, the last less what is `over`."""
         self._requests.extend(array("i", (request,)) * len(times_s))
-        self._tokens.extend(tokens)
+        self._tokens.frombytes(np.frombuffer(tokens, np.uint8).astype(np.int16).tobytes())
         self._tokens[-1] -= over
         self._times_s.fromlist(times_s)
 
@@ -165,8 +168,8 @@ class Deliveries:
 
     def drain(self) -> Columns:
         """The rows so far as columns, by time and request; they are no longer held here."""
-        for batch in self.batches:
-            batch.sync()
+        for held in self.unwritten:
+            held.flush()
         parts: tuple[array[Any], ...] = (self._requests, self._tokens, self._times_s)
         order = np.lexsort((np.frombuffer(self._requests, "i4"), np.frombuffer(self._times_s)))
         columns: Columns = {
@@ -211,7 +214,7 @@ def request_columns(requests: Sequence[Request]) -> Columns:
     """The requests as columns, in their order."""
     columns: Columns = {}
     for name, dtype in REQUEST_DTYPES.items():
-        columns[name] = np.fromiter(map(attrgetter(name), requests), dtype, len(requests))
+        columns[name] = np.fromiter(map(_COLUMNS[name], requests), dtype, len(requests))
     return columns
 
 
@@ -342,7 +345,7 @@ class Reader:
         self.served.append(request)
         rows = max(len(self.log.launches), len(self.log.deliveries))
         if len(self.served) >= self._at_once or rows >= ROWS:
-            self.take(request.finish_s)
+            self.take(request.taken.finish_s)
 
     def take(self, now_s: float) -> None:
         """Take out what is in the log and who is served, at a time from which on more may come."""

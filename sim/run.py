@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pdvsim.sim.assembly import Site, bandwidths, covering_profile
+from pdvsim.sim.assembly import Cluster, bandwidths, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
@@ -41,22 +41,24 @@ def simulate(
         requests = Workload(experiment.traffic, experiment.acceptance)
     log = Log.of_everything() if traced else Log()
     env = Clock()
-    site = Site(env, experiment, profile, log, end, blocks)
+    cluster = Cluster(env, experiment, profile, log, end, blocks)
     if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()
-    site.check([requests.largest()] if isinstance(requests, Workload) else requests)
+    cluster.check([requests.largest()] if isinstance(requests, Workload) else requests)
     keeper, tally = Keeper(log), None
     if not experiment.scoring.detailed:
-        reaches = profile.reaches(site.pair)
+        reaches = profile.reaches(cluster.pair)
         starts = requests.starts if isinstance(requests, Workload) else sum(not request.turn for request in requests)
-        tally = Tally(experiment, len(requests), bandwidths(experiment, profile), log, site.settled_s, reaches, starts)
-    client = Client(env, requests, experiment, site, progress, tally or keeper)
+        tally = Tally(
+            experiment, len(requests), bandwidths(experiment, profile), log, cluster.settled_s, reaches, starts
+        )
+    client = Client(env, requests, experiment, cluster, progress, tally or keeper)
     with own_errors(experiment.arch), no_collector():
         client.run()
     metrics = None if tally is None else tally.close()
     keeper.take(env.now)
     return Result(
-        experiment, keeper.requests(), keeper.deliveries, keeper.launches, site.meta(), metrics,
+        experiment, keeper.requests(), keeper.deliveries, keeper.launches, cluster.meta(), metrics,
         log.launches.carried, log.host,
     )  # fmt: skip
 

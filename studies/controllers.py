@@ -105,7 +105,7 @@ def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
         )
         begins_s = made[-1].arrival_s if made else 0.0
         for request in Workload(traffic, Acceptance(acceptance_rate=rate)).all():
-            made.append(Request(len(made), begins_s + request.arrival_s, TOKENS, TOKENS, request.runs))
+            made.append(Request(len(made), begins_s + request.arrival_s, TOKENS, TOKENS, request.accept_runs))
     return made
 
 

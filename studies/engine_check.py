@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pdvsim.realrun.engine import gpu, twins
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE, KVCache, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
@@ -50,11 +50,11 @@ def batch_of(
     sequences: Sequences,
     chunk: int = 0,
     stretches: list[tuple[int, int, int]] | None = None,
-) -> Batch:
+) -> ForwardBatch:
     """Rows at `slots`, then stretches of (slot, start, tokens)."""
     stretches = (stretches or []) + [(0, 0, 0)] * (4 - len(stretches or []))
     bounds = torch.tensor([0, *(s[2] for s in stretches)]).cumsum(0).int().to(DEVICE)
-    return Batch(
+    return ForwardBatch(
         len(slots), width, chunk, ints(*slots), ints(*(s[0] for s in stretches)), ints(*(s[1] for s in stretches)),
         bounds, sequences.pages, sequences.scratch,
     )  # fmt: skip

@@ -11,9 +11,10 @@ from pdvsim.decide.report import Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import Request, Work
+from pdvsim.sim.core import Chunk
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import Range, check, check_ranges
+from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.colocated import Colocated
@@ -41,15 +42,14 @@ class IdleDrafter(Colocated):
     In each step the drafter processes every row's newest token; its draft is not verified. For draft length 1.
     """
 
-    def draft(self, rows: list[Request], k: int) -> Work:
+    def draft(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
         for row in rows:
-            row.owed = 0  # it has read all before
-        return super().draft(rows, k)
+            row.state.drafter_lag = 0  # it has read all before
+        return super().draft(rows, k, chunks, atomic)
 
-    def verify(self, rows: list[Request], k: int, drafted: Work | None = None) -> Work:
-        for row in rows:
-            row.k = 0
-        return super().verify(rows, 0, drafted)
+    def verify(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
+        rows.k = 0
+        return super().verify(rows, 0, chunks, atomic)
 
 
 IDLE_DRAFTER = named(IdleDrafter)

@@ -76,10 +76,10 @@ class Contender:
 
 def fleet_name(candidate: Experiment) -> str:
     """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, pdv on 1+1 (drafter, target)."""
-    hardware, seats, name = candidate.hardware, candidate.seats, str(candidate.arch)
-    if seats.gpus > 1:
-        other = seats.prefill[0] if candidate.kin == "pd" else seats.draft[0]
-        name += f" on {candidate.group(other)}+{candidate.group(seats.verify)}"
+    hardware, placement, name = candidate.hardware, candidate.placement, str(candidate.arch)
+    if placement.gpus > 1:
+        other = placement.prefill[0] if candidate.kin == "pd" else placement.draft[0]
+        name += f" on {candidate.group(other)}+{candidate.group(placement.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"

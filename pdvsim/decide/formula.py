@@ -79,7 +79,7 @@ class Formula:
     @cached_property
     def _runs(self) -> NDArray[np.uint8]:
         """Consecutive draft tokens that would be accepted, at every position of every output."""
-        return np.concatenate([np.frombuffer(r.runs, np.uint8) for r in self.requests])
+        return np.concatenate([np.frombuffer(r.accept_runs, np.uint8) for r in self.requests])
 
     def tokens_per_round(self, k: int, acceptance: Acceptance | None = None) -> float:
         """Mean tokens per row from a round of draft length k, expected or measured."""
@@ -87,7 +87,7 @@ class Formula:
         if given.synthetic_acceptance_rates:
             return 1.0 + sum(given.synthetic_acceptance_rates[:k])
         if given.acceptance_model is not None:
-            return _measured(tuple(r.runs for r in self.requests), k)[0]
+            return _measured(tuple(r.accept_runs for r in self.requests), k)[0]
         if given.acceptance_trace is not None:
             return 1.0 + float(np.minimum(self._runs, k).mean())
         rates = rates_of(given)
@@ -97,7 +97,7 @@ class Formula:
     def rounds(self, k: int) -> float:
         """Mean rounds of an output. The first token comes from the prefill; the last round may have a surplus."""
         if self.experiment.acceptance.acceptance_model is not None:
-            return max(1.0, _measured(tuple(r.runs for r in self.requests), k)[1])
+            return max(1.0, _measured(tuple(r.accept_runs for r in self.requests), k)[1])
         gains = 1.0 + np.minimum(self._runs, k)
         lost = (float((gains**2).mean() / gains.mean()) - 1) / 2  # renewal theory: mean overshoot of a long output
         return max(1.0, (self.output_tokens - 1 + lost) / self.tokens_per_round(k))
@@ -109,7 +109,7 @@ class Formula:
 
     def round_s(self, rows: int, k: int) -> float:
         """Duration of a round of `rows`, with the drafter's catch-up and hand-overs."""
-        return self.planner.turn_s(rows, int(rows * self.context), k, self.acceptance)
+        return self.planner.full_round_s(rows, int(rows * self.context), k, self.acceptance)
 
     @cached_property
     def prompt(self) -> tuple[int, int]:

@@ -99,5 +99,5 @@ def _ahead(traffic: Traffic) -> Traffic:
 
 def copied(request: Request) -> Request:
     """A fresh copy of a request, for another server."""
-    asked = request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs, request.chain
+    asked = request.arrival_s, request.prompt_tokens, request.output_tokens, request.accept_runs, request.chain
     return Request(request.id, *asked, request.think_s, session=request.session, turn=request.turn)

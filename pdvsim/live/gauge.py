@@ -227,8 +227,8 @@ def _judged(requests: Iterable[Request]) -> Counter[str]:
     """Draft tokens that were accepted and rejected."""
     judged = Counter[str]()
     for request in requests:
-        judged["accepted"] += request.accepted
-        judged["rejected"] += request.refused
+        judged["accepted"] += request.taken.accepted
+        judged["rejected"] += request.taken.refused
     return judged
 
 

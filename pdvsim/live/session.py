@@ -15,7 +15,7 @@ from pdvsim.live.arrivals import Arrivals, largest
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
-from pdvsim.sim.assembly import Site, bandwidths
+from pdvsim.sim.assembly import Cluster, bandwidths
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.run import no_collector
 
@@ -25,7 +25,7 @@ STEP_S = 1.0  # per step
 class Stations:
     """The stations of a setup, and the source of their requests."""
 
-    def __init__(self, setup: Setup, reader: Callable[[Log, Site], Reader]) -> None:
+    def __init__(self, setup: Setup, reader: Callable[[Log, Cluster], Reader]) -> None:
         self.setup, self.knobs = setup, Knobs.of(setup.base)
         self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance)
         self.stations = [Station(e, reader) for e in setup.experiments(self.knobs)]
@@ -56,7 +56,7 @@ class Stations:
         turned = knobs.turned(self.setup.base)
         most = largest(turned.traffic, turned.acceptance)
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
-            station.site.check([most])
+            station.cluster.check([most])
 
 
 class Session(Stations):
@@ -107,7 +107,7 @@ class Session(Stations):
 
 def replay(setup: Setup, tape: Sequence[Act], until_s: float) -> list[Result]:
     """A session run again with all records; requests that arrived by `until_s` are served to their end."""
-    them = Stations(setup, lambda log, site: Keeper(log))
+    them = Stations(setup, lambda log, cluster: Keeper(log))
     with no_collector():
         now_s, acts = 0.0, deque(tape)
         while True:
@@ -128,9 +128,9 @@ def _served(station: Station) -> Result:
     keeper.take(station.env.now)
     traffic = replace(station.experiment.traffic, num_prompts=max(1, station.client.sent))
     made = replace(station.experiment, traffic=traffic)
-    return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.site.meta())
+    return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.cluster.meta())
 
 
-def _gauge(log: Log, site: Site) -> Gauge:
-    experiment = site.experiment
-    return Gauge(log, experiment.scoring.slo(), bandwidths(experiment, site.profile), experiment.hardware.replicas)
+def _gauge(log: Log, cluster: Cluster) -> Gauge:
+    experiment = cluster.experiment
+    return Gauge(log, experiment.scoring.slo(), bandwidths(experiment, cluster.profile), experiment.hardware.replicas)

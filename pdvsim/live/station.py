@@ -10,7 +10,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.live.arrivals import copied
-from pdvsim.sim.assembly import Site, covering_profile, make_controller
+from pdvsim.sim.assembly import Cluster, covering_profile, make_controller
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
@@ -44,20 +44,20 @@ class Coming(deque[Request]):
 
 
 class Station:
-    """A site on simulated time that accepts new requests and settings while it runs.
+    """A cluster on simulated time that accepts new requests and settings while it runs.
 
     `reader` creates the reader of the log.
     """
 
-    def __init__(self, experiment: Experiment, reader: Callable[[Log, Site], Reader]) -> None:
+    def __init__(self, experiment: Experiment, reader: Callable[[Log, Cluster], Reader]) -> None:
         self.experiment = experiment
         self.env = Clock()
         self.log = Log()
         # settings may change at any time, so rounds are simulated one by one
-        self.site = Site(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
-        self.reader = reader(self.log, self.site)
+        self.cluster = Cluster(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
+        self.reader = reader(self.log, self.cluster)
         self._coming = Coming()
-        self.client = Client(self.env, self._coming, experiment, self.site, None, self.reader)
+        self.client = Client(self.env, self._coming, experiment, self.cluster, None, self.reader)
 
     def send(self, requests: Sequence[Request]) -> None:
         """Schedule copies of these requests."""
@@ -79,12 +79,12 @@ class Station:
         """Change settings from the next round on."""
         old, new = self.experiment.server, turned.server
         drafts = ("num_speculative_tokens", "controller")
-        for policy in self.site.servers:
+        for policy in self.cluster.servers:
             policy.settings = new
             if any(getattr(old, name) != getattr(new, name) for name in drafts):
                 policy.controller = make_controller(new, policy.planner)
             policy.kv.lookahead = max(policy.kv.lookahead, turned.longest_draft)
-            policy.look_again()
+            policy.wake_prefill()
         self.experiment = turned
 
     @property
@@ -93,13 +93,13 @@ class Station:
 
     def state(self) -> StationState:
         """Its state now."""
-        caches = [server.kv for server in self.site.servers]
+        caches = [server.kv for server in self.cluster.servers]
         share = sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
         return StationState(self.in_system, share, self._queues(), self._controller(), self._cache())
 
     def _cache(self) -> dict[str, float]:
         """Nothing where no prefix is cached."""
-        caches = [server.kv for server in self.site.servers]
+        caches = [server.kv for server in self.cluster.servers]
         if not any(len(kv.prefixes) for kv in caches):
             return {}
         shared = BLOCK * sum(kv.prefixes.shared for kv in caches)
@@ -114,14 +114,14 @@ class Station:
 
     def _queues(self) -> dict[str, int]:
         depths: dict[str, int] = {}
-        for server in self.site.servers:
+        for server in self.cluster.servers:
             for name in dict.fromkeys(lane.name for lane in server.lanes):
                 depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
                 depths[name] = depths.get(name, 0) + depth
         return depths
 
     def _controller(self) -> dict[str, Any]:
-        server = self.site.servers[0]
+        server = self.cluster.servers[0]
         if not server.speculates:
             return {}
         seen = {} if server.controller.acceptance is None else {"acceptance seen": server.controller.acceptance}

@@ -14,7 +14,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.doubts import vet
 
 if TYPE_CHECKING:
-    from pdvsim.sim.assembly import Site
+    from pdvsim.sim.assembly import Cluster
     from pdvsim.sim.core import Request
     from pdvsim.sim.workload.requests import Workload
     from pdvsim.study.sweep import Point
@@ -28,8 +28,8 @@ def checked(experiment: Experiment) -> Workload:
     from pdvsim.sim.workload.requests import Workload
 
     vet([experiment])
-    site, workload = _site(experiment), Workload(experiment.traffic, experiment.acceptance)
-    site.check([workload.largest()])
+    cluster, workload = _cluster(experiment), Workload(experiment.traffic, experiment.acceptance)
+    cluster.check([workload.largest()])
     return workload
 
 
@@ -37,7 +37,7 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
     """The same for the points of a sweep, each input once; without `servable` memory is not checked."""
     from pdvsim.sim.workload.requests import Workload
 
-    sites: dict[object, Site] = {}
+    clusters: dict[object, Cluster] = {}
     largest: dict[object, Request] = {}
     for point in points:
         if point.run:
@@ -47,21 +47,21 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
         traffic = replace(experiment.traffic, request_rate=float("inf"), burstiness=1, max_concurrency=None)
         whose = (traffic, experiment.acceptance)
         where = (experiment.arch, experiment.server, experiment.hardware)
-        if where not in sites:
-            sites[where] = _site(experiment)
+        if where not in clusters:
+            clusters[where] = _cluster(experiment)
         if whose not in largest:
             largest[whose] = Workload(experiment.traffic, experiment.acceptance).largest()
         if servable:
             try:
-                sites[where].check([largest[whose]])
+                clusters[where].check([largest[whose]])
             except ValueError as error:
                 raise ValueError(f"{error} ({point})") from None
 
 
-def _site(experiment: Experiment) -> Site:
+def _cluster(experiment: Experiment) -> Cluster:
     """Check servers: pair, GPU and profile are known and compatible."""
-    from pdvsim.sim.assembly import Site, covering_profile
+    from pdvsim.sim.assembly import Cluster, covering_profile
     from pdvsim.sim.machine.clock import Clock
     from pdvsim.sim.records import Log
 
-    return Site(Clock(), experiment, covering_profile(experiment), Log())
+    return Cluster(Clock(), experiment, covering_profile(experiment), Log())

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import Batch
+from pdvsim.realrun.engine.batch import ForwardBatch
 from pdvsim.realrun.engine.buckets import PROGRAMS_PER_SM, query_tile
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
@@ -126,7 +126,7 @@ class AttentionPlan:
     even: int  # programs a row would have if all were as long
 
 
-def plan(batch: Batch, positions: Tensor, kv_heads: int) -> AttentionPlan:
+def plan(batch: ForwardBatch, positions: Tensor, kv_heads: int) -> AttentionPlan:
     """Cut the rows' contexts into stretches of about the same length.
 
     Attention must not be the next kernel: it reads the plan while the one ahead of it may still run.
@@ -282,7 +282,7 @@ def _join(
 
 
 def decode_attention(
-    qkv: Tensor, kv: Tensor, batch: Batch, planned: AttentionPlan, positions: Tensor, cos: Tensor, sin: Tensor
+    qkv: Tensor, kv: Tensor, batch: ForwardBatch, planned: AttentionPlan, positions: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
     """Attention of a few new tokens a row over its cache."""
     kv_heads, dim = kv.shape[2], kv.shape[4]
@@ -376,7 +376,7 @@ def _prefill(
         tl.store(out, (acc / total_weight[:, None]).to(out_ptr.dtype.element_ty), mask=real)
 
 
-def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, positions: Tensor) -> Tensor:
+def prefill_attention(qkv: Tensor, kv: Tensor, batch: ForwardBatch, slots: Tensor, positions: Tensor) -> Tensor:
     """Attention of the chunk part, already rotated and written; padding tokens are left unset."""
     kv_heads, dim = kv.shape[2], kv.shape[4]
     heads = qkv.shape[1] // dim - 2 * kv_heads

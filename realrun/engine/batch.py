@@ -42,7 +42,7 @@ class Residual:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class ForwardBatch:
     """`rows` x `tokens_per_row` tokens, then up to `chunk` prompt tokens; the index tensors live on the device.
 
     Row `r` starts at position `length[row_slots[r]] + first`: -1 feeds the newest settled token first, -2 also the one
@@ -70,6 +70,6 @@ class Batch:
     def tokens(self) -> int:
         return self.row_tokens + self.chunk
 
-    def at(self, first: int, tokens_per_row: int) -> Batch:
+    def at(self, first: int, tokens_per_row: int) -> ForwardBatch:
         """The same rows, at another position."""
         return replace(self, first=first, tokens_per_row=tokens_per_row)

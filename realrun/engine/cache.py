@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS, Batch
+from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS, ForwardBatch
 
 PAGE = 16  # positions
 SPARE_ENTRIES = 8
@@ -91,7 +91,7 @@ class Sequences:
         self.states = torch.zeros(self.slots + 1, RING, width, dtype=dtype, device=self.device)
         self.chunk_states = torch.zeros(chunk, width, dtype=dtype, device=self.device)
 
-    def keep(self, batch: Batch, slots: Tensor, positions: Tensor, states: Tensor) -> None:
+    def keep(self, batch: ForwardBatch, slots: Tensor, positions: Tensor, states: Tensor) -> None:
         """Keep a forward's hidden states: of its rows, of its prompts, and the last of these as rows' are."""
         assert self.states is not None
         assert self.chunk_states is not None

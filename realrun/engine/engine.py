@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import Batch, Residual
+from pdvsim.realrun.engine.batch import ForwardBatch, Residual
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, most_prompts
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.head import Head
@@ -93,9 +93,9 @@ class Engine:
             return self._draft(shape, inputs, sampler)
         return self._forward(shape, inputs, sampler)
 
-    def _batch(self, inputs: Inputs, rows: int, tokens_per_row: int, chunk: int, first: int) -> Batch:
+    def _batch(self, inputs: Inputs, rows: int, tokens_per_row: int, chunk: int, first: int) -> ForwardBatch:
         prompts = most_prompts(chunk)
-        return Batch(
+        return ForwardBatch(
             rows=rows,
             tokens_per_row=tokens_per_row,
             chunk=chunk,
@@ -181,7 +181,7 @@ class Engine:
         places = self.sequences.length[slots].long() + torch.arange(drafts, device=self.device)
         self.sequences.tokens[slots, places] = inputs.drafts.view(-1, self.offered)[:rows, :drafts]
 
-    def _emit(self, batch: Batch, final: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
+    def _emit(self, batch: ForwardBatch, final: Tensor, positions: Tensor, ids: Tensor) -> Tensor:
         """Append the first output token of each prompt that ends here; returns them, -1 for the others."""
         slots = torch.where(final, batch.chunk_slots, self.sequences.scratch)
         positions = torch.where(final, positions, 0)

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdvsim.realrun.engine.arch import ModelArchitecture, headed
-from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
 from pdvsim.realrun.engine.cache import RING, KVCache, Sequences
 from pdvsim.realrun.engine.fp8 import plain
 from pdvsim.realrun.engine.model import Hidden, Transformer
@@ -48,7 +48,9 @@ class Head(Transformer):
         assert isinstance(self.arch.spec, HeadSpec)
         target.passes_on = layers_read(self.arch.spec, target.arch.spec.layers)
 
-    def forward(self, batch: Batch, cache: KVCache, sequences: Sequences, states: Tensor | None = None) -> Hidden:
+    def forward(
+        self, batch: ForwardBatch, cache: KVCache, sequences: Sequences, states: Tensor | None = None
+    ) -> Hidden:
         """Forward of the batch's tokens with the target's preceding hidden states, or of rows with `states`."""
         ops, arch, w, eps = self.ops, self.arch, self.weights, self.arch.norm_eps
         spec, layer, kv, rows = arch.spec, w.layers[0], cache.layers[0], batch.row_tokens
@@ -80,7 +82,7 @@ class Head(Transformer):
         stream = ops.added(ops.normed(stream, layer.gate_up, eps, gate=gate), layer.down, stream)
         return Hidden(stream, slots, positions)
 
-    def _passed_on(self, batch: Batch, sequences: Sequences, slots: Tensor, places: Tensor) -> Tensor:
+    def _passed_on(self, batch: ForwardBatch, sequences: Sequences, slots: Tensor, places: Tensor) -> Tensor:
         """The target's hidden states at these places, fused where there are three."""
         assert sequences.states is not None
         assert sequences.chunk_states is not None

@@ -16,7 +16,7 @@ from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from pdvsim.realrun.engine.arch import Activation
-from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE
 
 SILU, GELU_TANH = 1, 2
@@ -127,7 +127,9 @@ def _embed(
     tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
 
 
-def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
+def embed(
+    batch: ForwardBatch, tokens: Tensor, length: Tensor, table: Tensor, scale: float
+) -> tuple[Residual, Tensor, Tensor]:
     """Rows of the embedding for tokens."""
     x = table.new_empty(batch.tokens, table.shape[1])
     squares = x.new_empty(1, batch.tokens, dtype=torch.float32)
@@ -325,7 +327,7 @@ def _settle(
 
 
 def settle(
-    agreed: Tensor, chosen: Tensor, batch: Batch, limits: Tensor, pins: Tensor, tokens: Tensor, length: Tensor
+    agreed: Tensor, chosen: Tensor, batch: ForwardBatch, limits: Tensor, pins: Tensor, tokens: Tensor, length: Tensor
 ) -> Tensor:
     """Accept drafts up to the first that differs, and advance each sequence."""
     width = batch.tokens_per_row

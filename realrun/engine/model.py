@@ -15,7 +15,7 @@ from torch import Tensor
 
 from pdvsim.realrun.engine import twins
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config
-from pdvsim.realrun.engine.batch import BACK, Batch, Gate, Pinned, Residual
+from pdvsim.realrun.engine.batch import BACK, ForwardBatch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
 from pdvsim.realrun.engine.fp8 import E4M3
 from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
@@ -88,7 +88,7 @@ class Transformer:
         """An empty KV cache for this model, of 8 bits where its values are quantised."""
         return KVCache(self.arch, pages, self.device, E4M3 if self.arch.spec.kv_dtype_bytes == 1 else self.dtype)
 
-    def forward(self, batch: Batch, cache: KVCache, sequences: Sequences) -> Hidden:
+    def forward(self, batch: ForwardBatch, cache: KVCache, sequences: Sequences) -> Hidden:
         """Feed the batch's tokens, writing their keys and values into `cache`."""
         ops, eps = self.ops, self.arch.norm_eps
         gate = Gate(self.arch.activation, self.arch.gate_block)
@@ -122,7 +122,7 @@ class Transformer:
             sequences.keep(batch, slots, positions, torch.cat(passed, dim=1))
         return Hidden(stream, slots, positions)
 
-    def _pinned(self, layer: int, batch: Batch) -> Pinned | None:
+    def _pinned(self, layer: int, batch: ForwardBatch) -> Pinned | None:
         """How routing is pinned in a layer, so that n tokens of a row take n ** overlap times one token's experts."""
         experts = self.arch.spec.experts
         if self.overlap is None or experts is None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import Batch
+from pdvsim.realrun.engine.batch import ForwardBatch
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import operations
 
 
-def offered(batch: Batch, sequences: Sequences) -> Tensor:
+def offered(batch: ForwardBatch, sequences: Sequences) -> Tensor:
     """The drafts a verify's rows carry: (rows, tokens_per_row - 1)."""
     slots = batch.row_slots.long()[:, None]
     column = torch.arange(batch.tokens_per_row - 1, device=sequences.device)
@@ -49,7 +49,7 @@ class Sampler:
         return self._pick(self._distribution(logits))
 
     def judge(
-        self, batch: Batch, logits: Tensor, limits: Tensor, pins: Tensor, sequences: Sequences
+        self, batch: ForwardBatch, logits: Tensor, limits: Tensor, pins: Tensor, sequences: Sequences
     ) -> tuple[Tensor, Tensor]:
         """How many drafts of each row pass, and the token to append after each possible count.
 

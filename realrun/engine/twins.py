@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun.engine.batch import BACK, Batch, Gate, Pinned, Residual
+from pdvsim.realrun.engine.batch import BACK, ForwardBatch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.fp8 import Fp8, Matrix, plain, quantised
 from pdvsim.realrun.engine.weights import LayerWeights
@@ -22,7 +22,9 @@ def turn_pages(pages: Tensor, places: Tensor, numbers: Tensor) -> None:
     pages.view(-1)[places.long()] = numbers
 
 
-def embed(batch: Batch, tokens: Tensor, length: Tensor, table: Tensor, scale: float) -> tuple[Residual, Tensor, Tensor]:
+def embed(
+    batch: ForwardBatch, tokens: Tensor, length: Tensor, table: Tensor, scale: float
+) -> tuple[Residual, Tensor, Tensor]:
     """Each token's slot, its position, and its scaled embedding."""
     device = tokens.device
     row = torch.arange(batch.row_tokens, device=device)
@@ -184,13 +186,13 @@ def attend(q: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tenso
     return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(dtype)
 
 
-def plan(batch: Batch, positions: Tensor, kv_heads: int) -> Tensor:
+def plan(batch: ForwardBatch, positions: Tensor, kv_heads: int) -> Tensor:
     """Nothing: here each row is read in one go."""
     return positions
 
 
 def decode_attention(
-    qkv: Tensor, kv: Tensor, batch: Batch, planned: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
+    qkv: Tensor, kv: Tensor, batch: ForwardBatch, planned: Tensor, positions: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
     """Rope, cache write and attention of the row part: `qkv` and `positions` are its tokens only.
 
@@ -202,7 +204,7 @@ def decode_attention(
     return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
 
 
-def prefill_attention(qkv: Tensor, kv: Tensor, batch: Batch, slots: Tensor, positions: Tensor) -> Tensor:
+def prefill_attention(qkv: Tensor, kv: Tensor, batch: ForwardBatch, slots: Tensor, positions: Tensor) -> Tensor:
     """Attention of the chunk part, already rotated and written, over its stretches' whole contexts."""
     return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
 
@@ -220,7 +222,7 @@ def append(ids: Tensor, tokens: Tensor, slots: Tensor, positions: Tensor) -> Non
 
 
 def settle(
-    agreed: Tensor, chosen: Tensor, batch: Batch, limits: Tensor, pins: Tensor, tokens: Tensor, length: Tensor
+    agreed: Tensor, chosen: Tensor, batch: ForwardBatch, limits: Tensor, pins: Tensor, tokens: Tensor, length: Tensor
 ) -> Tensor:
     """Accept a prefix of each row's drafts, append the token that follows, and move the row's length.
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pdvsim.sim.core import ModelSpec, Request, Work
+from pdvsim.sim.core import ModelSpec, Request
 from pdvsim.sim.hardware.attention import Prompts, pairs
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
@@ -190,28 +190,12 @@ class CostModel:
         seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
         return AffineCost(seconds_0 + seconds, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
 
-    def price_launch(self, work: Work) -> Price:
-        """What a launch costs alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
-        rows, tokens, context, chunks = work.rows, work.tokens, work.context, work.chunks
-        if context < 0:
-            context = work.context = sum([row.context for row in rows])
-        if not chunks and (tokens <= self.widest or work.role == "target"):
-            return self.price(len(rows), tokens, work.steps, context, (), 0, work.packed).at(context)
-        prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
-        if work.role == "target" or not rows:
-            emits = [c for c in chunks if work.role == "target" and c.start + c.tokens >= c.request.to_read]
-            return self.price(len(rows), tokens, work.steps, context, prompts, len(emits), work.packed).at(context)
-        before = [self.price(0, prompts=prompts)] if prompts else []
-        if tokens > self.widest:
-            before.append(self.catch_up_cost(rows))
-            tokens = 1 + max([row.owed for row in rows if row.owed < self.widest], default=0)
-        return _sum([*before, self.price(len(rows), tokens, work.steps, context)]).at(context)
-
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
         """Cost of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
-        missing = [(r.prompt_tokens + r.emitted - 1 - r.owed, r.owed) for r in rows if r.owed >= self.widest]
+        lags = [(row.prompt_tokens + row.state.emitted - 1, row.state.drafter_lag) for row in rows]
+        missing = [(settled - lag, lag) for settled, lag in lags if lag >= self.widest]
         groups = [missing[i : i + STRETCHES] for i in range(0, len(missing), STRETCHES)]
-        return _sum([self.price(0, prompts=group) for group in groups])
+        return total([self.price(0, prompts=group) for group in groups])
 
     def demand(
         self, load: Load, peak: tuple[float, float], moved: float, flops: float, rows: int, tokens: int, steps: int,
@@ -266,7 +250,7 @@ class CostModel:
             else:  # one step more than a draft that is likely known
                 before, padded = self._rest(rows, tokens, steps - 1), self.terms.graphs.rows(rows)
                 more = self._forward(before, self.terms.graphs.tokens(padded), padded, self._distinct(rows, 1))
-                rest = _sum([more, self._attention(rows, 1, rows * (tokens + steps - 2))])
+                rest = total([more, self._attention(rows, 1, rows * (tokens + steps - 2))])
             self._rests[key] = rest
         return rest
 
@@ -321,5 +305,6 @@ def widest_draft(spec: ModelSpec) -> int:
     return MAX_DRAFT + 1 if spec.rereads else 2
 
 
-def _sum(costs: Sequence[AffineCost]) -> AffineCost:
+def total(costs: Sequence[AffineCost]) -> AffineCost:
+    """The cost of several launches, or parts of one."""
     return AffineCost._make(map(sum, zip(*costs, strict=True)))

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from math import exp
 
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.costs import AffineCost, Price
+from pdvsim.sim.hardware.costs import Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +51,19 @@ class Power:
     def __init__(self, fit: PowerFit, bytes_per_s: float) -> None:
         self.fit = fit
         self._bytes_per_s = bytes_per_s
+        self.figures = fit.rest_w, fit.limit_w, fit.settle_s, fit.weight_j, fit.cache_j, fit.flop_j
 
     def draw(self, price: Price, flop_factor: float = 1.0) -> Draw:
         """The draw of a launch whose flops take `flop_factor` times the energy of 16-bit ones."""
         fit, (solo_s, moved, flops, cache) = self.fit, price
         weights = moved - cache if moved > cache else 0.0
         spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * (flops * flop_factor)
-        return Draw(fit.rest_w + spent_j / solo_s, self._follows(weights, solo_s))
+        return Draw(fit.rest_w + spent_j / solo_s, self.follows(weights, solo_s))
 
-    def _follows(self, weights: float, solo_s: float) -> float:
+    def follows(self, weights: float, solo_s: float) -> float:
         """How much the time of a launch depends on the clock: less, the longer it streams weights."""
         streams = weights / (self._bytes_per_s * solo_s)
         return 1.0 - self.fit.calm * (streams if streams < 1.0 else 1.0)
-
-    def joules(self, cost: AffineCost, flop_factor: float) -> tuple[float, float]:
-        """What launches of one shape draw besides the GPU's rest: a constant, and per cached token."""
-        fit, flop_j = self.fit, self.fit.flop_j * flop_factor
-        constant = fit.weight_j * cost.bytes_0 + flop_j * cost.flops_0
-        return constant, fit.cache_j * cost.bytes_1 + flop_j * cost.flops_1
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
         """Duration of a launch that runs alone on a GPU with this mean draw, including its own."""
@@ -76,26 +71,6 @@ class Power:
         share = (1.0 - exp(-x)) / x if x > 1e-9 else 1.0
         over = (draw.watts + (mean_w - draw.watts) * share) / fit.limit_w - 1.0
         return solo_s * (1.0 + fit.slope * draw.follows * over) if over > 0.0 else solo_s
-
-    def spent(
-        self, mean_w: float, idle_s: float, start_s: float, solo_s: float, moved: float, cache: float, flops: float
-    ) -> tuple[float, float]:
-        """End and mean draw of a launch that runs alone after some idle seconds.
-
-        It moves so many bytes, `cache` of them of the KV cache, and computes so many flops, as 16-bit ones.
-        """
-        fit = self.fit
-        rest_w, settle_s, limit_w = fit.rest_w, fit.settle_s, fit.limit_w
-        weights = moved - cache if moved > cache else 0.0
-        watts = rest_w + (fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops) / solo_s
-        if idle_s > 0.0:
-            mean_w = rest_w + (mean_w - rest_w) * exp(-idle_s / settle_s)
-        if watts <= limit_w and mean_w <= limit_w:
-            end_s = start_s + solo_s
-        else:
-            end_s = start_s + self.taken_s(mean_w, Draw(watts, self._follows(weights, solo_s)), solo_s)
-        watts = rest_w + (watts - rest_w)  # to the last bit as where several works share the card
-        return end_s, watts + (mean_w - watts) * exp((start_s - end_s) / settle_s) if end_s > start_s else mean_w
 
     def mean_w(self, before_w: float, seconds: float, watts: float) -> float:
         """The mean draw after so many seconds at `watts`."""

@@ -1,348 +1,284 @@
-"""A batch: requests that one worker decodes together, with k draft tokens each, until each has all its tokens.
+"""A batch: requests that decode together. It knows their sums, reserves room for a round, and settles its verdict.
 
-Acceptance is drawn before the run, so all rounds of a request are known when it joins. The batch keeps, by round, the
-sums over its rows that a launch and the KV cache need, and a round then costs the same whatever the number of rows.
-What became of a request is written to it when it finishes, or when somebody looks: to a policy a batch is a list of
-requests like any other.
+Where a device fast-forwards, a batch has a forecast of its rounds, and its sums are looked up. Otherwise they are added
+up over the rows. Nobody else can tell.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, lru_cache
-from itertools import accumulate
-from operator import add
-from typing import Any, Self
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import overload
 
-from pdvsim.sim.core import Request
+from pdvsim.sim.core import Chunk, Kind, Request, Role
+from pdvsim.sim.machine.forecast import Forecast, ForeseenVerdict
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.records import Deliveries
 
-ROUNDS = 4096  # after so many a batch starts its arrays again
 
+class Batch(Sequence[Request]):
+    """Rows in order. Whoever is given a batch takes its rows over: those added to another are no longer in it."""
 
-class Path:
-    """The rounds of one request in a batch: what each gains it, were it not for the request's end."""
+    __slots__ = ("_rows", "forecast")
 
-    __slots__ = ("draft_s", "first", "gains", "verify_s", "wait_s")
-
-    def __init__(self, request: Request, k: int, first: int) -> None:
-        at, end = request.emitted, request.output_tokens
-        self.gains = _path(request.runs, k, at, end) if k else bytes((1,)) * (end - at)
-        self.first = first  # the batch's round in which it takes part first
-        self.draft_s = self.wait_s = self.verify_s = 0.0  # of the batch, when it joined
-
-
-_accepted = bytes((0, *range(255)))  # draft tokens, by what a round gains
-
-
-@cache
-def _gains(k: int) -> bytes:
-    """What a round of k draft tokens gains, by how many would be accepted: these, and one token of the target's."""
-    return bytes(min(run, k) + 1 for run in range(256))
-
-
-@cache
-def _whole(k: int) -> bytes:
-    """Whether all k draft tokens were accepted, by what the round gained."""
-    return bytes(gained > k for gained in range(256))
-
-
-@lru_cache(maxsize=10_000)  # a search serves the same requests again and again
-def _path(runs: bytes, k: int, at: int, end: int) -> bytes:
-    """What each round gains, from token `at` on."""
-    gains = []
-    runs = runs.translate(_gains(k))
-    while at < end:
-        gained = runs[at]
-        gains.append(gained)
-        at += gained
-    return bytes(gains)
-
-
-class BatchVerdict(Sequence[int]):
-    """How many draft tokens of each row the target accepts in the round under way."""
-
-    def __init__(self, batch: RunningBatch, past: int) -> None:
-        self._batch, self._round = batch, batch.round - past
-
-    def _of(self, path: Path) -> int:
-        return path.gains[self._round - path.first] - 1
-
-    def judged(self) -> tuple[int, int] | None:
-        """Draft tokens accepted, and rows whose next one was refused; None where nothing was drafted."""
-        gains = [path.gains[self._round - path.first] for path in self._batch.paths.values()]
-        k = self._batch.k
-        return (sum(gains) - len(gains), len(gains) - gains.count(k + 1)) if k else None
-
-    def __iter__(self) -> Iterator[int]:
-        return (self._of(self._batch.paths[row]) for row in self._batch.raw())
+    def __init__(self, rows: Iterable[Request] = ()) -> None:
+        self._rows = list(rows)
+        self.forecast: Forecast | None = None
+        for row in self._rows:
+            row.state.unforeseen()
 
     def __len__(self) -> int:
-        return len(self._batch)
+        return len(self._rows)
 
-    def __getitem__(self, index: Any) -> Any:
-        return list(self)[index]
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._rows)
 
+    @overload
+    def __getitem__(self, index: int) -> Request: ...
+    @overload
+    def __getitem__(self, index: slice) -> Batch: ...
+    def __getitem__(self, index: int | slice) -> Request | Batch:
+        return Batch(self._rows[index]) if isinstance(index, slice) else self._rows[index]
 
-class RunningBatch(list[Request]):
-    """Rows with k draft tokens each. `round` counts the rounds that are over; the sums are those of each round."""
+    def __contains__(self, row: object) -> bool:
+        return row in self._rows
 
-    def __init__(self, rows: Iterable[Request], k: int, kv: KvCache, deliveries: Deliveries, rereads: bool) -> None:
-        super().__init__()
-        self.k = k
-        self.kv, self.deliveries, self.rereads = kv, deliveries, rereads
-        self.busy = False  # a round of it is under way
-        self.ready_s = -1.0  # when it was drafted for
-        self._clear()
-        self += rows
+    # who is in it ----------------------------------------------------------------------------------------------
 
-    def _clear(self) -> None:
-        self.round = 0
-        self.times_s: list[float] = []  # when each round was over
-        self.paths: dict[Request, Path] = {}
-        self.ends: dict[int, list[Request]] = {}  # who finishes with which round
-        self.end = 0  # the first of these
-        self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
-        self.held_tokens = 0  # of the KV cache, by all rows
-        self.granted = -1  # the last round that there is room for
-        self._written_state: Any = None
-        self._prompts = 0  # cached tokens of all rows, less what they have emitted
-        self._emitted: list[int] = []
-        self._owed: list[int] = []  # rows that owe the drafter a token; of a head, the most that any does
-        self._late = -1, 0  # a round before which a row joined that owes more than one, and how many
-        self._held: list[int] = []
-
-    # rounds ----------------------------------------------------------------------------------------------------
-
-    def __iadd__(self, rows: Iterable[Request]) -> Self:  # type: ignore[override]
-        """Rows join before the next round."""
-        if self.round >= ROUNDS:
-            rows = [*self.dissolve(), *rows]
-            super().clear()
-            self._clear()
-        for row in rows:
-            self.append(row)
-        return self
-
-    def append(self, row: Request) -> None:
-        if not self:
-            self.kv.batches.append(self)
-            self.deliveries.batches.append(self)
-        first, k = self.round, self.k
-        path = self.paths[row] = Path(row, k, first)
-        path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
-        if self.busy:  # it has waited for the verify since its own draft
-            row.wait_s += self.ready_s - row.ready_s
-        gains = path.gains
-        end = first + len(gains)
-        if end > len(self._emitted):
-            more = [0] * (end - len(self._emitted))
-            for sums in (self._emitted, self._owed, self._held):
-                sums += more
-        prompt = row.context - row.emitted
-        self._prompts += prompt
-        emitted = list(accumulate(gains, initial=row.emitted))
-        emitted.pop()
-        self._emitted[first:end] = map(add, self._emitted[first:end], emitted)
-        if k:
-            if self.rereads:
-                self._owed[first:end] = map(max, self._owed[first:end], (row.owed, *gains.translate(_accepted)))
+    def add(self, others: Batch) -> None:
+        """Take over the rows of another batch, behind its own."""
+        mine, joining = self._rows, others._rows
+        if mine and self.forecast is not None:
+            others.drop_forecast()
+        elif joining and others.forecast is not None:
+            self.forecast, joining = others.forecast, mine
+            self.forecast.owner, others.forecast = self, None
+        self._rows, others._rows = mine + others._rows, []
+        if self.forecast is not None:
+            if self.forecast.takes(joining):
+                for row in joining:
+                    self.forecast.join(row)
             else:
-                owed = bytes((row.owed > 0,)) + gains.translate(_whole(k))
-                self._owed[first:end] = map(add, self._owed[first:end], owed)
-                if row.owed > 1:
-                    self._late = first, max(row.owed, self._late[1] if self._late[0] == first else 0)
-        if self.kv.paged:
-            self.held_tokens += row.held_tokens
-            held = self.kv.all_blocks(emitted, prompt + k + 1)
-            self._held[first:end] = map(add, self._held[first:end], held)
-        self.ends.setdefault(end, []).append(row)
-        self.end = min(self.end, end) if self else end
-        super().append(row)
+                self.forecast.close()
+
+    def take(self, limit: int) -> Batch:
+        """The first `limit` rows as a batch of their own."""
+        taken = Batch()
+        if limit >= len(self._rows):
+            taken.add(self)
+        elif limit > 0:
+            self.drop_forecast()
+            taken._rows, self._rows = self._rows[:limit], self._rows[limit:]
+        return taken
+
+    def remove(self, row: Request) -> None:
+        """A row leaves."""
+        self.drop_forecast()
+        self._rows.remove(row)
+
+    def foresee(self, k: int, kv: KvCache, deliveries: Deliveries, rereads: bool) -> Forecast:
+        """Its rounds of k draft tokens each, where verdicts are drawn; room for the first has been reserved."""
+        if self.forecast is None or self.forecast.k != k:
+            self.drop_forecast()
+            self.forecast = Forecast(self, k, kv, deliveries, rereads)
+            for row in self._rows:
+                self.forecast.join(row)
+            self.forecast.reserve()
+        return self.forecast
+
+    def drop_forecast(self) -> None:
+        """Its rounds will be others than those foreseen."""
+        if self.forecast is not None:
+            self.forecast.close()
+
+    # sums ------------------------------------------------------------------------------------------------------
 
     @property
     def context(self) -> int:
-        """Cached tokens of all rows, before the next round."""
-        return self._emitted[self.round] + self._prompts if self else 0
+        """Cached tokens of all rows."""
+        if self.forecast is not None:
+            return self.forecast.context
+        return sum([row.state.context for row in self._rows])
 
     @property
-    def owed(self) -> int:
-        """The most that any row's drafter has yet to catch up with."""
-        owed = self._owed[self.round] if self.k else 0
-        if owed and not self.rereads:
-            return self._late[1] if self._late[0] == self.round else 1
-        return owed
+    def drafter_lag(self) -> int:
+        """The most that any row's drafter has yet to read."""
+        if self.forecast is not None:
+            return self.forecast.drafter_lag
+        return max([row.state.drafter_lag for row in self._rows], default=0)
 
-    def sums(self, rounds: int) -> tuple[list[int], list[int]]:
-        """Both, of the next rounds."""
-        here, prompts = slice(self.round, self.round + rounds), self._prompts
-        owed = self._owed[here]
-        if not self.rereads:
-            owed = [1 if rows else 0 for rows in owed]
-        owed[0] = self.owed
-        return [emitted + prompts for emitted in self._emitted[here]], owed
+    @property
+    def k(self) -> int:
+        """The most draft tokens of any row that wait for verification."""
+        if self.forecast is not None:
+            return self.forecast.k if self.forecast.busy else 0
+        return max([row.state.k for row in self._rows], default=0)
 
-    def hold(self) -> bool:
-        """Room in the KV cache for the next round, if there is."""
-        if self.kv.paged and self:
-            need = self._held[self.round]
-            if need > self.held_tokens:
-                if not self.kv.take(need - self.held_tokens):
-                    return False
-                self.held_tokens = need
-            self.granted = self.round
-        self.busy = True
-        return True
+    @k.setter
+    def k(self, k: int) -> None:
+        if self.forecast is not None and self.forecast.k != k:
+            self.drop_forecast()
+        if self.forecast is None:
+            for row in self._rows:
+                row.state.k = k
 
-    def roomy(self, rounds: int) -> int:
-        """Of the next rounds, how many there is room for."""
-        if not self.kv.paged:
-            return rounds
-        free = self.kv.capacity_tokens - self.kv.used_tokens + self.held_tokens
-        return bisect_right(self._held, free, self.round, self.round + rounds) - self.round
+    def count_undrafted(self) -> None:
+        """Rows without drafts are verified with others that have some."""
+        if self.forecast is None:
+            for row in self._rows:
+                if not row.state.k:
+                    row.taken.undrafted_rounds += 1
 
-    def pass_rounds(self, times_s: list[float], spent_s: tuple[float, float, float]) -> None:
-        """So many rounds are over, at these times, of which parts took so long; there was room for them."""
-        self.draft_s, self.wait_s, self.verify_s = (
-            a + b for a, b in zip((self.draft_s, self.wait_s, self.verify_s), spent_s, strict=True)
-        )
-        self.times_s += times_s
-        self.round += len(times_s)
-        if self.kv.paged:
-            self.granted = self.round - 1
-            need = self._held[self.granted]
-            self.kv.take(need - self.held_tokens)
-            self.held_tokens = need
+    # a round ---------------------------------------------------------------------------------------------------
 
-    def verdict(self, past: int = 0) -> BatchVerdict:
-        """On the draft tokens of the round under way, or of one that is just over."""
-        return BatchVerdict(self, past)
+    def reserve(self, kv: KvCache, k: int) -> bool:
+        """Reserve room for a round of k draft tokens for each row; False if there is too little."""
+        if self.forecast is not None:
+            if self.forecast.k == k and self.forecast.reserve():
+                return True
+            self.drop_forecast()
+        return kv.grow_all(self._rows, k + 1)
 
-    def settle(self, now_s: float) -> list[Request]:
-        """A round is over; those who have all their tokens leave."""
-        self.round += 1
-        self.times_s.append(now_s)
-        return self.leave()
+    def wait_from(self, now_s: float) -> None:
+        """Its rows wait for verification from now on."""
+        if self.forecast is not None:
+            self.forecast.ready_s = now_s
+        else:
+            for row in self._rows:
+                row.state.ready_s = now_s
 
-    def leave(self) -> list[Request]:
-        """Those who have all their tokens now; they are in the batch no longer."""
-        self.busy = False
-        if self.round < self.end or not self:
+    def wait_until(self, now_s: float) -> None:
+        """Its rows have waited until now."""
+        if self.forecast is not None:
+            self.forecast.wait_s += now_s - self.forecast.ready_s
+        else:
+            for row in self._rows:
+                row.taken.wait_s += now_s - row.state.ready_s
+
+    def spend(self, kind: Kind, seconds: float) -> None:
+        """A launch of its rows took so long."""
+        if self.forecast is not None:
+            if kind == "draft":
+                self.forecast.draft_s += seconds
+            else:
+                self.forecast.verify_s += seconds
+        elif kind == "draft":
+            for row in self._rows:
+                if row.taken.finish_s < 0:  # an early draft may outlive a row
+                    row.taken.draft_s += seconds
+        elif kind != "ahead":  # its rows are being verified
+            for row in self._rows:
+                row.taken.verify_s += seconds
+
+    def verdict(self) -> Sequence[int]:
+        """How many draft tokens of each row the target accepts, as drawn before the run."""
+        if self.forecast is not None:
+            self.forecast.judged_round = self.forecast.round
+            return ForeseenVerdict(self._rows, self.forecast)
+        verdict = []
+        for row in self._rows:
+            state = row.state
+            run = row.accept_runs[state.emitted]
+            verdict.append(run if run < state.k else state.k)
+        return verdict
+
+    def judged(self, verdict: Sequence[int]) -> tuple[int, int] | None:
+        """Draft tokens accepted, and rows whose next one was refused; None where nothing was drafted.
+
+        A row for which none was found counts as refused: the next round is as likely to find none.
+        """
+        if self.forecast is not None:
+            return self.forecast.judged()
+        accepted = refused = 0
+        drafted = False
+        for row, passed in zip(self._rows, verdict, strict=True):
+            state = row.state
+            if state.k:
+                drafted = True
+                accepted += passed
+                refused += passed < state.k
+            elif state.missed:
+                drafted = True
+                refused += 1
+        return (accepted, refused) if drafted else None
+
+    def settle(
+        self, verdict: Sequence[int], now_s: float, kv: KvCache, deliveries: Deliveries, rereads: bool
+    ) -> list[Request]:
+        """Deliver a round's tokens; those who have all of theirs leave, and are returned."""
+        if self.forecast is not None:
+            return self._without(self.forecast.settle(now_s))
+        gains, over = apply_verdict(self._rows, verdict, now_s, rereads)
+        kv.unpin(self._rows)
+        deliveries.extend([row.id for row in self._rows], gains, now_s)
+        if not over:
             return []
-        leaving = self.ends.pop(self.round)
+        return self._without([row for row in self._rows if row.state.emitted == row.output_tokens])
+
+    def finished(self) -> list[Request]:
+        """Those who have all their tokens after rounds that were fast-forwarded; they leave."""
+        return [] if self.forecast is None else self._without(self.forecast.leave())
+
+    def _without(self, leaving: list[Request]) -> list[Request]:
         if len(leaving) > 1 and leaving[0].chain:  # whose blocks are older, and whose next turn comes first
-            leaving = [row for row in self.raw() if row in leaving]
+            leaving = [row for row in self._rows if row in leaving]
         for row in leaving:
-            self._write(row, self.paths.pop(row))
-            super().remove(row)
-            self.held_tokens -= row.held_tokens
-            self._prompts -= row.context - row.emitted
-        self.end = min(self.ends, default=0)
-        if not self:
-            self.dissolve()
-            self._clear()
+            self._rows.remove(row)
         return leaving
 
-    # rows ------------------------------------------------------------------------------------------------------
 
-    def sync(self) -> None:
-        """Write to all rows what became of them so far."""
-        state = self.round, self.granted, self.busy, self.draft_s, self.wait_s, self.verify_s, len(self)
-        if state != self._written_state:
-            self._written_state = state
-            for row, path in self.paths.items():
-                self._write(row, path)
-                row.pinned = self.busy and self.kv.paged
+def apply_verdict(
+    rows: Sequence[Request], verdict: Sequence[int], now_s: float, rereads: bool
+) -> tuple[list[int], bool]:
+    """Give each row its accepted drafts and one target token, up to its output length.
 
-    def dissolve(self) -> list[Request]:
-        """The rows as a plain list, up to date."""
-        self.sync()
-        for kept in (self.kv.batches, self.deliveries.batches):
-            kept[:] = [batch for batch in kept if batch is not self]
-        return self.raw()
-
-    def _write(self, row: Request, path: Path) -> None:
-        k, here = self.k, self.round - path.first
-        if self.kv.paged and self.granted >= path.first:
-            last = row.context + sum(path.gains[: self.granted - path.first])
-            row.held_tokens = self.kv.blocks(last + k + 1)
-        row.k, row.ready_s = k if self.busy else 0, self.ready_s
-        row.draft_s += self.draft_s - path.draft_s
-        row.wait_s += self.wait_s - path.wait_s
-        row.verify_s += self.verify_s - path.verify_s
-        path.draft_s, path.wait_s, path.verify_s = self.draft_s, self.wait_s, self.verify_s
-        if not here:
-            return
-        gains = path.gains[:here]
-        gained, full = sum(gains), gains.count(k + 1)
-        over = max(0, row.emitted + gained - row.output_tokens)  # of its last round, beyond its end
-        self.deliveries.extend_one(row.id, gains, over, self.times_s[path.first : self.round])
-        row.rounds += here
-        if k:
-            row.drafts += here
-            row.drafted += k * here
-            row.accepted += gained - here
-            row.refused += here - full
-        row.emitted += gained - over
-        row.context += gained - over
-        row.owed = row.owed + gained if not k else gains[-1] - 1 if self.rereads else int(gains[-1] > k)
-        row.turn_s = self.times_s[-1]
-        path.first, path.gains = self.round, path.gains[here:]
-
-    def __iter__(self) -> Iterator[Request]:
-        self.sync()
-        return super().__iter__()
-
-    def __reversed__(self) -> Iterator[Request]:
-        self.sync()
-        return super().__reversed__()
-
-    def __getitem__(self, index: Any) -> Any:
-        self.sync()
-        return super().__getitem__(index)
-
-    def __add__(self, rows: list[Request]) -> list[Request]:  # type: ignore[override]
-        return [*self, *rows]
-
-    def raw(self) -> list[Request]:
-        """The rows as they were last written to."""
-        return list(super().__iter__())
-
-    def in_order(self, rows: list[Request]) -> RunningBatch:
-        """The same rows, in this order."""
-        super().__setitem__(slice(None), rows)
-        return self
-
-    def takes(self, rows: list[Request]) -> bool:
-        """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
-        return not self.busy or all(row.k == self.k for row in rows)
+    Returns the gains, and whether some row is finished. A drafter that `rereads` must catch up on all accepted drafts.
+    """
+    gains, over = [], False
+    for row, accepted in zip(rows, verdict, strict=True):
+        state, taken = row.state, row.taken
+        k, gained = state.k, accepted + 1
+        emitted = state.emitted + gained
+        if emitted >= row.output_tokens:
+            gained -= emitted - row.output_tokens
+            emitted = row.output_tokens
+            over = True
+        state.emitted = emitted
+        state.context += gained
+        taken.rounds += 1
+        state.k, state.missed, state.last_delivery_s = 0, False, now_s
+        if not k:
+            state.drafter_lag += gained
+        else:
+            taken.drafts += 1
+            taken.drafted += k
+            taken.accepted += accepted
+            taken.refused += accepted < k
+            # after full acceptance the drafter has not read its own last draft; a head reads accepted ones again
+            state.drafter_lag = accepted if rereads else int(accepted == k)
+        gains.append(gained)
+    return gains, over
 
 
-def _changing(name: str) -> Callable[..., Any]:
-    """A list's own method, after which the batch is made anew."""
+@dataclass(slots=True)
+class Launch:
+    """One GPU launch: `steps` forwards of one model over `rows`, the first with `tokens` new tokens per row.
 
-    def change(batch: RunningBatch, *args: Any, **options: Any) -> Any:
-        rows = batch.dissolve()
-        returned = getattr(rows, name)(*args, **options)
-        list.clear(batch)
-        batch._clear()
-        batch += rows
-        return returned
+    `chunks` are prompt chunks in the (first) forward. A draft of length k is k steps of one token; the first step has
+    more tokens if some row must catch up. A verify is one step of k+1.
+    """
 
-    return change
-
-
-for _name in ("insert", "extend", "pop", "remove", "clear", "sort", "reverse", "__setitem__", "__delitem__"):
-    setattr(RunningBatch, _name, _changing(_name))
-
-
-def context_of(rows: Sequence[Request]) -> int:
-    """Cached tokens of all rows."""
-    return rows.context if isinstance(rows, RunningBatch) else sum([row.context for row in rows])
-
-
-def drafted_for(rows: list[Request]) -> int:
-    """The most draft tokens of any row."""
-    return rows.k if isinstance(rows, RunningBatch) else max([row.k for row in rows], default=0)
+    kind: Kind
+    role: Role
+    lane: str
+    rows: Batch
+    tokens: int = 1
+    steps: int = 1
+    chunks: tuple[Chunk, ...] = ()
+    priority: int = 0  # higher goes first
+    queue_depth: int = 0  # requests left waiting in the lane when this was launched
+    watched: bool = True  # the host reads its completion back; a draft that the same lane verifies needs none
+    context: int = -1  # cached tokens of all rows; -1: not counted yet
+    worker: int = 0  # number among the concurrent workers of its lane
+    packed: int = 0  # new tokens of all rows where their numbers differ, up to `tokens` each; 0: all have `tokens`
+    early: bool = False  # a draft that is launched before the verdict that it follows is known

@@ -2,6 +2,10 @@
 
 SimPy schedules by delay, so an event meant for time `t` happens at `now + (t - now)`, which rounding moves. The devices
 know their finish times absolutely; `at` keeps them, so that a run is the same whatever was scheduled in between.
+
+SimPy has no public way for this, nor for a finish that moves whenever another launch starts: a scheduled event cannot
+be withdrawn. So the clock uses its queue (`_queue`, `_eid`) and time (`_now`), and `step` is SimPy's own with one more
+source of events. Processes, events and everything that policies see are SimPy's as they are.
 """
 
 from __future__ import annotations
@@ -52,7 +56,7 @@ class Clock(simpy.Environment):
     def __init__(self) -> None:
         super().__init__()
         self.machines: list[TimedDevice] = []
-        self.launched: list[TimedDevice] = []  # with works that are not on their streams yet
+        self.launched: list[TimedDevice] = []  # with launches that are not on their streams yet
 
     now = property(attrgetter("_now"))  # asked for several times a round: read without a call
 
@@ -93,9 +97,9 @@ class Clock(simpy.Environment):
             raise EmptySchedule
         else:
             self._now = machine.due[0]
-            work, noticed_s = machine.end_next()
-            if work is not None:
-                self.at(noticed_s, work, work._value)
+            ended, noticed_s = machine.end_next()
+            if ended is not None:
+                self.at(noticed_s, ended, ended._value)
 
     def horizon(self, device: TimedDevice) -> float:
         """When something else than what `device` does is due."""

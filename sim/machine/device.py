@@ -20,18 +20,19 @@ from operator import attrgetter
 
 from simpy.events import NORMAL, Event
 
-from pdvsim.sim.core import Request, Role, Work
+from pdvsim.sim.core import Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import NEVER, Clock
+from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.records import Launches
 
 _ready = attrgetter("ready_s")
 
-Verdict = Callable[[Work], "Sequence[int] | None"]
+Verdict = Callable[[Launch], "Sequence[int] | None"]
 HasDraft = Callable[[Request], bool]
 
 
@@ -44,16 +45,16 @@ class Job(Event, Load):
     start_s = -1.0
     draw: Draw  # where the card's power is modelled
 
-    def __init__(self, device: SimulatedGPU, work: Work, ready_s: float) -> None:
+    def __init__(self, device: SimulatedGPU, launch: Launch, ready_s: float) -> None:
         self.env = device.env
         self.callbacks = []
         self.device = device
-        self.work = work
+        self.launch = launch
         self.ready_s = ready_s  # launched by the host
-        self.price = price = device.books.models[work.role].price_launch(work)
+        self.price = price = device.ledger.price(launch)
         self.solo_s = price.seconds
         if device.power is not None:
-            self.draw = device.power.draw(price, device.flop_factors[work.role])
+            self.draw = device.power.draw(price, device.flop_factors[launch.role])
 
 
 class SimulatedGPU:
@@ -76,7 +77,7 @@ class SimulatedGPU:
         self.has_draft = has_draft  # None: drafts are not looked up
         self.env = env
         self.host = host
-        self.books = Books(models, log, replica, gpu)
+        self.ledger = Ledger(models, log, replica, gpu)
         self.sharing = sharing
         self.verdict = verdict
         self.flops_per_s, self.bytes_per_s = peak
@@ -92,32 +93,32 @@ class SimulatedGPU:
         self._next_to_finish: Job | None = None
         env.machines.append(self)
 
-    def launch(self, work: Work) -> Event:
+    def launch(self, launch: Launch) -> Event:
         """Put a launch on its lane's stream."""
         host, env = self.host, self.env
-        if self.has_draft is not None and work.role == "draft":
-            return self._look_up(work, self.has_draft)
-        job = Job(self, work, host.spend(env._now, host.times.launch_s, "launch"))
+        if self.has_draft is not None and launch.role == "draft":
+            return self._look_up(launch, self.has_draft)
+        job = Job(self, launch, host.spend(env._now, host.times.launch_s, "launch"))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
         return job
 
-    def _look_up(self, work: Work, has_draft: HasDraft) -> Event:
+    def _look_up(self, launch: Launch, has_draft: HasDraft) -> Event:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
-        solo_s = self.books.models[work.role].price_launch(work).seconds
+        solo_s = self.ledger.price(launch).seconds
         done_s = host.spend(env._now, solo_s, "lookup")
-        for row in work.rows:
-            row.draft_s += solo_s
-            row.missed = not has_draft(row)
-            if row.missed:
-                row.k = 0
+        for row in launch.rows:
+            row.taken.draft_s += solo_s
+            row.state.missed = not has_draft(row)
+            if row.state.missed:
+                row.state.k = 0
         done = Event(env)
-        return env.at(done_s, done) if work.watched else done
+        return env.at(done_s, done) if launch.watched else done
 
     def enter(self, job: Job) -> None:
-        """Put a work on its lane's stream that was launched before, and is ready now."""
+        """Put a launch on its lane's stream that was launched before, and is ready now."""
         if not self.fresh:
             self.env.launched.append(self)
         self.fresh.append(job)
@@ -127,7 +128,7 @@ class SimulatedGPU:
     def take_in(self) -> None:
         """Put what was launched on its stream."""
         for job in self.fresh:
-            stream = self.streams[job.work.lane]
+            stream = self.streams[job.launch.lane]
             stream.append(job)
             job.remaining_s = job.solo_s
             if len(stream) == 1:
@@ -147,14 +148,14 @@ class SimulatedGPU:
             self._warm(end)
             self.time_s = end
             running.clear()
-        work = job.work
-        stream = self.streams[work.lane]
+        launch = job.launch
+        stream = self.streams[launch.lane]
         stream.popleft()
-        self.books.note(work, job.start_s, end, job.price)
+        self.ledger.note(launch, job.start_s, end, job.price)
         ended, noticed_s = None, end
-        if work.watched:
-            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(work.rows)), "completion")
-            job._value = self.verdict(work)
+        if launch.watched:
+            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(launch.rows)), "completion")
+            job._value = self.verdict(launch)
         if stream:
             following = stream[0]
             if following.ready_s <= end:
@@ -208,11 +209,13 @@ class SimulatedGPU:
 
     def demand(self, job: Job) -> None:
         """Compute the demand of a launch on the GPU, for the launches that share it."""
-        work = job.work
-        model, peak = self.books.models[work.role], (self.flops_per_s, self.bytes_per_s)
-        job.priority = work.priority
-        prompts = [(chunk.start, chunk.tokens) for chunk in work.chunks]
-        model.demand(job, peak, job.price.bytes, job.price.flops, len(work.rows), work.tokens, work.steps, prompts)
+        launch = job.launch
+        model, peak = self.ledger.models[launch.role], (self.flops_per_s, self.bytes_per_s)
+        job.priority = launch.priority
+        prompts = [(chunk.start, chunk.tokens) for chunk in launch.chunks]
+        model.demand(
+            job, peak, job.price.bytes, job.price.flops, len(launch.rows), launch.tokens, launch.steps, prompts
+        )
 
     def _advance(self, time_s: float) -> None:
         """Advance the running launches to `time_s`."""

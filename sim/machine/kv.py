@@ -16,9 +16,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from math import ceil
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
-from pdvsim.sim.records import Unwritten
 
 Windows = tuple[tuple[int, float], ...]  # tokens, and the share of a token's bytes that is in layers of this window
 
@@ -45,7 +47,6 @@ class KvCache:
         self.used_tokens = 0
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
-        self.batches: list[Unwritten] = []
         self._inside: dict[Request, int] = {}  # in order of admission, with the number of their named blocks
 
     def __contains__(self, request: Request) -> bool:
@@ -78,8 +79,8 @@ class KvCache:
         if not self.take(tokens):
             return False
         self._inside[request] = 0
-        request.held_tokens = tokens
-        request.pinned = True
+        request.state.held_tokens = tokens
+        request.state.pinned = True
         return True
 
     def _admit_sharing(self, request: Request, tokens: int, reuse: Reuse) -> bool:
@@ -98,15 +99,15 @@ class KvCache:
         self._inside[request] = named
         if used:
             self.peak_shared_tokens = max(self.peak_shared_tokens, BLOCK * self.prefixes.shared)
-        request.held_tokens, request.pinned, request.prefilled = held_tokens, True, cached
-        if request.num_cached_tokens < 0:
-            request.num_cached_tokens = cached
+        request.state.held_tokens, request.state.pinned, request.state.prefilled = held_tokens, True, cached
+        if request.taken.num_cached_tokens < 0:
+            request.taken.num_cached_tokens = cached
         else:
-            request.recomputed_tokens = max(0, request.recomputed_tokens - cached)
+            request.taken.recomputed_tokens = max(0, request.taken.recomputed_tokens - cached)
         if reuse.drafter and self._unread:
             names = block_hashes(chain, 0, cached // BLOCK)
             unread = (at for at, name in enumerate(names) if name in self._unread)
-            request.lacks = cached - BLOCK * next(unread, cached // BLOCK)
+            request.state.drafter_cache_gap = cached - BLOCK * next(unread, cached // BLOCK)
         return True
 
     def name(self, request: Request, tokens: int) -> None:
@@ -127,20 +128,22 @@ class KvCache:
 
     def grow(self, request: Request, tokens: int) -> bool:
         """Allocate room for the first `tokens` tokens of a request, if available."""
-        more = self.blocks(tokens) - request.held_tokens
+        more = self.blocks(tokens) - request.state.held_tokens
         if more > 0:
             if not self.take(more):
                 return False
-            request.held_tokens += more
-        request.pinned = True
+            request.state.held_tokens += more
+        request.state.pinned = True
         return True
 
     def grow_all(self, rows: Sequence[Request], tokens: int) -> bool:
         """Room for `tokens` more of each row, if there is."""
         if self.paged:
             for row in rows:
-                row.pinned = True
-                if row.context + tokens > row.held_tokens and not self.grow(row, row.context + tokens):
+                row.state.pinned = True
+                if row.state.context + tokens > row.state.held_tokens and not self.grow(
+                    row, row.state.context + tokens
+                ):
                     self.unpin(rows)
                     return False
         return True
@@ -149,12 +152,11 @@ class KvCache:
         """Unpin requests whose launch has ended."""
         if self.paged:
             for request in requests:
-                request.pinned = False
+                request.state.pinned = False
 
     def last_admitted(self) -> Request:
         """Of those that are not pinned."""
-        self._sync()
-        return next(request for request in reversed(self._inside) if not request.pinned)
+        return next(request for request in reversed(self._inside) if not request.state.pinned)
 
     def release(self, request: Request) -> None:
         """Give back all that a request holds. Its full blocks stay cached until room is needed."""
@@ -163,16 +165,16 @@ class KvCache:
             if request.chain:
                 self._keep(request, self.reuse)
         del self._inside[request]
-        self.used_tokens -= request.held_tokens
-        request.held_tokens, request.pinned = 0, False
+        self.used_tokens -= request.state.held_tokens
+        request.state.held_tokens, request.state.pinned = 0, False
 
     def _keep(self, request: Request, reuse: Reuse) -> None:
-        tokens, chain = request.context or request.prefilled, request.chain
+        tokens, chain = request.state.context or request.state.prefilled, request.chain
         if reuse.answers:
             self.name(request, tokens)
         named = self._inside[request]
         if reuse.drafter:
-            read = min(named, max(0, tokens - request.owed) // BLOCK)
+            read = min(named, max(0, tokens - request.state.drafter_lag) // BLOCK)
             if self._unread:
                 self._unread.difference_update(block_hashes(chain, 0, read))
             if read < named:
@@ -183,21 +185,16 @@ class KvCache:
 
     def check_integrity(self) -> None:
         """What is used is what requests hold, in whole blocks, shared ones once; it fits, with what is cached."""
-        self._sync()
         self.evict()
-        held = [request.held_tokens for request in self._inside]
+        held = [request.state.held_tokens for request in self._inside]
         named = sum(self._inside.values())
         repeated_tokens = BLOCK * (named - len(self.prefixes) + self.prefixes.idle)
         assert self.used_tokens == sum(held) - repeated_tokens <= self.peak_tokens <= self.capacity_tokens
         assert self.used_tokens + self.cached_tokens <= self.capacity_tokens
         assert self.cached_tokens == BLOCK * self.prefixes.idle
         assert not any(tokens % self._block for tokens in held)
-        assert all(BLOCK * named <= request.held_tokens for request, named in self._inside.items())
+        assert all(BLOCK * named <= request.state.held_tokens for request, named in self._inside.items())
         self.prefixes.check_integrity((request.chain, named) for request, named in self._inside.items())
-
-    def _sync(self) -> None:
-        for batch in self.batches:
-            batch.sync()
 
     def blocks(self, tokens: int) -> int:
         """What so many tokens of one request hold, in whole blocks."""
@@ -205,15 +202,16 @@ class KvCache:
             tokens = ceil(held_tokens(tokens, self.windows))
         return (tokens + self._block - 1) & -self._block
 
-    def all_blocks(self, tokens: list[int], more: int) -> list[int]:
-        """Each of `tokens` and `more`, in whole blocks."""
+    def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:
+        """The same of each of `tokens`, and `more`."""
         if self.windows:
-            return [self.blocks(number + more) for number in tokens]
-        more, block = more + self._block - 1, -self._block
-        return [number + more & block for number in tokens]
+            tokens = tokens + more
+            kept = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
+            tokens, more = np.ceil(kept).astype(np.int64), 0
+        return (tokens + (more + self._block - 1)) & -self._block
 
     def take(self, tokens: int) -> bool:
-        """So many more tokens, if they fit."""
+        """Reserve `tokens` more; False if they do not fit."""
         used = self.used_tokens + tokens
         if used > self.capacity_tokens:
             return False

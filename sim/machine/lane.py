@@ -1,15 +1,19 @@
-"""A lane: the queue of requests in front of one worker, and the worker's wait for them."""
+"""Lanes: the queue of requests in front of each worker, and the worker's wait for them."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections.abc import Iterator, Sized
 
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.machine.batch import RunningBatch
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.clock import Clock
+
+PRIORITY = {"decode": 2, "verify": 1, "prefill": 0, "main": 0}
+PATIENCE_S = 0.2  # dynamic priority: a launch is a level higher for each that its first request has waited
+HIGHEST = 5  # as many levels as CUDA's streams have, less one
 
 
 class Lane:
@@ -23,77 +27,37 @@ class Lane:
         self.host = host
         self.name = name
         self.timed = timed
-        self._queue: deque[Request] = deque()
-        self._batch: RunningBatch | None = None  # of those who wait, some that came as one
+        self.rows = Batch()  # who waits, in order
         self._waiter: Event | None = None
         self._idle_since_s = 0.0
 
     def __len__(self) -> int:
-        return len(self._queue)
-
-    @property
-    def queue(self) -> deque[Request]:
-        """Who waits, in order."""
-        self.dissolve()
-        return self._queue
-
-    def groups(self) -> list[list[Request]]:
-        """Who waits: those who came as a batch, and the others."""
-        batch = self._batch
-        if batch is None:
-            return [list(self._queue)]
-        return [batch, [request for request in self._queue if request not in batch.paths]]
-
-    def discard(self, request: Request) -> None:
-        """Remove a request from the queue, if it waits; a batch is split into its requests."""
-        if request in self.queue:
-            self._queue.remove(request)
-
-    def dissolve(self) -> None:
-        """Split a waiting batch into its requests."""
-        if self._batch is not None:
-            self._batch.dissolve()
-            self._batch = None
+        return len(self.rows)
 
     @property
     def waits(self) -> bool:
         """Whether the consumer is waiting."""
         return self._waiter is not None
 
-    def put(self, requests: list[Request]) -> None:
+    def put(self, rows: Batch) -> None:
         """Hand requests over from another lane, at the host's cost."""
-        if not requests:
+        if not rows:
             return
         if self.timed:
-            _note_ready(requests, self.env.now)
-        self._queue.extend(self._rows(requests))
+            rows.wait_from(self.env.now)
+        self.rows.add(rows)
         self.wake(self.host.spend(self.env.now, self.host.times.handoff_s, "handoff"))
 
-    def put_first(self, requests: list[Request]) -> None:
+    def put_first(self, rows: Batch) -> None:
         """Put requests at the front of the queue, at no cost: their worker continues with them."""
-        self._queue.extendleft(reversed(self._rows(requests)))
+        rows.add(self.rows)
+        self.rows.add(rows)
 
-    def _rows(self, requests: list[Request]) -> list[Request]:
-        if isinstance(requests, RunningBatch) and requests:
-            if self._batch is None:
-                self._batch = requests
-                return requests.raw()
-            return requests.dissolve()
-        return requests
-
-    def take(self, limit: int) -> list[Request]:
+    def take(self, limit: int) -> Batch:
         """The first `limit` requests."""
-        queue, batch = self._queue, self._batch
-        if batch is not None and len(queue) <= limit and batch.takes(others := self.groups()[1]):
-            self._batch = None
-            batch += others
-            taken: list[Request] = batch.in_order(list(queue))
-            queue.clear()
-        else:
-            self.dissolve()
-            taken = [queue.popleft() for _ in range(min(limit, len(queue)))]
+        taken = self.rows.take(limit)
         if self.timed:
-            _note_wait(taken, self.env.now)
+            taken.wait_until(self.env.now)
         return taken
 
     def wait(self, at_most_s: float | None = None) -> Event:
@@ -120,17 +84,44 @@ class Lane:
             self.env.at(looks_at if looks_at > now else now, waiter)
 
 
-def _note_ready(rows: list[Request], now_s: float) -> None:
-    if isinstance(rows, RunningBatch):
-        rows.ready_s = now_s
-    else:
-        for row in rows:
-            row.ready_s = now_s
+class Lanes:
+    """The lanes of a policy, and who waits in front of each."""
 
+    def __init__(self, env: Clock, host: SimulatedHost, dynamic: bool = False) -> None:
+        self.env, self.host = env, host
+        self.dynamic = dynamic  # priorities move with queue length and age
+        self.queues: dict[str, Sized] = {}  # by name
+        self._lanes: list[Lane] = []
 
-def _note_wait(rows: list[Request], now_s: float) -> None:
-    if isinstance(rows, RunningBatch):
-        rows.wait_s += now_s - rows.ready_s
-    else:
-        for row in rows:
-            row.wait_s += now_s - row.ready_s
+    def open(self, name: str, timed: bool = False) -> Lane:
+        """A new lane, named like the stream its launches run on. If `timed`, the wait in it is recorded."""
+        lane = Lane(self.env, self.host, name, timed)
+        self._lanes.append(lane)
+        self.queues.setdefault(name, lane)
+        return lane
+
+    def __iter__(self) -> Iterator[Lane]:
+        return iter(self._lanes)
+
+    def depth(self, name: str) -> int:
+        """Requests that wait in front of a lane."""
+        return len(self.queues.get(name, ()))
+
+    def discard(self, request: Request) -> None:
+        """Remove a request from the lane that it waits in, if any."""
+        for lane in self._lanes:
+            if request in lane.rows:
+                lane.rows.remove(request)
+
+    def priority(self, name: str, rows: int, since_s: float) -> int:
+        """Priority of a launch of `rows` requests: the lane's own or, if dynamic, by queue length and age.
+
+        A dynamic priority is one level above the lane's own if the launch and its queue exceed the queues of all other
+        lanes, and one level per `PATIENCE_S` since its first request arrived there. So no lane waits for ever.
+        """
+        own = PRIORITY[name]
+        if not self.dynamic:
+            return own
+        others = sum(len(queue) for other, queue in self.queues.items() if other != name)
+        deep = rows + self.depth(name) > others
+        return min(HIGHEST, own + deep + int((self.env.now - since_s) / PATIENCE_S))

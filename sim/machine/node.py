@@ -13,10 +13,10 @@ from typing import Protocol
 
 from simpy.events import Event
 
-from pdvsim.sim.core import Request, Seats, Work
+from pdvsim.sim.core import Placement, Request
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
-from pdvsim.sim.machine.batch import RunningBatch
+from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 
@@ -27,14 +27,14 @@ class Device(Protocol):
     host: SimulatedHost
     foresees: bool = False  # what becomes of a batch is known when its rows join
 
-    def launch(self, work: Work) -> Event:
+    def launch(self, launch: Launch) -> Event:
         """Submit a launch; for a verify, the event's value is the number of accepted drafts per row."""
 
-    def pass_rounds(self, batch: RunningBatch, lanes: tuple[str, str], depth: int, most: int = 0) -> int:
-        """Where it foresees: go through the rounds that are over before anything else happens; returns how many.
+    def advance(self, batch: Batch, lanes: tuple[str, str], depth: int, most: int = 0) -> int:
+        """Go through rounds of a batch with a forecast that are over before anything else happens; returns how many.
 
-        `lanes` are those of the draft and the verify. Where they differ the host sees the draft through, and hands the
-        rows over to the other lane, and back. `depth` requests are queued in front of the first.
+        Only where it foresees. `lanes` are those of the draft and the verify. Where they differ the host sees the draft
+        through, and hands the rows over to the other lane, and back. `depth` requests are queued in front of the first.
         """
         return 0
 
@@ -47,7 +47,7 @@ class Node(Device):
         env: Clock,
         host: SimulatedHost,
         gpus: Sequence[SimulatedGPU],
-        seats: Seats,
+        placement: Placement,
         fabric: Fabric,
         kv_token_bytes: int,
     ) -> None:
@@ -55,37 +55,37 @@ class Node(Device):
         self.env = env
         self.host = host
         self.gpus = gpus
-        self.seats = seats
+        self.placement = placement
         self.fabric = fabric
         self.kv_token_bytes = kv_token_bytes
-        self._last_launches: dict[str, tuple[list[Request], list[Job]]] = {}  # rows and jobs, by lane
+        self._last_launches: dict[str, tuple[Batch, list[Job]]] = {}  # rows and jobs, by lane
         self._last_ready_s: dict[tuple[int, str], float] = {}  # by GPU and lane
         self._kv_arrival_s: dict[Request, float] = {}  # of prompts prefilled elsewhere, until they are decoded
         self._next_drafter = 0
 
-    def launch(self, work: Work) -> Event:
+    def launch(self, launch: Launch) -> Event:
         """A verify waits for the draft of its rows on other GPUs, which the host sees through."""
-        parts = self._parts(work)
+        parts = self._parts(launch)
         gpu = self.gpus[parts[0][1]]
-        rows, before = self._last_launches.get(work.lane, (None, []))
+        rows, before = self._last_launches.get(launch.lane, (None, []))
         pending = [job for job in before if job.callbacks is not None and job.device is not gpu]
-        if rows is not work.rows or not pending:
-            return self._launch(work, parts)
+        if rows is not launch.rows or not pending:
+            return self._launch(launch, parts)
         verdict = Event(self.env)
 
         def drafted(_: Event) -> None:
-            self._launch(work, parts).callbacks.append(verdict.trigger)
+            self._launch(launch, parts).callbacks.append(verdict.trigger)
 
         for job in pending:
-            job.work.watched = True
+            job.launch.watched = True
         self._over(pending).callbacks.append(drafted)
         return verdict
 
-    def _launch(self, work: Work, parts: list[tuple[Work, int]]) -> Event:
+    def _launch(self, launch: Launch, parts: list[tuple[Launch, int]]) -> Event:
         jobs = [self._start(part, at) for part, at in parts]
-        self._last_launches[work.lane] = work.rows, jobs
-        if work.kind == "prefill" and work.role == "target" and parts[0][1] != self.seats.verify:
-            jobs[0].callbacks.append(lambda _: self._move_kv(work, parts[0][1]))
+        self._last_launches[launch.lane] = launch.rows, jobs
+        if launch.kind == "prefill" and launch.role == "target" and parts[0][1] != self.placement.verify:
+            jobs[0].callbacks.append(lambda _: self._move_kv(launch, parts[0][1]))
         elif len(jobs) == 1:
             return jobs[0]
         return self._over(jobs)
@@ -104,73 +104,79 @@ class Node(Device):
             job.callbacks.append(one)
         return last
 
-    def _parts(self, work: Work) -> list[tuple[Work, int]]:
+    def _parts(self, launch: Launch) -> list[tuple[Launch, int]]:
         """The GPU of a launch; a draft on several GPUs is one launch on each, with its own requests."""
-        seats = self.seats
-        if work.role == "target":
-            return [(work, seats.prefill[work.worker] if work.kind == "prefill" else seats.verify)]
-        if len(seats.draft) == 1:
-            return [(work, seats.draft[0])]
+        placement = self.placement
+        if launch.role == "target":
+            return [(launch, placement.prefill[launch.worker] if launch.kind == "prefill" else placement.verify)]
+        if len(placement.draft) == 1:
+            return [(launch, placement.draft[0])]
         parts = []
-        for at in seats.draft:
-            rows = [row for row in work.rows if self._drafter(row) == at]
-            chunks = tuple(chunk for chunk in work.chunks if self._drafter(chunk.request) == at)
+        for at in placement.draft:
+            rows = Batch(row for row in launch.rows if self._drafter(row) == at)
+            chunks = tuple(chunk for chunk in launch.chunks if self._drafter(chunk.request) == at)
             if rows or chunks:
-                tokens = 1 + max((row.owed for row in rows), default=0) if work.kind == "draft" else work.tokens
-                parts.append((replace(work, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
+                tokens = (
+                    1 + max((row.state.drafter_lag for row in rows), default=0)
+                    if launch.kind == "draft"
+                    else launch.tokens
+                )
+                parts.append((replace(launch, rows=rows, chunks=chunks, tokens=tokens, context=-1, watched=True), at))
         return parts
 
     def _drafter(self, request: Request) -> int:
         """The GPU that drafts for a request and holds its KV; requests are assigned in turn."""
-        if request.drafter < 0:
-            request.drafter = self.seats.draft[self._next_drafter]
-            self._next_drafter = (self._next_drafter + 1) % len(self.seats.draft)
-        return request.drafter
+        if request.state.drafter < 0:
+            request.state.drafter = self.placement.draft[self._next_drafter]
+            self._next_drafter = (self._next_drafter + 1) % len(self.placement.draft)
+        return request.state.drafter
 
-    def _start(self, work: Work, at: int) -> Job:
+    def _start(self, launch: Launch, at: int) -> Job:
         """Launch on a GPU; the launch enters its stream when all its inputs have arrived."""
         env, host = self.env, self.host
-        job = Job(self.gpus[at], work, host.spend(env.now, host.times.launch_s, "launch"))
+        job = Job(self.gpus[at], launch, host.spend(env.now, host.times.launch_s, "launch"))
         self._at(job.ready_s, lambda: self._launched(job, at))
         return job
 
     def _launched(self, job: Job, at: int) -> None:
         """Send the inputs of a launch after the host has launched it."""
-        work, now = job.work, self.env.now
-        ready_s = max(now, self._last_ready_s.get((at, work.lane), 0.0))  # a stream keeps its order
-        for source, size in self._needs(work):
+        launch, now = job.launch, self.env.now
+        ready_s = max(now, self._last_ready_s.get((at, launch.lane), 0.0))  # a stream keeps its order
+        for source, size in self._needs(launch):
             if source != at:
                 ready_s = max(ready_s, self.fabric.send(now, source, at, size))
-        if self._kv_arrival_s and work.role == "target":
-            ready_s = max([ready_s, *(self._kv_arrival_s.pop(row, 0.0) for row in work.rows)])
-        job.ready_s = self._last_ready_s[at, work.lane] = ready_s
+        if self._kv_arrival_s and launch.role == "target":
+            ready_s = max([ready_s, *(self._kv_arrival_s.pop(row, 0.0) for row in launch.rows)])
+        job.ready_s = self._last_ready_s[at, launch.lane] = ready_s
         if ready_s > now:
             self._at(ready_s, lambda: job.device.enter(job))
         else:
             job.device.enter(job)
 
-    def _needs(self, work: Work) -> list[tuple[int, float]]:
+    def _needs(self, launch: Launch) -> list[tuple[int, float]]:
         """The inputs of a launch, and their origin."""
-        drafters = self.seats.draft
-        if work.kind == "verify":
+        drafters = self.placement.draft
+        if launch.kind == "verify":
             if len(drafters) == 1:
-                return [(drafters[0], draft_bytes(sum(row.k for row in work.rows)))]
-            made = [(at, sum(row.k for row in work.rows if self._drafter(row) == at)) for at in drafters]
+                return [(drafters[0], draft_bytes(sum(row.state.k for row in launch.rows)))]
+            made = [(at, sum(row.state.k for row in launch.rows if self._drafter(row) == at)) for at in drafters]
             return [(at, draft_bytes(tokens)) for at, tokens in made if tokens]
-        if work.kind == "draft":
-            owed = sum(row.owed for row in work.rows if row.owed > 1)  # one is its own last draft
-            return [(self.seats.verify, verdict_bytes(len(work.rows), owed))]
+        if launch.kind == "draft":
+            owed = sum(
+                row.state.drafter_lag for row in launch.rows if row.state.drafter_lag > 1
+            )  # one is its own last draft
+            return [(self.placement.verify, verdict_bytes(len(launch.rows), owed))]
         return []
 
-    def _move_kv(self, work: Work, at: int) -> None:
+    def _move_kv(self, launch: Launch, at: int) -> None:
         """Send on what was read of prompts that will be decoded."""
-        for chunk in work.chunks:
+        for chunk in launch.chunks:
             request = chunk.request
             if request.prompt_tokens + request.output_tokens - 1 == chunk.start + chunk.tokens:
                 self._kv_arrival_s.pop(request, None)  # this forward gives its last token
             else:
                 size = self.kv_token_bytes * chunk.tokens
-                self._kv_arrival_s[request] = self.fabric.send(self.env.now, at, self.seats.verify, size)
+                self._kv_arrival_s[request] = self.fabric.send(self.env.now, at, self.placement.verify, size)
 
     def _at(self, time_s: float, what: Callable[[], None]) -> None:
         event = Event(self.env)

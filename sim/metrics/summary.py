@@ -67,7 +67,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     scoring = scoring or result.experiment.scoring
     traffic, meta = result.experiment.traffic, result.meta
     every, finished = _numbered(result.requests), result.requests["finish_s"] >= 0
-    alike = [float(meta.get("bandwidth_bytes_per_s", math.nan))] * result.experiment.seats.gpus
+    alike = [float(meta.get("bandwidth_bytes_per_s", math.nan))] * result.experiment.placement.gpus
     bandwidths = meta.get("bandwidths_bytes_per_s", alike)
     sums = Sums(result.experiment, scoring, bandwidths, meta.get("reaches", Reaches()), Exact)
     sums.window = _window(every, finished, traffic, scoring)
@@ -411,7 +411,7 @@ class Tally(Reader):
             self._left -= 1
             if not self._left:
                 window = self.sums.window
-                self.sums.window = window._replace(end_s=min(window.end_s, request.finish_s))
+                self.sums.window = window._replace(end_s=min(window.end_s, request.taken.finish_s))
         super().finished(request)
 
     def take(self, now_s: float) -> None:

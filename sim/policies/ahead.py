@@ -17,11 +17,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from pdvsim.sim.core import Request, Work
-from pdvsim.sim.policies.base import Process
-from pdvsim.sim.policies.controllers import AcceptanceEstimate, judged
-from pdvsim.sim.policies.facts import OwnOptions, Tuned
+from pdvsim.sim.core import Request
+from pdvsim.sim.machine.batch import Batch, Launch
+from pdvsim.sim.policies.base import Context, Process
+from pdvsim.sim.policies.controllers import AcceptanceEstimate
 from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.policies.rounds import priority
+from pdvsim.sim.policies.traits import OwnOptions, Tuned
 from pdvsim.sim.workload.acceptance import expected_tokens, guessed_rate, was_guessed
 
 FANS = (0, 1, 2, 4, 8)  # that the latency model chooses among
@@ -48,7 +50,8 @@ class Ahead(PDV):
     tuned: Tuned = ("verify_gather", ("auto", "never"))
     beyond = "drafts while it verifies, from guesses of the result"
 
-    def processes(self) -> Sequence[Process]:
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet
         self.guesses: dict[Request, tuple[int, Lookahead]] = {}  # how many tokens were drafted ahead, or are, and how
         self.foreseen: set[Request] = set()  # who has drafts that were made ahead, and waits for their verification
@@ -56,13 +59,12 @@ class Ahead(PDV):
         self.kept: list[Request] = []  # of these, those who go on when they are made
         self.estimate = AcceptanceEstimate()
         self._plans: dict[tuple[int, int, int, int], Lookahead | None] = {}
-        return super().processes()
 
     def decode_worker(self) -> Process:
         while True:
             if len(self.decode):
                 rows = self.decode.take(self.settings.draft_batch)
-                self.look_again()
+                self.wake_prefill()
                 yield from self.decode_batch(rows)
             elif self.judged:
                 yield from self.draft_ahead()
@@ -72,7 +74,7 @@ class Ahead(PDV):
     def draft_ahead(self) -> Process:
         """Draft for the requests being verified, if that pays; then the requests that waited for it continue."""
         most = self.settings.draft_batch
-        rows, self.judged = self.judged[:most], self.judged[most:]
+        rows, self.judged = Batch(self.judged[:most]), self.judged[most:]
         k = self.draft_length(rows)
         plan = self.choose(rows, k) if k else None
         if plan is None:
@@ -80,22 +82,22 @@ class Ahead(PDV):
         self.guesses.update(dict.fromkeys(rows, (k, plan)))
         self.making = set(rows)
         for row in rows:
-            row.ahead_tokens += plan.branches(row.k) * (k + 1)
+            row.taken.ahead_tokens += plan.branches(row.state.k) * (k + 1)
         yield self.device.launch(self.ahead(rows, k, plan))
         self.making.clear()
         ready, self.kept = self.kept, []
-        self.go_on_at_once(ready)
+        self.go_on_at_once(Batch(ready))
 
-    def ahead(self, rows: list[Request], k: int, plan: Lookahead) -> Work:
+    def ahead(self, rows: Batch, k: int, plan: Lookahead) -> Launch:
         """A token behind each row's last draft, and k more; in all its branches."""
-        branches = [row for row in rows for _ in range(plan.branches(row.k))]
+        branches = Batch(row for row in rows for _ in range(plan.branches(row.state.k)))
         lane = self.draft_lane
-        return Work("ahead", "draft", lane, branches, 1, k + 1, (), self.priority(lane, rows), self.backlog(lane))
+        return Launch("ahead", "draft", lane, branches, 1, k + 1, (), priority(self, lane, rows), self.backlog(lane))
 
-    def choose(self, rows: list[Request], k: int) -> Lookahead | None:
+    def choose(self, rows: Batch, k: int) -> Lookahead | None:
         """The plan with the most tokens per second by the latency model, or None if drafting ahead does not pay."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
-        count, context = len(rows), sum(row.context for row in rows)
+        count, context = len(rows), rows.context
         # of several, those who are drafted for anew would fall behind, and the batch apart
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if count > 1 else (False, True)}[miss]
         ways = [Lookahead(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
@@ -106,7 +108,7 @@ class Ahead(PDV):
             speeds: dict[Lookahead | None, float] = {plan: self.speed(plan, count, context, k) for plan in ways}
             if fan is None:
                 rate = self.estimate.rate
-                speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.turn_s(count, context, k, rate)
+                speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.full_round_s(count, context, k, rate)
             self._plans[key] = max(speeds, key=lambda plan: speeds[plan])
         return self._plans[key]
 
@@ -128,17 +130,18 @@ class Ahead(PDV):
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.verify_batch)
             for row in self.foreseen.intersection(rows):
-                row.ahead_used += row.k
+                row.taken.ahead_used += row.state.k
             self.foreseen.difference_update(rows)
-            judging = self.device.launch(self.verify(rows, max([row.k for row in rows])))
+            judging = self.device.launch(self.verify(rows, rows.k))
             if self.speculates:
-                self.judged = [row for row in rows if row.emitted + row.k + 1 < row.output_tokens]
+                self.judged = [row for row in rows if row.state.emitted + row.state.k + 1 < row.output_tokens]
             if self.judged:
                 self.decode.wake(self.env.now)
             verdict = yield judging
             self.judged = []
             next_k = [self.guessed(row, accepted) for row, accepted in zip(rows, verdict, strict=True)]
-            self.sort(self.settle(rows, verdict), dict(zip(rows, next_k, strict=True)))
+            next_k_of = dict(zip(rows, next_k, strict=True))
+            self.route_verified(self.settle(rows, verdict), next_k_of)
 
     def guessed(self, row: Request, accepted: int) -> int | None:
         """Drafts that were made ahead for this verdict; None where it was not foreseen."""
@@ -149,7 +152,7 @@ class Ahead(PDV):
             return k
         return 0 if plan.plain else None
 
-    def sort(self, rows: list[Request], next_k: dict[Request, int | None]) -> None:
+    def route_verified(self, rows: Batch, next_k: dict[Request, int | None]) -> None:
         """Requests whose next round is decided continue when their drafts exist; the others get a new draft."""
         ready: list[Request] = []
         anew: list[Request] = []
@@ -158,13 +161,13 @@ class Ahead(PDV):
             if k is None:
                 anew.append(row)
                 continue
-            row.k = k
+            row.state.k = k
             if k:
-                row.owed = 0
+                row.state.drafter_lag = 0
                 self.foreseen.add(row)
             (self.kept if row in self.making else ready).append(row)
-        self.go_on_at_once(ready)
-        self.decode.put([row for row in anew if row in self.kv])  # room for the others may have cost them theirs
+        self.go_on_at_once(Batch(ready))
+        self.decode.put(Batch(row for row in anew if row in self.kv))  # room for the others may have cost them theirs
 
     def preempt(self, request: Request) -> None:
         super().preempt(request)
@@ -172,11 +175,10 @@ class Ahead(PDV):
         if request in self.kept:
             self.kept.remove(request)
 
-    def go_on_at_once(self, rows: list[Request]) -> None:
+    def go_on_at_once(self, rows: Batch) -> None:
         """Hand rows to the verify lane with the drafts that were made ahead."""
-        rows = self.hold(rows, max((row.k for row in rows), default=0))
-        self.verify_queue.put(rows)
+        self.verify_queue.put(self.reserve(rows, rows.k))
 
-    def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
-        self.estimate.observe(*(judged(rows, verdict) or (0, 0)))
+    def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
+        self.estimate.observe(*(rows.judged(verdict) or (0, 0)))
         return super().settle(rows, verdict)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pdvsim.sim.policies.base import Policy, Process
-from pdvsim.sim.policies.facts import OwnOptions, Tuned, Workers
 from pdvsim.sim.policies.options import Server
+from pdvsim.sim.policies.traits import OwnOptions, Tuned, Workers
 
 
 class Baseline(Policy):
@@ -25,28 +25,26 @@ class Baseline(Policy):
         return min(settings.num_workers, settings.max_num_seqs)
 
     def processes(self) -> Sequence[Process]:
-        self.readers = [self.lane("main") for _ in range(self.settings.num_workers)]
+        self.prefill_workers = [self.lanes.open("main") for _ in range(self.settings.num_workers)]
         return [self.worker(number) for number in range(self.settings.num_workers)]
 
     def backlog(self, lane: str) -> int:
         return 0
 
-    def look_again(self) -> None:
-        idle = [reader for reader in self.readers if reader.waits]
-        for reader in idle[: len(self.waiting)]:
-            reader.wake(self.env.now)
+    def wake_prefill(self) -> None:
+        idle = [worker for worker in self.prefill_workers if worker.waits]
+        for worker in idle[: len(self.waiting)]:
+            worker.wake(self.env.now)
 
     def worker(self, number: int) -> Process:
         while True:
-            self.reader = number
-            chunks = self.next_chunks(self.settings.max_num_batched_tokens)
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens, number)
             if not chunks:
-                yield self.readers[number].wait()
+                yield self.prefill_workers[number].wait()
                 continue
             rows = yield from self.prefill(chunks)
             while rows:
                 k = self.draft_length(rows)
-                rows = self.hold(rows, k)
-                rows = yield from self.rounds(rows, k)
-            if not chunks[0].request.prefilled:  # preempted: somebody must leave first
-                yield self.readers[number].wait()
+                rows = yield from self.rounds(self.reserve(rows, k), k)
+            if not chunks[0].request.state.prefilled:  # preempted: somebody must leave first
+                yield self.prefill_workers[number].wait()

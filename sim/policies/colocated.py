@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdvsim.sim.core import Request
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Policy, Process
-from pdvsim.sim.policies.facts import OwnOptions
+from pdvsim.sim.policies.traits import OwnOptions
 
 
 class Colocated(Policy):
@@ -20,8 +20,8 @@ class Colocated(Policy):
     options: OwnOptions = ("async_scheduling",)
 
     def __init__(self, context: Context) -> None:
-        self.running: list[Request] = []
         super().__init__(context)
+        self.running = Batch()
 
     def processes(self) -> Sequence[Process]:
         return [self.loop()]
@@ -30,21 +30,21 @@ class Colocated(Policy):
         while True:
             inside, rows = self.in_flight, self.running
             k = self.draft_length(rows)
-            rows = self.running = self.hold(rows, k)
+            rows = self.running = self.reserve(rows, k)
             self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
             apart = self.settings.separate_prefill
             chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
             if chunks and apart:
-                yield self.step([], k, chunks)
-                self.running += self.prefilled(chunks)
+                yield self.step(Batch(), k, chunks)
+                rows.add(self.prefilled(chunks))
             elif chunks:
                 verdict = yield self.step(rows, k, chunks)
                 self.running = self.settle(rows, verdict)
-                self.running += self.prefilled(chunks)
+                self.running.add(self.prefilled(chunks))
             elif rows:
                 self.running = yield from self.rounds(rows, k)
             else:
-                yield self.readers[0].wait()
+                yield self.prefill_workers[0].wait()
 
 
 class Autoregressive(Colocated):

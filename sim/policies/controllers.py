@@ -1,8 +1,8 @@
 """Draft-length controllers: `fixed`, `feedback` as published, and `goodput`, an argmax over the latency model.
 
-A policy asks `draft_length` how many tokens to draft for the next round and shows `observe` every verdict. Rows carry
-what belongs to their own round: `k`, and `turn_s`, when the round before delivered. So rounds of several batches may be
-under way concurrently.
+A policy asks `draft_length` how many tokens to draft for the next round and shows `observe` every verdict. The state of
+each row has what belongs to its own round: `k`, and `last_delivery_s`, when the round before delivered. So rounds of
+several batches may be under way concurrently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from math import ceil, inf, log2, sqrt
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.machine.batch import BatchVerdict, context_of
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
@@ -67,26 +67,6 @@ class AcceptanceEstimate:
         return max(0.0, rate - 0.5 * sqrt(rate * (1 - rate) / self._tried))
 
 
-def judged(rows: Sequence[Request], verdict: Sequence[int]) -> tuple[int, int] | None:
-    """Drafts accepted, and rows whose next one was refused; None where nothing was drafted.
-
-    A row for which none was found counts as refused: the next round is as likely to find none.
-    """
-    if isinstance(verdict, BatchVerdict):
-        return verdict.judged()
-    accepted = refused = 0
-    drafted = False
-    for row, passed in zip(rows, verdict, strict=True):
-        if row.k:
-            drafted = True
-            accepted += passed
-            refused += passed < row.k
-        elif row.missed:
-            drafted = True
-            refused += 1
-    return (accepted, refused) if drafted else None
-
-
 class Controller:
     """Always the same draft length."""
 
@@ -106,11 +86,11 @@ class Controller:
         """Whether drafts are made these days; while not, the drafter leaves prompts unread."""
         return self.k > 0
 
-    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
+    def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
         """Draft length for the next round of `rows`, with that many requests queued for verification; 0: none."""
         return self.k
 
-    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+    def observe(self, rows: Batch, verdict: Sequence[int], now_s: float) -> None:
         """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
 
     def finished(self, rows: Sequence[Request]) -> None:
@@ -119,7 +99,7 @@ class Controller:
 
 def _computed(request: Request) -> int:
     """Prompt tokens that were not cached."""
-    return request.prompt_tokens - max(0, request.num_cached_tokens)
+    return request.prompt_tokens - max(0, request.taken.num_cached_tokens)
 
 
 class ServedLengths:
@@ -135,7 +115,7 @@ class ServedLengths:
     def look(self, rows: Sequence[Request]) -> None:
         """Until a request is served, those under way stand in for it, as if they ended now."""
         if not self._requests:
-            self.outputs = max([row.emitted for row in rows])
+            self.outputs = max([row.state.emitted for row in rows])
             self.prompts = sum(map(_computed, rows)) / len(rows)
 
     def observe(self, rows: Sequence[Request]) -> None:
@@ -170,9 +150,9 @@ class Learner:
         self._rounds_since_try = 0
         self._due = self.LEAST
 
-    def observe(self, rows: Sequence[Request], verdict: Sequence[int], plain: bool) -> None:
+    def observe(self, rows: Batch, verdict: Sequence[int], plain: bool) -> None:
         """The verdict of a round; `plain` while drafts are only tried."""
-        counts = judged(rows, verdict)
+        counts = rows.judged(verdict)
         if counts is None:
             self._rounds_since_try += 1
             return
@@ -221,15 +201,15 @@ class Goodput(Controller):
     def acceptance(self) -> float:
         return self.learner.estimate.rate
 
-    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+    def observe(self, rows: Batch, verdict: Sequence[int], now_s: float) -> None:
         self._last_sizes.append(len(rows))
         self.learner.observe(rows, verdict, plain=not self.k)
 
     def finished(self, rows: Sequence[Request]) -> None:
         self.learner.served.observe(rows)
 
-    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
-        asked = now_s, len(rows), context_of(rows)
+    def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
+        asked = now_s, len(rows), rows.context
         if asked != self._asked:  # asking again about the same round gives the same answer
             self._asked, self._answer = asked, self._decide(rows, asked[2])
         return self._answer
@@ -274,13 +254,13 @@ class Goodput(Controller):
 
     def _speed(self, count: int, context: int, k: int, rate: float) -> float:
         tokens, finished = self.learner.served.in_a_round(count, k, rate)
-        return tokens / self.planner.turn_s(count, context, k, rate, finished, self.learner.served.prompts)
+        return tokens / self.planner.full_round_s(count, context, k, rate, finished, self.learner.served.prompts)
 
     def _lost(self, rows: Sequence[Request], count: int, context: int) -> float:
         """Plain rounds that trying drafts costs."""
         k, rate = min(self.TRY_LENGTH, self.high), self.learner.estimate.rate
-        trying_s = self.planner.behind_s(rows) * count / len(rows) + self.planner.turn_s(count, context, k, rate)
-        return trying_s / self.planner.turn_s(count, context, 0, rate) - expected_tokens(rate, k)
+        trying_s = self.planner.behind_s(rows) * count / len(rows) + self.planner.full_round_s(count, context, k, rate)
+        return trying_s / self.planner.full_round_s(count, context, 0, rate) - expected_tokens(rate, k)
 
 
 class Feedback(Controller):
@@ -322,7 +302,7 @@ class Feedback(Controller):
         """95th percentile of decode latency."""
         return sorted(self._latencies)[ceil(0.95 * len(self._latencies)) - 1] if self._latencies else 0.0
 
-    def draft_length(self, rows: Sequence[Request], queue_depth: int, now_s: float) -> int:
+    def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
         if self._verdicts_since_adjustment >= self.INTERVAL:
             self._adjust(queue_depth)
             self._verdicts_since_adjustment = 0
@@ -336,9 +316,9 @@ class Feedback(Controller):
         elif acceptance > self.ACCEPTANCE[1] and queue_depth <= self.QUEUE[1] and latency_s < self.LATENCY_S[1]:
             self.k = min(self.high, self.k + 1)
 
-    def observe(self, rows: Sequence[Request], verdict: Sequence[int], now_s: float) -> None:
+    def observe(self, rows: Batch, verdict: Sequence[int], now_s: float) -> None:
         for row, accepted in zip(rows, verdict, strict=True):
-            if row.k:
-                self._ratios.append(accepted / row.k)
-                self._latencies.append(now_s - row.turn_s)
+            if row.state.k:
+                self._ratios.append(accepted / row.state.k)
+                self._latencies.append(now_s - row.state.last_delivery_s)
                 self._verdicts_since_adjustment += 1

@@ -10,11 +10,11 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.sim.core import Request
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.controllers import Learner
-from pdvsim.sim.policies.facts import OwnOptions, Tuned
 from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.policies.traits import Asked, OwnOptions, Tuned
 from pdvsim.sim.workload.acceptance import expected_tokens
 
 
@@ -25,17 +25,16 @@ class Hybrid(PDV):
     options: OwnOptions = (*PDV.options, "hybrid_threshold")
     tuned: Tuned = ("hybrid_threshold", (2, 8, 32))
     beyond = "switches from one lane to three by the number of requests"
-    in_a_round = PDV.in_a_round  # in a round between lanes its own choice stays the same
+    asked: Asked = "on change"  # in a round between lanes its own choice stays the same
 
-    def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
+    def decode_batch(self, rows: Batch) -> Generator[Event, Any, None]:
         k = self.atomic_length(rows) if len(rows) <= self.settings.verify_batch else None
         if k is None:
             yield from super().decode_batch(rows)
             return
-        rows = self.hold(rows, k)
-        self.decode.put_first((yield from self.rounds(rows, k)))
+        self.decode.put_first((yield from self.rounds(self.reserve(rows, k), k)))
 
-    def atomic_length(self, rows: list[Request]) -> int | None:
+    def atomic_length(self, rows: Batch) -> int | None:
         """Draft length if these rows should be verified right here, None if they should go to the verify lane."""
         # drafts that wait for verification may be waiting for these rows: then they go the same way
         if self.in_flight > self.settings.hybrid_threshold or len(self.verify_queue):
@@ -62,17 +61,17 @@ class Adaptive(Hybrid):
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
 
     def __init__(self, context: Context) -> None:
+        super().__init__(context)
         self.mode = "plain"
         self.learner = Learner()
         self.urge = 0  # batches in a row for which ending plain decoding would have paid
-        super().__init__(context)
 
-    def atomic_length(self, rows: list[Request]) -> int | None:
+    def atomic_length(self, rows: Batch) -> int | None:
         if len(self.verify_queue):
             return None
         k = self.draft_length(rows)
         decoding = max(len(rows), self.in_flight - len(self.prefilling))
-        context = sum(row.context for row in rows) * decoding // len(rows)
+        context = rows.context * decoding // len(rows)
         self.learner.served.look(rows)
         self.mode = self.best_mode(rows, decoding, context, k)
         self.drafter_follows = self.mode != "plain"
@@ -80,7 +79,7 @@ class Adaptive(Hybrid):
             return k if k and self.learner.tries(lambda: self.lost(rows, decoding, context, k)) else 0
         return k if self.mode == "atomic" else None
 
-    def best_mode(self, rows: list[Request], decoding: int, context: int, k: int) -> str:
+    def best_mode(self, rows: Batch, decoding: int, context: int, k: int) -> str:
         """The mode with the most tokens per second for so many requests with so much context in all."""
         rate, half = self.learner.estimate.rate, decoding // 2
         speeds = {
@@ -104,14 +103,15 @@ class Adaptive(Hybrid):
         tokens, finished = served.in_a_round(decoding, k, self.learner.estimate.rate)
         return tokens / (round_s + self.planner.prefill_s(decoding, k, finished, served.prompts))
 
-    def lost(self, rows: list[Request], decoding: int, context: int, k: int) -> float:
+    def lost(self, rows: Batch, decoding: int, context: int, k: int) -> float:
         """Plain rounds that trying drafts costs."""
         rate = self.learner.estimate.rate
         trying_s = self.planner.behind_s(rows) + self.planner.round_s(decoding, context, k, rate)
         return trying_s / self.planner.decode_s(decoding, context) - expected_tokens(rate, k)
 
-    def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
+    def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
         self.learner.observe(rows, verdict, plain=self.mode == "plain")
+        judged = list(rows)
         going = super().settle(rows, verdict)
-        self.learner.served.observe([row for row in rows if row.finish_s >= 0])
+        self.learner.served.observe([row for row in judged if row.taken.finish_s >= 0])
         return going

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdvsim.sim.core import Request
-from pdvsim.sim.policies.base import Policy, Process
-from pdvsim.sim.policies.facts import OwnOptions
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.policies.base import Context, Policy, Process
+from pdvsim.sim.policies.traits import OwnOptions
 
 
 class PrefillDecode(Policy):
@@ -20,16 +20,18 @@ class PrefillDecode(Policy):
     prefill_lane = "prefill"
     beyond = "prefills on a stream of its own, concurrently with the decode on the same GPU"
 
-    def processes(self) -> Sequence[Process]:
-        self.decode = self.lane("decode")
-        return [*(self.prefill_worker(reader) for reader in range(len(self.readers))), self.decode_worker()]
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.decode = self.lanes.open("decode")
 
-    def prefill_worker(self, reader: int = 0) -> Process:
+    def processes(self) -> Sequence[Process]:
+        return [*(self.prefill_worker(worker) for worker in range(len(self.prefill_workers))), self.decode_worker()]
+
+    def prefill_worker(self, worker: int = 0) -> Process:
         while True:
-            self.reader = reader
-            chunks = self.next_chunks(self.settings.max_num_batched_tokens)
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens, worker)
             if not chunks:
-                yield self.readers[reader].wait()
+                yield self.prefill_workers[worker].wait()
                 continue
             self.decode.put((yield from self.prefill(chunks)))
 
@@ -43,13 +45,12 @@ class PD(PrefillDecode):
     options: OwnOptions = ("async_scheduling",)
 
     def decode_worker(self) -> Process:
-        rows: list[Request] = []
+        rows = Batch()
         while True:
             if not rows or not self.early:  # else some would have drafts, and some none
-                rows += self.decode.take(self.settings.round_batch - len(rows))
+                rows.add(self.decode.take(self.settings.round_batch - len(rows)))
             if not rows:
                 yield self.decode.wait()
                 continue
             k = self.draft_length(rows)
-            rows = self.hold(rows, k)
-            rows = yield from self.rounds(rows, k)
+            rows = yield from self.rounds(self.reserve(rows, k), k)

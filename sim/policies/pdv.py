@@ -13,10 +13,11 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.machine.batch import context_of, drafted_for
-from pdvsim.sim.policies.base import Policy, Process
-from pdvsim.sim.policies.facts import OwnOptions, Tuned
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.policies.base import Context, Process
 from pdvsim.sim.policies.pd import PrefillDecode
+from pdvsim.sim.policies.rounds import fast_forward
+from pdvsim.sim.policies.traits import Asked, OwnOptions, Tuned, decides
 
 
 class PDV(PrefillDecode):
@@ -26,42 +27,46 @@ class PDV(PrefillDecode):
     options: OwnOptions = ("max_decode_queue", "verify_gather")
     tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
     beyond = "has three lanes on one GPU and collects verify batches from several drafts"
-    in_a_round: tuple[str, ...] = (*Policy.in_a_round, "decode_worker", "decode_batch", "verify_worker", "gathers")
+    asked: Asked = "on change"
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.verify_queue = self.lanes.open("verify", timed=True)
+        self.drafting = Batch()
+        self._gathering: dict[tuple[int, int, int], bool] = {}
 
     def processes(self) -> Sequence[Process]:
-        self.verify_queue = self.lane("verify", timed=True)
-        self.drafting: list[Request] = []
-        self._gathering: dict[tuple[int, int, int], bool] = {}
         return [*super().processes(), self.verify_worker()]
 
     def admits(self) -> bool:
         return super().admits() and len(self.decode) < self.settings.max_decode_queue
 
+    @decides("every round")
     def decode_worker(self) -> Process:
         while True:
             rows = self.decode.take(self.settings.draft_batch)
             if not rows:
                 yield self.decode.wait()
                 continue
-            self.look_again()
+            self.wake_prefill()
             yield from self.decode_batch(rows)
 
-    def decode_batch(self, rows: list[Request]) -> Generator[Event, Any, None]:
+    @decides("every round")
+    def decode_batch(self, rows: Batch) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
         k = self.draft_length(rows)
-        rows = self.hold(rows, k)
-        if len(rows) == self.in_flight <= self.settings.verify_batch:
-            # nobody is elsewhere: round after round they are drafted for, handed over, verified and handed back
-            rows, passed = self.pass_rounds(rows, k, self.verify_lane)
-            if passed:
-                k = self.draft_length(rows)
-                rows = self.hold(rows, k)
+        rows = self.reserve(rows, k)
+        # where nobody is elsewhere, round after round they are drafted for, handed over, verified and handed back
+        if len(rows) == self.in_flight <= self.settings.verify_batch and fast_forward(self, rows, k, self.verify_lane):
+            k = self.draft_length(rows)
+            rows = self.reserve(rows, k)
         if k and rows:
             self.drafting = rows
             yield self.device.launch(self.draft(rows, k))
-            self.drafting = []
+            self.drafting = Batch()
         self.verify_queue.put(rows)
 
+    @decides("every round")
     def gathers(self) -> bool:
         """Whether verify should wait for the requests in the decode lane and take all in one batch.
 
@@ -76,9 +81,9 @@ class PDV(PrefillDecode):
             return True
         there = len(self.verify_queue) + coming
         rows = min(there, most)
-        drafted = [*self.verify_queue.groups(), self.drafting]
-        context = sum(map(context_of, [*drafted, *self.decode.groups()])) * rows // there
-        k = max(map(drafted_for, drafted))
+        drafted = (self.verify_queue.rows, self.drafting)
+        context = sum(batch.context for batch in (*drafted, self.decode.rows)) * rows // there
+        k = max(batch.k for batch in drafted)
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         answer = self._gathering.get(key)
         if answer is None:
@@ -89,10 +94,11 @@ class PDV(PrefillDecode):
         super().preempt(request)
         self.verify_queue.wake(self.env.now)  # verify may have been waiting for it
 
+    @decides("every round")
     def verify_worker(self) -> Process:
         while True:
             while not len(self.verify_queue) or self.gathers():
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.verify_batch)
-            verdict = yield self.device.launch(self.verify(rows, drafted_for(rows)))
+            verdict = yield self.device.launch(self.verify(rows, rows.k))
             self.decode.put(self.settle(rows, verdict))

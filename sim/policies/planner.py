@@ -80,13 +80,14 @@ class Planner:
     def behind_s(self, rows: Sequence[Request]) -> float:
         """The drafter's reading of all that was decoded without it."""
         drafter = self.models["draft"]
-        return drafter.catch_up_cost(rows).seconds_0 if any(row.owed >= drafter.widest for row in rows) else 0.0
+        behind = any(row.state.drafter_lag >= drafter.widest for row in rows)
+        return drafter.catch_up_cost(rows).seconds_0 if behind else 0.0
 
     def caught_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A round of `rows` with what the drafter must catch up on after the last."""
         return self.round_s(rows, context, k, rate) + (self._catch_up_s(rows, context, k, rate) if k else 0.0)
 
-    def turn_s(
+    def full_round_s(
         self, rows: int, context: int, k: int, rate: float, joining: float = 0.0, prompt_tokens: float = 0.0
     ) -> float:
         """Duration of a round of `rows`, with catch-up, hand-overs between lanes, and requests that join.

@@ -11,10 +11,12 @@ from math import ceil
 
 from simpy.events import Event
 
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.policies.base import Policy, Process
-from pdvsim.sim.policies.facts import OwnOptions, Tuned, Workers
+from pdvsim.sim.core import Chunk
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.policies.base import Context, Policy, Process
 from pdvsim.sim.policies.options import Server
+from pdvsim.sim.policies.prompts import start_prefill
+from pdvsim.sim.policies.traits import OwnOptions, Tuned, Workers
 
 
 class Unified(Policy):
@@ -32,10 +34,13 @@ class Unified(Policy):
     def most_in_flight(cls, settings: Server) -> int:
         return ceil(settings.admission_factor * settings.max_num_seqs) + 1  # its decode queue may outgrow a batch
 
-    def processes(self) -> Sequence[Process]:
-        self.decode = self.lane("decode")
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.decode = self.lanes.open("decode")
         self.reading: tuple[tuple[Chunk, ...], Event, Event] | None = None  # prompt, target's and drafter's reading
-        self.first_tokens: list[Request] | None = None  # of the prompt being read, once the target has read it
+        self.first_tokens: Batch | None = None  # of the prompt being read, once the target has read it
+
+    def processes(self) -> Sequence[Process]:
         return [self.loop()]
 
     def admits(self) -> bool:
@@ -47,19 +52,18 @@ class Unified(Policy):
     def loop(self) -> Process:
         while True:
             if self.reading is None and (chunks := self.next_chunks(self.settings.max_num_batched_tokens)):
-                self.reading = (chunks, *self.start_prefill(chunks))
-            taken = self.decode.take(self.settings.round_batch)
-            k = self.draft_length(taken)
-            rows = self.hold(taken, k)
-            if rows:
+                self.reading = (chunks, *start_prefill(self, chunks))
+            rows = self.decode.take(self.settings.round_batch)
+            taken, k = len(rows), self.draft_length(rows)
+            if self.reserve(rows, k):
                 if k:
                     yield self.device.launch(self.draft(rows, k))
                 verdict = yield self.device.launch(self.verify(rows, k))
-                self.decode.queue.extend(self.settle(rows, verdict))
+                self.decode.rows.add(self.settle(rows, verdict))
             elif self.reading is not None:
                 yield self.reading[2] if self.reading[1].processed else self.reading[1]
             elif not taken:  # whoever was preempted is let in again next turn
-                yield self.readers[0].wait()
+                yield self.prefill_workers[0].wait()
             self.join_prompt()
 
     def join_prompt(self) -> None:
@@ -69,6 +73,6 @@ class Unified(Policy):
             if target.processed and self.first_tokens is None:
                 self.first_tokens = self.prefilled(chunks, pinned=True)
             if self.first_tokens is not None and draft.processed:
-                self.decode.queue.extend(self.first_tokens)
+                self.decode.rows.add(self.first_tokens)
                 self.kv.unpin(chunk.request for chunk in chunks)
                 self.reading = self.first_tokens = None

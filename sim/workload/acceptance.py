@@ -89,8 +89,8 @@ def found_share(accepted: float, refused: float) -> float:
 
 def is_found(request: Request, refused: float) -> bool:
     """Whether a round at this position has an n-gram draft: if one is accepted, and by chance otherwise."""
-    position = request.emitted
-    return request.runs[position] > 0 or _uniform(request, position) < refused
+    position = request.state.emitted
+    return request.accept_runs[position] > 0 or _uniform(request, position) < refused
 
 
 def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:
@@ -108,10 +108,10 @@ def was_guessed(request: Request, accepted: int, fan: int, exponent: float) -> b
     Otherwise the target's token is one of the drafter's next n, without the rejected one, with probability
     1 - (1 + n)^-exponent: misses fall as a power of the fan (arXiv 2603.03251), with a separate random number.
     """
-    position = request.emitted
-    if accepted == request.k and request.runs[position] > accepted:
+    position = request.state.emitted
+    if accepted == request.state.k and request.accept_runs[position] > accepted:
         return True
-    others = fan - (accepted == request.k)
+    others = fan - (accepted == request.state.k)
     return others > 0 and _uniform(request, position + accepted) < _coverage(others, exponent)
 
 
@@ -121,7 +121,7 @@ def _coverage(tokens: int, exponent: float) -> float:
 
 def _uniform(request: Request, position: int) -> float:
     """A uniform number that depends only on request and position (splitmix64)."""
-    state = int.from_bytes(request.runs[:8], "little") ^ request.id * 0x9E3779B97F4A7C15
+    state = int.from_bytes(request.accept_runs[:8], "little") ^ request.id * 0x9E3779B97F4A7C15
     state = (state + (position + 1) * 0xD1B54A32D192ED03) & _WORD
     state = ((state ^ state >> 30) * 0xBF58476D1CE4E5B9) & _WORD
     state = ((state ^ state >> 27) * 0x94D049BB133111EB) & _WORD
@@ -168,7 +168,7 @@ class Streams:
         self._lines = None if trace is None else read_trace(trace)
 
     def draw(self, output_tokens: NDArray[np.int64], own: Uniforms | None = None) -> list[bytes]:
-        """`Request.runs` for each of the next requests; `own` are per-request rates that replace the acceptance's."""
+        """`accept_runs` of each of the next requests; `own` are per-request rates that replace the acceptance's."""
         if self._lines is not None:
             first = self._drawn % len(self._lines)
             self._drawn += len(output_tokens)

@@ -17,7 +17,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from pdvsim.sim.assembly import Site, profile_of
+from pdvsim.sim.assembly import Cluster, profile_of
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
@@ -71,7 +71,7 @@ def steady_day(hours: float) -> dict[str, float]:
     experiment = replace(experiment, traffic=traffic)
     profile = profile_of(experiment)
     log, env = Log(), Clock()
-    site = Site(env, experiment, profile, log)
+    site = Cluster(env, experiment, profile, log)
     tally = Tally(experiment, traffic.num_prompts, [profile.gpu.bandwidth_bytes_per_s], log, site.settled_s)
     client = Client(env, Workload(traffic, experiment.acceptance), experiment, site, None, tally)
     area = occupancy(site, env)
@@ -96,7 +96,7 @@ def steady_day(hours: float) -> dict[str, float]:
     }
 
 
-def occupancy(site: Site, env: Clock) -> object:
+def occupancy(site: Cluster, env: Clock) -> object:
     """The integral of the number of requests in the system, taken from the server's own counts at each change."""
     state = {"area": 0.0, "inside": 0, "at_s": 0.0}
     route, finish = site.route, site.on_finish

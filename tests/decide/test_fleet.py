@@ -39,7 +39,7 @@ def test_every_fleet_has_as_many_gpus() -> None:
         for fleet in fleets(Experiment(), ARCHS, gpus):
             experiment = fleet.of(Experiment())
             assert fleet.gpus(Experiment()) == gpus
-            assert bool(experiment.hardware.place) == (experiment.seats.gpus > 1)
+            assert bool(experiment.hardware.place) == (experiment.placement.gpus > 1)
             assert fleet_name(experiment) == fleet.name
     names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2)]
     assert names == [
@@ -168,7 +168,7 @@ def test_a_head_stays_with_its_target() -> None:
     base = Experiment("colocated", server=Server("llama-3.1-8b", drafter="eagle3"))
     ways = fleets(base, ("colocated", "pd", "pdv", "pdv-ahead"), 2)
     assert [fleet.name for fleet in ways] == ["2x colocated", "colocated tp2", "2x pd", "2x pdv"]
-    assert all(fleet.of(base).seats.gpus == 1 for fleet in ways)
+    assert all(fleet.of(base).placement.gpus == 1 for fleet in ways)
 
 
 THREE = ("autoregressive", "colocated", "pdv")

@@ -57,7 +57,7 @@ def test_rounds_are_those_of_the_answers(rate: float) -> None:
         for request in formula.requests:
             position = 1
             while position < request.output_tokens:
-                position += 1 + min(request.runs[position], k)
+                position += 1 + min(request.accept_runs[position], k)
                 counted += 1
         assert formula.rounds(k) == pytest.approx(counted / len(formula.requests), rel=0.01)
 

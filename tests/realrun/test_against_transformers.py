@@ -11,7 +11,7 @@ import torch
 from tiny_engines import CPU
 
 from pdvsim.realrun.engine.arch import FAMILIES, PRESETS, Llama3Rope, from_config, preset
-from pdvsim.realrun.engine.batch import Batch
+from pdvsim.realrun.engine.batch import ForwardBatch
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import load_weights
@@ -86,7 +86,7 @@ def scrambled(config: Any) -> Any:
 
 def feed(model: Transformer, cache: Any, sequences: Sequences, rows: int, width: int, chunk: int, n: int) -> Any:
     ints = lambda *v: torch.tensor(v, dtype=torch.int32)  # noqa: E731
-    batch = Batch(
+    batch = ForwardBatch(
         rows, width, chunk, ints(*[0] * rows), ints(*[0] * 4), ints(*[0] * 4),
         ints(0, *[n] * 4), sequences.pages, sequences.scratch,
     )  # fmt: skip

@@ -27,8 +27,9 @@ from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import prepare, serve
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import HeadKind, HeadSpec, Work
+from pdvsim.sim.core import HeadKind, HeadSpec
 from pdvsim.sim.hardware.models import drafter
+from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
@@ -176,13 +177,13 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     launched, rows = CudaGPU._draft, []
 
     def watched(
-        self: CudaGPU, work: Work, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]
+        self: CudaGPU, launch: Launch, lane: GraphLane, slots: list[int], chunks: list[PromptChunk]
     ) -> list[Ticket]:
         head = lane.engine.model
         target = next(x for (_, role), x in self.lanes.items() if role == "target").engine.model
         assert isinstance(head, Head)
-        expected = [plainly(head, target, lane.engine.sequences.get(slot), work.steps) for slot in slots]
-        tickets = launched(self, work, lane, slots, chunks)
+        expected = [plainly(head, target, lane.engine.sequences.get(slot), launch.steps) for slot in slots]
+        tickets = launched(self, launch, lane, slots, chunks)
         if slots:
             assert tickets[-1].outcome().rows == expected
             rows.append(len(slots))

@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from pdvsim.realrun.engine import attention, kernels, linear, twins
 from pdvsim.realrun.engine.arch import Activation
-from pdvsim.realrun.engine.batch import Batch, Gate, Residual
+from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE, Sequences
 from pdvsim.realrun.engine.fp8 import E4M3
 
@@ -34,10 +34,10 @@ def ints(*values: int) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
-def rows_batch(slots: list[int], width: int, first: int = -1) -> Batch:
+def rows_batch(slots: list[int], width: int, first: int = -1) -> ForwardBatch:
     nothing = ints(*[0] * 4)
     bounds = ints(*[0] * (4 + 1))
-    return Batch(len(slots), width, 0, ints(*slots), nothing, nothing, bounds, PAGES, SLOTS, first)
+    return ForwardBatch(len(slots), width, 0, ints(*slots), nothing, nothing, bounds, PAGES, SLOTS, first)
 
 
 def tables(dim: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -55,7 +55,7 @@ def tables(dim: int) -> tuple[torch.Tensor, torch.Tensor]:
 def test_embed(slots: list[int], width: int, sizes: list[int], first: int) -> None:
     bounds = torch.tensor([0, *sizes]).cumsum(0).int()
     chunk = int(bounds[-1]) + 3 if sum(sizes) or not slots else 0
-    batch = Batch(
+    batch = ForwardBatch(
         len(slots), width if slots else 0, chunk, ints(*slots), ints(*(i % SLOTS for i in range(len(sizes)))),
         ints(*(7 * i % 32 for i in range(len(sizes)))), bounds, PAGES, SLOTS, first,
     )  # fmt: skip
@@ -193,7 +193,7 @@ def test_prefill_attention(stretches: list[tuple[int, int]], shape: tuple[int, i
     sizes, starts = zip(*stretches, strict=True)
     bounds = torch.tensor([0, *sizes]).cumsum(0).int()
     real = int(bounds[-1])
-    batch = Batch(
+    batch = ForwardBatch(
         0, 0, real + 5, ints(), ints(*(3 * i % SLOTS for i in range(len(sizes)))), ints(*starts), bounds, PAGES, SLOTS
     )
     qkv = normal(real + 5, (heads + 2 * kv_heads) * dim)

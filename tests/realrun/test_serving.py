@@ -27,13 +27,14 @@ from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs
-from pdvsim.realrun.site import TINY, RealSite, prepare, serve, warm_up
+from pdvsim.realrun.site import TINY, RealServer, prepare, serve, warm_up
 from pdvsim.realrun.texts import prompts
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
-from pdvsim.sim.core import KINDS, Pair, Request, Role, Work
+from pdvsim.sim.core import KINDS, Pair, Request, Role
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
@@ -235,7 +236,7 @@ def test_a_drafter_behind_by_many_tokens_reads_them_first(monkeypatch: pytest.Mo
     most = max(serve(chosen, OWN, requests=requests, rig=rig_for(chosen, requests, 0.0)).requests["drafted"].tolist())
     assert most > 0
     for request in requests:
-        assert request.accepted == request.drafted
+        assert request.taken.accepted == request.taken.drafted
 
 
 AHEAD = [("pdv-ahead", {"ahead_fan": fan, "ahead_miss": miss}) for fan in (0, 3) for miss in ("draft", "plain")]
@@ -292,15 +293,15 @@ def test_drafts_ahead_find_pages_where_the_cache_is_full(
     kv_cache: KvPolicy, fan: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for where a draft ends that begins after its verdict, with all that was verified."""
-    served: list[Work] = []
+    served: list[Launch] = []
     submit = CudaGPU._submit
 
-    def watched(device: CudaGPU, work: Work) -> list[Ticket]:
-        tickets = submit(device, work)
-        if work.kind == "ahead":
-            served.append(work)
-            for slot, row in zip(device.slots.of(work.rows), work.rows, strict=True):
-                assert len(device.slots._pages[slot]) * PAGE >= row.context + row.k + 1 + work.steps + 1
+    def watched(device: CudaGPU, launch: Launch) -> list[Ticket]:
+        tickets = submit(device, launch)
+        if launch.kind == "ahead":
+            served.append(launch)
+            for slot, row in zip(device.slots.of(launch.rows), launch.rows, strict=True):
+                assert len(device.slots._pages[slot]) * PAGE >= row.state.context + row.state.k + 1 + launch.steps + 1
         device.slots.check_integrity()
         return tickets
 
@@ -325,7 +326,7 @@ def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) 
     chosen = experiment(arch)
     requests = make_requests(chosen.traffic, chosen.acceptance)
     profile = profile_of(chosen)
-    site = RealSite(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
+    site = RealServer(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
     simulated = profile.covering(Pair(TINY["draft"].spec, TINY["target"].spec))
     planned = site.context.planner.models
     assert set(planned) == ({"draft", "target"} if chosen.speculates else {"target"})

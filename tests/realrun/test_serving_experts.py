@@ -15,7 +15,7 @@ from torch import Tensor
 from pdvsim.cli import main
 from pdvsim.realrun.engine import twins
 from pdvsim.realrun.engine.arch import from_config
-from pdvsim.realrun.engine.batch import Batch, Pinned
+from pdvsim.realrun.engine.batch import ForwardBatch, Pinned
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.hardware.models import quantised
@@ -75,7 +75,7 @@ def test_a_checkpoint_is_quantised_when_it_is_loaded(tmp_path: Path) -> None:
         sequences = Sequences(2, 64, CPU)
         sequences.put(0, list(range(5, 25)), settled=True)
         ints = lambda *v: torch.tensor(v, dtype=torch.int32)  # noqa: E731
-        batch = Batch(0, 0, 32, ints(), ints(0), ints(0), ints(0, 20), sequences.pages, sequences.scratch)
+        batch = ForwardBatch(0, 0, 32, ints(), ints(0), ints(0), ints(0, 20), sequences.pages, sequences.scratch)
         logits.append(model.logits(model.forward(batch, model.new_cache(sequences.pool), sequences).stream)[:20])
     exact, eight = logits
     assert 0.001 < float((exact - eight).std() / exact.std()) < 0.2

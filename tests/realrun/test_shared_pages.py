@@ -173,7 +173,7 @@ def test_two_slots_have_the_pages_of_a_prefix_and_the_oldest_are_used_again() ->
         slots.check_integrity()
 
     def leave(request: Request) -> None:
-        request.context = request.prompt_tokens
+        request.state.context = request.prompt_tokens
         kv.release(request)
         slots.release(request)
         slots.check_integrity()

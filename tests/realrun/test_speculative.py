@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from scipy.stats import chi2
 from tiny_engines import CPU, Stage, engine, stage, tiny_arch
 
-from pdvsim.realrun.engine.batch import Batch
+from pdvsim.realrun.engine.batch import ForwardBatch
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
 from pdvsim.realrun.engine.sampling import Sampler
@@ -124,7 +124,7 @@ def target_pairs(lanes: Stage, prompt: list[int], temperature: float) -> torch.T
     slots = torch.arange(vocab, dtype=torch.int32)
     empty = torch.zeros(4, dtype=torch.int32)
     bounds = torch.zeros(4 + 1, dtype=torch.int32)
-    batch = Batch(vocab, 2, 0, slots, empty, empty, bounds, sequences.pages, sequences.scratch)
+    batch = ForwardBatch(vocab, 2, 0, slots, empty, empty, bounds, sequences.pages, sequences.scratch)
     sequences.tokens[:vocab, 3] = slots
     sequences.length[:vocab] = len(prompt)
     logits = engine_.model.logits(engine_.model.forward(batch, engine_.cache, sequences).stream)
@@ -153,7 +153,7 @@ def test_rejection_rule_on_given_distributions() -> None:
     sequences.tokens[:rows, 2] = torch.multinomial(q.expand(rows, 4), 1, generator=generator)[:, 0].int()
     empty = torch.zeros(4, dtype=torch.int32)
     slots = torch.arange(rows, dtype=torch.int32)
-    batch = Batch(rows, 2, 0, slots, empty, empty, torch.zeros(4 + 1, dtype=torch.int32), sequences.pages, rows)
+    batch = ForwardBatch(rows, 2, 0, slots, empty, empty, torch.zeros(4 + 1, dtype=torch.int32), sequences.pages, rows)
     sampler = Sampler(1.0, CPU, seed=7)
     limits, pins = torch.ones(rows, dtype=torch.int32), torch.full((rows,), -1, dtype=torch.int32)
     agreed, chosen = sampler.judge(batch, p.log().expand(2 * rows, 4), limits, pins, sequences)

@@ -11,6 +11,7 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.planner import Planner
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
@@ -30,12 +31,12 @@ def planner(
     return Planner(fits, Sharing(contention, priority, profile.contention), peak, host)
 
 
-def batch(rows: int, context: int) -> list[Request]:
+def batch(rows: int, context: int) -> Batch:
     """Running requests with `context` tokens cached each, `OUTPUT` tokens delivered."""
     requests = [Request(i, 0.0, context, 1000, bytes(1000)) for i in range(rows)]
     for request in requests:
-        request.context, request.emitted = context, OUTPUT
-    return requests
+        request.state.context, request.state.emitted = context, OUTPUT
+    return Batch(requests)
 
 
 def walk(runs: bytes, k: int, start: int = 0) -> list[int]:

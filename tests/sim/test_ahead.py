@@ -39,9 +39,9 @@ def test_verdicts_are_guessed_as_often_as_the_formula_says(alpha: float, k: int,
     hits = []
     for number, runs in enumerate(streams):
         request = Request(number, 0.0, 1, 200, runs)
-        request.k = k
-        for request.emitted in range(1, 200, 10):
-            hits.append(was_guessed(request, min(runs[request.emitted], k), fan, 1.0))
+        request.state.k = k
+        for request.state.emitted in range(1, 200, 10):
+            hits.append(was_guessed(request, min(runs[request.state.emitted], k), fan, 1.0))
     expected = guessed_rate(alpha, k, fan, 1.0)
     assert abs(np.mean(hits) - expected) <= 4.5 * np.sqrt(expected * (1 - expected) / len(hits)) + 1e-12
 

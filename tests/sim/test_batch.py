@@ -1,19 +1,25 @@
-"""A batch whose rounds pass at once is a list of requests like any other, to a policy that reads or changes it."""
+"""A batch whose rounds pass at once is a batch like any other, to a policy that reads or changes it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Chunk, Request
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.policies import named
+from pdvsim.sim.policies.ahead import Ahead
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.colocated import Colocated
+from pdvsim.sim.policies.hybrid import Adaptive, Hybrid
 from pdvsim.sim.policies.pd import PD
 from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.records import Deliveries
 from pdvsim.sim.run import simulate
 from pdvsim.testing import check_alike, check_books
 
@@ -24,44 +30,46 @@ SCARCE = Hardware(kv_capacity_tokens=1500)
 class Curious(Colocated):
     """Looks at every row before each decision, and keeps what it saw."""
 
-    def __init__(self, *args: object) -> None:
-        self.seen: list[tuple[float, tuple[tuple[int, ...], ...]]] = []
-        super().__init__(*args)  # type: ignore[arg-type]
+    seen: ClassVar[dict[tuple[int, int], tuple[float, ...]]] = {}  # by request and tokens delivered
 
-    def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
-        rows = tuple((row.id, row.emitted, row.context, row.owed, row.rounds, row.accepted) for row in self.running)
-        self.seen.append((self.env.now, rows))
-        return super().next_chunks(budget)
+    def next_chunks(self, budget: int, worker: int = 0) -> tuple[Chunk, ...]:
+        assert self.running.context == sum(row.state.context for row in self.running)
+        for row in self.running:
+            state = row.state
+            figures = (state.context, state.held_tokens, state.drafter_lag, state.pinned, state.last_delivery_s)
+            self.seen[row.id, state.emitted] = figures
+        return super().next_chunks(budget, worker)
 
 
 class Restless(PD):
-    """Changes the order of its rows in every way that a list allows, which is of no consequence."""
+    """Changes the order of its rows in every way, which is of no consequence."""
 
     def decode_worker(self) -> Process:
-        rows: list[Request] = []
+        rows = Batch()
         turn = 0
         while True:
-            rows += self.decode.take(self.settings.round_batch - len(rows))
+            rows.add(self.decode.take(self.settings.round_batch - len(rows)))
             if not rows:
                 yield self.decode.wait()
                 continue
             turn += 1
             if turn % 5 == 0:
-                rows.reverse()
+                rows = Batch(reversed(rows))
             elif turn % 5 == 1:
-                rows.append(rows.pop(0))
+                first = rows.take(1)
+                rows.add(first)
             elif turn % 5 == 2:
-                rows.sort(key=lambda row: row.context)
+                rows = Batch(sorted(rows, key=lambda row: row.state.context))
             elif turn % 5 == 3:
                 last = rows[-1]
                 rows.remove(last)
-                rows.insert(0, last)
+                rows, others = Batch([last]), rows
+                rows.add(others)
             else:
-                rows[:] = rows[1:] + rows[:1]
+                first, rows = rows[:1], rows[1:]
+                rows.add(first)
             k = self.controller.draft_length(rows, 0, self.env.now)
-            rows = self.hold(rows, k)
-            if rows:
-                rows = yield from self.rounds(rows, k)
+            rows = yield from self.rounds(self.reserve(rows, k), k)
 
 
 class Counting(PDV):
@@ -69,17 +77,23 @@ class Counting(PDV):
 
     verdicts = 0
 
-    def settle(self, rows: list[Request], verdict: Sequence[int]) -> list[Request]:
+    def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
         Counting.verdicts += len(verdict)
-        assert all(0 <= accepted <= row.k for row, accepted in zip(rows, verdict, strict=True))
+        assert all(0 <= accepted <= row.state.k for row, accepted in zip(rows, verdict, strict=True))
         return super().settle(rows, verdict)
 
 
 @pytest.mark.parametrize(("policy", "hardware"), [(Curious, Hardware()), (Curious, SCARCE), (Restless, Hardware())])
-def test_whoever_looks_or_changes_the_list_gets_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
+def test_whoever_looks_at_rows_or_reorders_them_gets_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
     experiment = Experiment(named(policy), TRAFFIC, server=Server(num_speculative_tokens=3), hardware=hardware)
-    at_once, one_by_one = simulate(experiment), simulate(experiment, blocks=False)
+    Curious.seen.clear()
+    at_once, seen = simulate(experiment), dict(Curious.seen)
+    Curious.seen.clear()
+    one_by_one = simulate(experiment, blocks=False)
     check_alike(at_once, one_by_one)
+    assert len(seen) > 100 or policy is Restless
+    for moment, figures in seen.items():
+        assert figures == pytest.approx(Curious.seen[moment], rel=1e-9)
     requests = at_once.requests
     check_books(at_once, requests["output_tokens"].tolist(), requests["arrival_s"].tolist())
     assert hardware is not SCARCE or requests["preemptions"].sum() > 0
@@ -99,14 +113,14 @@ def test_rounds_pass_without_the_policy_being_asked() -> None:
     asked = 0
 
     class Asked(Colocated):
-        def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
+        def next_chunks(self, budget: int, worker: int = 0) -> tuple[Chunk, ...]:
             nonlocal asked
             asked += 1
-            return super().next_chunks(budget)
+            return super().next_chunks(budget, worker)
 
     class Step(Asked):
-        def hold(self, rows: list[Request], k: int) -> list[Request]:
-            return super().hold(rows, k)
+        def reserve(self, rows: Batch, k: int) -> Batch:
+            return super().reserve(rows, k)
 
     counts = []
     for policy in (Asked, Step):  # one with a part of its own is asked in every round
@@ -135,3 +149,63 @@ def test_a_learning_controller_decides_the_same_in_blocks(arch: str) -> None:
     check_alike(at_once, one_by_one)
     drafts = at_once.launches["steps"][at_once.launches["kind"] == KINDS.index("draft")]
     assert len(np.unique(drafts)) > 1
+
+
+class OwnVerdict:
+    """Mixed in, not derived from a policy."""
+
+    def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
+        return super().settle(rows, verdict)  # type: ignore[misc, no-any-return]
+
+
+@pytest.mark.parametrize(
+    ("bases", "own", "asked"),
+    [
+        ((Colocated,), {}, "on change"),
+        ((Colocated,), {"loop": Colocated.loop}, "on change"),
+        ((Colocated,), {"admits": Colocated.admits}, "while waiting"),
+        ((Colocated,), {"admits": Colocated.admits, "verify": Colocated.verify}, "every round"),
+        ((Colocated,), {"asked": "every round"}, "every round"),
+        ((Colocated,), {"asked": "on change", "verify": Colocated.verify}, "on change"),
+        ((OwnVerdict, Colocated), {}, "every round"),
+        ((Curious,), {}, "while waiting"),  # as what it derives from
+        ((PDV,), {}, "on change"),
+        ((PDV,), {"gathers": PDV.gathers}, "every round"),
+        ((PDV,), {"admits": PDV.admits}, "while waiting"),
+        ((Hybrid,), {}, "on change"),
+        ((Adaptive,), {}, "every round"),
+        ((Ahead,), {}, "every round"),
+    ],
+)
+def test_a_policy_is_asked_as_often_as_its_own_methods_need(
+    bases: tuple[type, ...], own: dict[str, object], asked: str
+) -> None:
+    assert type("Mine", bases, dict(own)).asked == asked  # type: ignore[attr-defined]
+
+
+def test_a_request_in_a_batch_of_its_own_is_foreseen_no_longer() -> None:
+    """Its forecast ends for all its rows, which stand where their rounds have brought them."""
+    kv, deliveries = KvCache(10_000, 4, paged=True), Deliveries()
+    requests = [Request(i, 0.0, 50, 40, bytes([i + 1] * 40)) for i in range(3)]
+    for request in requests:
+        assert kv.admit(request, 50)
+        request.state.context = request.state.prefilled = 50
+        request.state.emitted = 1
+    rows = Batch(requests)
+    assert rows.reserve(kv, 2)
+    forecast = rows.foresee(2, kv, deliveries, rereads=False)
+    contexts, lags = forecast.sums(3)
+    assert contexts == [150, 158, 166, 174]  # 2, 3 and 3 tokens a round
+    assert lags == [0, 1, 1]
+    forecast.pass_rounds([0.1, 0.2], contexts[2], (0.0, 0.0, 0.0))
+    assert [row.state.emitted for row in rows] == [5, 7, 7]
+    alone = Batch(requests[:1])
+    assert rows.forecast is None
+    assert not deliveries.unwritten
+    assert [row.state.emitted for row in rows] == [5, 7, 7]
+    assert [row.state.drafter_lag for row in rows] == [0, 1, 1]
+    assert [row.taken.rounds for row in rows] == [2, 2, 2]
+    assert rows.context == 166
+    alone.k = 2
+    assert (alone.k, rows[0].state.k) == (2, 2)
+    kv.check_integrity()

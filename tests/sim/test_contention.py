@@ -12,12 +12,12 @@ from hypothesis import strategies as st
 from planning import PAIR, batch, planner
 
 from pdvsim.sim.config import Priority
-from pdvsim.sim.core import Work
 from pdvsim.sim.hardware import costs
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
+from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.policies.planner import Planner
@@ -316,7 +316,7 @@ def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
     """The GPU of the shipped profile, with a host that costs nothing, and what is planned with."""
     host, log = HostTimes(), Launches()
     plan = planner(host, priority)
-    gpu = SimulatedGPU(Clock(), SimulatedHost(host), plan.models, plan.sharing, log, lambda work: None, plan.peak)
+    gpu = SimulatedGPU(Clock(), SimulatedHost(host), plan.models, plan.sharing, log, lambda launch: None, plan.peak)
     return gpu, plan, log
 
 
@@ -326,17 +326,17 @@ def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k
     """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
     gpu, plan, log = h200(priority)
     mine, others = batch(rows, 300), batch(rows, 300)
-    gpu.launch(Work("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
-    gpu.launch(Work("verify", "target", "verify", others, tokens=k + 1, priority=1))
+    gpu.launch(Launch("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
+    gpu.launch(Launch("verify", "target", "verify", others, tokens=k + 1, priority=1))
     gpu.env.run()
     ends = log.drain()["end_s"]
     assert len(ends) == 2
     assert ends.max() == pytest.approx(plan.overlapped_s(rows, rows * 300, k), rel=1e-12)
 
 
-def beside_others(gpu: SimulatedGPU, work: Work) -> Job:
+def beside_others(gpu: SimulatedGPU, launch: Launch) -> Job:
     """The work as those that share the GPU with it see it."""
-    job = gpu.launch(work)
+    job = gpu.launch(launch)
     gpu.demand(job)
     return job
 
@@ -349,9 +349,9 @@ def test_the_small_kernels_of_a_draft_are_those_of_its_steps() -> None:
     gpu, *_ = h200("stream")
     rows = batch(20, 300)
     for tokens, steps, share in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 1.0)):
-        job = beside_others(gpu, Work("draft", "draft", "decode", rows, tokens, steps))
+        job = beside_others(gpu, Launch("draft", "draft", "decode", rows, tokens, steps))
         assert job.small_kernel_share == share
         assert job.layer_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
-    assert not beside_others(gpu, Work("draft", "draft", "decode", batch(33, 300), 1, 4)).small_kernel_share
+    assert not beside_others(gpu, Launch("draft", "draft", "decode", batch(33, 300), 1, 4)).small_kernel_share
     # a large model's products take most of its time, and leave no room
-    assert 0 < beside_others(gpu, Work("verify", "target", "verify", rows, 1)).small_kernel_share < 0.5
+    assert 0 < beside_others(gpu, Launch("verify", "target", "verify", rows, 1)).small_kernel_share < 0.5

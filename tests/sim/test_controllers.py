@@ -54,7 +54,7 @@ def speed_of(plan: Planner, rate: float, rows: int, context: int, k: int, round_
 
 def goodput_speeds(plan: Planner, rate: float, rows: int, context: int) -> list[float]:
     """Tokens a second at each draft length from 0 to 16, on one lane."""
-    return [speed_of(plan, rate, rows, context, k, plan.turn_s(rows, rows * context, k, rate)) for k in range(17)]
+    return [speed_of(plan, rate, rows, context, k, plan.full_round_s(rows, rows * context, k, rate)) for k in range(17)]
 
 
 def draft_lengths(result: Result) -> Any:
@@ -158,7 +158,7 @@ def test_rounds_with_and_without_drafts_may_be_mixed(arch: Arch, monkeypatch: py
         assert tokens[0] == 1
         at = 1
         for gained in tokens[1:].tolist():
-            assert gained in (1, min(min(request.runs[at], 3) + 1, 60 - at))
+            assert gained in (1, min(min(request.accept_runs[at], 3) + 1, 60 - at))
             seen.add(gained)
             at += gained
         assert at == 60
@@ -194,10 +194,10 @@ def feedback(k: int = 4, **server: Any) -> Feedback:
 
 def verdicts(controller: Feedback, accepted: int, of: int, round_s: float = 0.01, rounds: int = 10) -> None:
     """So many rounds of one row: `accepted` of its `of` draft tokens accepted, `round_s` after the last."""
-    [row] = batch(1, 100)
-    row.k, row.turn_s = of, 0.0
+    rows = batch(1, 100)
+    rows[0].state.k, rows[0].state.last_delivery_s = of, 0.0
     for _ in range(rounds):
-        controller.observe([row], [accepted], round_s)
+        controller.observe(rows, [accepted], round_s)
 
 
 @pytest.mark.parametrize(
@@ -310,7 +310,7 @@ def test_goodput_follows_a_step_of_acceptance() -> None:
         Workload(Traffic("random", num_prompts=n, input_len=128, output_len=128, seed=n), Acceptance(rate)).all()
         for n, rate in ((300, 0.8), (200, 0.3))
     )
-    requests = [Request(i, 0.0, 128, 128, request.runs) for i, request in enumerate([*high, *low])]
+    requests = [Request(i, 0.0, 128, 128, request.accept_runs) for i, request in enumerate([*high, *low])]
     traffic = Traffic("random", num_prompts=500, max_concurrency=32)
     result = simulated(Experiment("pdv", traffic, server=Server(controller="goodput")), requests=requests)
     ends, lengths = round_lengths(result)
@@ -383,14 +383,14 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
         lengths = []
         for round in range(4000):
             for row in rows:
-                row.owed = owed
+                row.state.drafter_lag = owed
             lengths.append(controller.draft_length(rows, 0, 100.0 + round))
             for row in rows:
-                row.k = lengths[-1]
+                row.state.k = lengths[-1]
             controller.observe(rows, [0] * 64, 0.0)
         assert set(lengths) == {0, Goodput.TRY_LENGTH}
         tries.append(np.count_nonzero(lengths))
-        plain_s, try_s = (plan.turn_s(64, 64 * 500, k, 0.0) for k in (0, Goodput.TRY_LENGTH))
+        plain_s, try_s = (plan.full_round_s(64, 64 * 500, k, 0.0) for k in (0, Goodput.TRY_LENGTH))
         lost = (try_s + plan.behind_s(rows)) / plain_s - 1
         assert 2 <= tries[-1] <= 1 + Learner.BUDGET * 4000 / lost
     assert tries[0] > 3 * tries[1]
@@ -526,8 +526,8 @@ def test_rows_left_behind_are_read_as_prompts_a_few_at_a_time() -> None:
     model = CostModel(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft))
     rows = batch(7, 100)
     for row in rows:
-        row.emitted, row.owed = 31, 10
-    rows[6].owed = 1
+        row.state.emitted, row.state.drafter_lag = 31, 10
+    rows[6].state.drafter_lag = 1
     expected = [model.price(0, prompts=[(120, 10)] * count) for count in (4, 2)]
     assert model.catch_up_cost(rows) == pytest.approx([a + b for a, b in zip(*expected, strict=True)])
 
@@ -536,7 +536,7 @@ def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
     """Whatever mode is best: a draft in the verify queue may be waiting for these rows."""
     for mode in ("plain", "atomic", "lanes"):
         policy = adaptive(planner(), 0.6, 2, mode)
-        policy.verify_queue.queue.extend(batch(1, 100))
+        policy.verify_queue.rows.add(batch(1, 100))
         assert policy.atomic_length(batch(1, 100)) is None
 
 

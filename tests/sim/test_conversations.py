@@ -256,4 +256,4 @@ def test_more_requests_do_not_change_the_first_ones() -> None:
 
 def vars_of(request: Request) -> tuple[Any, ...]:
     names = block_hashes(request.chain, 0, request.prompt_tokens // BLOCK)
-    return request.prompt_tokens, request.output_tokens, request.runs, request.session, request.turn, *names
+    return request.prompt_tokens, request.output_tokens, request.accept_runs, request.session, request.turn, *names

@@ -14,12 +14,15 @@ from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import HeadSpec, Request, Work
+from pdvsim.sim.core import HeadSpec, Request
 from pdvsim.sim.doubts import Doubt, warn
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.hardware.models import PRESETS, from_config, pair
 from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.kv import capacity_tokens
+from pdvsim.sim.machine.ledger import Ledger
+from pdvsim.sim.records import Launches
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found, measured
 from pdvsim.study.band import spanned
@@ -165,13 +168,15 @@ def test_a_head_left_behind_by_more_than_a_draft_reads_that_as_a_prompt() -> Non
     experiment = serving("eagle3")
     head = covering_profile(experiment).cost_model(pair(experiment.server.pair).draft)
     row = Request(0, 0.0, 100, 200, bytes(200))
-    row.emitted, row.owed = 60, head.widest
-    stretch = head.price(0, prompts=[(159 - row.owed, row.owed)])
+    state = row.state
+    state.emitted, state.drafter_lag = 60, head.widest
+    stretch = head.price(0, prompts=[(159 - state.drafter_lag, state.drafter_lag)])
     assert head.catch_up_cost([row]).seconds_0 == pytest.approx(stretch.seconds_0)
+    ledger = Ledger({"draft": head}, Launches())
     prices = []
-    for owed in (head.widest - 1, head.widest):
-        row.owed = owed
-        prices.append(head.price_launch(Work("draft", "draft", "main", [row], owed + 1, 4, context=159)).seconds)
+    for lag in (head.widest - 1, head.widest):
+        state.drafter_lag = lag
+        prices.append(ledger.price(Launch("draft", "draft", "main", Batch([row]), lag + 1, 4, context=159)).seconds)
     alone = head.price(1, 1, 4)
     assert prices[1] == pytest.approx(stretch.seconds_0 + alone.seconds(159))
     assert prices[0] < prices[1]  # one forward less
@@ -201,7 +206,7 @@ def test_drafts_are_found_where_one_is_accepted_and_at_that_share_of_the_others(
     drafted = []
     for position in range(len(runs)):
         row = Request(7, 0.0, 10, len(runs), runs)
-        row.emitted = position
+        row.state.emitted = position
         drafted.append(is_found(row, 0.15))
     assert all(drafted[1::2])
     assert np.mean(drafted[::2]) == pytest.approx(0.15, abs=0.01)

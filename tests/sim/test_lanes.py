@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from typing import ClassVar
 
 import pytest
+from simpy.events import Event
 
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
-from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.policies import named
-from pdvsim.sim.policies.base import HIGHEST, PATIENCE_S, PRIORITY
-from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.machine.batch import Launch
+from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.lane import HIGHEST, PATIENCE_S, PRIORITY
 from pdvsim.sim.run import simulate
 
 LANED: tuple[Arch, ...] = ("pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
@@ -49,26 +48,24 @@ def test_a_limit_above_the_common_one_is_refused(name: str) -> None:
         Server(max_num_seqs=8, **{name: 9})
 
 
-class Watched(PDV):
-    """Notes the priority of every work beside what it follows from."""
-
-    seen: ClassVar[list[tuple[str, int, float]]] = []
-
-    def priority(self, lane: str, requests: Sequence[Request]) -> int:
-        level = super().priority(lane, requests)
-        first = requests[0]
-        since_s = {"prefill": first.arrival_s, "verify": first.ready_s, "decode": first.turn_s}[lane]
-        self.seen.append((lane, level, self.env.now - since_s))
-        return level
-
-
-def test_a_level_for_each_patience_and_at_most_one_more() -> None:
+def test_a_level_for_each_patience_and_at_most_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """So whoever waits long enough goes before everybody, and nobody is below its lane's own level."""
-    Watched.seen = []
+    seen: list[tuple[str, int, float]] = []
+    enter = SimulatedGPU.launch
+
+    def watched(gpu: SimulatedGPU, launch: Launch) -> Event:
+        first = launch.rows[0] if launch.rows else launch.chunks[0].request
+        since_s = {
+            "prefill": first.arrival_s, "verify": first.state.ready_s, "decode": first.state.last_delivery_s,
+        }[launch.lane]  # fmt: skip
+        seen.append((launch.lane, launch.priority, gpu.env.now - since_s))
+        return enter(gpu, launch)
+
+    monkeypatch.setattr(SimulatedGPU, "launch", watched)
     crowd = replace(BUSY, num_prompts=300, input_len=1000, output_len=20, max_concurrency=None)
-    simulate(Experiment(named(Watched), crowd, server=Server(priority="dynamic")))
-    for lane, level, age_s in Watched.seen:
+    simulate(Experiment("pdv", crowd, server=Server(priority="dynamic")))
+    for lane, level, age_s in seen:
         patience = int(age_s / PATIENCE_S)
         assert level in {min(HIGHEST, PRIORITY[lane] + patience + deep) for deep in (0, 1)}
         assert level == HIGHEST or age_s < HIGHEST * PATIENCE_S
-    assert any(lane == "prefill" and level == HIGHEST for lane, level, _ in Watched.seen)
+    assert any(lane == "prefill" and level == HIGHEST for lane, level, _ in seen)

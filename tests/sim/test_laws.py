@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.sim.assembly import Site, covering_profile
+from pdvsim.sim.assembly import Cluster, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import KINDS, GpuSpec, Request
@@ -476,7 +476,7 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
                 continue
             expected, at, accepted = [1], 1, 0
             while at < request.output_tokens:
-                passed = min(request.runs[at], k)
+                passed = min(request.accept_runs[at], k)
                 accepted += passed
                 expected.append(min(passed + 1, request.output_tokens - at))
                 at += expected[-1]
@@ -593,12 +593,12 @@ def test_latency_falls_as_acceptance_rises(arch: Arch, controller: str, request:
 # the KV cache ----------------------------------------------------------------------------------------------------
 
 
-def served(scenario: Scenario) -> tuple[Site, list[Request]]:
+def served(scenario: Scenario) -> tuple[Cluster, list[Request]]:
     """The servers after all is done, and the requests."""
     env, requests = Clock(), scenario.workload.requests(scenario.experiment.acceptance)
-    site = Site(env, scenario.experiment, covering_profile(scenario.experiment), Log())
-    Client(env, requests, scenario.experiment, site, None).run()
-    return site, requests
+    cluster = Cluster(env, scenario.experiment, covering_profile(scenario.experiment), Log())
+    Client(env, requests, scenario.experiment, cluster, None).run()
+    return cluster, requests
 
 
 SCARCE: list[dict[str, Any]] = [
@@ -637,11 +637,11 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
             reads = (launches["kind"] == KINDS.index("prefill")) & (launches["role"] == 1)
             again = books["recomputed_tokens"].sum() + books["resumptions"].sum()
             assert launches["tokens"][reads].sum() == prompts.sum() + again
-        site, requests = served(scenario)
-        for server in site.servers:
+        cluster, requests = served(scenario)
+        for server in cluster.servers:
             server.kv.check_integrity()
             assert server.kv.used_tokens == server.in_flight == len(server.waiting) == 0
-        preempted += sum(request.preemptions for request in requests)
+        preempted += sum(request.taken.preemptions for request in requests)
     assert preempted > 10
 
 

@@ -60,7 +60,7 @@ def test_transfers_queue_for_the_ports() -> None:
 def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch, place: tuple[str, ...]) -> None:
     experiment = placed(arch, *place)
     result, models = simulate(experiment), pair(experiment.server.pair)
-    seats, launches = experiment.seats, result.launches
+    placement, launches = experiment.placement, result.launches
     expected: dict[str, float] = {}
 
     def add(source: int, target: int, size: float) -> None:
@@ -69,16 +69,16 @@ def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch
 
     drafts, target = launches["kind"] == KINDS.index("draft"), launches["role"] == 1
     reads = (launches["kind"] == KINDS.index("prefill")) & target
-    for at in range(seats.gpus):
+    for at in range(placement.gpus):
         here = launches["gpu"] == at
         made = (launches["rows"] * launches["steps"])[drafts & here].sum()
-        add(at, seats.verify, made * 4)
-        add(seats.verify, at, 8 * launches["rows"][drafts & here].sum())
-        add(at, seats.verify, launches["tokens"][reads & here].sum() * models.target.kv_bytes_per_token)
+        add(at, placement.verify, made * 4)
+        add(placement.verify, at, 8 * launches["rows"][drafts & here].sum())
+        add(at, placement.verify, launches["tokens"][reads & here].sum() * models.target.kv_bytes_per_token)
     expected = {way: size for way, size in expected.items() if size}
     assert {way: sent["bytes"] for way, sent in result.meta["links"].items()} == pytest.approx(expected)
-    assert result.meta["gpus"] == seats.gpus
-    assert set(np.unique(launches["gpu"])) == set(range(seats.gpus))
+    assert result.meta["gpus"] == placement.gpus
+    assert set(np.unique(launches["gpu"])) == set(range(placement.gpus))
 
 
 @pytest.mark.parametrize("links", [("100gbe", "400gbe", "nvlink4"), ("pcie4", "pcie5", "nvlink4")])
@@ -225,7 +225,7 @@ def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> 
     check_streams(result)
     if load == "all sent at time 0":
         works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))
-        assert works == {(replica, at) for replica in range(2) for at in range(experiment.seats.gpus)}
+        assert works == {(replica, at) for replica in range(2) for at in range(experiment.placement.gpus)}
 
 
 def test_more_gpus_for_a_lane_help_where_it_is_what_is_waited_for() -> None:

@@ -18,6 +18,7 @@ from pdvsim.live.pace import Feed, drive
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies import named, own_errors, policy_of
@@ -38,10 +39,10 @@ class Patient(PDV):
 
     def verify_worker(self) -> Process:
         while True:
-            while len(self.verify_queue.queue) < self.needed():
+            while len(self.verify_queue) < self.needed():
                 yield self.verify_queue.wait()
             rows = self.verify_queue.take(self.settings.max_num_seqs)
-            verdict = yield self.device.launch(self.verify(rows, max(row.k for row in rows)))
+            verdict = yield self.device.launch(self.verify(rows, rows.k))
             going = self.settle(rows, verdict)
             if going:
                 self.decode.put(going)
@@ -94,7 +95,7 @@ class Lost(Colocated):
 class Greedy(Colocated):
     def settle(self, rows, verdict):
         for row in rows[:1]:
-            row.emitted += 1
+            row.state.emitted += 1
         return super().settle(rows, verdict)
 
 class NotOne:
@@ -278,7 +279,7 @@ def test_a_wait_ends_at_its_deadline_or_when_woken() -> None:
 
     def producer() -> Process:
         yield env.timeout(1.5)
-        lane.put([Request(0, 0.0, 1, 1, b"")])
+        lane.put(Batch([Request(0, 0.0, 1, 1, b"")]))
 
     env.process(consumer())
     env.process(producer())

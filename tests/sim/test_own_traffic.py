@@ -151,10 +151,10 @@ def test_each_request_has_the_acceptance_of_its_row(tmp_path: Path) -> None:
     """Rates of 0 and 1 leave no doubt: drafts of the one are never accepted, of the other always."""
     path = csv_file(tmp_path, HEADER[1:], [(10, 50, 0.0, "a"), (20, 50, 1.0, "a")])
     for request in make_requests(Traffic("custom", path, num_prompts=20), Acceptance()):
-        runs = set(request.runs[1:40])
+        runs = set(request.accept_runs[1:40])
         assert runs == ({0} if request.prompt_tokens == 10 else runs - {0})
     given = make_requests(Traffic("custom", path, num_prompts=2), Acceptance(acceptance_rate=0.0))
-    assert all(set(request.runs) == {0} for request in given)  # an option overrides the column
+    assert all(set(request.accept_runs) == {0} for request in given)  # an option overrides the column
 
 
 def test_what_the_columns_were_taken_for_is_said_once(tmp_path: Path) -> None:

@@ -27,9 +27,9 @@ def served(kv: KvCache, request: Request, answer: int = 0) -> int:
     """Read a prompt, decode so many tokens, leave; returns the tokens that were cached."""
     cached = kv.cached(request)
     assert kv.admit(request, request.prompt_tokens)
-    assert request.prefilled == cached
-    request.context = request.prompt_tokens + answer
-    assert kv.grow(request, request.context)
+    assert request.state.prefilled == cached
+    request.state.context = request.prompt_tokens + answer
+    assert kv.grow(request, request.state.context)
     kv.check_integrity()
     kv.release(request)
     kv.check_integrity()
@@ -141,7 +141,7 @@ def served_quickly(kv: KvCache, text: int) -> bool:
     request = ask(BLOCK + 1, text)
     hit = kv.cached(request) > 0
     kv.admit(request, BLOCK + 1)
-    request.context = BLOCK + 1
+    request.state.context = BLOCK + 1
     kv.release(request)
     return hit
 
@@ -231,14 +231,14 @@ def test_blocks_are_conserved_under_random_traffic(data: st.DataObject) -> None:
                 inside.append(request)
         elif inside:
             request = inside[data.draw(st.integers(0, len(inside) - 1))]
-            if step == "read" and not request.context:
-                request.prefilled = min(request.prompt_tokens, request.held_tokens)
+            if step == "read" and not request.state.context:
+                request.state.prefilled = min(request.prompt_tokens, request.state.held_tokens)
                 if kv.grow(request, request.prompt_tokens):
                     kv.name(request, request.prompt_tokens)
-                    request.prefilled = request.context = request.prompt_tokens
-            elif step == "decode" and request.context and kv.grow(request, request.context + 5):
-                request.context += 5
-                request.owed = data.draw(st.integers(0, 20))
+                    request.state.prefilled = request.state.context = request.prompt_tokens
+            elif step == "decode" and request.state.context and kv.grow(request, request.state.context + 5):
+                request.state.context += 5
+                request.state.drafter_lag = data.draw(st.integers(0, 20))
             elif step == "leave":
                 kv.release(request)
                 inside.remove(request)
@@ -255,9 +255,9 @@ def test_nothing_leaks_over_many_requests() -> None:
     rng = np.random.default_rng(1)
     for number, (prefix, tokens) in enumerate(rng.integers(1, 200, (50_000, 2)).tolist()):
         request = ask(prefix + tokens, (prefix, prefix % 7), 1000 + number)
-        request.owed = number % 40
+        request.state.drafter_lag = number % 40
         assert kv.admit(request, prefix + tokens)
-        request.context = prefix + tokens
+        request.state.context = prefix + tokens
         kv.release(request)
     kv.check_integrity()
     assert len(kv.prefixes) <= 64

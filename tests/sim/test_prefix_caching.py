@@ -10,7 +10,7 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.sim.assembly import Site, covering_profile
+from pdvsim.sim.assembly import Cluster, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ENDLESS, KINDS, Request
@@ -85,9 +85,9 @@ def test_the_fast_path_is_the_same(arch: Arch, room: int | None) -> None:
 def test_all_blocks_are_accounted_for_while_it_serves(arch: Arch) -> None:
     experiment = Experiment(arch, replace(TALK, max_concurrency=12), hardware=Hardware(kv_capacity_tokens=1300))
     env, log = Clock(), Log()
-    site = Site(env, experiment, covering_profile(experiment), log, blocks=False)
-    client = Client(env, Workload(experiment.traffic, experiment.acceptance), experiment, site, None)
-    [server] = site.servers
+    cluster = Cluster(env, experiment, covering_profile(experiment), log, blocks=False)
+    client = Client(env, Workload(experiment.traffic, experiment.acceptance), experiment, cluster, None)
+    [server] = cluster.servers
     steps = 0
     while client.left:
         env.step()
@@ -121,7 +121,7 @@ def test_a_preempted_request_goes_on_with_what_is_still_cached() -> None:
     assert again > 0
     assert prefilled(result, role=1) == 12 * 64 + int(result.requests["recomputed_tokens"].sum()) + again
     assert not result.requests["num_cached_tokens"].any()
-    assert not any(request.held_tokens for request in requests)
+    assert not any(request.state.held_tokens for request in requests)
 
 
 def test_answers_stay_on_the_gpu_that_decodes() -> None:

@@ -15,11 +15,12 @@ from pdvsim.calibration.fit import build
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.core import KINDS, Work
+from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import builtin, load, roofline
 from pdvsim.sim.hardware.reach import Outside, Reach, Reaches, _sizes
-from pdvsim.sim.machine.books import Books
+from pdvsim.sim.machine.batch import Launch
+from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.metrics import summary
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
@@ -86,21 +87,21 @@ def test_nothing_is_said_where_no_range_is_known() -> None:
 def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
     seen: list[tuple[float, ...]] = []
-    note = Books.note
+    note = Ledger.note
 
-    def noted(books: Books, work: Work, start_s: float, end_s: float, *price: Any) -> None:
-        rows = len(work.rows)
-        width = min(work.tokens, 2) if work.role == "draft" else work.tokens
-        k = (work.steps if work.kind == "draft" else width - 1) if rows else 0
-        context = sum(row.context for row in work.rows) / max(rows, 1)
-        prompt = sum(chunk.tokens for chunk in work.chunks)
-        start = max((chunk.start for chunk in work.chunks), default=0)
-        if work.role == "draft" and work.tokens > 2:
-            prompt = min(rows * (work.tokens - 2), 4 * (work.tokens - 1))
+    def noted(ledger: Ledger, launch: Launch, start_s: float, end_s: float, *price: Any) -> None:
+        rows = len(launch.rows)
+        width = min(launch.tokens, 2) if launch.role == "draft" else launch.tokens
+        k = (launch.steps if launch.kind == "draft" else width - 1) if rows else 0
+        context = sum(row.state.context for row in launch.rows) / max(rows, 1)
+        prompt = sum(chunk.tokens for chunk in launch.chunks)
+        start = max((chunk.start for chunk in launch.chunks), default=0)
+        if launch.role == "draft" and launch.tokens > 2:
+            prompt = min(rows * (launch.tokens - 2), 4 * (launch.tokens - 1))
         seen.append((end_s, rows, k, context, prompt, start, rows * width + prompt))
-        note(books, work, start_s, end_s, *price)
+        note(ledger, launch, start_s, end_s, *price)
 
-    monkeypatch.setattr(Books, "note", noted)
+    monkeypatch.setattr(Ledger, "note", noted)
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=40, random_range_ratio=0.5, request_rate=60.0)
     result = simulate(Experiment(arch, traffic, server=Server(max_num_batched_tokens=128)), blocks=False)
     recorded = np.stack([result.launches["end_s"], *_sizes(result.launches, 2).values()], axis=1)

@@ -68,4 +68,4 @@ def test_requests_are_in_the_order_in_which_they_were_sent() -> None:
     rows = simulate(Experiment("colocated", traffic), requests=requests).requests
     assert rows["id"].tolist() == ids
     assert rows["output_tokens"].tolist() == lengths
-    assert rows["finish_s"].tolist() == [request.finish_s for request in requests]
+    assert rows["finish_s"].tolist() == [request.taken.finish_s for request in requests]

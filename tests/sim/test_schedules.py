@@ -32,7 +32,7 @@ from pdvsim.sim.core import KINDS, ModelSpec, Request
 from pdvsim.sim.hardware import costs
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
-from pdvsim.sim.policies import base
+from pdvsim.sim.machine import lane
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -867,7 +867,7 @@ def test_a_prompt_that_waited_goes_first(run: Run, monkeypatch: pytest.MonkeyPat
     78.55  10.5 / 0.8 = 13.125 -> 91.675, first token 91.875; its draft prompt 1.05 / 0.8 = 1.3125 -> 92.9875.
            The verify has 10.3 - 0.8 * (78.25 - 72.225) - 0.3 = 5.18 left, less a fifth of 14.4375: 2.2925 -> 95.28.
     """
-    monkeypatch.setattr(base, "PATIENCE_S", 15 * MS)
+    monkeypatch.setattr(lane, "PATIENCE_S", 15 * MS)
     check(
         run("pd", LATE, priority="dynamic", stream_weight=4),
         [*LATE_START, "prefill: prefill 78.55-91.675, prefill 91.675-92.9875", "decode: verify x1 72.225-95.28"],

@@ -83,7 +83,7 @@ def test_chunks_change_nothing(dataset: dict[str, Any], form: dict[str, Any], ch
     traffic, acceptance = Traffic(**{"num_prompts": 100, "seed": 3} | dataset), Acceptance(**form)
 
     def facts(request: Any) -> tuple[object, ...]:
-        return request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.runs
+        return request.id, request.arrival_s, request.prompt_tokens, request.output_tokens, request.accept_runs
 
     workload, whole = Workload(traffic, acceptance, chunk), make_requests(traffic, acceptance)
     assert [facts(r) for r in workload] == [facts(r) for r in whole]

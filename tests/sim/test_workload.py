@@ -22,7 +22,7 @@ ALPHA = Acceptance()
 
 
 def facts(requests: list[Request]) -> list[tuple[Any, ...]]:
-    return [(r.id, r.arrival_s, r.prompt_tokens, r.output_tokens, r.runs) for r in requests]
+    return [(r.id, r.arrival_s, r.prompt_tokens, r.output_tokens, r.accept_runs) for r in requests]
 
 
 def lengths(requests: list[Request]) -> list[tuple[int, int]]:
@@ -92,7 +92,7 @@ def test_another_rate_changes_arrivals_only() -> None:
     fast = make_requests(Traffic(num_prompts=200, request_rate=8.0), ALPHA)
     closed = make_requests(Traffic(num_prompts=200), ALPHA)
     assert lengths(slow) == lengths(fast) == lengths(closed)
-    assert [r.runs for r in slow] == [r.runs for r in fast] == [r.runs for r in closed]
+    assert [r.accept_runs for r in slow] == [r.accept_runs for r in fast] == [r.accept_runs for r in closed]
     assert [r.arrival_s for r in slow] == pytest.approx([4 * r.arrival_s for r in fast])
 
 

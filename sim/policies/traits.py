@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar, get_args
 
 from pdvsim.sim.policies.options import Server
 
 OwnOptions = tuple[str, ...]
 Tuned = tuple[str, tuple[Any, ...]] | None
 Workers = Literal["lanes", "turns", "requests"]
+Asked = Literal["on change", "while waiting", "every round"]
+_ASKED: tuple[Asked, ...] = get_args(Asked)
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
-class Facts:
+def decides(asked: Asked) -> Callable[[Method], Method]:
+    """Mark a method: a policy with one of its own must be asked that often."""
+
+    def mark(method: Method) -> Method:
+        method.asked = asked  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+class PolicyTraits:
     """Facts that stand on the class of a policy."""
 
     speculates = True  # has a draft model, and uses it
@@ -27,6 +41,20 @@ class Facts:
     options: OwnOptions = ()  # server settings that act in it alone
     tuned: Tuned = None  # one of them, and the values that a search tries
     beyond = ""  # what it does that no flag of a serving engine asks for
+    # when its workers are asked for a decision: when something changes (an arrival, a finish, another draft length),
+    # also in every round while a request waits, or in every round. A class that overrides a method which `decides` is
+    # asked as often as that needs, unless it states this itself
+    asked: Asked = "on change"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if "asked" in vars(cls):
+            return
+        stated = [part is not cls and "asked" in vars(part) for part in cls.__mro__]
+        first = stated.index(True)  # the policy that it derives from; before it, what is mixed in
+        own = {name for part in cls.__mro__[:first] for name in vars(part)}
+        marks = [getattr(vars(base).get(name), "asked", cls.asked) for base in cls.__mro__[first:] for name in own]
+        cls.asked = max([cls.asked, *marks], key=_ASKED.index)
 
     @classmethod
     def lane_names(cls) -> tuple[str, ...]:

@@ -1,0 +1,154 @@
+"""The fast path: rounds in which nothing else happens are simulated in one loop, without events.
+
+While the GPU has no other launch, no event is due and the KV cache has room, a round is a draft and then a verify, and
+their prices follow from the sums of the batch's forecast. Start and end times are added up in the order of the event
+queue, so they are equal bit for bit.
+
+Not covered: hosts that poll, n-gram drafts, and lanes on several GPUs. Their rounds are simulated one by one.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from math import exp, inf
+from operator import sub
+from typing import Any, NamedTuple
+
+from pdvsim.sim.hardware.power import Draw
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.forecast import ROUNDS
+
+_NO_POWER = (0.0,) * 6
+
+
+class RoundPrices(NamedTuple):
+    """The launches of a round by number of rows, for each lag of the drafter: log entries, prices, energy of flops."""
+
+    by_lag: list[list[tuple[float, ...]]]
+    least_s: float  # a verify without context
+
+
+class FastForwardGPU(SimulatedGPU):
+    """A simulated GPU that goes through rounds in which nothing else happens."""
+
+    def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.foresees = blocks and self.has_draft is None and self.ledger.log.carried is None
+        self._round_prices: dict[tuple[tuple[str, str], int, int, tuple[bool, ...]], RoundPrices] = {}
+        self._windowed = [model for model in self.ledger.models.values() if model.window]
+
+    def advance(self, batch: Batch, lanes: tuple[str, str], depth: int, most: int = ROUNDS) -> int:
+        """Go through `most` rounds of `batch` that are over before anything else happens; returns how many.
+
+        The last is at most the one with which the first row finishes; where rows are handed over, the one before it.
+        """
+        env, host, handed, forecast, rows = self.env, self.host, lanes[0] != lanes[1], batch.forecast, len(batch)
+        if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
+            return 0
+        prices = self._prices(lanes, rows, forecast.k, forecast.context)
+        horizon_s = env.horizon(self)
+        most = min(most, forecast.end - forecast.round - handed)
+        if horizon_s < inf:  # no round is shorter than its verify
+            most = min(most, int((horizon_s - env._now) / prices.least_s))
+        if most < 1 or (most := forecast.roomy(most)) < 1:
+            return 0
+        contexts, lags = forecast.sums(most)
+        for model in self._windowed:  # rounds past the window have another price
+            if not model.is_past_window(rows, contexts[0]) and model.is_past_window(rows, contexts[most - 1]):
+                most = bisect_right(contexts, rows * model.window, 0, most)
+                lags = lags[:most]
+        if max(lags) >= len(prices.by_lag):
+            return 0
+        over_s, spent_s = self._go_through(rows, handed, depth, prices, contexts, lags, horizon_s)
+        if over_s:
+            forecast.pass_rounds(over_s, contexts[len(over_s)], spent_s)
+        return len(over_s)
+
+    def _prices(self, lanes: tuple[str, str], rows: int, k: int, context: int) -> RoundPrices:
+        """Looked up, or made the first time."""
+        key = (lanes, rows, k, tuple([model.is_past_window(rows, context) for model in self._windowed]))
+        prices = self._round_prices.get(key)
+        if prices is None:
+            ledger, factors = self.ledger, self.flop_factors
+            number, verify = ledger.kind(lanes[1], "verify" if k else "decode", "target", rows, k + 1, 1, context)
+            by_lag: list[list[tuple[float, ...]]] = [[(number, *verify, factors["target"])]]
+            if k:
+                by_lag *= ledger.models["draft"].widest
+            for lag in range(len(by_lag) if k else 0):
+                number, draft = ledger.kind(lanes[0], "draft", "draft", rows, 1 + lag, k, context)
+                by_lag[lag] = [(number, *draft, factors["draft"]), *by_lag[lag]]
+            prices = self._round_prices[key] = RoundPrices(by_lag, verify.seconds_0)
+        return prices
+
+    def _go_through(
+        self,
+        rows: int,
+        handed: bool,
+        depth: int,
+        prices: RoundPrices,
+        contexts: list[int],
+        lags: list[int],
+        horizon_s: float,
+    ) -> tuple[list[float], tuple[float, float, float]]:
+        """Launch by launch, as the host and the GPU take them, until the horizon.
+
+        Returns when the host knew of each verdict; and the seconds of drafts, of waits for the verify, and of verifies.
+        """
+        env, host, power, times, by_lag = self.env, self.host, self.power, self.host.times, prices.by_lag
+        now_s, free_s, ended_s, mean_w = env._now, host.free_at, self.time_s, self.mean_w
+        launch_s, handoff_s, notify_s = times.launch_s, times.handoff_s, times.notify_s
+        completion_s, parts = times.completed_s(rows), len(by_lag[0])
+        rest_w, limit_w, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
+        launches: list[float] = []
+        over_s: list[float] = []
+        wait_s = 0.0
+        for context, lag in zip(contexts, lags, strict=False):
+            at_s, now_w, free_before_s, end_s, handing_s = now_s, mean_w, free_s, ended_s, 0.0
+            if handed and parts == 1:  # without a draft, rows go to the verify lane first
+                free_s = (at_s if at_s > free_s else free_s) + handoff_s
+                at_s = free_s + notify_s
+                handing_s = at_s - now_s
+            for number, solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1, factor in by_lag[lag]:
+                free_s = (at_s if at_s > free_s else free_s) + launch_s
+                start_s = free_s if free_s > end_s else end_s
+                solo_s = solo_0 + solo_1 * context
+                if power is not None:
+                    if start_s > end_s:
+                        now_w = rest_w + (now_w - rest_w) * exp((end_s - start_s) / settle_s)
+                    cache, flops = bytes_1 * context, (flops_0 + flops_1 * context) * factor
+                    weights = bytes_0 + cache - cache  # to the last bit as of launches one by one
+                    watts = rest_w + (weight_j * weights + cache_j * cache + flop_j * flops) / solo_s
+                    if watts > limit_w or now_w > limit_w:
+                        solo_s = power.taken_s(now_w, Draw(watts, power.follows(weights, solo_s)), solo_s)
+                    end_s = start_s + solo_s
+                    watts = rest_w + (watts - rest_w)
+                    now_w = watts + (now_w - watts) * exp((start_s - end_s) / settle_s)
+                else:
+                    end_s = start_s + solo_s
+                launches += (number, depth, context, start_s, end_s)
+                if handed:  # the host sees it through, and hands the rows over
+                    waited_s, seen_s = handing_s, (end_s if end_s > free_s else free_s) + completion_s
+                    free_s = seen_s + handoff_s
+                    at_s = free_s + notify_s
+                    handing_s = at_s - seen_s
+            if not handed:
+                seen_s = at_s = free_s = (end_s if end_s > free_s else free_s) + completion_s
+            if at_s >= horizon_s:
+                free_s = free_before_s
+                del launches[-5 * parts :]
+                break
+            over_s.append(seen_s)
+            now_s, ended_s, mean_w = at_s, end_s, now_w
+            if handed:
+                wait_s += waited_s
+        if not over_s:
+            return over_s, (0.0, 0.0, 0.0)
+        env._now, host.free_at = now_s, free_s
+        self.time_s, self.mean_w = ended_s, mean_w
+        self.ledger.extend_short(launches)
+        drafts_s, verifies_s = (
+            sum(map(sub, launches[first + 4 :: 5 * parts], launches[first + 3 :: 5 * parts]))
+            for first in (0, 5 * parts - 5)
+        )
+        return over_s, (drafts_s if parts > 1 else 0.0, wait_s, verifies_s)

@@ -1,0 +1,323 @@
+"""The rounds to come of a batch whose verdicts were drawn before the run.
+
+All rounds of a request are known when it joins. A forecast keeps, by round, the sums over its rows that a launch and
+the KV cache need, so a round costs the same whatever the number of rows. The state of a row is computed from its rounds
+when somebody asks for it. What it took is written when it leaves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, lru_cache
+from itertools import accumulate
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from pdvsim.sim.core import Request, RequestState
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.records import Deliveries
+
+ROUNDS = 4096  # after so many a forecast is made anew when a row joins
+_ROOM = 256  # rounds that its arrays have to begin with
+
+
+@cache
+def _gains(k: int) -> bytes:
+    """What a round of k draft tokens gains, by how many would be accepted: these, and one token of the target's."""
+    return bytes(min(run, k) + 1 for run in range(256))
+
+
+@cache
+def _lags(k: int, rereads: bool) -> bytes:
+    """What the drafter has yet to read after a round of k draft tokens, by what the round gained."""
+    return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
+
+
+@lru_cache(maxsize=10_000)  # a search serves the same requests again and again
+def _path(runs: bytes, k: int, at: int, end: int) -> bytes:
+    """What each round gains, from token `at` on."""
+    gains = []
+    runs = runs.translate(_gains(k))
+    while at < end:
+        gained = runs[at]
+        gains.append(gained)
+        at += gained
+    return bytes(gains)
+
+
+class ForeseenState:
+    """The state of a row, as of its forecast's round: `RequestState`, to be read but not written."""
+
+    __slots__ = ("draft_s", "first", "forecast", "gains", "state", "verify_s", "wait_s")
+
+    def __init__(self, forecast: Forecast, row: Request) -> None:
+        self.forecast = forecast
+        self.state = state = row.state  # before the round `first`
+        k, at, end = forecast.k, state.emitted, row.output_tokens
+        self.gains = _path(row.accept_runs, k, at, end) if k else bytes((1,)) * (end - at)
+        self.first = forecast.round  # in which it takes part first
+        self.draft_s, self.wait_s, self.verify_s = forecast.draft_s, forecast.wait_s, forecast.verify_s
+
+    def gained(self) -> int:
+        """Tokens gained since its first round."""
+        return sum(self.gains[: self.forecast.round - self.first])
+
+    @property
+    def context(self) -> int:
+        return self.state.context + self.gained()
+
+    @property
+    def emitted(self) -> int:
+        return self.state.emitted + self.gained()
+
+    @property
+    def drafter_lag(self) -> int:
+        forecast, here = self.forecast, self.forecast.round - self.first
+        if not here:
+            return self.state.drafter_lag
+        if not forecast.k:
+            return self.state.drafter_lag + self.gained()
+        return _lags(forecast.k, forecast.rereads)[self.gains[here - 1]]
+
+    @property
+    def held_tokens(self) -> int:
+        forecast = self.forecast
+        if not forecast.kv.paged or forecast.granted < self.first:
+            return self.state.held_tokens
+        last = self.state.context + sum(self.gains[: forecast.granted - self.first])
+        return forecast.kv.blocks(last + forecast.k + 1)
+
+    @property
+    def k(self) -> int:
+        return self.forecast.k if self.forecast.busy else 0
+
+    @property
+    def pinned(self) -> bool:
+        return self.forecast.busy and self.forecast.kv.paged
+
+    @property
+    def ready_s(self) -> float:
+        return self.forecast.ready_s
+
+    @property
+    def last_delivery_s(self) -> float:
+        return self.forecast.times_s[-1] if self.forecast.round > self.first else self.state.last_delivery_s
+
+    def unforeseen(self) -> None:
+        """Its request is put in another batch by itself."""
+        self.forecast.close()
+
+    def __getattr__(self, name: str) -> Any:
+        """What does not change in rounds."""
+        return getattr(self.state, name)
+
+
+class ForeseenVerdict(Sequence[int]):
+    """How many draft tokens of each row the target accepts in a round."""
+
+    def __init__(self, rows: Sequence[Request], forecast: Forecast) -> None:
+        self._rows, self._forecast, self._round = rows, forecast, forecast.round
+
+    def __iter__(self) -> Iterator[int]:
+        states, at = self._forecast.states, self._round
+        return (state.gains[at - state.first] - 1 for state in (states[row] for row in self._rows))
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        return [*self][index]
+
+
+class Foreseeable(Protocol):
+    """A batch that may have a forecast."""
+
+    forecast: Forecast | None
+
+
+class Forecast:
+    """Rows with k draft tokens each. `round` counts the rounds that are over; the sums are those of each round."""
+
+    def __init__(self, owner: Foreseeable, k: int, kv: KvCache, deliveries: Deliveries, rereads: bool) -> None:
+        self.owner = owner
+        self.k = k
+        self.kv, self.deliveries, self.rereads = kv, deliveries, rereads
+        self.busy = False  # a round is under way
+        self.ready_s = -1.0  # when its rows were drafted for
+        self.round = 0
+        self.judged_round = 0  # that the last verdict is of
+        self.times_s: list[float] = []  # when each round was over
+        self.states: dict[Request, ForeseenState] = {}
+        self.ends: dict[int, list[Request]] = {}  # who finishes with which round
+        self.end = 0  # the first of these
+        self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
+        self.context = 0  # cached tokens of all rows, before the next round
+        self.held_tokens = 0  # of the KV cache, by all rows
+        self.granted = -1  # the last round that there is room for
+        self._gains = np.zeros(_ROOM, np.int64)  # of all rows
+        self._lags = np.zeros(_ROOM, np.uint8)  # the most that any row's drafter has to catch up with
+        self._late = -1, 0  # a round before which rows joined that lag more than rounds cause, and the most of these
+        self._held = np.zeros(_ROOM, np.int64)
+        deliveries.unwritten.append(self)
+
+    # rows ------------------------------------------------------------------------------------------------------
+
+    def takes(self, rows: Iterable[Request]) -> bool:
+        """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
+        return self.round < ROUNDS and (not self.busy or all(row.state.k == self.k for row in rows))
+
+    def join(self, row: Request) -> None:
+        """A row joins before the next round, or in the midst of one that it was drafted for."""
+        state, first, k = row.state, self.round, self.k
+        foreseen = self.states[row] = ForeseenState(self, row)
+        if self.busy:  # it has waited for the verify since its own draft
+            row.taken.wait_s += self.ready_s - state.ready_s
+        path = foreseen.gains
+        end = first + len(path)
+        if end > len(self._gains):
+            self._gains, self._lags, self._held = (
+                np.concatenate((sums, np.zeros(end, sums.dtype))) for sums in (self._gains, self._lags, self._held)
+            )
+        gains = np.frombuffer(path, np.uint8).astype(np.int64)
+        self._gains[first:end] += gains
+        self.context += state.context
+        if k:
+            lags = np.frombuffer(path.translate(_lags(k, self.rereads)), np.uint8)
+            later = self._lags[first + 1 : end]
+            np.maximum(later, lags[:-1], out=later)
+            if state.drafter_lag:
+                self._late = first, max(state.drafter_lag, self.drafter_lag)
+        if self.kv.paged:
+            self.held_tokens += state.held_tokens
+            tokens = gains.cumsum()
+            tokens -= gains
+            self._held[first:end] += self.kv.all_blocks(tokens, state.context + k + 1)
+        if self.end > end or not self.ends:
+            self.end = end
+        self.ends.setdefault(end, []).append(row)
+        row.state = cast(RequestState, foreseen)
+
+    def leave(self) -> list[Request]:
+        """Those who have all their tokens now; they are foreseen no longer."""
+        self.busy = False
+        if self.round < self.end:
+            return []
+        leaving = self.ends.pop(self.round)
+        for row in leaving:
+            foreseen = self.states.pop(row)
+            self.context -= foreseen.state.context + sum(foreseen.gains)
+            self._write(row, foreseen)
+            row.state = foreseen.state
+            self.held_tokens -= row.state.held_tokens
+        self.end = min(self.ends, default=0)
+        if not self.states:
+            self.close()
+        return leaving
+
+    def close(self) -> None:
+        """Write to all rows where they stand and what they took, and foresee nothing more."""
+        self.flush()
+        for row, foreseen in self.states.items():
+            row.state = foreseen.state
+        self.states.clear()
+        self.owner.forecast = None
+        unwritten = self.deliveries.unwritten
+        unwritten[:] = [forecast for forecast in unwritten if forecast is not self]
+
+    def flush(self) -> None:
+        """Write to all rows what they took so far."""
+        for row, foreseen in self.states.items():
+            self._write(row, foreseen)
+
+    def _write(self, row: Request, foreseen: ForeseenState) -> None:
+        k, state, taken = self.k, foreseen.state, row.taken
+        state.held_tokens = foreseen.held_tokens
+        state.k, state.ready_s, state.pinned = k if self.busy else 0, self.ready_s, self.busy and self.kv.paged
+        taken.draft_s += self.draft_s - foreseen.draft_s
+        taken.wait_s += self.wait_s - foreseen.wait_s
+        taken.verify_s += self.verify_s - foreseen.verify_s
+        foreseen.draft_s, foreseen.wait_s, foreseen.verify_s = self.draft_s, self.wait_s, self.verify_s
+        here = self.round - foreseen.first
+        if not here:
+            return
+        state.drafter_lag = foreseen.drafter_lag
+        gains = foreseen.gains[:here]
+        gained = sum(gains)
+        over = max(0, state.emitted + gained - row.output_tokens)  # of its last round, beyond its end
+        self.deliveries.extend_one(row.id, gains, over, self.times_s[foreseen.first : self.round])
+        taken.rounds += here
+        if k:
+            taken.drafts += here
+            taken.drafted += k * here
+            taken.accepted += gained - here
+            taken.refused += here - gains.count(k + 1)
+        state.emitted += gained - over
+        state.context += gained - over
+        state.last_delivery_s = self.times_s[-1]
+        foreseen.first, foreseen.gains = self.round, foreseen.gains[here:]
+
+    # rounds ----------------------------------------------------------------------------------------------------
+
+    @property
+    def drafter_lag(self) -> int:
+        """The most that any row's drafter has yet to catch up with."""
+        if not self.k:
+            return 0
+        return self._late[1] if self._late[0] == self.round else self._lags.item(self.round)
+
+    def sums(self, rounds: int) -> tuple[list[int], list[int]]:
+        """Context before each of the next rounds and after the last; drafter lag before each."""
+        here = slice(self.round, self.round + rounds)
+        lags = self._lags[here].tolist()
+        lags[0] = self.drafter_lag
+        return list(accumulate(self._gains[here].tolist(), initial=self.context)), lags
+
+    def reserve(self) -> bool:
+        """Reserve room in the KV cache for the next round; False if there is none."""
+        if self.kv.paged:
+            more = self._held.item(self.round) - self.held_tokens
+            if more > 0:
+                if not self.kv.take(more):
+                    return False
+                self.held_tokens += more
+            self.granted = self.round
+        self.busy = True
+        return True
+
+    def roomy(self, rounds: int) -> int:
+        """Of the next rounds, how many there is room for."""
+        if not self.kv.paged:
+            return rounds
+        free = self.kv.capacity_tokens - self.kv.used_tokens + self.held_tokens
+        if self._held.item(self.round + rounds - 1) <= free:
+            return rounds
+        return int(self._held[self.round : self.round + rounds].searchsorted(free, "right"))
+
+    def pass_rounds(self, times_s: list[float], context: int, spent_s: tuple[float, float, float]) -> None:
+        """So many rounds are over, at these times, with so much context then; there was room for them."""
+        self.draft_s += spent_s[0]
+        self.wait_s += spent_s[1]
+        self.verify_s += spent_s[2]
+        self.times_s += times_s
+        self.round += len(times_s)
+        self.context = context
+        if self.kv.paged:
+            self.granted = self.round - 1
+            need = self._held.item(self.granted)
+            self.kv.take(need - self.held_tokens)
+            self.held_tokens = need
+
+    def settle(self, now_s: float) -> list[Request]:
+        """A round is over; those who have all their tokens leave."""
+        self.context += self._gains.item(self.round)
+        self.round += 1
+        self.times_s.append(now_s)
+        return self.leave()
+
+    def judged(self) -> tuple[int, int] | None:
+        """Draft tokens accepted by the last verdict, and rows whose next one was refused; None if none was drafted."""
+        if not self.k:
+            return None
+        gains = [state.gains[self.judged_round - state.first] for state in self.states.values()]
+        return sum(gains) - len(gains), len(gains) - gains.count(self.k + 1)

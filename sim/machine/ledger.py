@@ -1,0 +1,80 @@
+"""Accounting of a GPU: the price of a launch, and its entry in the log.
+
+The simulated and the real GPU share it, so that their records mean the same.
+"""
+
+from __future__ import annotations
+
+from pdvsim.sim.core import KINDS, Kind, Role
+from pdvsim.sim.hardware.costs import AffineCost, CostModel, Price, total
+from pdvsim.sim.machine.batch import Launch
+from pdvsim.sim.records import LANES, ROLES, Launches
+
+
+class Ledger:
+    """Prices the launches of one GPU, and records finished ones in the log and in their requests."""
+
+    def __init__(self, models: dict[Role, CostModel], log: Launches, replica: int = 0, gpu: int = 0) -> None:
+        self.models = models
+        self.log, self._append, self.extend_short = log, log.append, log.extend_short
+        self._place = replica, gpu
+        self._kinds: dict[tuple[str, Kind, Role, int, int, int, bool], tuple[int, AffineCost]] = {}
+
+    def kind(
+        self, lane: str, kind: Kind, role: Role, rows: int, tokens: int, steps: int, context: int = 0
+    ) -> tuple[int, AffineCost]:
+        """The number that launches of one kind have in the log, without prompts; and their price about a context."""
+        key = (lane, kind, role, rows, tokens, steps, self.models[role].is_past_window(rows, context))
+        known = self._kinds.get(key)
+        if known is None:
+            cost = self.models[role].price(rows, tokens, steps, context)
+            self.log.kinds.append(
+                (*self._head(lane, kind, role), rows, rows * (tokens + steps - 1), steps, tokens, *cost)
+            )
+            known = self._kinds[key] = (len(self.log.kinds) - 1, cost)
+        return known
+
+    def _head(self, lane: str, kind: Kind, role: Role) -> tuple[int, ...]:
+        """The first columns of its rows in the log."""
+        return *self._place, LANES.index(lane), KINDS.index(kind), ROLES.index(role)
+
+    def price(self, launch: Launch) -> Price:
+        """What a launch costs alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
+        rows, tokens, context, chunks = launch.rows, launch.tokens, launch.context, launch.chunks
+        model = self.models[launch.role]
+        if context < 0:
+            context = launch.context = rows.context
+        if not chunks and (tokens <= model.widest or launch.role == "target"):
+            return model.price(len(rows), tokens, launch.steps, context, (), 0, launch.packed).at(context)
+        prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
+        if launch.role == "target" or not rows:
+            emits = [c for c in chunks if launch.role == "target" and c.start + c.tokens >= c.request.to_read]
+            cost = model.price(len(rows), tokens, launch.steps, context, prompts, len(emits), launch.packed)
+            return cost.at(context)
+        before = [model.price(0, prompts=prompts)] if prompts else []
+        if tokens > model.widest:
+            before.append(model.catch_up_cost(rows))
+            lags = [row.state.drafter_lag for row in rows]
+            tokens = 1 + max([lag for lag in lags if lag < model.widest], default=0)
+        return total([*before, model.price(len(rows), tokens, launch.steps, context)]).at(context)
+
+    def note(self, launch: Launch, start_s: float, end_s: float, price: Price) -> None:
+        """Record a finished launch."""
+        rows = launch.rows
+        spent_s = end_s - start_s
+        rows.spend(launch.kind, spent_s)
+        tokens, prompt_start = launch.packed or len(rows) * (launch.tokens + launch.steps - 1), 0
+        for chunk in launch.chunks:
+            tokens += chunk.tokens
+            if chunk.start > prompt_start:
+                prompt_start = chunk.start
+            if launch.role == "target":  # the drafter prefills after it or concurrently
+                chunk.request.taken.prefill_s += spent_s
+        self._append((
+            *self._head(launch.lane, launch.kind, launch.role), len(rows), tokens, launch.steps, launch.tokens,
+            launch.queue_depth, prompt_start, launch.context, start_s, end_s, *price[:3],
+        ))  # fmt: skip
+        if self.log.carried is not None:
+            self.log.carried.append(
+                (tuple([row.id for row in rows]), tuple(chunk.request.id for chunk in launch.chunks))
+            )

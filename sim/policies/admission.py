@@ -1,0 +1,184 @@
+"""Who is let in: arrivals, prompt chunks within a token budget, room in the KV cache, and preemption."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from simpy.events import Event
+
+from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.lane import Lane, Lanes
+from pdvsim.sim.machine.node import Device
+from pdvsim.sim.policies.controllers import Controller
+from pdvsim.sim.policies.options import Server
+from pdvsim.sim.policies.planner import Planner
+from pdvsim.sim.policies.traits import PolicyTraits, decides
+from pdvsim.sim.records import Deliveries
+
+Process = Generator[Event, Any, None]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a policy is given."""
+
+    env: Clock
+    device: Device
+    settings: Server
+    controller: Controller
+    planner: Planner  # the calibrated latency model, to plan with
+    kv: KvCache
+    deliveries: Deliveries
+    on_finish: Callable[[Request], None]
+    prefill_workers: int = 1  # each on a GPU of its own
+
+
+class Admission(PolicyTraits):
+    """Requests enter by `submit` and leave through `on_finish`."""
+
+    drafter_follows = True  # the drafter prefills what the target does, as long as anything is drafted
+
+    def __init__(self, context: Context) -> None:
+        self.env = context.env
+        self.device = context.device
+        self.settings = context.settings
+        self.controller = context.controller
+        self.planner = context.planner
+        self.kv = context.kv
+        self.deliveries = context.deliveries
+        self.on_finish = context.on_finish
+        self.speculates = self.speculates and context.settings.longest_draft > 0
+        self.waiting: deque[Request] = deque()  # arrived, not admitted
+        self.prefilling: list[Request] = []  # admitted, not yet prefilled to the end
+        self.in_flight = 0  # admitted, not finished
+        self.admitting = True  # else `next_chunks` only goes on with prompts that are begun
+        self.untried = False  # since a request was preempted nobody was refused admission
+        self.lanes = Lanes(context.env, context.device.host, context.settings.priority == "dynamic")
+        self.lanes.queues[self.prefill_lane] = self.waiting
+        self.prefill_workers: list[Lane] = []  # those without a prompt wait here
+        for _ in range(context.prefill_workers):
+            self.prefill_workers.append(self.lanes.open(self.prefill_lane))
+        self.busy_prefill_workers = 0
+        drafter = context.planner.models["draft"].spec if self.speculates else None
+        self.rereads = drafter is not None and drafter.rereads
+        self.looks_up = drafter is not None and drafter.on_host  # the device says which rows have drafts
+        early = context.settings.async_scheduling and "async_scheduling" in self.options
+        self.drafts_early = early and drafter is not None and not self.looks_up
+        self.handed = self.hands_over()
+        self.early = 0  # draft tokens that the running rows are getting already
+
+    def processes(self) -> Sequence[Process]:
+        """The policy's processes; its servers start them once it is made."""
+        raise NotImplementedError
+
+    def submit(self, request: Request) -> None:
+        """A request arrives."""
+        self.waiting.append(request)
+        self.wake_prefill()
+
+    def wake_prefill(self) -> None:
+        """Wake workers that could admit a request: something arrived, or there is room."""
+        if self.waiting:
+            for worker in self.prefill_workers:
+                worker.wake(self.env.now)
+
+    @decides("while waiting")
+    def admits(self) -> bool:
+        """Whether the policy's own rules let one more request in; the KV cache must have room as well."""
+        return self.in_flight < self.settings.max_num_seqs
+
+    @decides("while waiting")
+    def next_chunks(self, budget: int, worker: int = 0) -> tuple[Chunk, ...]:
+        """Chunks to prefill in the next forward, within a token budget: unfinished requests, then new admissions.
+
+        Each of several prefill workers continues its own requests. An admitted request has room in the cache.
+        """
+        if not self.prefilling and not self.waiting:
+            return ()
+        chunks: list[Chunk] = []
+        inside, most = self.in_flight, 1 if self.workers != "lanes" else self.settings.max_prompts_per_forward
+        if self.workers == "lanes" and (free := len(self.prefill_workers) - self.busy_prefill_workers) > 1:
+            share = max(1, -(-len(self.waiting) // free))  # so that other workers who are free get theirs
+            most = min(share, most or share)
+        for request in [request for request in self.prefilling if request.state.prefill_worker == worker]:
+            prefilled = request.state.prefilled
+            tokens = min(budget, request.to_read - prefilled)
+            if tokens <= 0 or len(chunks) == most:
+                break
+            if request in self.kv and make_room(self, request, prefilled + tokens):
+                self.kv.name(request, prefilled + tokens)
+                chunks.append(Chunk(request, prefilled, tokens))
+                budget -= tokens
+        if self.admitting and self.in_flight == inside:  # as in vLLM, nobody is let in where another gave way
+            while budget > 0 and len(chunks) != most and (chunk := _admit(self, budget, worker)):
+                chunks.append(chunk)
+                budget -= chunk.tokens
+        return tuple(chunks)
+
+    @decides("every round")
+    def reserve(self, rows: Batch, k: int) -> Batch:
+        """Reserve room for a round of k draft tokens for each row; requests that were preempted for it leave `rows`."""
+        if not rows.reserve(self.kv, k):
+            for row in rows:
+                if row in self.kv:
+                    make_room(self, row, row.state.context + k + 1)
+            for row in [row for row in rows if row not in self.kv]:
+                rows.remove(row)
+        return rows
+
+    def preempt(self, request: Request) -> None:
+        """Take away all that a request holds: it goes to the front of the waiting line, to be prefilled again."""
+        self.lanes.discard(request)
+        if request in self.prefilling:
+            self.prefilling.remove(request)
+        self.kv.release(request)
+        request.evict()
+        self.in_flight -= 1
+        self.waiting.appendleft(request)
+        self.untried = True
+
+
+def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
+    """What the next waiting request reads first; None if it is not let in yet."""
+    if policy.waiting and policy.admits():
+        request = policy.waiting[0]
+        cached = policy.kv.cached(request)
+        tokens = min(budget, request.to_read - cached)
+        if policy.kv.admit(request, cached + tokens):
+            policy.waiting.popleft()
+            if request.taken.admitted_s < 0:
+                request.taken.admitted_s = policy.env.now
+            policy.in_flight += 1
+            policy.prefilling.append(request)
+            request.state.prefill_worker = worker
+            return Chunk(request, cached, tokens)
+    policy.untried = False
+    return None
+
+
+def make_room(policy: Admission, request: Request, tokens: int) -> bool:
+    """Make room for a request's first `tokens` tokens; False if the request itself was preempted.
+
+    The last admitted request without a running launch is preempted first. A request alone in the cache always fits.
+    """
+    while not policy.kv.grow(request, tokens):
+        last = policy.kv.last_admitted()
+        policy.preempt(last)
+        if last is request:
+            return False
+    return True
+
+
+def finish(policy: Admission, request: Request) -> None:
+    """A request has all its tokens, and leaves."""
+    request.taken.finish_s = policy.env.now
+    policy.kv.release(request)
+    policy.in_flight -= 1
+    policy.on_finish(request)
+    policy.wake_prefill()

@@ -1,0 +1,207 @@
+"""Rounds: what to draft and verify, in which launches, and what becomes of the verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from typing import Any
+
+from simpy.events import Event
+
+from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.machine.batch import Batch, Launch
+from pdvsim.sim.machine.lane import PRIORITY
+from pdvsim.sim.policies.admission import Admission, Context, finish
+from pdvsim.sim.policies.traits import decides
+
+
+class Rounds(Admission):
+    """Draft and verify the rows of a batch, round after round."""
+
+    def __init__(self, context: Context) -> None:
+        super().__init__(context)
+        self.fast_forwards = context.device.foresees and not self.drafts_early and self.asked != "every round"
+
+    @decides("every round")
+    def draft_length(self, rows: Batch) -> int:
+        """Draft tokens for the next round of `rows`: those already being made, or as the controller wants; 0: none."""
+        if not self.speculates or not rows:
+            self.early = 0
+            return 0
+        if self.early:
+            return self.early
+        queued = self.backlog(self.verify_lane) if self.handed else 0
+        return self.controller.draft_length(rows, queued, self.env.now)
+
+    @decides("every round")
+    def draft(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
+        """k tokens for each row, by the draft model.
+
+        `chunks` are prompts that it reads first. If `atomic`, the verify follows on the same lane, and the host does
+        not wait in between.
+        """
+        rows.k = k
+        lane = self.draft_lane
+        watched = not atomic and lane != self.verify_lane
+        return Launch(
+            "draft", "draft", lane, rows, 1 + rows.drafter_lag, k, chunks, priority(self, lane, rows),
+            self.backlog(lane), watched, rows.context,
+        )  # fmt: skip
+
+    @decides("every round")
+    def verify(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
+        """The target model's verdict on each row's drafts; with k=0, one plain token each.
+
+        `chunks` are prompts that it reads too. If `atomic`, it runs on the draft lane.
+        """
+        lane, packed = self.draft_lane if atomic else self.verify_lane, 0
+        if k and self.looks_up:
+            k = rows.k
+            packed = sum([row.state.k + 1 for row in rows]) if k and not self.settings.pad_drafts else 0
+        if k and (not atomic or self.looks_up):
+            rows.count_undrafted()
+        return Launch(
+            ("verify" if k else "decode") if rows else "prefill", "target", lane, rows, k + 1, 1, chunks,
+            priority(self, lane, rows), self.backlog(lane), True, rows.context, packed=packed,
+        )  # fmt: skip
+
+    @decides("every round")
+    def step(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = ()) -> Event:
+        """Draft and verify, one after the other on the draft lane, with prompts in the first forwards. The verdict."""
+        lane, followed = self.draft_lane, for_drafter(self, chunks) if chunks else ()
+        early, self.early = (self.early, 0) if k else (0, self.early)
+        if early:
+            rows.k = early
+        elif k:
+            self.device.launch(self.draft(rows, k, followed, atomic=True))
+            followed = ()
+        if followed:
+            self.device.launch(Launch(
+                "prefill", "draft", lane, Batch(), 1, 1, followed, PRIORITY[lane], self.backlog(lane), False, 0
+            ))  # fmt: skip
+        verdict = self.device.launch(self.verify(rows, k, chunks, atomic=True))
+        if self.drafts_early and not chunks:
+            _draft_early(self, rows)
+        return verdict
+
+    def rounds(self, rows: Batch, k: int) -> Generator[Event, Any, Batch]:
+        """Draft and verify `rows` on the draft lane, until something changes; return the rows that continue.
+
+        That is when a row finishes, a request arrives, room runs out or the controller wants another k. A policy may be
+        asked sooner: after every round, where the device does not fast-forward.
+        """
+        if not rows:
+            return rows
+        if fast_forward(self, rows, k, self.draft_lane):
+            if finished := rows.finished():
+                _leave(self, finished)
+                return rows
+            if self.draft_length(rows) != k or not rows.reserve(self.kv, k):
+                return rows
+        verdict = yield self.step(rows, k)
+        return self.settle(rows, verdict)
+
+    @decides("every round")
+    def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
+        """Deliver the accepted drafts and one target token per row; return the rows that continue."""
+        now = self.env.now
+        if rows and self.speculates and self.controller.learns:
+            self.controller.observe(rows, verdict, now)
+        if finished := rows.settle(verdict, now, self.kv, self.deliveries, self.rereads):
+            _leave(self, finished)
+        return rows
+
+    def backlog(self, lane: str) -> int:
+        """Requests that wait for a lane when something is launched on it."""
+        return self.lanes.depth(lane)
+
+
+def priority(policy: Rounds, lane: str, requests: Sequence[Request]) -> int:
+    """Priority of a launch for these requests: the lane's own or, if dynamic, by queue length and age."""
+    if not policy.lanes.dynamic or not requests:
+        return PRIORITY[lane]
+    first = requests[0]
+    if lane == policy.prefill_lane:
+        since_s = first.arrival_s
+    elif lane == policy.verify_lane and policy.handed:
+        since_s = first.state.ready_s
+    else:
+        since_s = first.state.last_delivery_s
+    return policy.lanes.priority(lane, len(requests), since_s)
+
+
+def for_drafter(policy: Rounds, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
+    """The prompt chunks that the drafter prefills too; it must catch up on the others later.
+
+    While nothing is drafted it prefills nothing, and it later catches up in one chunk. An n-gram search on the host
+    needs no prefill.
+    """
+    if policy.looks_up:
+        return ()
+    follows = policy.speculates and policy.drafter_follows and policy.controller.drafting
+    reads = []
+    for chunk in chunks:
+        state, gap = chunk.request.state, chunk.request.state.drafter_cache_gap
+        if gap:  # it reads cached tokens that only the target has, with what follows them
+            chunk = Chunk(chunk.request, chunk.start - gap, chunk.tokens + gap)
+            state.drafter_cache_gap = 0
+        if follows and not state.drafter_lag:
+            reads.append(chunk)
+        else:
+            state.drafter_lag += chunk.tokens
+    return tuple(reads)
+
+
+def fast_forward(policy: Rounds, rows: Batch, k: int, verify_lane: str) -> int:
+    """Go through rounds in which nothing else happens, where the device can; returns their number.
+
+    There are none if the policy or its controller must be asked in each round, or if a waiting request may be admitted
+    before a row finishes or a request arrives.
+    """
+    controller = policy.controller
+    if not rows or not policy.fast_forwards or not controller.by_sums or policy.untried:
+        return 0
+    if policy.waiting and policy.asked == "while waiting":
+        return 0
+    forecast = rows.foresee(k, policy.kv, policy.deliveries, policy.rereads)
+    lanes, depth = (policy.draft_lane, verify_lane), policy.backlog(policy.draft_lane)
+    if not (policy.speculates and controller.learns):
+        return policy.device.advance(rows, lanes, depth)
+    passed, verdict = 0, rows.verdict()
+    while policy.device.advance(rows, lanes, depth, 1):
+        passed += 1
+        controller.observe(rows, verdict, policy.env.now)
+        if forecast.round == forecast.end or policy.draft_length(rows) != k:
+            break
+        verdict = rows.verdict()
+    return passed
+
+
+def _draft_early(policy: Rounds, rows: Batch) -> None:
+    """Launch the next draft of rows whose verify is running.
+
+    The GPU applies the verdict, so the draft begins when the verify ends, and the host reads the verdict meanwhile. The
+    draft of a request that finishes is wasted. Nothing is launched if all may finish, since that would only delay the
+    next request; nor while requests wait to join the rows, since these have no drafts yet.
+    """
+    lane = policy.draft_lane
+    if lane != policy.prefill_lane and policy.backlog(lane):
+        return
+    left = [row.output_tokens - row.state.emitted for row in rows]
+    if all(n <= row.state.k + 1 for n, row in zip(left, rows, strict=True)):
+        return
+    drafted = Batch(row for tokens, row in zip(left, rows, strict=True) if tokens > 1)
+    k = policy.controller.draft_length(drafted, 0, policy.env.now)
+    if k:
+        policy.early = k
+        unread = 1 + drafted.k if policy.rereads else 2  # whatever the verdict will be
+        policy.device.launch(Launch(
+            "draft", "draft", lane, drafted, unread, k, (), priority(policy, lane, drafted), policy.backlog(lane),
+            False, drafted.context, early=True,
+        ))  # fmt: skip
+
+
+def _leave(policy: Rounds, rows: list[Request]) -> None:
+    """Requests that have all their tokens leave."""
+    policy.controller.finished(rows)
+    for row in rows:
+        finish(policy, row)
