@@ -44,6 +44,7 @@ from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Request, Role
+from pdvsim.sim.hardware.costs import NOTHING, Price
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.device import HasDraft
@@ -157,7 +158,7 @@ class Flight:
     tickets: list[Ticket]
     done: Event
     span_s: tuple[float, float]  # by the host's clock, where the device has none
-    price: tuple[float, float, float]
+    price: Price
     before: list[Flight] = field(default_factory=list)  # unwatched works ahead of it on the same stream
 
 
@@ -361,11 +362,11 @@ class CudaGPU(Device):
         final = role == "target" and chunk.start + chunk.tokens == request.to_read
         return PromptChunk(slot, chunk.start, chunk.tokens, final)
 
-    def _price(self, launch: Launch) -> tuple[float, float, float]:
+    def _price(self, launch: Launch) -> Price:
         if launch.role in self.ledger.models:
-            return self.ledger.price(launch)
+            return self.ledger.models[launch.role].price_launch(launch)
         launch.context = sum(row.state.context for row in launch.rows)
-        return 0.0, 0.0, 0.0
+        return NOTHING.at(0)
 
     # seeing it through -------------------------------------------------------------------------------------------
 
@@ -417,4 +418,4 @@ class CudaGPU(Device):
             end_s = anchor_s + anchor.elapsed_time(last[1]) / 1000
             if end_s - self._anchors[1][1] > ANCHOR_S:
                 self._anchors = [self._anchors[1], (last[1], end_s)]
-        self.ledger.note(flight.launch, start_s, end_s, *flight.price)
+        self.ledger.note(flight.launch, start_s, end_s, flight.price)

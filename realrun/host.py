@@ -20,7 +20,7 @@ from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.memory import LaneRole
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
-from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
+from pdvsim.sim.hardware.host import HostTimes, Operation, SimulatedHost
 from pdvsim.sim.machine.lane import PRIORITY
 from pdvsim.sim.records import Columns
 
@@ -38,7 +38,7 @@ class RealHost(SimulatedHost):
     def __init__(self) -> None:
         super().__init__(HostTimes())
 
-    def spend(self, now_s: float, cost_s: float) -> float:
+    def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:
         return now_s
 
     def idle(self, lanes: int) -> None:

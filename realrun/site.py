@@ -42,7 +42,7 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.latency import Latency, Lookup
+from pdvsim.sim.hardware.costs import CostModel, LookupCosts
 from pdvsim.sim.hardware.models import PARD, drafter, in_parallel, is_config, quantised, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.pace import pace_of
@@ -174,13 +174,13 @@ class RealServer:
         settings = experiment.server
         models = {role: model.arch.spec for role, model in rig.models.items()}
         predicted = profile.covering(Pair(models.get("draft", models["target"]), models["target"]))
-        latency: dict[Role, Latency] = {role: predicted.latency(model) for role, model in models.items()}
+        latency: dict[Role, CostModel] = {role: predicted.cost_model(model) for role, model in models.items()}
         lookups = None
         vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
         texts = prompts(requests, vocab, seed, rig.sequences.device)
         self._next_turns = next_turns(requests)
         if rig.needs.looks_up:
-            latency["draft"] = Lookup(drafter("ngram", models["target"]))
+            latency["draft"] = LookupCosts(drafter("ngram", models["target"]))
             refused = found_refused(experiment.acceptance)
             on_host = {id: text.tolist() for id, text in texts.items()}
             lookups = Lookups(on_host, None if own else partial(is_found, refused=refused))

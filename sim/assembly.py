@@ -17,8 +17,8 @@ from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
 from pdvsim.sim.core import ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
@@ -33,7 +33,7 @@ from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
-from pdvsim.sim.policies.planner import Apart, Planner
+from pdvsim.sim.policies.planner import Planner, RemoteDrafter
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 
@@ -76,7 +76,7 @@ def covering_profile(experiment: Experiment) -> Profile:
                 f"concurrent lanes of {experiment.arch}"
             )
         for spec in (pair.draft, pair.target):
-            profile.latency(spec)  # a step of a model that was not in it cannot be told from the others'
+            profile.cost_model(spec)  # a step of a model that was not in it cannot be told from the others'
     whole = profile.covering(pair, link_of(experiment)).padded(experiment.hardware.padding)
     machine = experiment.hardware.machine
     return whole if machine is None else read_pace(machine).applied(whole, pair)
@@ -110,6 +110,12 @@ def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
     for at in placement.draft if experiment.speculates else ():
         models[at]["draft"] = pair.draft
     return models
+
+
+def cost_models(experiment: Experiment, profiles: Sequence[Profile]) -> list[dict[Role, CostModel]]:
+    """The cost models of each GPU of a server, by its profile."""
+    placed = zip(profiles, models_on(experiment), strict=True)
+    return [{role: profile.cost_model(spec) for role, spec in models.items()} for profile, models in placed]
 
 
 def models_of(experiment: Experiment) -> list[ModelSpec]:
@@ -148,26 +154,28 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
     return Controller(settings)
 
 
-def make_planner(experiment: Experiment, profile: Profile, end: int = 0) -> Planner:
-    """The latency model of an experiment's GPUs, to plan with."""
+def make_planner(
+    experiment: Experiment, profile: Profile, placed: Sequence[dict[Role, CostModel]] | None = None
+) -> Planner:
+    """What an experiment plans with; `placed` are the cost models of its GPUs, where they are known already."""
     if experiment.server.priority == "partition":
         raise ValueError(
             "--priority partition is not simulated: the slowdown of kernels on part of a GPU was not measured; "
             "realrun serves with it"
         )
-    pair, placement = experiment.pair, experiment.placement
-    profiles = profiles_of(experiment, profile, end)
-    models: dict[Role, Latency] = {"target": profiles[placement.verify].latency(pair.target)}
+    placement = experiment.placement
+    placed = placed or cost_models(experiment, profiles_of(experiment, profile))
+    models: dict[Role, CostModel] = {"target": placed[placement.verify]["target"]}
     if experiment.speculates:
-        models["draft"] = profiles[placement.draft[0]].latency(pair.draft)
-    apart = None
+        models["draft"] = placed[placement.draft[0]]["draft"]
+    remote = None
     if placement.apart:
-        apart = Apart(Fabric(link_of(experiment), placement.gpus), len(placement.draft))
+        remote = RemoteDrafter(Fabric(link_of(experiment), placement.gpus), len(placement.draft))
     policy = policy_of(experiment.arch)
     sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
         models, sharing, profile.gpu.peak, host_times(experiment, profile),
-        policy.hands_over(), apart, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
+        policy.hands_over(), remote, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
         policy.prefill_lane == policy.verify_lane,
     )  # fmt: skip
 
@@ -287,7 +295,8 @@ class Cluster:
         self.blocks = blocks  # several rounds may be simulated in one step
         self.experiment = experiment
         self.profile = profile
-        self.end = end
+        self._profiles = profiles_of(experiment, profile, end)
+        self._models = cost_models(experiment, self._profiles)
         self.log = log
         self.pair = experiment.pair
         self.capacity_tokens = kv_capacity(experiment, profile)
@@ -305,18 +314,16 @@ class Cluster:
             self.servers.append(self._server(env, replica))
 
     def _server(self, env: Clock, replica: int) -> Policy:
-        experiment, profile = self.experiment, self.profile
+        experiment = self.experiment
         settings, placement = engine_settings(experiment), experiment.placement
-        planner = make_planner(experiment, profile, self.end)
-        host = SimulatedHost(times := host_times(experiment, profile))
+        planner = make_planner(experiment, self.profile, self._models)
+        times, host = self._host_times, SimulatedHost(self._host_times)
         if (spans := self.log.host) is not None:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
         looked_up = experiment.server.drafted_by == "ngram"
         has_draft = partial(is_found, refused=found_refused(experiment.acceptance)) if looked_up else None
         gpus = []
-        placed = models_on(experiment)
-        for at, one in enumerate(profiles_of(experiment, profile, self.end)):
-            models = {role: one.latency(model) for role, model in placed[at].items()}
+        for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True)):
             sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
             gpus.append(
                 FastForwardGPU(
@@ -329,6 +336,7 @@ class Cluster:
         if len(gpus) > 1:
             self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
             device = Node(env, host, gpus, placement, fabric, self.pair.target.kv_bytes_per_token)
+        verifying = self._models[placement.verify]
         context = Context(
             env=env,
             device=device,
@@ -340,7 +348,7 @@ class Cluster:
                 experiment.longest_draft,
                 experiment.paged,
                 reuse_of(experiment),
-                () if experiment.traffic.shares else windows_of(list(models_on(experiment)[placement.verify].values())),
+                () if experiment.traffic.shares else windows_of([model.spec for model in verifying.values()]),
             ),
             deliveries=self.log.deliveries,
             prefill_workers=len(placement.prefill),

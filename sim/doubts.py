@@ -104,8 +104,8 @@ def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
 def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int | None) -> tuple[str, ...]:
     from pdvsim.sim.assembly import covering_profile
 
-    models = pair(name)
-    draft, target = models.draft, models.target
+    named = pair(name)
+    draft, target = named.draft, named.target
     doubts: list[str] = []
     if draft.on_host:
         return ()
@@ -120,8 +120,8 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     hardware = Hardware(gpu=gpu, profile=profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
     alone = Experiment(server=Server(pair=name), hardware=hardware)
     fits = covering_profile(alone)
-    steps = [fits.latency(model).shape(1, 1, 1, COMPARED_CONTEXT) for model in (alone.pair.draft, alone.pair.target)]
-    draft_s, target_s = (step.solo_0 + step.solo_1 * COMPARED_CONTEXT for step in steps)
+    models = [fits.cost_model(model) for model in (alone.pair.draft, alone.pair.target)]
+    draft_s, target_s = (one.price(1, 1, 1, COMPARED_CONTEXT).seconds(COMPARED_CONTEXT) for one in models)
     if draft_s >= target_s:
         times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"
         doubts.append(f"a step of the drafter {draft.name} takes as long as one of its target {target.name}: {times}")

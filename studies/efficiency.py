@@ -18,13 +18,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.calibration.fit.build import gpu_spec
-from pdvsim.calibration.fit.forward import Traced, terms_of
+from pdvsim.calibration.fit.forward import Traced, traced_times
 from pdvsim.calibration.fit.points import Floats, medians, price_s, tokens_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.transfer import (
     COMPUTE_TOKENS,
     Coefficients,
@@ -126,15 +127,14 @@ class PredictedTimes:
         }
         names = ("head_weights_s", "head_token_s", "row_s", "prompt_wave_s", "mixed_s", "draft_ratio")
         figures |= dict(zip(names, free, strict=True)) | {"prompt_sms": sms}
-        none: dict[str, Any] = dict.fromkeys(("fixed_s", "weights_s", "token_s", "kv_s", "pair_s"), 0.0)
-        fit = ForwardFit(**none, **figures, row_buckets=ENGINE.row_buckets, chunk_buckets=ENGINE.chunk_buckets)
-        self._terms = terms_of(model.spec, fit, frame)
+        figures |= {"row_buckets": ENGINE.row_buckets, "chunk_buckets": ENGINE.chunk_buckets}
+        self._times = traced_times(model.spec, ForwardTerms.read(figures), frame)
 
     def seconds(self, transfer: Transfer, gpu: GpuSpec) -> Floats:
         prices, widths = Prices(self._spec, gpu, transfer.sms, transfer), np.array(self._widths, float)
         parts = (prices.layers(np.array(self._tokens, float)), prices.kv(widths), prices.width(widths), prices.head())
         rest = (prices.row(), prices.prompt_wave(), prices.mixed(), prices.c.draft_ratio)
-        return self._terms.seconds(np.concatenate([*parts, rest]))
+        return self._times.seconds(np.concatenate([*parts, rest]))
 
 
 def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficients = START) -> Transfer:
@@ -173,7 +173,7 @@ def learn(models: Iterable[Measured], gpu: GpuSpec, sms: int, start: Coefficient
 
 def errors_of(transfer: Transfer, model: Measured, gpu: GpuSpec) -> Floats:
     """Relative errors (predicted / measured - 1), predicted as in the simulator."""
-    latency = Latency(model.spec, transfer.fit(model.spec, gpu))
+    latency = CostModel(model.spec, transfer.fit(model.spec, gpu))
     predicted = [price_s(latency, point) for point in model.frame.to_dict("records")]
     return np.asarray(predicted / model.seconds - 1)
 

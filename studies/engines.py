@@ -18,8 +18,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import Chunk, ModelSpec, Pair, Request
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.core import ModelSpec, Pair
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.links import LINKS
 from pdvsim.sim.hardware.models import MODELS, PRESETS, shard
 from pdvsim.sim.hardware.profile import builtin
@@ -87,16 +87,15 @@ class EngineReport:
 
 
 @cache
-def latency(card: str, spec: ModelSpec = TARGET, gpus: int = 1) -> Latency:
+def latency(card: str, spec: ModelSpec = TARGET, gpus: int = 1) -> CostModel:
     """A model on so many GPUs of a card, over NVLink."""
     part = shard(spec, gpus)
-    return Latency(part, builtin(card).covering(Pair(part, part), LINKS["nvlink4"]).fit(part))
+    return CostModel(part, builtin(card).covering(Pair(part, part), LINKS["nvlink4"]).fit(part))
 
 
 def forward_ms(card: str, rows: int, k: int, context: float, spec: ModelSpec = TARGET, gpus: int = 1) -> float:
     """Our target's forward over `rows` rows with k draft tokens each."""
-    shape = latency(card, spec, gpus).shape(rows, k + 1, 1, rows * context)
-    return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
+    return latency(card, spec, gpus).price(rows, k + 1, 1, rows * context).seconds(rows * context) * 1e3
 
 
 def _solved(law: Callable[[Fit], tuple[float, float]], wanted: tuple[float, float]) -> Fit:
@@ -237,8 +236,7 @@ def custom_all_reduce() -> EngineSource:
     rows, prompt, answer, card = 64, 256, 256, "a100-80gb"
 
     def seconds(spec: ModelSpec, gpus: int, host_ms: float) -> float:
-        chunks = [Chunk(Request(n, 0.0, prompt, answer, b""), 0, prompt) for n in range(8)]
-        reading = 8 * latency(card, spec, gpus).carrying(0, 0, 1, chunks, True).solo_0
+        reading = 8 * latency(card, spec, gpus).price(0, prompts=[(0, prompt)] * 8, first_tokens=8).seconds_0
         steps = [forward_ms(card, rows, 0, prompt + n, spec, gpus) + host_ms for n in range(1, answer)]
         return reading + sum(steps) / 1e3
 

@@ -77,8 +77,8 @@ class Setting:
         return forward_ms(self.card, rows, tokens - 1, context, self.spec, self.gpus) + self.each_ms
 
     def _draft(self, rows: int, steps: int, context: float) -> float:
-        shape = latency(self.card, drafter(self.head, self.spec), self.gpus).shape(rows, 2, steps, rows * context)
-        return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
+        model = latency(self.card, drafter(self.head, self.spec), self.gpus)
+        return model.price(rows, 2, steps, rows * context).seconds(rows * context) * 1e3
 
 
 def setting(card: str, spec: ModelSpec, gpus: int, plain: float, round_ms: Fit | None) -> Setting:

@@ -36,6 +36,7 @@ from scipy.optimize import brentq, minimize
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Pair
+from pdvsim.sim.hardware.attention import MeasuredAttention
 from pdvsim.sim.hardware.composed import ComposedProfile, engine_profile
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.profile import Profile
@@ -138,16 +139,18 @@ def as_tree(profile: Profile, row: dict[str, str], one: Experiment) -> Profile:
     assert isinstance(profile, ComposedProfile)
     pair, requests, steps = one.pair, int(row["concurrency"]), int(row["k"])
     context = requests * sum(LENGTHS[row["dataset"]])
-    target, drafter = profile.latency(pair.target), profile.latency(pair.draft)
+    target, drafter = profile.cost_model(pair.target), profile.cost_model(pair.draft)
     tokens = int(row["verified_tokens"])
     parts = -(-tokens // MAX_DRAFT)  # attention wider than was measured reads the cache once for each part
-    chain, tree = target.shape(requests, steps + 1), target.shape(parts * requests, -(-tokens // parts))
-    wider_s = tree.solo_0 - chain.solo_0 + (parts * tree.solo_1 - chain.solo_1) * context
-    one_s, many_s = (drafter.shape(requests * rows_each, 1).solo_0 for rows_each in (1, int(row["topk"])))
+    chain, tree = target.price(requests, steps + 1), target.price(parts * requests, -(-tokens // parts))
+    wider_s = tree.seconds(parts * context) - chain.seconds(context)
+    one_s, many_s = (drafter.price(requests * rows_each).seconds_0 for rows_each in (1, int(row["topk"])))
     more_s = wider_s + (steps - 1) * (many_s - one_s)
     fit = profile.models[pair.target.name]
-    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in fit.width_knots)
-    return replace(profile, models=profile.models | {pair.target.name: replace(fit, width_knots=knots)})
+    assert isinstance(fit.rows, MeasuredAttention)
+    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in fit.rows.width_knots)
+    wider = replace(fit, rows=replace(fit.rows, width_knots=knots))
+    return replace(profile, models=profile.models | {pair.target.name: wider})
 
 
 def compare(row: dict[str, str], engine: str | None = None, more: tuple[float, float] | None = None) -> Compared:

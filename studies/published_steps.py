@@ -11,8 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pdvsim.sim.core import Chunk, ModelSpec, Pair, Request
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.core import ModelSpec, Pair
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.profile import builtin
 
@@ -38,29 +38,27 @@ class Reference:
         return self.predicted / self.published - 1
 
 
-def decode_ms(model: Latency, rows: int, context: int) -> float:
+def decode_ms(model: CostModel, rows: int, context: int) -> float:
     """One token per row, each with `context` cached tokens."""
-    shape = model.shape(rows, 1)
-    return (shape.solo_0 + shape.solo_1 * rows * context) * 1e3
+    return model.price(rows).seconds(rows * context) * 1e3
 
 
-def prefill_ms(model: Latency, tokens: int) -> float:
+def prefill_ms(model: CostModel, tokens: int) -> float:
     """One whole prompt."""
-    chunk = Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens)
-    return model.carrying(0, 1, 1, [chunk], True).solo_0 * 1e3
+    return model.price(0, prompts=[(0, tokens)], first_tokens=1).seconds_0 * 1e3
 
 
 def compare(card: str) -> list[Reference]:
     """Every published figure of a card against its built-in profile."""
     profile = builtin(card)
 
-    def priced(spec: ModelSpec) -> Latency:
-        return Latency(spec, profile.covering(Pair(spec, spec)).fit(spec))
+    def priced(spec: ModelSpec) -> CostModel:
+        return CostModel(spec, profile.covering(Pair(spec, spec)).fit(spec))
 
     return CARDS[card](priced)
 
 
-def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
+def _a100(priced: Callable[[ModelSpec], CostModel]) -> list[Reference]:
     rows = [
         Reference(GPT_FAST, f"{name}, context 100", 1e3 / decode_ms(priced(MODELS[name]), 1, 100), published, "tok/s")
         for name, published in (("llama-2-7b", 104.9), ("llama-3.1-8b", 93.9))
@@ -87,7 +85,7 @@ def _a100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
     ]
 
 
-def _h100(priced: Callable[[ModelSpec], Latency]) -> list[Reference]:
+def _h100(priced: Callable[[ModelSpec], CostModel]) -> list[Reference]:
     llama = priced(MODELS["llama-3.1-8b"])
 
     def step(batch: int, context: int) -> float:

@@ -14,8 +14,8 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pdvsim.calibration.fit.build import gpu_spec, read
 from pdvsim.calibration.fit.points import medians
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.view.table import grid
 
 SAMPLES = Path(__file__).parents[1] / "calibration/data/h200"
@@ -31,19 +31,18 @@ def main(names: list[str]) -> None:
     rows = []
     for name in names or sorted(set(alone["model"])):
         points = medians(alone[alone["model"] == name])
-        floor = Latency(specs[name], ForwardFit.roofline(specs[name], gpu))
+        floor = CostModel(specs[name], ForwardTerms.roofline(specs[name], gpu))
         decoded = points[(points["chunk_tokens"] == 0) & (points["steps"] == 1) & (points["lengths"] == "even")]
         read_alone = points[(points["rows"] == 0) & (points["chunks"] == 1) & (points["chunk_start"] == 0)]
         cells = []
         for count, tokens in VERIFIES:
             near = decoded[(decoded["rows"] == count) & (decoded["tokens"] == tokens)]
             near = near.iloc[(near["context"] - CONTEXT).abs().argsort()[:1]]
-            shape = floor.shape(count, tokens)
-            ratios = near["seconds"] / (shape.solo_0 + shape.solo_1 * near["context_total"])
+            cost = floor.price(count, tokens)
+            ratios = near["seconds"] / (cost.seconds_0 + cost.seconds_1 * near["context_total"])
             cells.append(f"{ratios.iloc[0]:.2f}" if len(ratios) else "-")
         for prompt in PROMPTS:
-            chunk = Chunk(Request(0, 0.0, prompt, 1, accept_runs=bytes(1)), 0, prompt)
-            floor_s = floor.carrying(0, 0, 1, [chunk], True).solo_0
+            floor_s = floor.price(0, prompts=[(0, prompt)], first_tokens=1).seconds_0
             ratios = read_alone[read_alone["chunk_tokens"] == prompt]["seconds"] / floor_s
             cells.append(f"{ratios.iloc[0]:.2f}" if len(ratios) else "-")
         rows.append([name, *cells])

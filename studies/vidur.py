@@ -26,11 +26,13 @@ from numpy.typing import NDArray
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.points import middle
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit, in_waves
+from pdvsim.sim.hardware.attention import MeasuredAttention, WaveAttention, in_waves
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import MODELS, shard
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.hardware.reach import Reach
+from pdvsim.sim.hardware.terms import MeasuredLayers
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped
 from pdvsim.sim.reading import check_file, said
 
@@ -213,36 +215,38 @@ def fitted_ceilings(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -
     return replace(best, source=f"{gpu.source}; {said}")
 
 
-def published_fit(layer: Layer, fit: ForwardFit) -> ForwardFit:
-    """A transferred fit with what was measured in its place."""
-    fit = replace(fit, layer_knots=layer.at(TOKENS), nimble_tokens=0)
+def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:
+    """Transferred terms with what was measured in their place."""
+    rows, prompts = fit.rows, fit.prompts
+    assert isinstance(rows, MeasuredAttention)
+    assert isinstance(prompts, WaveAttention)
+    fit = replace(fit, layers=MeasuredLayers(layer.at(TOKENS)), small=replace(fit.small, nimble_tokens=0))
     if layer.decode is not None:
         batch, cached, seconds = layer.decode.T
         design = np.stack([np.ones_like(batch), batch * cached], axis=1) / seconds[:, None]  # relative errors
         fixed, each = (max(0.0, float(x)) * layer.spec.layers for x in np.linalg.lstsq(design, np.ones_like(batch))[0])
-        ratio = each / fit.kv_s
-        fit = replace(
-            fit,
-            kv_s=each,
-            kv_knots=tuple((n, s * ratio) for n, s in fit.kv_knots),
-            width_knots=tuple((n, fixed + s - fit.width_knots[0][1]) for n, s in fit.width_knots),
+        ratio = each / rows.kv_knots[0][1]
+        rows = replace(
+            rows,
+            kv_knots=tuple((n, s * ratio) for n, s in rows.kv_knots),
+            width_knots=tuple((n, fixed + s - rows.width_knots[0][1]) for n, s in rows.width_knots),
         )
     if layer.prompt is not None:
         spec, seconds = layer.spec, layer.prompt[:, 2] * layer.spec.layers
         chunks = layer.prompt[:, :2].astype(int).tolist()
-        waves = [in_waves([(before, new)], spec.heads, spec.head_dim, fit.prompt_sms) for new, before in chunks]
-        fit = replace(fit, prompt_wave_s=float(np.median(seconds / np.array(waves))))
-    return fit
+        waves = [in_waves([(before, new)], spec.heads, spec.head_dim, prompts.prompt_sms) for new, before in chunks]
+        prompts = replace(prompts, prompt_wave_s=float(np.median(seconds / np.array(waves))))
+    return replace(fit, rows=rows, prompts=prompts)
 
 
-def published_reach(layer: Layer, fit: ForwardFit) -> Reach:
+def published_reach(layer: Layer) -> Reach:
     """How far its files went; a size that is in none of them is left untold."""
     rows = context = prompt_start = None
     if layer.decode is not None:
         rows, context = (int(most) for most in layer.decode[:, :2].max(axis=0))
     if layer.prompt is not None:
         prompt_start = int(layer.prompt[:, 1].max())
-    return Reach(rows=rows, context=context, prompt_start=prompt_start, tokens=fit.layer_knots[-1][0])
+    return Reach(rows=rows, context=context, prompt_start=prompt_start, tokens=layer.at(TOKENS)[-1][0])
 
 
 def build_vidur(folder: str | Path, gpu: GpuSpec) -> Profile:
@@ -273,7 +277,7 @@ def build_vidur(folder: str | Path, gpu: GpuSpec) -> Profile:
             "contention": h200.name,
         },
         uncertainty={name: transfer.bar(card_known=True) if name in measured else bar for name in models},
-        measured={layer.spec.name: published_reach(layer, models[layer.spec.name]) for layer in layers},
+        measured={layer.spec.name: published_reach(layer) for layer in layers},
     )
 
 

@@ -111,19 +111,18 @@ def _report_samples(folder: Path) -> None:
     from pdvsim.calibration.fit import corun
     from pdvsim.calibration.fit.build import read
     from pdvsim.calibration.fit.points import medians, price
-    from pdvsim.sim.hardware.latency import Latency
+    from pdvsim.sim.hardware.costs import CostModel
     from pdvsim.sim.hardware.profile import builtin
 
     samples, known = read(folder), builtin("h200")
     specs, frame = samples.header.specs(), samples.frame
     alone = {name: fit.scaled(1 / known.in_service.get(name, 1.0)) for name, fit in known.models.items()}
-    models = {name: Latency(specs[name], fit) for name, fit in alone.items() if name in specs}
+    models = {name: CostModel(specs[name], fit) for name, fit in alone.items() if name in specs}
     print("\nlaunches of 192 and 256 rows, predicted over measured")
     large = frame[(frame["section"] == "solo") & (frame["rows"] > 128)]
     for model, rows in large.groupby("model", observed=True):
         for _, point in medians(rows).iterrows():
-            shape = price(models[str(model)], point)
-            ratio = (shape.solo_0 + shape.solo_1 * point["context_total"]) / point["seconds"]
+            ratio = price(models[str(model)], point).seconds(point["context_total"]) / point["seconds"]
             chunk = f" + {point['chunk_tokens']}" if point["chunk_tokens"] else ""
             print(f"  {model:16s} {point['kind']:7s} {point['rows']}x{point['tokens']}{chunk:6s} {ratio:6.3f}")
     new = frame[(frame["section"] == "corun") & ((frame["group"] >= FIRST_NEW_GROUP) | (frame["members"] == 1))]

@@ -16,7 +16,7 @@ import random
 import shutil
 import signal
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +100,7 @@ def make_yard(folder: Path) -> Yard:
     with _quiet():
         code = cli.main(["run", "--num-prompts", "4", "--output-len", "5", "-o", str(run), "--save-detailed"])
     assert code == 0
-    profile = json.loads(json.dumps(asdict(builtin("h200"))))
+    profile = json.loads(json.dumps(builtin("h200").document()))
     profile["models"] = {name: profile["models"][name] for name in ("tinyllama-1.1b", "llama-2-7b")}
     good = {
         "profile.json": json.dumps(profile),

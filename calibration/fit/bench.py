@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from pdvsim.calibration.validate.bench import BenchedLoad
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.hardware.pace import LEAST, MOST, MOST_HOST_S, MOST_STEP_S
 from pdvsim.sim.hardware.profile import Profile
 
@@ -137,16 +136,14 @@ def _gpu_s(at: Observation, experiment: Experiment, profile: Profile) -> float:
     """GPU time of a step in the profile, and of the prefills in it."""
     rows, k = max(1, round(at.rows)), experiment.longest_draft
     context = rows * at.context
-    target = profile.latency(experiment.pair.target)
-    shape = target.shape(rows, k + 1, 1, context)
-    seconds = shape.solo_0 + shape.solo_1 * context
+    target = profile.cost_model(experiment.pair.target)
+    step = target.price(rows, k + 1, 1, context)
+    seconds = step.seconds(context)
     if k and not experiment.pair.draft.on_host:
-        draft = profile.latency(experiment.pair.draft).shape(rows, 1, k, context)
-        seconds += draft.solo_0 + draft.solo_1 * context
+        seconds += profile.cost_model(experiment.pair.draft).price(rows, 1, k, context).seconds(context)
     if at.prompts:
-        chunk = Chunk(Request(0, 0.0, at.prompt_tokens, 1, b""), 0, at.prompt_tokens)
-        more = target.carrying(rows, k + 1, 1, [chunk], True, context=context).solo_0 - shape.solo_0
-        seconds += at.prompts * more
+        with_prompt = target.price(rows, k + 1, 1, context, [(0, at.prompt_tokens)], 1)
+        seconds += at.prompts * (with_prompt.seconds_0 - step.seconds_0)
     return float(seconds)
 
 

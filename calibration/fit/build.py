@@ -18,7 +18,7 @@ from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.core import GpuSpec
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def calibrate(
         raise ValueError("samples hold no model measured alone: measure some with --models")
     todo = [(points, specs[model], gpu, kernels(samples.header)) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
-    models = {model: Latency(specs[model], solo.fit) for model, solo in solos.items()}
+    models = {model: CostModel(specs[model], solo.fit) for model, solo in solos.items()}
     heated = fit_power(frame, gpu, models)
     corun = fit_corun(frame, gpu, models, heated.fit if heated else None, progress)
     header = samples.header
@@ -193,10 +193,4 @@ def power_errors(heated: PowerCalibration) -> dict[str, Any]:
 
 def save(profile: Profile, path: str | Path) -> None:
     """Write a profile as JSON that `pdvsim.sim.hardware.profile.load` reads."""
-    document = asdict(profile)
-    rare = ("fused_knots", "reduce_knots", "gather_knots", "token_buckets", "expert_s", "prompt_token_s")
-    for fit in document["models"].values():
-        for name in rare:
-            if not fit[name]:
-                del fit[name]
-    write_whole(Path(path), (json.dumps(document, indent=1) + "\n").encode())
+    write_whole(Path(path), (json.dumps(profile.document(), indent=1) + "\n").encode())

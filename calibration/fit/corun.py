@@ -22,7 +22,7 @@ from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.latency import Latency, Load
+from pdvsim.sim.hardware.costs import CostModel, Load, Price
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
 
@@ -94,7 +94,7 @@ class Corun:
 
 
 def groups_of(
-    frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency], heat: PowerFit | None = None
+    frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, CostModel], heat: PowerFit | None = None
 ) -> list[Group]:
     """Every group of co-run samples that has a window in which all its members were busy."""
     power = Power(heat, gpu.bandwidth_bytes_per_s) if heat else None
@@ -132,31 +132,29 @@ def _cool(members: Sequence[Member], power: Power) -> None:
 
 
 def _member(
-    row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: Latency, power: Power | None
+    row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: CostModel, power: Power | None
 ) -> Member:
     """Demands from the bytes and flops of the launch over its measured time alone."""
-    rows, steps, spec = int(row["bucket_rows"]), int(row["steps"]), model.spec
-    prompt, known, chunks = int(row["chunk_tokens"]), int(row["chunk_start"]), int(row["chunks"])
+    names = ("bucket_rows", "steps", "tokens", "chunks", "chunk_start", "chunk_tokens")
+    rows, steps, tokens, chunks, start, prompt = (int(row[name]) for name in names)
+    spec, prompts = model.spec, [(start, prompt // chunks)] * chunks if chunks else []
     if rows:
-        shape = model.shape(rows, int(row["tokens"]), steps, context)
-        moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
-        cache = steps * context * spec.kv_bytes_per_token
-    else:
-        cache = chunks * known * spec.kv_bytes_per_token
+        alone = model.price(rows, tokens, steps, context).at(context)._replace(seconds=solo_s)
+    else:  # the shipped sharing model was fitted to tokens that are not padded, and to all experts
+        cache = chunks * start * spec.kv_bytes_per_token
         weights = spec.common_bytes + spec.routes * spec.expert_bytes + spec.head_params * spec.dtype_bytes
-        moved = weights + cache + prompt * spec.kv_bytes_per_token
-        seen = prompt * (known + (prompt / chunks + 1) / 2)
-        flops = 2.0 * spec.active_params * prompt + spec.attention_flops_per_pair * seen
-    peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
-    prompts = [(known, prompt // chunks)] * chunks if chunks else []
+        pairs = prompt * (start + (prompt / chunks + 1) / 2)
+        flops = 2.0 * spec.active_params * prompt + spec.attention_flops_per_pair * pairs
+        alone = Price(solo_s, weights + cache + prompt * spec.kv_bytes_per_token, flops, cache)
     member = Member(
         kind=str(row["kind"]),
         priority=int(row["priority"]),
         measured=rate,
         solo_s=solo_s,
-        draw=power.draw(solo_s, max(0.0, moved - cache), cache, flops * power.fit.flop_factor(spec)) if power else None,
+        draw=power.draw(alone, power.fit.flop_factor(spec)) if power else None,
     )
-    model.demand(member, peak, moved, flops, rows, int(row["tokens"]), steps, prompts)
+    peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
+    model.demand(member, peak, alone.bytes, alone.flops, rows, tokens, steps, prompts)
     return member
 
 
@@ -259,7 +257,7 @@ def _fit_dense(groups: Sequence[Group]) -> ContentionFit | None:
 def fit_corun(
     frame: pd.DataFrame,
     gpu: GpuSpec,
-    models: dict[str, Latency],
+    models: dict[str, CostModel],
     heat: PowerFit | None,
     progress: Callable[[], None] = lambda: None,
 ) -> Corun | None:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats, middle
 from pdvsim.sim.core import GpuSpec, Pair
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.reading import check_file, quoted, said
@@ -338,14 +338,12 @@ def calibrate_engine(
     steps, errors = fit_steps(log), held_out(log)
     layers, (kv_s, mixed_s, fixed_s, row_s, draft_kv_s) = steps.coefficients[:-5], steps.coefficients[-5:]
     seconds = np.maximum(np.cumsum(layers), LEAST_FORWARD_S).tolist()
-    plain: dict[str, Any] = dict.fromkeys(
-        ("fixed_s", "weights_s", "token_s", "head_weights_s", "head_token_s", "pair_s"), 0.0
-    ) | {"chunk_buckets": steps.padded_to}
+    plain: dict[str, Any] = {"chunk_buckets": steps.padded_to}
     knots = tuple(zip(steps.knots, seconds, strict=True))
-    models = {pair.target.name: ForwardFit(**plain, kv_s=kv_s, mixed_s=mixed_s, layer_knots=knots)}
+    models = {pair.target.name: ForwardTerms.read(plain | {"kv_s": kv_s, "mixed_s": mixed_s, "layer_knots": knots})}
     if drafts[-1] > 0:
         ends = tuple((n, max(fixed_s + row_s * n, LEAST_FORWARD_S)) for n in (1, DRAFTER_LINE_ROWS))
-        models[pair.draft.name] = ForwardFit(**plain, kv_s=draft_kv_s, layer_knots=ends)
+        models[pair.draft.name] = ForwardTerms.read(plain | {"kv_s": draft_kv_s, "layer_knots": ends})
     all_errors = [value["median"] for value in errors.values()], [value["p95"] for value in errors.values()]
     error = {"median": float(np.median(all_errors[0])), "p95": float(np.max(all_errors[1]))} if errors else None
     reach = Reach(

@@ -1,7 +1,7 @@
 """From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
 
-Times are put together by the simulator's own `Latency`, run over figures that are still free: it tells which of them a
-time consists of. So a fit needs no model of its own, and has the slopes of the simulator's. Kernels change with the
+Times are put together by the simulator's own `CostModel`, run over figures that are still free: it tells which of them
+a time consists of. So a fit needs no model of its own, and has the slopes of the simulator's. Kernels change with the
 number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Attention reads cached
 tokens at the card's speed, or, where too few programs read, at that of the longest stretch one of them reads; both
 depend on the tile its queries are packed into. Attention over prompts goes through its contexts in waves of programs.
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,7 +24,9 @@ from numpy.typing import NDArray
 from pdvsim.calibration.fit.points import Floats, price_s, tokens_of
 from pdvsim.realrun.engine.buckets import query_tile
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import PROMPT_QUERIES, ForwardFit, Latency, large_products_s
+from pdvsim.sim.hardware import attention, terms
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -95,17 +97,22 @@ class Traced:
     __radd__, __rmul__ = __add__, __mul__
 
 
-class TracedLatency(Latency):
-    """The simulator's latency model over figures that are still free."""
+class TracedHead(terms.OutputProjection):
+    """The output projection over figures that are still free."""
 
-    def _joined(self, wide: Any, long: Any) -> Any:  # type: ignore[override]
-        return wide.joined(long, larger=False)
-
-    def _larger(self, memory_s: Any, compute_s: Any) -> Any:
-        return memory_s.joined(compute_s, larger=True)
+    def seconds(self, logits: int) -> Any:
+        weights_s: Any = self.head_weights_s
+        return weights_s.joined(self.head_token_s * logits, larger=True)
 
 
-class Terms:
+class TracedAttention(attention.MeasuredAttention):
+    """Attention over figures that are still free."""
+
+    def _joined(self, wide_s: Any, long_s: Any) -> Any:
+        return wide_s.joined(long_s, larger=False)
+
+
+class TracedTimes:
     """Traced times as matrices: how often each product is in each time, and each factor in each product."""
 
     def __init__(self, times: Sequence[Traced]) -> None:
@@ -116,7 +123,7 @@ class Terms:
         larger, first, second, self._weight = np.array(factors).T
         self._larger, self._first, self._second = larger > 0, first.astype(int), second.astype(int)
 
-    def at(self, chosen: NDArray[Any]) -> Terms:
+    def at(self, chosen: NDArray[Any]) -> TracedTimes:
         """Some of the times."""
         some = copy(self)
         some._times = self._times[chosen]
@@ -141,12 +148,13 @@ class Terms:
         return first, second, np.where(self._larger, np.maximum(first, second), np.hypot(first, second))
 
 
-def terms_of(spec: ModelSpec, figures: ForwardFit, frame: pd.DataFrame) -> Terms:
+def traced_times(spec: ModelSpec, figures: ForwardTerms, frame: pd.DataFrame) -> TracedTimes:
     """The times of measured points as the simulator prices them, with traced figures."""
-    drafter, verifier = (TracedLatency(spec, figures) for _ in range(2))
+    head, rows = TracedHead(**figures.head.figures()), TracedAttention(**figures.rows.figures())
+    drafter, verifier = (CostModel(spec, replace(figures, head=head, rows=rows)) for _ in range(2))
     verifier.widest = 2  # a head's draft has logits of its newest tokens, but it is measured with all of them too
     points = frame.to_dict("records")
-    return Terms([price_s(drafter if point["kind"] == "draft" else verifier, point) for point in points])
+    return TracedTimes([price_s(drafter if point["kind"] == "draft" else verifier, point) for point in points])
 
 
 @dataclass(frozen=True)
@@ -156,7 +164,7 @@ class Kernels:
     row_buckets: tuple[int, ...]
     chunk_buckets: tuple[int, ...]
     programs: int  # concurrent ones that attention aims at
-    nimble_tokens: int = 0  # up to which kernels leave room for others
+    small_tokens: int = 0  # up to which kernels leave room for others
     small_bytes: float = 0.0  # of weights, up to which a product is theirs
 
 
@@ -167,27 +175,30 @@ class Model:
 
     def __init__(self, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels, most_tokens: float) -> None:
         self.spec, self.gpu, self.kernels = spec, gpu, kernels
-        self.roof = roof = ForwardFit.roofline(spec, gpu)
+        self.roof = roof = ForwardTerms.roofline(spec, gpu).figures()
         most = max(most_tokens, 2.0)
         self.knots = np.array([n for n in KNOTS if n < most] + [most])
         self.row_knots = np.array(ATTENTION_ROW_KNOTS)
         self.group = spec.heads // spec.kv_heads
         self.tiles = sorted({query_tile(width * self.group) for width in range(1, MOST_WIDTH + 1)})
-        stretch_s = roof.kv_s * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
+        stretch_s = roof["kv_s"] * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
         n, m, r = len(self.knots), len(self.tiles), len(ATTENTION_ROW_KNOTS)
         self.layers, self.kv, self.span, self.fixed, self.rows = (slice(*ends) for ends in _runs(n, m, m, m, r))
-        known = {"fused": 1.3, "expert": roof.expert_s}
-        added = [name for name, there in (("fused", roof.fused_knots), ("expert", spec.experts)) if there]
+        known = {"fused": 1.3, "expert": roof.get("expert_s")}
+        added = [name for name, there in (("fused", roof.get("fused_knots")), ("expert", spec.experts)) if there]
         names = (*self.OTHERS, *added)
         self.other = {name: self.rows.stop + i for i, name in enumerate(names)}
         self.sms = gpu.sms or 1
-        wave_s = PROMPT_QUERIES * roof.pair_s * self.sms / spec.heads  # were all programs to multiply at its speed
-        others = [1e-5, 1e-7, wave_s, 1e-5, roof.head_weights_s, roof.head_token_s, 1.0, *(known[n] for n in added)]
+        wave_s = (
+            attention.PROMPT_QUERIES * roof["pair_s"] * self.sms / spec.heads
+        )  # were all programs to multiply at its speed
+        head = roof["head_weights_s"], roof["head_token_s"]
+        others = [1e-5, 1e-7, wave_s, 1e-5, *head, 1.0, *(known[n] for n in added)]
         self.start = np.log(
             np.concatenate(
                 [
                     1.3 * self._roofline(self.knots),
-                    np.full(m, roof.kv_s),
+                    np.full(m, roof["kv_s"]),
                     np.full(m, stretch_s),
                     np.full(m, 1e-5),
                     np.ones(r),
@@ -198,11 +209,11 @@ class Model:
 
     def _roofline(self, tokens: Floats) -> Floats:
         """The layers' memory and compute time joined smoothly: products do not all turn at the same size."""
-        return np.asarray(np.hypot(self.roof.weights_s, self.roof.token_s * tokens))
+        return np.asarray(np.hypot(self.roof["weights_s"], self.roof["token_s"] * tokens))
 
     def fused(self, tokens: float) -> float:
         """The product that fuses a head's inputs, at the roofline."""
-        (ridge, fused_s), _ = self.roof.fused_knots
+        (ridge, fused_s), _ = self.roof["fused_knots"]
         return float(fused_s * np.hypot(1.0, tokens / ridge))
 
     @cached_property
@@ -226,29 +237,29 @@ class Model:
             targets.append(weight * self.start[i])
         return np.array(rows), np.array(targets)
 
-    def terms(self, frame: pd.DataFrame) -> Terms:
+    def times(self, frame: pd.DataFrame) -> TracedTimes:
         """The times of measured points as the simulator prices them."""
         tokens = sorted({1, 2, *tokens_of(frame)})  # so that nothing is read between what is fused
-        return terms_of(self.spec, self.result(Traced.figures(len(self.start)), tokens), frame)
+        return traced_times(self.spec, self.result(Traced.figures(len(self.start)), tokens), frame)
 
-    def fit(self, terms: Terms, seconds: Floats) -> Floats:
+    def fit(self, times: TracedTimes, seconds: Floats) -> Floats:
         """Parameters with the least relative errors; a few points far off do not pull."""
         from scipy.optimize import least_squares
 
         matrix, target = self.beliefs
 
         def residuals(parameters: Floats) -> Floats:
-            errors = np.log(terms.predict(parameters)[0] / seconds)
+            errors = np.log(times.predict(parameters)[0] / seconds)
             return np.concatenate([errors, matrix @ parameters - target])
 
         def jacobian(parameters: Floats) -> Floats:
-            predicted, slopes = terms.predict(parameters)
+            predicted, slopes = times.predict(parameters)
             return np.concatenate([slopes / predicted[:, None], matrix])
 
         best = least_squares(residuals, self.start, jacobian, loss="soft_l1", f_scale=OUTLIER_ERROR, max_nfev=200)
         return np.asarray(best.x)
 
-    def result(self, figures: Sequence[Any], fused_at: Sequence[int] | None = None) -> ForwardFit:
+    def result(self, figures: Sequence[Any], fused_at: Sequence[int] | None = None) -> ForwardTerms:
         """The figures as the simulator reads them; `fused_at`: the tokens at which the product that fuses has knots."""
         other = {name: figures[i] for name, i in self.other.items()}
         knots = [int(n) for n in self.knots]
@@ -260,32 +271,26 @@ class Model:
 
         by_rows = tuple(zip(ATTENTION_ROW_KNOTS, figures[self.rows], strict=True))
         fused = [(n, other["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in other else ()
-        return ForwardFit(
-            fixed_s=0.0,
-            weights_s=0.0,
-            token_s=0.0,
-            fused_knots=tuple(fused),
-            head_weights_s=other["head"],
-            head_token_s=other["head_token"],
-            expert_s=other.get("expert", 0.0),
-            kv_s=figures[self.kv][0],
-            pair_s=0.0,
-            layer_knots=tuple(zip(knots, figures[self.layers], strict=True)),
-            kv_knots=by_width(self.kv),
-            span_knots=by_width(self.span),
-            row_factors=(*by_rows, (ATTENTION_ROW_KNOTS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
-            programs=self.kernels.programs,
-            split_s=other["split"],
-            prompt_wave_s=other["wave"],
-            prompt_sms=self.sms,
-            width_knots=by_width(self.fixed),
-            row_s=other["row"],
-            mixed_s=other["mixed"],
-            nimble_tokens=self.kernels.nimble_tokens,
-            large_s=large_products_s(self.spec, self.kernels.small_bytes, self.gpu.bandwidth_bytes_per_s),
-            draft_ratio=other["draft"],
-            row_buckets=self.kernels.row_buckets,
-            chunk_buckets=self.kernels.chunk_buckets,
+        kernels, bandwidth = self.kernels, self.gpu.bandwidth_bytes_per_s
+        return ForwardTerms(
+            layers=terms.MeasuredLayers(tuple(zip(knots, figures[self.layers], strict=True))),
+            head=terms.OutputProjection(other["head"], other["head_token"]),
+            rows=attention.MeasuredAttention(
+                kv_knots=by_width(self.kv),
+                span_knots=by_width(self.span),
+                row_factors=(*by_rows, (ATTENTION_ROW_KNOTS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
+                programs=kernels.programs,
+                split_s=other["split"],
+                width_knots=by_width(self.fixed),
+                row_s=other["row"],
+            ),
+            prompts=attention.WaveAttention(self.sms, other["wave"]),
+            overhead=terms.PromptOverhead(other["mixed"]),
+            experts=terms.ExpertReads(other.get("expert", 0.0)),
+            fused=terms.FusedInputs(tuple(fused)),
+            steps=terms.DraftSteps(other["draft"]),
+            small=terms.SmallKernels.of(self.spec, kernels.small_tokens, kernels.small_bytes, bandwidth),
+            graphs=terms.GraphSizes(kernels.row_buckets, kernels.chunk_buckets),
         )
 
 
@@ -293,7 +298,7 @@ class Model:
 class Solo:
     """One model's fit, and how far points are off that it was not fitted on."""
 
-    fit: ForwardFit
+    fit: ForwardTerms
     frame: pd.DataFrame  # one row per point: its shape, `seconds` and `held_out`, the prediction of a fit without it
     spread: Floats  # of the samples of each point: half the range of the middle 80%, over the median
 
@@ -310,13 +315,13 @@ def fit_solo(frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernel
     """Fit one model's medians; errors by cross-validation over points."""
     seconds = frame["seconds"].to_numpy(float)
     model = Model(spec, gpu, kernels, max(tokens_of(frame)))
-    terms, held_out = model.terms(frame), np.empty(len(frame))
+    times, held_out = model.times(frame), np.empty(len(frame))
     fold = np.random.default_rng(0).permutation(len(frame)) % FOLDS
     for number in range(FOLDS):
-        rest = model.fit(terms.at(fold != number), seconds[fold != number])
-        held_out[fold == number] = terms.at(fold == number).predict(rest)[0]
+        rest = model.fit(times.at(fold != number), seconds[fold != number])
+        held_out[fold == number] = times.at(fold == number).predict(rest)[0]
     spread = (frame["high"] - frame["low"]).to_numpy(float) / 2 / seconds
-    fit = model.result(np.exp(model.fit(terms, seconds)).tolist())
+    fit = model.result(np.exp(model.fit(times, seconds)).tolist())
     return Solo(fit, frame.assign(held_out=held_out), spread)
 
 

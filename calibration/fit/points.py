@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import Latency, Shape
+from pdvsim.sim.hardware.costs import AffineCost, CostModel
 from pdvsim.sim.hardware.reach import Reach
 
 if TYPE_CHECKING:
@@ -41,20 +40,19 @@ def tokens_of(frame: pd.DataFrame) -> list[int]:
     return padded
 
 
-def price(model: Latency, point: Mapping[Hashable, Any] | pd.Series) -> Shape:
+def price(model: CostModel, point: Mapping[Hashable, Any] | pd.Series) -> AffineCost:
     """What a measured point costs by the simulator's own latency model."""
     rows, tokens, steps = int(point["rows"]), int(point["tokens"]), max(1, int(point["steps"]))
     if not point["chunks"]:
-        return model.shape(rows, tokens, steps, float(point.get("context_total", rows * point["context"])))
-    start, each = int(point["chunk_start"]), int(point["chunk_tokens"]) // int(point["chunks"])
-    chunk = Chunk(Request(0, 0.0, start + each, 1, b""), start, each)
-    return model.carrying(rows, tokens, steps, [chunk] * int(point["chunks"]), bool(point["emits"]))
+        return model.price(rows, tokens, steps, float(point.get("context_total", rows * point["context"])))
+    count = int(point["chunks"])
+    prompts = [(int(point["chunk_start"]), int(point["chunk_tokens"]) // count)] * count
+    return model.price(rows, tokens, steps, 0, prompts, count if point["emits"] else 0)
 
 
-def price_s(model: Latency, point: Mapping[Hashable, Any]) -> Any:
+def price_s(model: CostModel, point: Mapping[Hashable, Any]) -> Any:
     """The seconds that a measured point takes by the simulator's own latency model."""
-    shape = price(model, point)
-    return shape.solo_0 + shape.solo_1 * float(point["context_total"])
+    return price(model, point).seconds(float(point["context_total"]))
 
 
 def reach_of(samples: pd.DataFrame) -> Reach:

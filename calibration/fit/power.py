@@ -15,7 +15,7 @@ import numpy as np
 
 from pdvsim.calibration.fit.points import Floats, price
 from pdvsim.sim.core import GpuSpec
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.costs import CostModel, Price
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 
 if TYPE_CHECKING:
@@ -25,24 +25,22 @@ FULL_CLOCK_SHARE = 0.995
 SETTLING_S = 0.3
 COLD_S = 0.025  # of work after a rest, in which the clock has not fallen yet
 START = (700.0, 0.4, 0.5, 0.04)  # limit_w, slope, calm, settle_s
+DRAWING = ("weight_bytes", "cache_bytes", "flops")
 WATTS_WEIGHT = 0.1  # relative to the weight of an error in time
 
 
 @dataclass(frozen=True)
 class HeatedLaunch:
-    """One launch of a run without a pause: its time on a card at rest, what it reads and computes, when it began."""
+    """One launch of a run without a pause: its price, with the time on a card at rest, and when it began."""
 
-    cold_s: float
+    price: Price
     seconds: float
     start_s: float
-    weights: float
-    cache: float
-    flops: float
     mhz: float
     watts: float
 
 
-def runs_of(frame: pd.DataFrame, models: dict[str, Latency], eight_bits: bool = False) -> list[list[HeatedLaunch]]:
+def runs_of(frame: pd.DataFrame, models: dict[str, CostModel], eight_bits: bool = False) -> list[list[HeatedLaunch]]:
     """The heat section's groups of dense models with 16-bit or 8-bit weights, each in the order of its launches.
 
     Mixtures, whose bytes take less energy, are left out.
@@ -59,24 +57,15 @@ def runs_of(frame: pd.DataFrame, models: dict[str, Latency], eight_bits: bool = 
     return runs
 
 
-def _launches(part: pd.DataFrame, model: Latency) -> Iterator[HeatedLaunch]:
+def _launches(part: pd.DataFrame, model: CostModel) -> Iterator[HeatedLaunch]:
     part = part.sort_values("repeat")
     seconds = part["seconds"].to_numpy(float)
     before_s = np.cumsum(seconds) - seconds
     cold_s = float(np.median(seconds[: max(1, int((before_s < COLD_S).sum()))]))
-    context = float(part["context_total"].mean())
-    weights, cache, flops = demands(part.iloc[0], context, model)
+    cold = price(model, part.iloc[0]).at(float(part["context_total"].mean()))._replace(seconds=cold_s)
     columns = (part[name].to_numpy(float) for name in ("seconds", "start_s", "sm_mhz", "power_w"))
     for took_s, start_s, mhz, watts in zip(*columns, strict=True):
-        yield HeatedLaunch(cold_s, float(took_s), float(start_s), weights, cache, flops, float(mhz), float(watts))
-
-
-def demands(row: pd.Series, context: float, model: Latency) -> tuple[float, float, float]:
-    """Bytes of weights and of KV cache that a point's launch reads, and its flops, as the simulator counts them."""
-    shape = price(model, row)
-    moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
-    cache = int(row["steps"]) * context * model.spec.kv_bytes_per_token
-    return max(0.0, moved - cache), cache, flops
+        yield HeatedLaunch(cold, float(took_s), float(start_s), float(mhz), float(watts))
 
 
 @dataclass(frozen=True)
@@ -88,7 +77,7 @@ class PowerCalibration:
     time_error: Floats
 
 
-def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> PowerCalibration | None:
+def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, CostModel]) -> PowerCalibration | None:
     """The card's power, where samples tell of it."""
     from scipy.optimize import least_squares, nnls
 
@@ -96,12 +85,12 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, Latency]) -> 
     if not runs:
         return None
     highest = max(launch.mhz for run in runs for launch in run)
-    light = [late for run in runs if len({launch.flops for launch in run}) == 1 and (late := _full_clock(run, highest))]
+    steady = [run for run in runs if len({launch.price.flops for launch in run}) == 1]
+    light = [late for run in steady if (late := _full_clock(run, highest))]
     if len(light) < 4:
         return None
-    rates = np.array(
-        [[1.0, *(getattr(run[0], name) / run[0].cold_s for name in ("weights", "cache", "flops"))] for run in light]
-    )
+    prices = [run[0].price for run in light]
+    rates = np.array([[1.0, *(getattr(each, name) / each.seconds for name in DRAWING)] for each in prices])
     read_w = np.array([np.mean([launch.watts for launch in run]) for run in light])
     scale = rates.max(0)
     first = nnls(rates / scale, read_w)[0] / scale
@@ -141,8 +130,7 @@ def _fit_8_bits(runs: Sequence[Sequence[HeatedLaunch]], fit: PowerFit, gpu: GpuS
     power = Power(fit, gpu.bandwidth_bytes_per_s)
 
     def loss(factor: float) -> float:
-        as_16_bits = [[replace(launch, flops=launch.flops * factor) for launch in run] for run in runs]
-        ratios = [_predicted(run, power) / [launch.seconds for launch in run] for run in as_16_bits]
+        ratios = [_predicted(run, power, factor) / [launch.seconds for launch in run] for run in runs]
         return float(np.mean([np.mean(np.abs(np.log(ratio))) for ratio in ratios]))
 
     return float(minimize_scalar(loss, bounds=(0.1, 1.5), method="bounded").x)
@@ -154,15 +142,14 @@ def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunc
     return late if late and min(launch.mhz for launch in late) >= FULL_CLOCK_SHARE * highest else []
 
 
-def _predicted(run: Sequence[HeatedLaunch], power: Power) -> Floats:
-    """Each launch's time, from those before it."""
+def _predicted(run: Sequence[HeatedLaunch], power: Power, flop_factor: float = 1.0) -> Floats:
+    """Each launch's time, from those before it; its flops take `flop_factor` times the energy of 16-bit ones."""
     mean_w, seconds = power.fit.rest_w, np.empty(len(run))
-    draws: dict[tuple[float, float], Draw] = {}  # of a run's one or two works
+    draws: dict[Price, Draw] = {}  # of a run's one or two works
     for i, launch in enumerate(run):
-        draw = draws.get((launch.cold_s, launch.flops))
+        draw = draws.get(launch.price)
         if draw is None:
-            draw = power.draw(launch.cold_s, launch.weights, launch.cache, launch.flops)
-            draws[launch.cold_s, launch.flops] = draw
-        seconds[i] = taken_s = power.taken_s(mean_w, draw, launch.cold_s)
+            draw = draws[launch.price] = power.draw(launch.price, flop_factor)
+        seconds[i] = taken_s = power.taken_s(mean_w, draw, launch.price.seconds)
         mean_w = power.mean_w(mean_w, taken_s, draw.watts)
     return seconds

@@ -22,7 +22,7 @@ from pdvsim.common.files import SEAL, digest, unbroken, whole, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS, ModelSpec, Role
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.metrics.summary import frames
@@ -135,14 +135,13 @@ def priced(frame: pd.DataFrame, experiment: Experiment, profile: Profile) -> pd.
     """Launches with `solo_s` as the present profile has it, where their shape tells it."""
     pair = named_pair(experiment.server.pair)
     specs: dict[Role, ModelSpec] = {"draft": pair.draft, "target": pair.target}
-    models = {role: Latency(spec, profile.fit(spec)) for role, spec in specs.items() if spec.name in profile.models}
+    models = {role: CostModel(spec, profile.fit(spec)) for role, spec in specs.items() if spec.name in profile.models}
     solo = frame["solo_s"].to_numpy(np.float64).copy()
     sizes = frame[["role", "rows", "width", "steps", "context", "tokens"]].itertuples(index=False)
     for at, (role, rows, width, steps, context, tokens) in enumerate(sizes):
         behind = role == "draft" and role in models and width > models[role].widest
         if rows and role in models and not behind and tokens == rows * (width + steps - 1):
-            shape = models[role].shape(rows, width, steps, context)
-            solo[at] = shape.solo_0 + shape.solo_1 * context
+            solo[at] = models[role].price(rows, width, steps, context).seconds(context)
     return frame.assign(solo_s=solo)
 
 

@@ -29,10 +29,10 @@ import numpy as np
 
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, Request, ServingEngine
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.composed import compose, engine_profile
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.kernels import Floats
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import shard
 from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.run import simulate
@@ -258,9 +258,9 @@ def _prefill_s(experiment: Experiment) -> float:
     tables = engine_profile(hardware.engine, hardware.gpu).tables
     assert tables is not None
     spec = shard(experiment.server.models().target, hardware.tensor_parallel_size)
-    prices, tokens = Latency(spec, compose(tables, EngineStep(), spec)), traffic.input_len
-    prompts = [Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens)] * max(1, LARGE_FORWARD // tokens)
-    return prices.carrying(0, 0, 1, prompts, False).solo_0 / len(prompts)
+    prices, tokens = CostModel(spec, compose(tables, EngineStep(), spec)), traffic.input_len
+    prompts = [(0, tokens)] * max(1, LARGE_FORWARD // tokens)
+    return prices.price(0, prompts=prompts).seconds_0 / len(prompts)
 
 
 @dataclass(frozen=True)

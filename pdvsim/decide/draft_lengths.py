@@ -93,10 +93,9 @@ class Speeds:
         rounds, drafter, more_s = formula.rounds(0) + JOINING_ROUNDS, formula.planner.models["draft"], []
         for rows in (min(size, self.fits) for size in sizes):
             cached = int(rows * formula.context)
-            step = drafter.shape(rows, 1, 1, cached)
-            step_s = step.solo_0 + step.solo_1 * cached
-            prompt_s = drafter.carrying(rows, 1, 1, formula.prompt, False, context=cached).solo_0 - step.solo_0
-            more_s.append((rounds * step_s / rows + prompt_s) / formula.output_tokens)
+            step = drafter.price(rows, 1, 1, cached)
+            prompt_s = drafter.price(rows, 1, 1, cached, [formula.prompt]).seconds_0 - step.seconds_0
+            more_s.append((rounds * step.seconds(cached) / rows + prompt_s) / formula.output_tokens)
         return -np.log(np.exp(-plain) + more_s)
 
     def _moves(self, sizes: Sequence[int], k: int) -> Logs:

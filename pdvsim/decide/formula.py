@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.core import Chunk, Request, Role
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
 from pdvsim.sim.policies.planner import Planner
@@ -112,11 +112,11 @@ class Formula:
         return self.planner.full_round_s(rows, int(rows * self.context), k, self.acceptance)
 
     @cached_property
-    def prompt(self) -> tuple[Chunk]:
-        """A prompt of mean length, without what is cached of it."""
+    def prompt(self) -> tuple[int, int]:
+        """A prompt of mean length: tokens of it that are cached, and tokens to prefill."""
         tokens = int(np.mean([request.prompt_tokens for request in self.requests]))
         cached = min(int(self.cached_tokens), tokens - 1)
-        return (Chunk(Request(0, 0.0, tokens, 1, b""), cached, tokens - cached),)
+        return cached, tokens - cached
 
     @cached_property
     def cached_tokens(self) -> float:
@@ -130,13 +130,15 @@ class Formula:
 
     def prompt_s(self, k: int) -> float:
         """Prefill of one prompt, by both models if anything is drafted."""
-        roles: tuple[Role, ...] = ("target", "draft") if k else ("target",)
-        return sum(self.planner.models[role].carrying(0, 0, 1, self.prompt, role == "target").solo_0 for role in roles)
+        models, prompts = self.planner.models, [self.prompt]
+        target_s = models["target"].price(0, prompts=prompts, first_tokens=1).seconds_0
+        return target_s + models["draft"].price(0, prompts=prompts).seconds_0 if k else target_s
 
     def newcomer_s(self, k: int) -> float:
         """GPU time of a new request in addition to its rounds: its prefill and, if so, its own draft."""
-        alone = self.planner.models["draft"].shape(1, 1, k, self.context) if self.planner.lanes and k else None
-        return self.prompt_s(k) + ((alone.solo_0 + alone.solo_1 * self.context) / 2 if alone else 0.0)
+        if not (self.planner.lanes and k):
+            return self.prompt_s(k)
+        return self.prompt_s(k) + self.planner.models["draft"].price(1, 1, k, self.context).seconds(self.context) / 2
 
     def fits(self, k: int) -> int:
         """Approximate rows that fit in a server's KV cache; without drafts the drafter uses none of it."""

@@ -22,7 +22,7 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -171,11 +171,10 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     tokens_in = sum(float(row["total_input_tokens"]) + float(row["total_output_tokens"]) / 2 for row in rows)
     context = int(batch * tokens_in / sum(float(row["completed"]) for row in rows))
     pair, profile = drafting.pair, covering_profile(drafting)
-    draft, target = profile.latency(pair.draft), profile.latency(pair.target)
+    draft, target = profile.cost_model(pair.draft), profile.cost_model(pair.target)
 
-    def seconds(model: Latency, tokens: int, steps: int = 1) -> float:
-        shape = model.shape(batch, tokens, steps, context)
-        return shape.solo_0 + shape.solo_1 * context
+    def seconds(model: CostModel, tokens: int, steps: int = 1) -> float:
+        return model.price(batch, tokens, steps, context).seconds(context)
 
     yielded = interval(row["spec_decode_acceptance_length"] for row in rows).mean
     return Balance(drafting.arch, batch, k, seconds(draft, 1, k), seconds(target, k + 1), seconds(target, 1), yielded)

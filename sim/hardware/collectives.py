@@ -17,8 +17,9 @@ from itertools import accumulate
 import numpy as np
 
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
+from pdvsim.sim.hardware.terms import Collectives, Knots
 from pdvsim.sim.hardware.transfer import TOKENS
 
 ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP
@@ -51,13 +52,13 @@ def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
     return link.latency_s + (steps - 1) * link.hop_s + steps * size / gpus / link.bytes_per_s
 
 
-def with_collectives(fit: ForwardFit, spec: ModelSpec, link: LinkSpec) -> ForwardFit:
+def with_collectives(terms: ForwardTerms, spec: ModelSpec, link: LinkSpec) -> ForwardTerms:
     """A shard's forward with what it exchanges with the others of its group."""
     reduced = _knots(link, spec.shards, spec.hidden * spec.dtype_bytes, ALL_REDUCES_PER_LAYER * spec.layers)
     gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
-    return replace(fit, reduce_knots=reduced, gather_knots=gathered)
+    return replace(terms, collectives=Collectives(reduced, gathered))
 
 
 @cache
-def _knots(link: LinkSpec, gpus: int, token_bytes: float, times: int) -> tuple[tuple[int, float], ...]:
+def _knots(link: LinkSpec, gpus: int, token_bytes: float, times: int) -> Knots:
     return tuple((n, times * all_reduce_s(link, gpus, n * token_bytes)) for n in TOKENS)

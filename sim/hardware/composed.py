@@ -3,7 +3,7 @@
 A forward is the sum of its layers' kernels at their real shapes (a shard's under tensor parallelism): matrix products,
 decode and prefill attention, experts, all-reduces by message. Norms, activations and rotary embeddings go by their
 bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to measured servers of all
-models and cards together (`studies/engine_steps.py`). The result is a ForwardFit, like a measured one.
+models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
 
 Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
 attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
@@ -22,15 +22,16 @@ from pathlib import Path
 import numpy as np
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
+from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
-from pdvsim.sim.hardware.latency import ForwardFit
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
-from pdvsim.sim.hardware.transfer import WIDTHS, Prices, shipped
+from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
 
 TOKENS: tuple[int, ...] = (
     *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,
@@ -90,16 +91,12 @@ class ComposedProfile(Profile):
         return replace(self, models={name: padded(fit, own) for name, fit in self.models.items()})
 
 
-def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: bool = False) -> ForwardFit:
+@lru_cache(maxsize=64)
+def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: bool = False) -> ForwardTerms:
     """The model's forward times in this engine on this card, as a target or as a drafter.
 
     What drafting costs besides kernels is part of them, so that simulations, formulas and controllers all have it.
     """
-    return _compose(tables, step, spec, drafts)
-
-
-@lru_cache(maxsize=64)
-def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: bool) -> ForwardFit:
     parts = ModelKernels(tables, spec)
     tokens = np.array(TOKENS, float)
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
@@ -118,24 +115,22 @@ def _compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: bo
     narrow += step.round_s * (np.array(WIDTHS) > 1) * (not drafts)
     prompt_s, pair_s = parts.prefill()
     reading, multiplying = parts.head()
-    return ForwardFit(
-        fixed_s=0.0,
-        weights_s=0.0,
-        token_s=0.0,
-        head_weights_s=step.kernels * reading,
-        head_token_s=step.kernels * multiplying,
-        kv_s=0.0,
-        pair_s=step.prompts * pair_s,
-        layer_knots=_knots(TOKENS, layer),
-        fused_knots=_knots(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else (),
+    decode = attention.MeasuredAttention(
         kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
         row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
-        rows_knots=_knots(rows.astype(int).tolist(), step.kernels * fixed),
+        rows_knots=knots_at(rows.astype(int).tolist(), step.kernels * fixed),
         width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
-        mixed_s=step.prompts * prompt_s,
-        expert_s=step.kernels * expert_s,
-        reduce_knots=_knots(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else (),
-        gather_knots=_knots(TOKENS, parts.gather(tokens)) if spec.shards > 1 else (),
+    )
+    reduces = knots_at(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else ()
+    return ForwardTerms(
+        layers=terms.MeasuredLayers(knots_at(TOKENS, layer)),
+        head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
+        rows=decode,
+        prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s),
+        overhead=terms.PromptOverhead(step.prompts * prompt_s),
+        experts=terms.ExpertReads(step.kernels * expert_s),
+        fused=terms.FusedInputs(knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
+        collectives=terms.Collectives(reduces, knots_at(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
     )
 
 
@@ -261,10 +256,6 @@ def expert_kind(spec: ModelSpec) -> str:
     return product_kind(spec)
 
 
-def _knots(at: tuple[int, ...] | list[int], seconds: Floats) -> tuple[tuple[int, float], ...]:
-    return tuple(zip(at, seconds.tolist(), strict=True))
-
-
 @cache
 def engine_profile(engine: ServingEngine, card: str, version: str = "") -> ComposedProfile:
     """The profile of an engine on a card; a ValueError that names the cards it has tables of otherwise.
@@ -289,7 +280,7 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
         schema_version=SCHEMA,
         name=f"{tables.gpu.name}-{tables.engine}",
         foundation=f"composed from the kernels of {version}; {measured}",
-        gpu=_reached(tables.gpu),
+        gpu=shipped().ceilings(tables.gpu),
         models={},
         host=HostCost(
             0.0, step.step_s, h200.host.handoff_s, step.row_s, step.request_s, step.prompt_token_s
@@ -305,10 +296,6 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
         step=step,
         error=error,
     )  # fmt: skip
-
-
-def _reached(card: GpuSpec) -> GpuSpec:
-    return shipped().ceilings(card)
 
 
 def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:

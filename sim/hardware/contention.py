@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from pdvsim.sim.hardware.latency import Load
+from pdvsim.sim.hardware.costs import Load
 from pdvsim.sim.hardware.options import Contention, Priority
 from pdvsim.sim.hardware.profile import ContentionFit
 
@@ -154,8 +154,8 @@ class Sharing:
                 if load.experts_read and level:
                     below = max([x.experts_read for x in loads if x.priority < load.priority])
                     weights[i] *= self.fit.expert_weight ** (load.experts_read * below)
-                if load.nimble and level and load.priority == levels[-1]:
-                    longest_s = max(x.turn_s for x in loads if x.priority < load.priority)
+                if load.small_kernel_share and level and load.priority == levels[-1]:
+                    longest_s = max(x.layer_s for x in loads if x.priority < load.priority)
                     weights[i] *= self._first(load, longest_s, crowd)
         holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
         max_min(loads, weights, [1.0] * len(loads), 1.0, 1.0, holds)
@@ -169,8 +169,8 @@ class Sharing:
             heavy *= self.fit.stream_weight
             if a.experts_read and b.experts_read:
                 heavy *= self.fit.expert_weight ** (a.experts_read * b.experts_read)
-            if a.nimble:
-                heavy *= self._first(a, b.turn_s, self.fit.stream_weight)
+            if a.small_kernel_share:
+                heavy *= self._first(a, b.layer_s, self.fit.stream_weight)
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
@@ -184,20 +184,20 @@ class Sharing:
         if not load.share:
             load.share = 1.0
             if self._measured:
-                load.share *= load.turn_s**self.fit.turn_exponent * (1.0 - load.empty)
-                if load.nimble:  # after a large product the other stream has its turn: two small ones in a row gain
-                    load.share *= self.fit.nimble_weight ** (load.nimble * load.nimble)
+                load.share *= load.layer_s**self.fit.turn_exponent * (1.0 - load.empty)
+                if load.small_kernel_share:  # two small kernels in a row gain: after a large one the other is next
+                    load.share *= self.fit.nimble_weight ** (load.small_kernel_share * load.small_kernel_share)
         return load.share
 
     def _first(self, load: Load, other_s: float, weight: float) -> float:
-        """How much larger than by its stream's `weight` a nimble work's share is on the stream that goes first.
+        """Factor on the share of a launch with small kernels on the stream that goes first, beyond its `weight`.
 
         It goes before the next blocks of the other, whose turns of `other_s` count for less.
         """
-        if not load.turn_s or not other_s:
+        if not load.layer_s or not other_s:
             return 1.0
-        share = (other_s / load.turn_s) ** self.fit.yielding
-        return float((share / weight) ** load.nimble) if share > weight else 1.0
+        share = (other_s / load.layer_s) ** self.fit.yielding
+        return float((share / weight) ** load.small_kernel_share) if share > weight else 1.0
 
     def _hold(self, load: Load) -> float:
         """The part of the GPU that a launch occupies at full speed; at most all, so that sharing beats taking turns."""

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
+Operation = Literal["launch", "completion", "handoff", "lookup"]
 # An n-gram search: seconds per row, and per token searched. Least squares over 101,214 searches of
 # `realrun.ngram` in SpecDecode-Bench's tokens (39 to 8,577), in one thread of an Intel Xeon (studies/ngram_lookups).
 LOOKUP_ROW_S, LOOKUP_TOKEN_S = 4.7e-6, 5.4e-10
@@ -46,7 +48,7 @@ class SimulatedHost:
         self._polls = times.idle_poll_s > 0
         self._idle_lanes = 0
 
-    def spend(self, now_s: float, cost_s: float) -> float:
+    def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:
         """Queue an operation now and return when it ends."""
         free_at = self.free_at
         if self._idle_lanes and self._polls and cost_s:
@@ -75,19 +77,16 @@ class SimulatedHost:
 
 
 class WatchedHost(SimulatedHost):
-    """A host that logs its operations; operations with equal cost share a name."""
+    """A host that logs its operations: what it did, from when to when."""
 
-    def __init__(self, times: HostTimes, note: Callable[[str, float, float], None]) -> None:
+    def __init__(self, times: HostTimes, note: Callable[[Operation, float, float], None]) -> None:
         super().__init__(times)
         self._note = note
-        self._names: dict[float, str] = {}
-        for name in ("launch", "completion", "handoff"):
-            cost_s = getattr(times, f"{name}_s")
-            self._names[cost_s] = f"{self._names[cost_s]} or {name}" if cost_s in self._names else name
 
-    def spend(self, now_s: float, cost_s: float) -> float:
+    def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:
+        """Queue an operation now, log it and return when it ends."""
         start_s = max(now_s, self.free_at)
-        done_s = super().spend(now_s, cost_s)
+        done_s = super().spend(now_s, cost_s, operation)
         if done_s > start_s:
-            self._note(self._names.get(cost_s, "host"), start_s, done_s)
+            self._note(operation, start_s, done_s)
         return done_s

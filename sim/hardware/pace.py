@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdvsim.sim.core import KINDS, ModelSpec, Pair
-from pdvsim.sim.hardware.latency import Latency, widest_draft
+from pdvsim.sim.hardware.costs import CostModel, widest_draft
 from pdvsim.sim.hardware.profile import HostCost, Profile
 from pdvsim.sim.limits import MAX_TOKENS
 from pdvsim.sim.reading import read_json
@@ -48,13 +48,11 @@ class TimedLaunches(NamedTuple):
     context: int
     seconds: float
 
-    def priced_s(self, model: Latency) -> float:
+    def priced_s(self, model: CostModel) -> float:
         """Seconds of the same launches alone by a profile, whose price is linear in the cached tokens."""
-        if self.tokens < self.rows * (self.width + self.steps - 1):  # drafts of unequal length
-            shape = model.carrying(self.rows, self.width, self.steps, (), True, self.tokens)
-        else:
-            shape = model.shape(self.rows, self.width, self.steps)
-        return self.launches * shape.solo_0 + self.context * shape.solo_1
+        packed = self.tokens if self.tokens < self.rows * (self.width + self.steps - 1) else 0  # of unequal length
+        cost = model.price(self.rows, self.width, self.steps, packed=packed)
+        return self.launches * cost.seconds_0 + self.context * cost.seconds_1
 
 
 class Pace(NamedTuple):
@@ -82,7 +80,7 @@ class Pace(NamedTuple):
         timed = [launches for launches in self.launches if launches.role == role]
         if not timed:
             return None
-        model = profile.latency(spec)
+        model = profile.cost_model(spec)
         ratio = sum(each.seconds for each in timed) / sum(each.priced_s(model) for each in timed)
         if not LEAST <= ratio <= MOST:
             raise ValueError(f"pace_launches: {spec.name} took {ratio:.3g} times as long as in profile {profile.name}")
@@ -94,7 +92,8 @@ class Pace(NamedTuple):
         for name, ratio in self.ratios(profile, pair).items():
             fits[name] = profile.models[name].scaled(ratio / profile.in_service.get(name, 1.0))
         if self.prompt_s and pair.target.name in fits:
-            fits[pair.target.name] = replace(fits[pair.target.name], prompt_token_s=self.prompt_s)
+            target = fits[pair.target.name]
+            fits[pair.target.name] = replace(target, overhead=replace(target.overhead, prompt_token_s=self.prompt_s))
         host = profile.host
         if self.host_s is not None:
             host = replace(host.scaled(self.host_s), row_s=self.row_s)

@@ -14,7 +14,8 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Literal
 
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.terms import GraphSizes
 
 Padding = Literal["profile", "vllm", "sglang", "tensorrt-llm"]
 
@@ -26,8 +27,7 @@ ROWS: dict[Padding, tuple[int, ...]] = {
 
 
 @lru_cache(maxsize=64)
-def padded(fit: ForwardFit, padding: Padding) -> ForwardFit:
+def padded(terms: ForwardTerms, padding: Padding) -> ForwardTerms:
     """The same forwards, padded as this engine pads them."""
-    if padding == "vllm":
-        return replace(fit, row_buckets=(), chunk_buckets=(), token_buckets=VLLM_TOKENS)
-    return replace(fit, row_buckets=ROWS[padding], chunk_buckets=()) if padding in ROWS else fit
+    graphs = GraphSizes(token_buckets=VLLM_TOKENS) if padding == "vllm" else GraphSizes(ROWS.get(padding, ()))
+    return terms if padding == "profile" else replace(terms, graphs=graphs)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from math import exp
 
 from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.costs import Price
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,17 @@ class Power:
         self._bytes_per_s = bytes_per_s
         self.figures = fit.rest_w, fit.limit_w, fit.settle_s, fit.weight_j, fit.cache_j, fit.flop_j
 
-    def draw(self, solo_s: float, weights: float, cache: float, flops: float) -> Draw:
-        """The draw of a launch from its time alone, its bytes of weights and cache, and its flops, as 16-bit ones."""
-        fit = self.fit
-        spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * flops
+    def draw(self, price: Price, flop_factor: float = 1.0) -> Draw:
+        """The draw of a launch whose flops take `flop_factor` times the energy of 16-bit ones."""
+        fit, (solo_s, moved, flops, cache) = self.fit, price
+        weights = moved - cache if moved > cache else 0.0
+        spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * (flops * flop_factor)
+        return Draw(fit.rest_w + spent_j / solo_s, self.follows(weights, solo_s))
+
+    def follows(self, weights: float, solo_s: float) -> float:
+        """How much the time of a launch depends on the clock: less, the longer it streams weights."""
         streams = weights / (self._bytes_per_s * solo_s)
-        return Draw(fit.rest_w + spent_j / solo_s, 1.0 - fit.calm * (streams if streams < 1.0 else 1.0))
+        return 1.0 - self.fit.calm * (streams if streams < 1.0 else 1.0)
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
         """Duration of a launch that runs alone on a GPU with this mean draw, including its own."""

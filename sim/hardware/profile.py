@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Set
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -20,12 +21,14 @@ from typing import Any
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
-from pdvsim.sim.hardware.latency import ForwardFit, Latency, Lookup, latency, widest_draft
+from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
+from pdvsim.sim.hardware.forward import FIGURES, ForwardTerms
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
+from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
@@ -125,8 +128,8 @@ PROFILE_RANGES: dict[str, Range] = {
     "calm": Range(0, 1),
     "settle_s": Range(1e-4, 60),
     **dict.fromkeys((part.name for part in fields(Reach)), Range(0, MAX_TOKENS)),
-    # ForwardFit
-    **dict.fromkeys((part.name for part in fields(ForwardFit) if part.name.endswith("_s")), _TIME_S),
+    # cost terms
+    **dict.fromkeys((name for name in FIGURES if name.endswith("_s")), _TIME_S),
     "sharpness": Range(1, 100),
     "prompt_sms": Range(0, 1024),
     "programs": Range(0, 1_000_000),
@@ -146,7 +149,7 @@ class Profile:
     name: str
     foundation: str
     gpu: GpuSpec
-    models: dict[str, ForwardFit]
+    models: dict[str, ForwardTerms]
     host: HostCost
     contention: ContentionFit = field(default_factory=ContentionFit)
     power: PowerFit | None = None  # absent: the clock is taken to stay where it was when forwards were measured
@@ -161,8 +164,8 @@ class Profile:
     # of an engine's own steps, not of its forwards one by one: nothing is known of lanes side by side
     whole_steps: bool = False
 
-    def fit(self, spec: ModelSpec) -> ForwardFit:
-        """Latency coefficients of a model; a ValueError naming the known ones otherwise."""
+    def fit(self, spec: ModelSpec) -> ForwardTerms:
+        """Cost terms of a model; a ValueError naming the known ones otherwise."""
         if spec.name not in self.models:
             raise ValueError(f"profile {self.name} does not cover {spec.name}; it has {', '.join(self.models)}")
         return self.models[spec.name]
@@ -170,14 +173,15 @@ class Profile:
     def bar(self, spec: ModelSpec) -> float:
         """The error bar of a model's forward times; of a shard's for one row, all-reduces included. 0: measured."""
         own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
-        if fit is None or not fit.reduce_knots:
+        if fit is None or not fit.collectives.reduce_knots:
             return own
-        share = (fit.reduce_knots[0][1] + fit.gather_knots[0][1]) / latency(spec, fit).shape(1, 1).solo_0
+        sent_s = fit.collectives.reduce_s(1) + fit.collectives.gather_s(1)
+        share = sent_s / cost_model(spec, fit).price(1).seconds_0
         return own * (1 - share) + BAR * share
 
-    def latency(self, spec: ModelSpec) -> Latency:
-        """The latency model of a model's launches on the GPU, or of an n-gram search on the host."""
-        return Lookup(spec) if spec.on_host else latency(spec, self.fit(spec))
+    def cost_model(self, spec: ModelSpec) -> CostModel:
+        """The cost model of a model's launches on the GPU, or of an n-gram search on the host."""
+        return LookupCosts(spec) if spec.on_host else cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
         """How far what is known of a pair was measured."""
@@ -215,6 +219,15 @@ class Profile:
             raise ValueError(f"--padding {padding}: profile {self.name} holds an engine's steps, padding included")
         return replace(self, models={name: padded(fit, padding) for name, fit in self.models.items()})
 
+    def document(self) -> dict[str, Any]:
+        """The profile as its file holds it."""
+        return asdict(replace(self, models={})) | {"models": {name: fit.figures() for name, fit in self.models.items()}}
+
+
+PARTS: dict[str, Any] = {
+    "gpu": GpuSpec, "host": HostCost, "contention": ContentionFit, "power": PowerFit, "measured_together": Reach,
+}  # fmt: skip
+
 
 def roofline(spec: GpuSpec) -> Profile:
     """The best the card's ceilings allow; the host's costs are assumed, of the size seen for one graph launch."""
@@ -223,7 +236,7 @@ def roofline(spec: GpuSpec) -> Profile:
         name=f"{spec.name}-roofline",
         foundation=ROOFLINE,
         gpu=spec,
-        models={name: ForwardFit.roofline(m, spec) for name, m in MODELS.items()},
+        models={name: ForwardTerms.roofline(m, spec) for name, m in MODELS.items()},
         host=HostCost(launch_s=30e-6, completion_s=20e-6, handoff_s=5e-6),
         provenance={"ceilings": spec.source, "host": "assumed", "contention": "ideal sharing, assumed"},
     )
@@ -254,7 +267,7 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     if not missing:
         return profile
     if profile.foundation == ROOFLINE:
-        fits = {name: ForwardFit.roofline(spec, profile.gpu) for name, spec in missing.items()}
+        fits = {name: ForwardTerms.roofline(spec, profile.gpu) for name, spec in missing.items()}
         return replace(profile, models=profile.models | fits)
     # a profile's ceilings are reached ones, whether measured or assumed
     card = replace(profile.gpu, measured=True)
@@ -338,42 +351,37 @@ def _load(path: str, state: tuple[int, ...]) -> Profile:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"profile {path}: {where}: {first['msg']}") from None
-    parts = {"": (data, profile), "gpu.": (data["gpu"], profile.gpu), "host.": (data["host"], profile.host)}
-    parts |= {f"models.{name}.": (data["models"][name], fit) for name, fit in profile.models.items()}
-    parts |= {f"measured.{name}.": (data["measured"][name], reach) for name, reach in profile.measured.items()}
-    if profile.measured_together is not None:
-        parts["measured_together."] = (data["measured_together"], profile.measured_together)
-    if profile.power is not None:
-        parts["power."] = (data["power"], profile.power)
-    if "contention" in data:
-        parts["contention."] = (data["contention"], profile.contention)
-    for where, (given, read) in parts.items():
-        _check(path, where, given, read)
+    _check(path, "", data, {part.name for part in fields(Profile)})
+    for name, kind in PARTS.items():
+        if data.get(name) is not None:
+            _check(path, f"{name}.", data[name], {part.name for part in fields(kind)})
+    for name, figures in data["models"].items():
+        _check(path, f"models.{name}.", figures, FIGURES.keys())
+        if not figures.get("layer_knots") and not any(figures[part.name] for part in fields(RooflineLayers)[:3]):
+            raise ValueError(f"profile {path}: models.{name}.weights_s: a forward would take no time")
+    for name, sizes in data.get("measured", {}).items():
+        _check(path, f"measured.{name}.", sizes, {part.name for part in fields(Reach)})
     return profile
 
 
-def _check(path: str | Path, where: str, given: dict[str, Any], read: Any) -> None:
+def _check(path: str | Path, where: str, given: dict[str, Any], known: Set[str]) -> None:
     """Refuse unknown keys and figures that are no durations, rates or sizes."""
-    known = {f.name for f in fields(read)}
     for key in given:
         if key not in known:
             raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
-    for name in sorted(known):
-        value = getattr(read, name)
-        many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, tuple) else ()
+    for name, value in sorted(given.items()):
+        many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
         figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}
         for place, figure in figures.items():
             if name in PROFILE_RANGES and isinstance(figure, (int, float)) and not PROFILE_RANGES[name].holds(figure):
                 raise ValueError(f"profile {path}: {place}: must be {PROFILE_RANGES[name]}, got {quoted(figure)}")
-        if name.endswith("_buckets") and list(value) != sorted(set(value)):
+        if name.endswith("_buckets") and value != sorted(set(value)):
             raise ValueError(f"profile {path}: {where}{name}: needs increasing sizes")
         if name.endswith(KNOTS) and value:
             _check_knots(f"profile {path}: {where}{name}", value)
-    if isinstance(read, ForwardFit) and not read.layer_knots and not max(read.fixed_s, read.weights_s, read.token_s):
-        raise ValueError(f"profile {path}: {where}weights_s: a forward would take no time")
 
 
-def _check_knots(where: str, knots: tuple[tuple[int, float], ...]) -> None:
+def _check_knots(where: str, knots: list[tuple[int, float]]) -> None:
     """Refuse knots that no measurement gives: they rise in tokens, take time, and never take much less for more."""
     at, seconds = [tokens for tokens, _ in knots], [time_s for _, time_s in knots]
     if len(at) == 1 or at != sorted(set(at)) or at[0] < 0 or at[-1] > MAX_TOKENS:
@@ -400,16 +408,9 @@ def _shipped(gpu_name: str) -> Profile | None:
     if file is None:
         return None
     data = json.loads(file.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
-    models = {name: _fit(figures) for name, figures in data.pop("models").items()}
+    models = {name: ForwardTerms.read(figures) for name, figures in data.pop("models").items()}
     measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
-    parts = {
-        "gpu": GpuSpec,
-        "host": HostCost,
-        "contention": ContentionFit,
-        "power": PowerFit,
-        "measured_together": Reach,
-    }
-    read = {k: parts[k](**v) if k in parts and v is not None else v for k, v in data.items()}
+    read = {k: PARTS[k](**v) if k in PARTS and v is not None else v for k, v in data.items()}
     return Profile(models=models, measured=measured, **read)
 
 
@@ -419,9 +420,3 @@ def shipped_profile(gpu_name: str) -> Traversable | None:
         return None
     path = files("pdvsim.sim.hardware") / "data" / f"{gpu_name}.json"
     return path if path.is_file() else None
-
-
-def _fit(figures: dict[str, Any]) -> ForwardFit:
-    knots = {k: tuple((int(n), s) for n, s in v) for k, v in figures.items() if k.endswith(KNOTS)}
-    buckets = {k: tuple(v) for k, v in figures.items() if k.endswith("_buckets")}
-    return ForwardFit(**{**figures, **knots, **buckets})

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.latency import STRETCHES
+from pdvsim.sim.hardware.costs import STRETCHES
 from pdvsim.sim.records import Columns
 
 Array = NDArray[Any]

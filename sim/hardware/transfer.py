@@ -2,7 +2,7 @@
 
 Every matrix product, attention and the output projection are priced by their bytes and flops at a share of the GPU's
 peak rates, plus a fixed time per kernel. The shares and times are fitted to the H200's samples
-(`studies/efficiency.py`) and shipped in `data/transfer.json`. The result is a ForwardFit like a measured one.
+(`studies/efficiency.py`) and shipped in `data/transfer.json`. The result is terms like measured ones.
 
 These samples are of dense models of 16 bits. Experts are priced as products of their size in grouped kernels, quantised
 weights by their bytes, 8-bit products by twice the arithmetic where the card has such units. One figure of each
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -27,15 +28,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec
+from pdvsim.sim.hardware import attention, terms
+from pdvsim.sim.hardware.attention import PROMPT_QUERIES, SMALL_HEAD, WIDE_HEAD, WIDE_QUERIES
 from pdvsim.sim.hardware.cards import flops_of
-from pdvsim.sim.hardware.latency import (
-    PROMPT_QUERIES,
-    SMALL_HEAD,
-    WIDE_HEAD,
-    WIDE_QUERIES,
-    ForwardFit,
-    large_products_s,
-)
+from pdvsim.sim.hardware.forward import ForwardTerms
 
 Floats = NDArray[np.float64]
 
@@ -124,9 +120,9 @@ class Transfer:
             "arithmetic assumed reachable, as on the H200",
         )
 
-    def fit(self, spec: ModelSpec, gpu: GpuSpec) -> ForwardFit:
+    def fit(self, spec: ModelSpec, gpu: GpuSpec) -> ForwardTerms:
         """The model's forward times on the card."""
-        return forward_fit(Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self))
+        return forward_terms(Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self))
 
     def bar(self, card_known: bool) -> float:
         """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card."""
@@ -263,38 +259,30 @@ class Prices:
         return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
 
 
-def forward_fit(prices: Prices) -> ForwardFit:
+def forward_terms(prices: Prices) -> ForwardTerms:
     """The formula read at knots; more tokens are never faster."""
     spec, (reading, multiplying) = prices.s, prices.head()
     widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
     kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
-    fused = _knots(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
-    return ForwardFit(
-        fixed_s=0.0,
-        weights_s=0.0,
-        token_s=0.0,
-        head_weights_s=reading,
-        head_token_s=multiplying,
-        kv_s=float(kv[0]),
-        pair_s=0.0,
-        prompt_wave_s=prices.prompt_wave(),
-        prompt_sms=prices.sms,
-        layer_knots=_knots(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
-        fused_knots=fused,
-        kv_knots=_knots(WIDTHS, kv),
-        width_knots=_knots(WIDTHS, prices.width(widths)),
-        row_s=prices.row(),
-        mixed_s=prices.mixed(),
-        nimble_tokens=engine.small_tokens,
-        large_s=large_products_s(spec, engine.small_bytes, prices.bandwidth),
-        expert_s=prices.expert(),
-        draft_ratio=prices.c.draft_ratio,
-        row_buckets=engine.row_buckets,
-        chunk_buckets=engine.chunk_buckets,
+    fused = knots_at(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
+    return ForwardTerms(
+        layers=terms.MeasuredLayers(knots_at(TOKENS, np.maximum.accumulate(prices.layers(tokens)))),
+        head=terms.OutputProjection(reading, multiplying),
+        rows=attention.MeasuredAttention(
+            knots_at(WIDTHS, kv), width_knots=knots_at(WIDTHS, prices.width(widths)), row_s=prices.row()
+        ),
+        prompts=attention.WaveAttention(prices.sms, prices.prompt_wave()),
+        overhead=terms.PromptOverhead(prices.mixed()),
+        experts=terms.ExpertReads(prices.expert()),
+        fused=terms.FusedInputs(fused),
+        steps=terms.DraftSteps(prices.c.draft_ratio),
+        small=terms.SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),
+        graphs=terms.GraphSizes(engine.row_buckets, engine.chunk_buckets),
     )
 
 
-def _knots(at: tuple[int, ...], seconds: Floats) -> tuple[tuple[int, float], ...]:
+def knots_at(at: Sequence[int], seconds: Floats) -> terms.Knots:
+    """Times at sizes, as knots."""
     return tuple(zip(at, seconds.tolist(), strict=True))
 
 

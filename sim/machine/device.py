@@ -22,8 +22,8 @@ from simpy.events import NORMAL, Event
 
 from pdvsim.sim.core import Request, Role
 from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.latency import Latency, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import NEVER, Clock
@@ -41,7 +41,7 @@ class Job(Event, Load):
 
     device: SimulatedGPU
     remaining_s: float  # at rate 1, as of the GPU's state time
-    turn_s = -1.0
+    layer_s = -1.0
     start_s = -1.0
     draw: Draw  # where the card's power is modelled
 
@@ -51,13 +51,10 @@ class Job(Event, Load):
         self.device = device
         self.launch = launch
         self.ready_s = ready_s  # launched by the host
-        self.solo_s, self.bytes, self.flops = solo_s, moved, flops = device.ledger.price(launch)
-        power = device.power
-        if power is not None:
-            growing = device.ledger.models[launch.role].growing_kv_bytes(len(launch.rows), launch.context)
-            cache = float(launch.steps * launch.context * growing)
-            as_16_bits = flops * device.flop_factors[launch.role]
-            self.draw = power.draw(solo_s, moved - cache if moved > cache else 0.0, cache, as_16_bits)
+        self.price = price = device.ledger.models[launch.role].price_launch(launch)
+        self.solo_s = price.seconds
+        if device.power is not None:
+            self.draw = device.power.draw(price, device.flop_factors[launch.role])
 
 
 class SimulatedGPU:
@@ -67,7 +64,7 @@ class SimulatedGPU:
         self,
         env: Clock,
         host: SimulatedHost,
-        models: dict[Role, Latency],
+        models: dict[Role, CostModel],
         sharing: Sharing,
         log: Launches,
         verdict: Verdict,
@@ -101,7 +98,7 @@ class SimulatedGPU:
         host, env = self.host, self.env
         if self.has_draft is not None and launch.role == "draft":
             return self._look_up(launch, self.has_draft)
-        job = Job(self, launch, host.spend(env._now, host.times.launch_s))
+        job = Job(self, launch, host.spend(env._now, host.times.launch_s, "launch"))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
@@ -110,8 +107,8 @@ class SimulatedGPU:
     def _look_up(self, launch: Launch, has_draft: HasDraft) -> Event:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
-        solo_s, _, _ = self.ledger.price(launch)
-        done_s = host.spend(env._now, solo_s)
+        solo_s = self.ledger.models[launch.role].price_launch(launch).seconds
+        done_s = host.spend(env._now, solo_s, "lookup")
         for row in launch.rows:
             row.taken.draft_s += solo_s
             row.state.missed = not has_draft(row)
@@ -154,10 +151,10 @@ class SimulatedGPU:
         launch = job.launch
         stream = self.streams[launch.lane]
         stream.popleft()
-        self.ledger.note(launch, job.start_s, end, job.solo_s, job.bytes, job.flops)
+        self.ledger.note(launch, job.start_s, end, job.price)
         ended, noticed_s = None, end
         if launch.watched:
-            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(launch.rows)))
+            ended, noticed_s = job, self.host.spend(end, self.host.times.completed_s(len(launch.rows)), "completion")
             job._value = self.verdict(launch)
         if stream:
             following = stream[0]
@@ -201,7 +198,7 @@ class SimulatedGPU:
             running[0].rate = 1.0
         elif running:
             for job in running:
-                if job.turn_s < 0:
+                if job.layer_s < 0:
                     self.demand(job)
             self.sharing.solve(running)
         for job in running:
@@ -216,7 +213,9 @@ class SimulatedGPU:
         model, peak = self.ledger.models[launch.role], (self.flops_per_s, self.bytes_per_s)
         job.priority = launch.priority
         prompts = [(chunk.start, chunk.tokens) for chunk in launch.chunks]
-        model.demand(job, peak, job.bytes, job.flops, len(launch.rows), launch.tokens, launch.steps, prompts)
+        model.demand(
+            job, peak, job.price.bytes, job.price.flops, len(launch.rows), launch.tokens, launch.steps, prompts
+        )
 
     def _advance(self, time_s: float) -> None:
         """Advance the running launches to `time_s`."""

@@ -14,6 +14,7 @@ from math import exp, inf
 from operator import sub
 from typing import Any, NamedTuple
 
+from pdvsim.sim.hardware.power import Draw
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.forecast import ROUNDS
@@ -77,7 +78,7 @@ class FastForwardGPU(SimulatedGPU):
             for lag in range(len(by_lag) if k else 0):
                 number, draft = ledger.kind(lanes[0], "draft", "draft", rows, 1 + lag, k, context)
                 by_lag[lag] = [(number, *draft, factors["draft"]), *by_lag[lag]]
-            prices = self._round_prices[key] = RoundPrices(by_lag, verify.solo_0)
+            prices = self._round_prices[key] = RoundPrices(by_lag, verify.seconds_0)
         return prices
 
     def _go_through(
@@ -119,7 +120,7 @@ class FastForwardGPU(SimulatedGPU):
                     weights = bytes_0 + cache - cache  # to the last bit as of launches one by one
                     watts = rest_w + (weight_j * weights + cache_j * cache + flop_j * flops) / solo_s
                     if watts > limit_w or now_w > limit_w:
-                        solo_s = power.taken_s(now_w, power.draw(solo_s, weights, cache, flops), solo_s)
+                        solo_s = power.taken_s(now_w, Draw(watts, power.follows(weights, solo_s)), solo_s)
                     end_s = start_s + solo_s
                     watts = rest_w + (watts - rest_w)
                     now_w = watts + (now_w - watts) * exp((start_s - end_s) / settle_s)

@@ -46,7 +46,7 @@ class Lane:
         if self.timed:
             rows.wait_from(self.env.now)
         self.rows.add(rows)
-        self.wake(self.host.spend(self.env.now, self.host.times.handoff_s))
+        self.wake(self.host.spend(self.env.now, self.host.times.handoff_s, "handoff"))
 
     def put_first(self, rows: Batch) -> None:
         """Put requests at the front of the queue, at no cost: their worker continues with them."""

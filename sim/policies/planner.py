@@ -9,15 +9,15 @@ from collections.abc import Sequence
 from math import exp, sqrt
 from typing import NamedTuple
 
-from pdvsim.sim.core import Chunk, Request, Role
+from pdvsim.sim.core import Request, Role
 from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.host import HostTimes
-from pdvsim.sim.hardware.latency import Latency, Load, Shape
 from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
 from pdvsim.sim.workload.acceptance import found_share
 
 
-class Apart(NamedTuple):
+class RemoteDrafter(NamedTuple):
     """What it costs that drafter and target are on different GPUs: transfers that meet no other."""
 
     fabric: Fabric
@@ -40,12 +40,12 @@ class Planner:
 
     def __init__(
         self,
-        models: dict[Role, Latency],
+        models: dict[Role, CostModel],
         sharing: Sharing,
         peak: tuple[float, float],
         host: HostTimes,
         lanes: bool = False,
-        apart: Apart | None = None,
+        remote: RemoteDrafter | None = None,
         refused: float = 0.0,
         packs: bool = True,
         carries: bool = False,
@@ -55,7 +55,7 @@ class Planner:
         self.peak = peak
         self._host = host
         self.handoff_s = host.handoff_s
-        self.apart = apart
+        self.remote = remote
         self.looks_up = "draft" in models and models["draft"].spec.on_host
         self.packs = packs  # rows of a verify with drafts of unlike length
         self.refused = refused  # share of rounds with an n-gram draft, of those that have none accepted
@@ -74,13 +74,17 @@ class Planner:
         """
         draft = self._draft_s(rows, 1, k, context) if k else 0.0
         verify = self._verify_s(rows, context, k, rate)
-        moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart and k else 0.0
+        moving = self.remote.drafts_s(rows, k) + self.remote.verdicts_s(rows) if self.remote and k else 0.0
         return draft + verify + moving + self._host_s(rows)
 
     def behind_s(self, rows: Sequence[Request]) -> float:
         """The drafter's reading of all that was decoded without it."""
         drafter = self.models["draft"]
-        return drafter.behind(rows).solo_0 if any(row.state.drafter_lag >= drafter.widest for row in rows) else 0.0
+        return (
+            drafter.catch_up_cost(rows).seconds_0
+            if any(row.state.drafter_lag >= drafter.widest for row in rows)
+            else 0.0
+        )
 
     def caught_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A round of `rows` with what the drafter must catch up on after the last."""
@@ -127,9 +131,10 @@ class Planner:
         key = (role, rows, k if rows else 0, count, tokens)
         seconds = self._read.get(key)
         if seconds is None:
-            model, chunk = self.models[role], Chunk(Request(0, 0.0, tokens, 1, b""), 0, tokens)
-            without_s = model.shape(rows, k + 1).solo_0 if rows else 0.0
-            seconds = model.carrying(rows, k + 1, 1, [chunk] * count, role == "target").solo_0 - without_s
+            model, first_tokens = self.models[role], count if role == "target" else 0
+            without_s = model.price(rows, k + 1).seconds_0 if rows else 0.0
+            with_prompts = model.price(rows, k + 1, prompts=[(0, tokens)] * count, first_tokens=first_tokens)
+            seconds = with_prompts.seconds_0 - without_s
             self._read[key] = seconds
         return seconds
 
@@ -173,9 +178,9 @@ class Planner:
         if self.looks_up:
             beside = max(self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate))
             return beside + 2 * (self._host_s(rows) + self.handoff_s)
-        if self.apart:
-            drafted = self.apart.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
-            verified = self.apart.drafts_s(rows, k) + self._solo(target.shape(rows, k + 1, 1, context), context)
+        if self.remote:
+            drafted = self.remote.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
+            verified = self.remote.drafts_s(rows, k) + target.price(rows, k + 1, 1, context).seconds(context)
             return max(drafted, verified) + 2 * (self._host_s(rows) + self.handoff_s)
         draft = self._demand(2, drafter, rows, 1, k, context)
         verify = self._demand(1, target, rows, k + 1, 1, context)
@@ -194,14 +199,14 @@ class Planner:
 
         def verify(share: float) -> float:
             cached = int(context * share)
-            return self._solo(target.shape(max(1, round(rows * share)), k + 1, 1, cached), cached)
+            return target.price(max(1, round(rows * share)), k + 1, 1, cached).seconds(cached)
 
         ahead = self._draft_s(round(rows * branches), 1, k + 1, round(context * branches))
         # on one GPU both draw on the same memory: taken as one behind the other
-        beside = max(verify(1), ahead) if self.apart else verify(1) + ahead
+        beside = max(verify(1), ahead) if self.remote else verify(1) + ahead
         path = beside + (1 - hits) * self._draft_s(rows, 1, k, context)
         parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
-        moving = self.apart.drafts_s(rows, k) + self.apart.verdicts_s(rows) if self.apart else 0.0
+        moving = self.remote.drafts_s(rows, k) + self.remote.verdicts_s(rows) if self.remote else 0.0
         return max(path, parts) + moving + 2 * (self._host_s(rows) + self.handoff_s)
 
     def _host_s(self, rows: int) -> float:
@@ -212,29 +217,24 @@ class Planner:
         """A verify of `rows`; of drafts that are looked up, those that are found."""
         target = self.models["target"]
         if not self.looks_up or not k:
-            return self._solo(target.shape(rows, k + 1, 1, context), context)
+            return target.price(rows, k + 1, 1, context).seconds(context)
         drafted = found_share(rate, self.refused)
         missed = (1 - drafted) ** rows  # chance that no row has a draft: then it is a plain forward
-        plain_s = self._solo(target.shape(rows, 1, 1, context), context)
+        plain_s = target.price(rows, 1, 1, context).seconds(context)
         if missed == 1:
             return plain_s
         packed = round(rows * (1 + drafted / (1 - missed) * k)) if self.packs else 0
-        wide_s = self._solo(target.carrying(rows, k + 1, 1, (), True, packed, context), context)
+        wide_s = target.price(rows, k + 1, 1, context, packed=packed).seconds(context)
         return missed * plain_s + (1 - missed) * wide_s
 
     def _draft_s(self, rows: int, tokens: int, steps: int, context: int) -> float:
         """Steps of the drafter over `rows`, on as many GPUs as it has."""
-        gpus = self.apart.drafters if self.apart else 1
+        gpus = self.remote.drafters if self.remote else 1
         cached = context // gpus
-        return self._solo(self.models["draft"].shape(-(-rows // gpus), tokens, steps, cached), cached)
+        return self.models["draft"].price(-(-rows // gpus), tokens, steps, cached).seconds(cached)
 
-    @staticmethod
-    def _solo(shape: Shape, context: int) -> float:
-        return shape.solo_0 + shape.solo_1 * context
-
-    def _demand(self, priority: int, model: Latency, rows: int, tokens: int, steps: int, context: int) -> Load:
-        shape = model.shape(rows, tokens, steps, context)
-        load = Load(priority=priority, solo_s=self._solo(shape, context))
-        moved, flops = shape.bytes_0 + shape.bytes_1 * context, shape.flops_0 + shape.flops_1 * context
-        model.demand(load, self.peak, moved, flops, rows, tokens, steps)
+    def _demand(self, priority: int, model: CostModel, rows: int, tokens: int, steps: int, context: int) -> Load:
+        price = model.price(rows, tokens, steps, context).at(context)
+        load = Load(priority=priority, solo_s=price.seconds)
+        model.demand(load, self.peak, price.bytes, price.flops, rows, tokens, steps)
         return load

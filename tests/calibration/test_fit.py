@@ -14,10 +14,12 @@ from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
 from pdvsim.calibration.fit.points import medians, middle, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.attention import MeasuredAttention, WaveAttention
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS, model
 from pdvsim.sim.hardware.profile import ContentionFit
+from pdvsim.sim.hardware.terms import DraftSteps, GraphSizes, MeasuredLayers, PromptOverhead
 from pdvsim.sim.hardware.transfer import shipped
 
 H200 = GPUS["h200"]
@@ -25,23 +27,26 @@ SMS = 132
 KERNELS = Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs=264)
 
 
-def truth(name: str) -> ForwardFit:
+def truth(name: str) -> ForwardTerms:
     """A card that misses its roofline by a different factor everywhere, with a jump between two kernels."""
     spec = MODELS[name]
-    roof = ForwardFit.roofline(spec, H200)
+    terms = ForwardTerms.roofline(spec, H200)
+    roof = terms.figures()
     at = (1, 8, 32, 33, 64, 128, 256, 512, 1024, 2048, 2304)
-    knots = tuple((n, 1.35 * max(roof.weights_s, roof.token_s * n) * (1.12 if n > 32 else 1.0)) for n in at)
-    stretch_s = 2.5 * roof.kv_s * KERNELS.programs / spec.kv_heads
+    knots = tuple((n, 1.35 * max(roof["weights_s"], roof["token_s"] * n) * (1.12 if n > 32 else 1.0)) for n in at)
+    stretch_s, kv_s = 2.5 * roof["kv_s"] * KERNELS.programs / spec.kv_heads, 1.25 * roof["kv_s"]
     return replace(
-        roof, layer_knots=knots, head_weights_s=1.2 * roof.head_weights_s, head_token_s=1.2 * roof.head_token_s,
-        kv_knots=((1, 1.25 * roof.kv_s), (10, 1.25 * roof.kv_s)), span_knots=((1, stretch_s), (10, stretch_s)),
-        programs=KERNELS.programs, split_s=2e-5, width_knots=((1, 1e-5), (10, 1e-5)), row_s=1e-7,
-        prompt_wave_s=300 * roof.pair_s * SMS / spec.heads, prompt_sms=SMS, mixed_s=5e-5, draft_ratio=0.97,
-        row_buckets=ROW_BUCKETS, chunk_buckets=CHUNK_BUCKETS,
+        terms, layers=MeasuredLayers(knots), head=terms.head.scaled(1.2),
+        rows=MeasuredAttention(
+            ((1, kv_s), (10, kv_s)), ((1, stretch_s), (10, stretch_s)), programs=KERNELS.programs, split_s=2e-5,
+            width_knots=((1, 1e-5), (10, 1e-5)), row_s=1e-7,
+        ),
+        prompts=WaveAttention(SMS, 300 * roof["pair_s"] * SMS / spec.heads), overhead=PromptOverhead(5e-5),
+        steps=DraftSteps(0.97), graphs=GraphSizes(ROW_BUCKETS, CHUNK_BUCKETS),
     )  # fmt: skip
 
 
-def measured(latency: Latency, design: list[grid.GridPoint], noise: float = 0.0) -> pd.DataFrame:
+def measured(latency: CostModel, design: list[grid.GridPoint], noise: float = 0.0) -> pd.DataFrame:
     """Medians of samples of the profiler's own design, timed by the latency model with noise."""
     rng, rows = np.random.default_rng(0), []
     for point in design:
@@ -60,11 +65,11 @@ DESIGN = grid.ordered(grid.design(drafts=True), 0)
 
 def test_held_out_points_are_predicted_and_more_rows_are_as_fast_as_the_most() -> None:
     spec = MODELS["llama-2-7b"]
-    solo = fit_solo(measured(Latency(spec, truth(spec.name)), DESIGN, 0.005), spec, H200, KERNELS)
+    solo = fit_solo(measured(CostModel(spec, truth(spec.name)), DESIGN, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
     assert middle(solo.errors)["p95"] < 0.06
-    latency = Latency(spec, replace(solo.fit, row_buckets=()))
-    assert latency.shape(2000, 1).solo_1 == pytest.approx(latency.shape(128, 1).solo_1, rel=0.02)
+    latency = CostModel(spec, replace(solo.fit, graphs=GraphSizes(chunk_buckets=CHUNK_BUCKETS)))
+    assert latency.price(2000, 1).seconds_1 == pytest.approx(latency.price(128, 1).seconds_1, rel=0.02)
 
 
 @pytest.mark.parametrize("slow", [1.0, 1.08])
@@ -75,35 +80,37 @@ def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
     """
     spec = MODELS["llama-2-7b"]
     rows = ((1, 1.0), (8, 1.0), (16, slow), (32, slow), (48, 1.0), (49, 1.0))
-    made = replace(truth(spec.name), row_factors=rows)
-    frame = measured(Latency(spec, made), DESIGN)
+    made = ForwardTerms.read(truth(spec.name).figures() | {"row_factors": rows})
+    frame = measured(CostModel(spec, made), DESIGN)
     fitted = Model(spec, H200, KERNELS, max(tokens_of(frame)))
-    best = fitted.fit(fitted.terms(frame), frame["seconds"].to_numpy())
+    best = fitted.fit(fitted.times(frame), frame["seconds"].to_numpy())
     fit = fitted.result(np.exp(best).tolist())
-    factors = dict(fit.row_factors)
+    figures, true = fit.figures(), made.figures()
+    factors = dict(figures["row_factors"])
     for count, factor in ((8, 1.0), (16, slow), (32, slow), (48, 1.0), (128, 1.0)):
         assert factors[count] / factors[64] == pytest.approx(factor, abs=0.02)
     if slow == 1:
-        assert fit.kv_knots[0][1] == pytest.approx(made.kv_knots[0][1], rel=0.02)
-        assert fit.span_knots[0][1] == pytest.approx(made.span_knots[0][1], rel=0.05)
-        assert fit.draft_ratio == pytest.approx(made.draft_ratio, rel=0.01)
-        assert fit.prompt_wave_s == pytest.approx(made.prompt_wave_s, rel=0.02)
+        assert figures["kv_knots"][0][1] == pytest.approx(true["kv_knots"][0][1], rel=0.02)
+        assert figures["span_knots"][0][1] == pytest.approx(true["span_knots"][0][1], rel=0.05)
+        assert figures["draft_ratio"] == pytest.approx(true["draft_ratio"], rel=0.01)
+        assert figures["prompt_wave_s"] == pytest.approx(true["prompt_wave_s"], rel=0.02)
         for tokens in (1, 16, 64, 256, 1024, 2048):  # what a forward of so many tokens takes, however it is split
-            chunk = [Chunk(Request(0, 0.0, tokens, 9, b""), 0, tokens)]
-            again, once = (Latency(spec, of).carrying(0, 1, 1, chunk, True).solo_0 for of in (fit, made))
+            again, once = (
+                CostModel(spec, of).price(0, prompts=[(0, tokens)], first_tokens=1).seconds_0 for of in (fit, made)
+            )
             assert again == pytest.approx(once, rel=0.03)
 
 
 def test_traced_times_are_the_simulators_and_their_slopes_finite_differences() -> None:
     spec = MODELS["llama-3.1-8b"]
-    frame = measured(Latency(spec, truth(spec.name)), DESIGN)
+    frame = measured(CostModel(spec, truth(spec.name)), DESIGN)
     fitted = Model(spec, H200, KERNELS, max(tokens_of(frame)))
-    terms, at = fitted.terms(frame), fitted.start + 0.1 * np.random.default_rng(0).standard_normal(len(fitted.start))
-    seconds, slopes = terms.predict(at)
-    latency = Latency(spec, fitted.result(np.exp(at).tolist()))
+    times, at = fitted.times(frame), fitted.start + 0.1 * np.random.default_rng(0).standard_normal(len(fitted.start))
+    seconds, slopes = times.predict(at)
+    latency = CostModel(spec, fitted.result(np.exp(at).tolist()))
     assert seconds == pytest.approx([price_s(latency, point) for point in frame.to_dict("records")], rel=1e-12)
     for i, step in enumerate(1e-6 * np.eye(len(at))):
-        change = (terms.predict(at + step)[0] - terms.predict(at - step)[0]) / 2e-6
+        change = (times.predict(at + step)[0] - times.predict(at - step)[0]) / 2e-6
         assert slopes[:, i] == pytest.approx(change, rel=1e-5, abs=1e-10)
 
 
@@ -111,14 +118,16 @@ def test_a_head_is_fitted_with_what_it_fuses() -> None:
     """Its drafts and prompts, timed as they are predicted for it: held-out points come back, and so does the product
     that only the first forward of a draft has."""
     spec = model("eagle3-llama-3.1-8b")
-    made = replace(shipped().fit(spec, H200), draft_ratio=1.0)
+    made = replace(shipped().fit(spec, H200), steps=DraftSteps())
     design = [p for p in grid.ordered(grid.design(drafts=True, heads=True), 0) if p.kind in ("draft", "prefill")]
-    solo = fit_solo(measured(Latency(spec, made), design, 0.005), spec, H200, KERNELS)
+    solo = fit_solo(measured(CostModel(spec, made), design, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
     for count, width in ((1, 1), (8, 5), (64, 5)):
-        one, four = ([Latency(spec, fit).shape(count, width, k).solo_0 for k in (1, 4)] for fit in (solo.fit, made))
+        one, four = (
+            [CostModel(spec, fit).price(count, width, k).seconds_0 for k in (1, 4)] for fit in (solo.fit, made)
+        )
         assert one == pytest.approx(four, rel=0.04)
-    fused = [next(s for n, s in knots if n >= 8) for knots in (solo.fit.fused_knots, made.fused_knots)]
+    fused = [next(s for n, s in knots if n >= 8) for knots in (solo.fit.fused.fused_knots, made.fused.fused_knots)]
     assert fused[0] == pytest.approx(fused[1], rel=0.35)  # told apart from the layer by few points
 
 
@@ -127,10 +136,10 @@ def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:
     spec = model("qwen3-30b-a3b")
     made = shipped().fit(spec, H200)
     solo = fit_solo(
-        measured(Latency(spec, made), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
+        measured(CostModel(spec, made), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
     )
     assert middle(solo.errors)["median"] < 0.02
-    assert solo.fit.expert_s == pytest.approx(made.expert_s, rel=0.1)
+    assert solo.fit.experts.expert_s == pytest.approx(made.experts.expert_s, rel=0.1)
 
 
 HELD = ContentionFit(
@@ -139,25 +148,23 @@ HELD = ContentionFit(
 )  # fmt: skip
 
 
-def group(
-    ordered: bool, nimble: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False
-) -> Group:
+def group(ordered: bool, small: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False) -> Group:
     """Works side by side, as fast as the figures above make them."""
 
     def member(kind: str, priority: int, *asked: float) -> Member:
-        names = ("compute", "bandwidth", "turn_s", "nimble", "empty")
+        names = ("compute", "bandwidth", "layer_s", "small_kernel_share", "empty")
         demand = dict(zip(names, asked, strict=True))
         return Member(kind=kind, priority=priority, measured=1.0, solo_s=1e-3, **demand)
 
     members = [
-        member("draft", 2 * ordered, 0.3, 0.6, 60e-6, nimble, 0.0),
+        member("draft", 2 * ordered, 0.3, 0.6, 60e-6, small, 0.0),
         member("prefill", 0, 0.6, 0.3, long_us * 1e-6, 0.0, 0.1),
     ]
     if triple:
         members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
     for target in members[1:]:
         target.eight_bits = eight_bits
-    made = Group("a:b", f"{nimble} {triple} {long_us}", members)
+    made = Group("a:b", f"{small} {triple} {long_us}", members)
     for member, slowdown in zip(members, slowdowns([made], HELD), strict=True):
         member.measured = 1 / slowdown
     return made
@@ -167,13 +174,13 @@ def test_the_sharing_model_explains_slowdowns_it_made() -> None:
     groups = [group(o, n) for o, n in ((True, True), (False, True), (True, False), (False, False))]
     assert np.abs(errors(groups, HELD)).max() < 1e-9
     assert np.abs(errors(groups, ContentionFit())).max() > 0.05
-    first, nimble, _, equal = ([member.measured for member in g.members] for g in groups)
+    first, small, _, equal = ([member.measured for member in g.members] for g in groups)
     held = [0.8 + 0.2 * 0.3, (0.8 + 0.2 * 0.6) * 0.9]  # a tenth of the GPU is left empty
     assert np.dot(first, held) == pytest.approx(1.0)
     assert np.dot(equal, held) == pytest.approx(1.0)
     turns = (60 / 380) ** 0.8 / 0.9  # by the length of the kernels, of what is not empty
     assert equal[0] / equal[1] == pytest.approx(turns)
-    assert nimble[0] / nimble[1] == pytest.approx(2 * turns)
+    assert small[0] / small[1] == pytest.approx(2 * turns)
     assert first[0] / first[1] == pytest.approx(2 * turns * (380 / 60) ** 0.4)  # and first in line
     assert measured_slowdowns(groups[-1:]) == pytest.approx([1 / rate for rate in equal])
 

@@ -10,11 +10,13 @@ import pandas as pd
 import pytest
 
 import pdvsim.calibration
-from pdvsim.calibration.fit.power import demands, fit_power
+from pdvsim.calibration.fit.points import price
+from pdvsim.calibration.fit.power import fit_power
 from pdvsim.profiler.grid import GridPoint
 from pdvsim.profiler.heat import groups, heat_points
 from pdvsim.profiler.samples import load
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.models import model as named
 from pdvsim.sim.hardware.power import Power, PowerFit
@@ -28,14 +30,14 @@ TRUE = PowerFit(
 def heated(name: str, drafter: bool, rng: np.random.Generator, flop8: float = 1.0) -> pd.DataFrame:
     """The heat section of one model on a card with the true figures."""
     spec, power = named(name), Power(TRUE, H200.bandwidth_bytes_per_s)
-    latency = Latency(spec, ForwardFit.roofline(spec, H200))
+    latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
     rows = []
     for group, point in enumerate(heat_points(drafter)):
         context = point.rows * point.context
         shape = pd.Series(point.as_dict())
-        weights, cache, flops = demands(shape, context, latency)
-        cold_s = (1.1 + rng.random()) * max((weights + cache) / H200.bandwidth_bytes_per_s, flops / H200.flops_per_s)
-        draw = power.draw(cold_s, weights, cache, flops * flop8)
+        alone = price(latency, shape).at(context)
+        cold_s = (1.1 + rng.random()) * max(alone.bytes / H200.bandwidth_bytes_per_s, alone.flops / H200.flops_per_s)
+        draw = power.draw(alone._replace(seconds=cold_s), flop8)
         mean_w, since_s, repeat = TRUE.rest_w, 0.0, 0
         while since_s < 0.6:
             taken_s = power.taken_s(mean_w, draw, cold_s) * float(np.exp(0.002 * rng.standard_normal()))
@@ -54,7 +56,7 @@ def test_the_figures_come_back() -> None:
     rng = np.random.default_rng(0)
     names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
     frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
-    models = {name: Latency(MODELS[name], ForwardFit.roofline(MODELS[name], H200)) for name in names}
+    models = {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
     power = fit_power(frame, H200, models)
     assert power is not None
     for name in ("rest_w", "weight_j", "flop_j", "limit_w", "slope", "settle_s"):
@@ -87,10 +89,10 @@ def test_the_energy_of_8_bit_flops_comes_back() -> None:
     rng = np.random.default_rng(0)
     names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
     frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
-    models = {name: Latency(MODELS[name], ForwardFit.roofline(MODELS[name], H200)) for name in names}
+    models = {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
     eight_bits = heated("llama-3.1-8b-fp8", False, rng, flop8=0.6)
     spec = named("llama-3.1-8b-fp8")
-    models[spec.name] = Latency(spec, ForwardFit.roofline(spec, H200))
+    models[spec.name] = CostModel(spec, ForwardTerms.roofline(spec, H200))
     without, power = fit_power(frame, H200, models), fit_power(pd.concat([frame, eight_bits]), H200, models)
     assert power is not None
     assert power.fit.flop8 == pytest.approx(0.6, abs=0.05)

@@ -17,7 +17,7 @@ from pdvsim.calibration.fit.build import gpu_spec, save
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import GpuSpec, ModelSpec
-from pdvsim.sim.hardware.latency import Latency
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS, pair
 from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
@@ -104,8 +104,8 @@ def test_a_bar_is_wider_for_mixtures_and_few_bits() -> None:
 
 
 def seconds(spec: ModelSpec, card: GpuSpec, rows: int, tokens: int, context: int) -> float:
-    shape = Latency(spec, shipped().fit(spec, card)).shape(rows, tokens)
-    return shape.solo_0 + shape.solo_1 * rows * context
+    shape = CostModel(spec, shipped().fit(spec, card)).price(rows, tokens)
+    return shape.seconds_0 + shape.seconds_1 * rows * context
 
 
 names = st.sampled_from(sorted(MODELS))
@@ -159,9 +159,9 @@ def test_time_has_a_unit(name: str, shape: tuple[int, int, int], factor: float) 
     slower = replace(
         card, bandwidth_bytes_per_s=card.bandwidth_bytes_per_s / factor, flops_per_s=card.flops_per_s / factor
     )
-    fits = [Latency(spec, t.fit(spec, c)).shape(*shape[:2]) for t, c in ((transfer, card), (other, slower))]
-    assert fits[1].solo_0 == pytest.approx(fits[0].solo_0 * factor, rel=1e-9)
-    assert fits[1].solo_1 == pytest.approx(fits[0].solo_1 * factor, rel=1e-9)
+    fits = [CostModel(spec, t.fit(spec, c)).price(*shape[:2]) for t, c in ((transfer, card), (other, slower))]
+    assert fits[1].seconds_0 == pytest.approx(fits[0].seconds_0 * factor, rel=1e-9)
+    assert fits[1].seconds_1 == pytest.approx(fits[0].seconds_1 * factor, rel=1e-9)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -169,10 +169,10 @@ def test_nothing_beats_the_roofline(name: str) -> None:
     """No transferred forward is faster than the data sheet's ceilings allow."""
     for card in ("a100-80gb", "l40s", "b200"):
         spec = MODELS[name]
-        best = Latency(spec, roofline(GPUS[card]).models[name])
+        best = CostModel(spec, roofline(GPUS[card]).models[name])
         for rows, tokens, context in ((1, 1, 512), (32, 5, 1500), (128, 9, 3000)):
-            shape = best.shape(rows, tokens)
-            assert seconds(spec, GPUS[card], rows, tokens, context) > shape.solo_0 + shape.solo_1 * rows * context
+            shape = best.price(rows, tokens)
+            assert seconds(spec, GPUS[card], rows, tokens, context) > shape.seconds_0 + shape.seconds_1 * rows * context
 
 
 def test_the_shipped_figures_read_back() -> None:

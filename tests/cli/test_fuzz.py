@@ -7,7 +7,6 @@ import json
 import math
 import random
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,13 @@ def one_line(error: ValueError, path: Path | str = "") -> None:
 
 
 def small_profile(profile: Profile) -> dict[str, Any]:
-    document = json.loads(json.dumps(asdict(profile)))
+    document = json.loads(json.dumps(profile.document()))
     document["models"] = {n: document["models"][n] for n in ("tinyllama-1.1b", "llama-2-7b")}
     return document  # type: ignore[no-any-return]
 
 
 def knots(*pairs: list[float]) -> dict[str, Any]:
-    return asdict(builtin("h200").models["tinyllama-1.1b"]) | {"layer_knots": list(pairs)}
+    return builtin("h200").models["tinyllama-1.1b"].figures() | {"layer_knots": list(pairs)}
 
 
 PROFILES = {"measured": small_profile(builtin("h200")), "roofline": small_profile(roofline(GPUS["h200"]))}

@@ -32,7 +32,8 @@ from pdvsim.realrun.texts import prompts
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
 from pdvsim.sim.core import KINDS, Pair, Request, Role
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
@@ -331,9 +332,9 @@ def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) 
     assert set(planned) == ({"draft", "target"} if chosen.speculates else {"target"})
     for role, model in planned.items():
         spec = TINY[role].spec
-        shape, expected = model.shape(4, 3), simulated.latency(spec).shape(4, 3)
-        assert shape.solo_0 == expected.solo_0
-        assert shape.solo_0 > 10 * Latency(spec, ForwardFit.roofline(spec, profile.gpu)).shape(4, 3).solo_0
+        shape, expected = model.price(4, 3), simulated.cost_model(spec).price(4, 3)
+        assert shape.seconds_0 == expected.seconds_0
+        assert shape.seconds_0 > 10 * CostModel(spec, ForwardTerms.roofline(spec, profile.gpu)).price(4, 3).seconds_0
 
 
 def _copy(engine: Engine) -> Engine:

@@ -24,7 +24,7 @@ from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.latency import STRETCHES
+from pdvsim.sim.hardware.costs import STRETCHES
 from pdvsim.sim.records import LAUNCH_DTYPES, REQUEST_DTYPES
 from pdvsim.sim.workload.requests import make_requests
 
@@ -110,7 +110,7 @@ def test_ctrl_c_ends_a_run_between_two_events() -> None:
 
 def test_a_real_hosts_operations_are_paid_when_they_are_over() -> None:
     host = RealHost()
-    assert host.spend(3.0, 1.0) == host.notice(0.0, 3.0) == 3.0
+    assert host.spend(3.0, 1.0, "launch") == host.notice(0.0, 3.0) == 3.0
 
 
 def test_covered_time_is_the_union() -> None:

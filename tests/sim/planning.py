@@ -7,8 +7,8 @@ from typing import Any
 from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.contention import Sharing
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.machine.batch import Batch
@@ -24,8 +24,8 @@ def planner(
     """The built-in latency model; `dear_draft` makes the GPU, as the planner sees it, that much slower at drafting."""
     profile, models = builtin("h200"), pair(PAIR)
     fits: Any = {
-        "draft": Latency(models.draft, profile.fit(models.draft).scaled(dear_draft)),
-        "target": Latency(models.target, profile.fit(models.target)),
+        "draft": CostModel(models.draft, profile.fit(models.draft).scaled(dear_draft)),
+        "target": CostModel(models.target, profile.fit(models.target)),
     }
     peak = (profile.gpu.flops_per_s, profile.gpu.bandwidth_bytes_per_s)
     return Planner(fits, Sharing(contention, priority, profile.contention), peak, host)

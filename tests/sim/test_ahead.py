@@ -66,13 +66,11 @@ def test_one_request_with_drafts_ahead(fan: int) -> None:
     planner = make_planner(experiment, covering_profile(experiment))
     k, context, rate = 4, 1016, 0.8
     verify = planner.round_s(1, context, k) - planner._host_s(1)
-    draft = planner.models["draft"].shape(1, 1, k)
-    draft_s = draft.solo_0 + draft.solo_1 * context
+    draft_s = planner.models["draft"].price(1, 1, k).seconds(context)
     verify -= draft_s
 
     def ahead_s(branches: int) -> float:
-        shape = planner.models["draft"].shape(branches, 1, k + 1)
-        return shape.solo_0 + shape.solo_1 * context * branches
+        return planner.models["draft"].price(branches, 1, k + 1).seconds(context * branches)
 
     wide, narrow = ((k + 1) * fan, fan) if fan else (1, 1)
     hits, again = guessed_rate(rate, k, fan, 1.0), guessed_rate(rate, 0, fan, 1.0)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from planning import PAIR, batch, planner
 
 from pdvsim.sim.config import Priority
-from pdvsim.sim.hardware import latency
+from pdvsim.sim.hardware import costs
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.models import pair
@@ -30,16 +30,16 @@ H200 = builtin("h200").contention
 
 
 @dataclass(eq=False)
-class Load(latency.Load):
+class Load(costs.Load):
     lane: str = "decode"
-    turn_s: float = 1e-4
+    layer_s: float = 1e-4
 
 
 demands = st.one_of(st.sampled_from([0.0, 1.0]), st.floats(1e-6, 1.0))
 used = st.floats(1e-6, 1.0)
 weights = st.sampled_from([1.0, 2.0, 4.0, 16.0])
 share = st.floats(0.0, 1.0)
-nimble = st.sampled_from([0.0, 0.4, 1.0])
+small_kernel_shares = st.sampled_from([0.0, 0.4, 1.0])
 halves = st.tuples(st.floats(0.0, 0.5), st.floats(0.0, 0.5))  # that attention over prompts fills, and leaves empty
 turns_s = st.sampled_from([5e-6, 3e-5, 2e-4, 1e-3])  # per layer: a small drafter's to a long prompt's
 
@@ -72,7 +72,7 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
             draw(demands),
             order.index(lane),
             draw(turns_s),
-            draw(nimble),
+            draw(small_kernel_shares),
             *(draw(halves) if lane == "prefill" else (0.0, 0.0)),
             draw(share),
             eight_bits=draw(st.booleans()),
@@ -240,7 +240,7 @@ def test_a_higher_priority_never_slows_a_work(loads: list[Load], priority: Prior
 def test_of_three_streams_each_has_so_many_times_the_share_of_the_next() -> None:
     """All want the whole bandwidth, the verify's kernels are twice as long: 1 to 2 * 3 to 3 * 3."""
     fit = ContentionFit(stream_weight=1.0, crowd_weight=3.0, turn_exponent=1.0)
-    prefill, verify, decode = Load(0.1, 1.0, 0), Load(0.1, 1.0, 1, turn_s=2e-4), Load(0.1, 1.0, 2)
+    prefill, verify, decode = Load(0.1, 1.0, 0), Load(0.1, 1.0, 1, layer_s=2e-4), Load(0.1, 1.0, 2)
     speeds = rates(Sharing("fluid", "stream", fit), [verify, decode, prefill])
     assert speeds == pytest.approx([6 / 16, 9 / 16, 1 / 16])
     speeds = rates(Sharing("fluid", "none", fit), [verify, decode, prefill])
@@ -264,29 +264,29 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     assert speeds[3] == pytest.approx(speeds[4], abs=1e-4)
 
 
-def test_a_nimble_work_that_goes_first_has_more_of_the_turns() -> None:
+def test_a_launch_of_small_kernels_that_goes_first_has_more_of_the_turns() -> None:
     """By hand: turns go by the root of 4 to 1; for one that goes first, beside a model that yields, all are alike.
 
-    A work that is nimble in part has that power of it. Without priority, and to others, it is nothing.
+    A launch with small kernels in part has that power of it. Without priority, and to others, it is nothing.
     """
     fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, yielding=0.5)
-    draft = Load(0.0, 1.0, 1, turn_s=1e-4, nimble=1.0)
-    prefill = Load(0.0, 1.0, 0, turn_s=4e-4)
+    draft = Load(0.0, 1.0, 1, layer_s=1e-4, small_kernel_share=1.0)
+    prefill = Load(0.0, 1.0, 0, layer_s=4e-4)
     stream, none = Sharing("fluid", "stream", fit), Sharing("fluid", "none", fit)
     assert rates(none, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
     assert rates(stream, [prefill, draft]) == pytest.approx([1 / 2, 1 / 2])
-    draft.nimble = 0.5
+    draft.small_kernel_share = 0.5
     assert rates(stream, [prefill, draft]) == pytest.approx([1 - 2**-0.5 / (1 + 2**-0.5), 2**-0.5 / (1 + 2**-0.5)])
-    draft.nimble = 0.0
+    draft.small_kernel_share = 0.0
     assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:
     """By hand, without priority: a weight of 4 if all are small, 4 to the power of a quarter if half of the time is."""
     sharing = Sharing("fluid", "none", ContentionFit(turn_exponent=0.5, nimble_weight=4.0))
-    prefill = Load(0.0, 1.0, 0, turn_s=1e-4)
-    for nimble, weight in ((1.0, 4.0), (0.5, 4**0.25), (0.0, 1.0)):
-        forward = Load(0.0, 1.0, 1, turn_s=1e-4, nimble=nimble)
+    prefill = Load(0.0, 1.0, 0, layer_s=1e-4)
+    for share, weight in ((1.0, 4.0), (0.5, 4**0.25), (0.0, 1.0)):
+        forward = Load(0.0, 1.0, 1, layer_s=1e-4, small_kernel_share=share)
         assert rates(sharing, [prefill, forward]) == pytest.approx([1 / (1 + weight), weight / (1 + weight)])
 
 
@@ -341,17 +341,17 @@ def beside_others(gpu: SimulatedGPU, launch: Launch) -> Job:
     return job
 
 
-def test_a_draft_is_as_nimble_as_its_steps() -> None:
+def test_the_small_kernels_of_a_draft_are_those_of_its_steps() -> None:
     """Kernels of up to 32 tokens find room beside others; only the first of a draft's steps has two tokens a row.
 
     A draft's turn is a layer of one step, whatever their number.
     """
     gpu, *_ = h200("stream")
     rows = batch(20, 300)
-    for tokens, steps, nimble in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 1.0)):
+    for tokens, steps, share in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 1.0)):
         job = beside_others(gpu, Launch("draft", "draft", "decode", rows, tokens, steps))
-        assert job.nimble == nimble
-        assert job.turn_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
-    assert not beside_others(gpu, Launch("draft", "draft", "decode", batch(33, 300), 1, 4)).nimble
+        assert job.small_kernel_share == share
+        assert job.layer_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
+    assert not beside_others(gpu, Launch("draft", "draft", "decode", batch(33, 300), 1, 4)).small_kernel_share
     # a large model's products take most of its time, and leave no room
-    assert 0 < beside_others(gpu, Launch("verify", "target", "verify", rows, 1)).nimble < 0.5
+    assert 0 < beside_others(gpu, Launch("verify", "target", "verify", rows, 1)).small_kernel_share < 0.5

@@ -15,9 +15,9 @@ from planning import OUTPUT, PAIR, batch
 
 from pdvsim.sim import assembly
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Server, Traffic
-from pdvsim.sim.core import KINDS, Chunk, Request
+from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
-from pdvsim.sim.hardware.latency import Latency
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.machine.clock import Clock
@@ -181,8 +181,8 @@ def test_a_drafter_reads_prompts_when_it_is_first_needed(monkeypatch: pytest.Mon
     assert launches["kind"][first] == DRAFT
     rows = int(launches["rows"][first])
     assert rows > 8
-    caught_up = Latency(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft)).shape(rows, 1, 2)
-    assert launches["solo_s"][first] > 4 * caught_up.solo_0 > 3 * launches["solo_s"][second]
+    caught_up = CostModel(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft)).price(rows, 1, 2)
+    assert launches["solo_s"][first] > 4 * caught_up.seconds_0 > 3 * launches["solo_s"][second]
 
 
 # feedback ---------------------------------------------------------------------------------------------------------
@@ -417,9 +417,9 @@ def test_overlapped_batches_are_handed_over_twice(contention: Contention, togeth
     plan = planner(contention=contention)
     for rows, k in ((1, 1), (8, 4), (64, 2)):
         context = rows * 300
-        verify_s = plan.models["target"].shape(rows, k + 1)
-        draft_s = plan.models["draft"].shape(rows, 1, k)
-        draft, verify = (price.solo_0 + price.solo_1 * context for price in (draft_s, verify_s))
+        verify_s = plan.models["target"].price(rows, k + 1)
+        draft_s = plan.models["draft"].price(rows, 1, k)
+        draft, verify = (price.seconds_0 + price.seconds_1 * context for price in (draft_s, verify_s))
         assert plan.round_s(rows, context, k) == pytest.approx(draft + verify + 30e-6, rel=1e-12)
         expected = together(draft, verify) + 2 * (30e-6 + 20e-6)
         assert plan.overlapped_s(rows, context, k) == pytest.approx(expected, rel=1e-12)
@@ -523,14 +523,13 @@ def test_adaptive_does_not_lose_to_its_own_plain_mode(concurrency: int, prompt: 
 
 def test_rows_left_behind_are_read_as_prompts_a_few_at_a_time() -> None:
     """Six rows that owe 10 tokens each, in one forward of four and one of two; a seventh owes nothing."""
-    model = Latency(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft))
+    model = CostModel(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft))
     rows = batch(7, 100)
     for row in rows:
         row.state.emitted, row.state.drafter_lag = 31, 10
     rows[6].state.drafter_lag = 1
-    chunks = [Chunk(row, 120, 10) for row in rows[:6]]
-    expected = [model.carrying(0, 0, 1, chunks[:4], False), model.carrying(0, 0, 1, chunks[4:], False)]
-    assert model.behind(rows) == pytest.approx([a + b for a, b in zip(*expected, strict=True)])
+    expected = [model.price(0, prompts=[(120, 10)] * count) for count in (4, 2)]
+    assert model.catch_up_cost(rows) == pytest.approx([a + b for a, b in zip(*expected, strict=True)])
 
 
 def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:

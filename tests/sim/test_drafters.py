@@ -14,15 +14,13 @@ from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, HeadSpec, Request
+from pdvsim.sim.core import HeadSpec, Request
 from pdvsim.sim.doubts import Doubt, warn
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.hardware.models import PRESETS, from_config, pair
 from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.kv import capacity_tokens
-from pdvsim.sim.machine.ledger import Ledger
-from pdvsim.sim.records import Launches
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found, measured
 from pdvsim.study.band import spanned
@@ -154,30 +152,31 @@ def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
     both = pair(experiment.server.pair)
     assert profile.foundation.endswith("; transferred: mtp-qwen2-7b")
     assert 0.05 < profile.uncertainty["mtp-qwen2-7b"] < 0.5
-    head, target = (profile.latency(spec) for spec in (both.draft, both.target))
+    head, target = (profile.cost_model(spec) for spec in (both.draft, both.target))
     layer, ceiling = both.draft, profile.gpu.bandwidth_bytes_per_s
     least_s = 2 * (layer.layer_params + layer.head_params + layer.fused_params) / ceiling
-    first = head.shape(1, 1, 1).solo_0
+    first = head.price(1, 1, 1).seconds_0
     assert least_s < first < 2 * least_s
-    assert head.shape(1, 1, 4).solo_0 < 4 * first  # fused once
-    assert head.shape(64, 5, 4).solo_0 > head.shape(64, 1, 4).solo_0  # accepted tokens are read again
-    assert 4 * first < target.shape(1, 5).solo_0
+    assert head.price(1, 1, 4).seconds_0 < 4 * first  # fused once
+    assert head.price(64, 5, 4).seconds_0 > head.price(64, 1, 4).seconds_0  # accepted tokens are read again
+    assert 4 * first < target.price(1, 5).seconds_0
 
 
 def test_a_head_left_behind_by_more_than_a_draft_reads_that_as_a_prompt() -> None:
     experiment = serving("eagle3")
-    head = covering_profile(experiment).latency(pair(experiment.server.pair).draft)
+    head = covering_profile(experiment).cost_model(pair(experiment.server.pair).draft)
     row = Request(0, 0.0, 100, 200, bytes(200))
     row.state.emitted, row.state.drafter_lag = 60, head.widest
-    stretch = head.carrying(0, 0, 1, [Chunk(row, 159 - row.state.drafter_lag, row.state.drafter_lag)], False)
-    assert head.behind([row]).solo_0 == pytest.approx(stretch.solo_0)
-    ledger = Ledger({"draft": head}, Launches())
+    stretch = head.price(0, prompts=[(159 - row.state.drafter_lag, row.state.drafter_lag)])
+    assert head.catch_up_cost([row]).seconds_0 == pytest.approx(stretch.seconds_0)
     prices = []
     for owed in (head.widest - 1, head.widest):
         row.state.drafter_lag = owed
-        prices.append(ledger.price(Launch("draft", "draft", "main", Batch([row]), owed + 1, 4, context=159))[0])
-    alone = head.shape(1, 1, 4)
-    assert prices[1] == pytest.approx(stretch.solo_0 + alone.solo_0 + 159 * alone.solo_1)
+        prices.append(
+            head.price_launch(Launch("draft", "draft", "main", Batch([row]), owed + 1, 4, context=159)).seconds
+        )
+    alone = head.price(1, 1, 4)
+    assert prices[1] == pytest.approx(stretch.seconds_0 + alone.seconds(159))
     assert prices[0] < prices[1]  # one forward less
 
 

@@ -46,10 +46,10 @@ def test_a_verify_takes_a_round_more_and_a_draft_each_of_its_forwards(rows: int)
     experiment = served(K)
     free, paid = (profile(experiment, *cost) for cost in ((0.0, 0.0), (ROUND_S, DRAFT_S)))
     for width, more_s in ((1, 0.0), (2, ROUND_S), (K + 1, ROUND_S), (40, ROUND_S)):
-        target = [one.latency(experiment.pair.target).shape(rows, width).solo_0 for one in (free, paid)]
+        target = [one.cost_model(experiment.pair.target).price(rows, width).seconds_0 for one in (free, paid)]
         assert target[1] - target[0] == pytest.approx(more_s, abs=1e-9)
     for steps in (1, 2, 7):
-        draft = [one.latency(experiment.pair.draft).shape(rows, 2, steps).solo_0 for one in (free, paid)]
+        draft = [one.cost_model(experiment.pair.draft).price(rows, 2, steps).seconds_0 for one in (free, paid)]
         assert draft[1] - draft[0] == pytest.approx(steps * DRAFT_S, abs=1e-9)
 
 

@@ -15,8 +15,9 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_profile
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables, unpacked
-from pdvsim.sim.hardware.latency import ForwardFit, Latency, interpolate
 from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.options import VLLM_CARDS
 from pdvsim.sim.hardware.steps import EngineStep, constants
@@ -64,7 +65,7 @@ def test_a_forward_is_the_sum_of_its_kernels():
         shapes = ((12288, 4096), (4096, 4096), (16384, 4096), (4096, 8192))
         products = sum(times[m.index(tokens), n.index(a), k.index(b)] for a, b in shapes)
         small = ModelKernels(tables, ON_THE_GRID).small(np.array([float(tokens)]))[0]
-        assert interpolate(fit.layer_knots, tokens) == pytest.approx(10 * products + small, rel=1e-3)
+        assert fit.layers.seconds(int(tokens), 0.0) == pytest.approx(10 * products + small, rel=1e-3)
 
 
 def test_a_shard_exchanges_two_messages_a_layer():
@@ -74,7 +75,7 @@ def test_a_shard_exchanges_two_messages_a_layer():
     fit = compose(tables, EngineStep(), spec)
     for tokens in (1, 64, 1024):  # of 4,096 values each: sizes that were timed
         larger = times[sizes.index(tokens * 4096) :]
-        assert interpolate(fit.reduce_knots, tokens) == pytest.approx(2 * 10 * larger.min(), rel=1e-6)
+        assert fit.collectives.reduce_s(int(tokens)) == pytest.approx(2 * 10 * larger.min(), rel=1e-6)
 
 
 @pytest.mark.parametrize(("engine", "card"), [one[:2] for one in SHIPPED])
@@ -82,12 +83,10 @@ def test_nothing_is_faster_than_the_card_allows(engine, card):
     """A forward of kernels alone against the bound from the data sheet; of the H200, from its measured rates."""
     tables = tables_of(engine, card)
     for spec in (model("llama-3.1-8b"), shard(model("llama-3.1-70b"), 4)):
-        prices = Latency(spec, compose(tables, EngineStep(), spec))
-        bound = Latency(spec, ForwardFit.roofline(spec, gpu(card)))
+        prices = CostModel(spec, compose(tables, EngineStep(), spec))
+        bound = CostModel(spec, ForwardTerms.roofline(spec, gpu(card)))
         for rows in (1, 16, 128):
-            least, composed = (
-                shape.solo_0 + 2000 * rows * shape.solo_1 for shape in (bound.shape(rows, 1), prices.shape(rows, 1))
-            )
+            least, composed = (one.price(rows).seconds(2000 * rows) for one in (bound, prices))
             assert composed > 0.9 * least
 
 
@@ -98,9 +97,10 @@ def test_more_never_takes_less(engine, card):
     for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
         spec = model(name)
         fit = compose(profile.tables, profile.step, spec)
-        assert list(fit.layer_knots) == sorted(fit.layer_knots, key=lambda knot: knot[1])
-        prices = Latency(spec, fit)
-        by_width = [prices.shape(8, width).solo_1 for width in range(1, 10)]
+        layers_s = [fit.layers.seconds(tokens, 0.0) for tokens in TOKENS]
+        assert layers_s == sorted(layers_s)
+        prices = CostModel(spec, fit)
+        by_width = [prices.price(8, width).seconds_1 for width in range(1, 10)]
         assert by_width == sorted(by_width)
         assert min(by_width) > 0
 
@@ -109,7 +109,7 @@ def test_constants_add_to_every_forward():
     tables, spec = tables_of("vllm", "h200"), model("llama-3.1-8b")
     bare, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
     for tokens in TOKENS:
-        more = interpolate(with_layers.layer_knots, tokens) - interpolate(bare.layer_knots, tokens)
+        more = with_layers.layers.seconds(tokens, 0.0) - bare.layers.seconds(tokens, 0.0)
         assert more == pytest.approx(spec.layers * 1e-5)
 
 
@@ -226,6 +226,6 @@ def test_every_engine_has_latent_attention(engine):
     profile, measured = engine_profile(engine, "b200"), engine_profile("trtllm", "b200")
     assert profile.tables is not None
     assert measured.tables is not None
-    own, other = (Latency(spec, compose(one.tables, EngineStep(), spec)).shape(64, 1) for one in (profile, measured))
-    assert 0.5 < own.solo_1 / other.solo_1 < 2
-    assert 0.5 < own.solo_0 / other.solo_0 < 2
+    own, other = (CostModel(spec, compose(one.tables, EngineStep(), spec)).price(64, 1) for one in (profile, measured))
+    assert 0.5 < own.seconds_1 / other.seconds_1 < 2
+    assert 0.5 < own.seconds_0 / other.seconds_0 < 2

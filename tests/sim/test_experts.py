@@ -17,11 +17,13 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, Experts, HeadSpec, ModelSpec, Pair, Request
+from pdvsim.sim.core import Experts, HeadSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import PRESETS, model, pair, shard
 from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.hardware.terms import ExpertReads, MeasuredLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -142,14 +144,14 @@ def test_tokens_of_one_request_share_experts_as_published(
 def test_a_forward_by_hand() -> None:
     """Roofline of Qwen3-30B-A3B: two rows of three tokens are 2 * 3^0.8 independent ones."""
     spec = PRESETS["qwen3-30b-a3b"]
-    experts, latency = spec.experts, Latency(spec, ForwardFit.roofline(spec, H200))
+    experts, latency = spec.experts, CostModel(spec, ForwardTerms.roofline(spec, H200))
     assert experts is not None
     read = 128 * (1 - (1 - 8 / 128) ** (2 * 3**0.8))
     layers = 48 * (2048 * (2 * 4096 + 2 * 512) + 2048 * 128 + read * 3 * 2048 * 768) * 2
     moved = layers + 2048 * 151936 * 2 + 6 * spec.kv_bytes_per_token
-    shape = latency.shape(2, 3)
+    shape = latency.price(2, 3)
     assert shape.bytes_0 == pytest.approx(moved)
-    assert shape.solo_0 == pytest.approx(moved / H200.bandwidth_bytes_per_s)
+    assert shape.seconds_0 == pytest.approx(moved / H200.bandwidth_bytes_per_s)
     active = 48 * (2048 * (2 * 4096 + 2 * 512) + 2048 * 128 + 8 * 3 * 2048 * 768)
     assert shape.flops_0 == pytest.approx(2 * 6 * (active + 2048 * 151936) + 2 * 6 * spec.attention_flops_per_pair)
 
@@ -157,23 +159,22 @@ def test_a_forward_by_hand() -> None:
 def test_later_steps_of_a_draft_have_one_token_a_row() -> None:
     """An MTP layer with experts: the second step reads what as many rows of one token read."""
     head = pair("mtp-deepseek-v3:deepseek-v3").draft
-    latency = Latency(head, ForwardFit.roofline(head, H200))
-    one, two = latency.shape(4, 1), latency.shape(4, 1, 2)
+    latency = CostModel(head, ForwardTerms.roofline(head, H200))
+    one, two = latency.price(4, 1), latency.price(4, 1, 2)
     grown = 2 * 4 * head.kv_bytes_per_token - 4 * head.kv_bytes_per_token  # the first step's tokens are cached
     assert two.bytes_0 == pytest.approx(2 * one.bytes_0 + grown)
 
 
 def test_rows_and_prompts_of_one_forward_read_experts_together() -> None:
     spec = PRESETS["qwen3-30b-a3b"]
-    latency, experts = Latency(spec, ForwardFit.roofline(spec, H200)), PRESETS["qwen3-30b-a3b"].experts
+    latency, experts = CostModel(spec, ForwardTerms.roofline(spec, H200)), PRESETS["qwen3-30b-a3b"].experts
     assert experts is not None
-    chunk = Chunk(Request(0, 0.0, 64, 1, b""), 0, 5)
-    both = latency.carrying(3, 2, 1, [chunk], False)
+    both = latency.price(3, 2, prompts=[(0, 5)])
     cached = (3 * 2 + 5) * spec.kv_bytes_per_token
     read = experts.read(3 * 2**0.8 + 5**0.8)
     head = spec.head_params * 2
     assert both.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + cached)
-    packed = latency.carrying(3, 4, 1, (), True, 6)  # rows of two on average
+    packed = latency.price(3, 4, packed=6)  # rows of two on average
     read = experts.read(3 * 2**0.8)
     padded = 3 * 4 * spec.kv_bytes_per_token
     assert packed.bytes_0 == pytest.approx(spec.common_bytes + read * spec.expert_bytes + head + padded)
@@ -185,7 +186,7 @@ def test_laws_of_distinct_experts(name: str, rows: int, tokens: int, overlap: fl
     spec = PRESETS[name]
     assert spec.experts is not None
     spec = replace(spec, experts=replace(spec.experts, overlap=overlap))
-    latency, experts = Latency(spec, ForwardFit.roofline(spec, H200)), spec.experts
+    latency, experts = CostModel(spec, ForwardTerms.roofline(spec, H200)), spec.experts
     assert experts is not None
     read = latency._distinct(rows, tokens)
     assert experts.per_token * (1 - 1e-9) <= read <= experts.count
@@ -199,41 +200,40 @@ def test_laws_of_distinct_experts(name: str, rows: int, tokens: int, overlap: fl
 def test_predictions_are_above_the_roofline_and_rise(name: str, card: str) -> None:
     """Of the GPU's reachable rates, to 2%: a kernel may be faster than a copy."""
     spec, gpu = model(name), shipped().ceilings(GPUS[card])
-    fit, bound = Latency(spec, shipped().fit(spec, GPUS[card])), Latency(spec, ForwardFit.roofline(spec, gpu))
+    fit, bound = CostModel(spec, shipped().fit(spec, GPUS[card])), CostModel(spec, ForwardTerms.roofline(spec, gpu))
     for rows in (1, 4, 16, 64, 256):
-        times = [fit.shape(rows, tokens).solo_0 for tokens in (1, 2, 4, 8)]
+        times = [fit.price(rows, tokens).seconds_0 for tokens in (1, 2, 4, 8)]
         assert all(a <= b * (1 + 1e-9) for a, b in pairwise(times))
-        assert times[0] >= 0.98 * bound.shape(rows, 1).solo_0
-        assert times[2] >= 0.98 * bound.shape(rows, 4).solo_0
+        assert times[0] >= 0.98 * bound.price(rows, 1).seconds_0
+        assert times[2] >= 0.98 * bound.price(rows, 4).seconds_0
 
 
 def test_measured_experts_are_read_besides_what_the_knots_hold() -> None:
     """The form in which a profile has a measured mixture."""
     spec = PRESETS["mixtral-8x7b"]
     knots = ((1, 1e-3), (100, 2e-3))
-    fit = ForwardFit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, layer_knots=knots, expert_s=1e-4)
-    latency = Latency(spec, fit)
-    assert latency.shape(1, 1).solo_0 == pytest.approx(1e-3 + 2e-4)
-    assert latency.shape(100, 1).solo_0 == pytest.approx(2e-3 + 8e-4)
-    assert fit.scaled(2).expert_s == 2e-4
+    fit = ForwardTerms(MeasuredLayers(knots), experts=ExpertReads(1e-4))
+    latency = CostModel(spec, fit)
+    assert latency.price(1, 1).seconds_0 == pytest.approx(1e-3 + 2e-4)
+    assert latency.price(100, 1).seconds_0 == pytest.approx(2e-3 + 8e-4)
+    assert fit.scaled(2).experts == ExpertReads(2e-4)
 
 
 # quantised -----------------------------------------------------------------------------------------------------------
 
 
 def seconds(spec: ModelSpec, card: str, rows: int, tokens: int = 1) -> float:
-    return Latency(spec, shipped().fit(spec, GPUS[card])).shape(rows, tokens).solo_0
+    return CostModel(spec, shipped().fit(spec, GPUS[card])).price(rows, tokens).seconds_0
 
 
 def test_eight_bits_halve_reading_and_arithmetic() -> None:
     """Arithmetic on cards that have such units alone; fixed times stay."""
     plain, spec = model("llama-3.1-8b"), model("llama-3.1-8b-fp8")
-    bounds = [ForwardFit.roofline(m, H200) for m in (plain, spec)]
-    assert bounds[1].weights_s == bounds[0].weights_s / 2
-    assert bounds[1].token_s == bounds[0].token_s / 2
-    assert bounds[1].head_weights_s == bounds[0].head_weights_s
-    ampere = [ForwardFit.roofline(m, GPUS["a100-80gb"]) for m in (plain, spec)]
-    assert ampere[1].token_s == ampere[0].token_s
+    bounds = [ForwardTerms.roofline(m, H200) for m in (plain, spec)]
+    assert bounds[1].layers == bounds[0].layers.scaled(1 / 2)
+    assert bounds[1].head == bounds[0].head
+    ampere = [ForwardTerms.roofline(m, GPUS["a100-80gb"]).figures() for m in (plain, spec)]
+    assert ampere[1]["token_s"] == ampere[0]["token_s"]
     assert 0.5 < seconds(spec, "h200", 1) / seconds(plain, "h200", 1) < 0.7
     assert seconds(spec, "a100-80gb", 256, 8) > 0.9 * seconds(plain, "a100-80gb", 256, 8)
 
@@ -257,9 +257,10 @@ def test_a_cache_of_eight_bits_halves_its_reading() -> None:
     h200 = builtin("h200")
     before, after = (h200.covering(Pair(m, m)) for m in (spec, narrow))
     one, other = before.fit(spec), after.fit(narrow)
-    assert other.kv_knots[0][1] == pytest.approx(one.kv_knots[0][1] / 2)
-    assert other.kv_knots[-1][1] - other.kv_knots[0][1] == pytest.approx(one.kv_knots[-1][1] - one.kv_knots[0][1])
-    assert other.layer_knots == one.layer_knots
+    read, read_less = (terms.figures()["kv_knots"] for terms in (one, other))
+    assert read_less[0][1] == pytest.approx(read[0][1] / 2)
+    assert read_less[-1][1] - read_less[0][1] == pytest.approx(read[-1][1] - read[0][1])
+    assert other.layers == one.layers
     assert after.foundation == f"{before.foundation}; KV cache of 8 bits by its bytes alone"
 
 

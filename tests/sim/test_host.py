@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 
 from pdvsim.common.options import build
-from pdvsim.sim.config import Arch, Experiment, Host, Traffic
+from pdvsim.sim.config import Arch, Experiment, Host, Server, Traffic
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
@@ -21,7 +22,7 @@ def spent(idle_lanes: float, cost_s: float, period_s: float = P, look_s: float =
     """What an operation takes on a host that so many idle lanes poll."""
     host = SimulatedHost(HostTimes(idle_poll_s=period_s, idle_poll_cost_s=look_s))
     host.idle(idle_lanes)  # type: ignore[arg-type]  # parts of a lane, to see that nothing jumps between whole ones
-    return host.spend(0.0, cost_s)
+    return host.spend(0.0, cost_s, "launch")
 
 
 @pytest.mark.parametrize("cost_s", [1e-7, 1e-6, C, 1e-3])
@@ -78,3 +79,20 @@ def test_lanes_that_are_woken_cost_nothing_while_they_sleep() -> None:
     hand_overs = 4 * 32 * 2
     assert told < woken < told + hand_overs * 50e-6
     assert timed_out > told + 0.1
+
+
+@pytest.mark.parametrize("drafted_by", ["none", "ngram"])
+def test_operations_are_logged_by_what_they_are_not_by_what_they_cost(drafted_by: str) -> None:
+    """All three cost the same, so that nothing but their names tells them apart; a search has a cost of its own."""
+    traffic = Traffic("random", num_prompts=12, input_len=50, output_len=20, max_concurrency=4)
+    server = Server(drafter=drafted_by)
+    host = Host(launch_s=1e-5, completion_s=1e-5, handoff_s=1e-5)
+    result = simulate(Experiment("pdv", traffic, server=server, host=host), traced=True)
+    spans = Counter(what for _, what, *_ in result.host or ())
+    assert spans["launch"] == len(result.launches["start_s"])
+    assert 0 < spans["completion"] <= spans["launch"]
+    assert spans["handoff"] > 0
+    assert (spans["lookup"] > 0) == (drafted_by == "ngram")
+    assert spans.total() == sum(spans[what] for what in ("launch", "completion", "handoff", "lookup"))
+    taken_s = [end_s - start_s for _, what, start_s, end_s in result.host or () if what != "lookup"]
+    assert taken_s == pytest.approx([1e-5] * len(taken_s))

@@ -23,7 +23,7 @@ from pdvsim.sim.assembly import Cluster, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import KINDS, GpuSpec, Request
-from pdvsim.sim.hardware.latency import ForwardFit
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.machine.clock import Clock
@@ -190,18 +190,20 @@ def measured_like() -> Profile:
     """A profile with what only measured ones have: fixed costs, padding stairs, a soft knee, pair efficiencies."""
     base = roofline(GPUS["h200"])
     fits = {
-        name: ForwardFit(
-            fixed_s=4e-5,
-            weights_s=fit.weights_s * 1.2,
-            token_s=fit.token_s * 1.4,
-            head_weights_s=fit.head_weights_s * 1.1,
-            head_token_s=fit.head_token_s * 1.4,
-            kv_s=fit.kv_s * 1.3,
-            pair_s=fit.pair_s * 2,
-            sharpness=4.0,
-            row_buckets=(1, 2, 4, 8, 16),
+        name: ForwardTerms.read(
+            {
+                "fixed_s": 4e-5,
+                "weights_s": fit["weights_s"] * 1.2,
+                "token_s": fit["token_s"] * 1.4,
+                "head_weights_s": fit["head_weights_s"] * 1.1,
+                "head_token_s": fit["head_token_s"] * 1.4,
+                "kv_s": fit["kv_s"] * 1.3,
+                "pair_s": fit["pair_s"] * 2,
+                "sharpness": 4.0,
+                "row_buckets": (1, 2, 4, 8, 16),
+            }
         )
-        for name, fit in ((m, base.models[m]) for m in MODELS)
+        for name, fit in ((m, base.models[m].figures()) for m in MODELS)
     }
     return replace(base, name="measured-like", models=fits, contention=ContentionFit(hold=0.6, hold_compute=0.3))
 
@@ -342,7 +344,8 @@ def check_gpus(result: Result, profile: Profile) -> None:
         held *= np.where(np.array(eight_bits)[works["role"]], fit.hold_8bit, 1.0)
         # attention over prompts may leave the GPU empty in its last wave, and holds that much less: the longest context
         prompts = works["tokens"] - works["rows"] * (works["width"] + works["steps"] - 1)
-        waves = [fits[spec.name].prompt_wave_s if spec.name in fits else 0.0 for spec in (pair.draft, pair.target)]
+        figures = [fits[spec.name].figures() if spec.name in fits else {} for spec in (pair.draft, pair.target)]
+        waves = [each.get("prompt_wave_s", 0.0) for each in figures]
         wave_s = np.array(waves)[works["role"]]
         last_s = np.where(prompts > 0, wave_s * (works["prompt_start"] + prompts), 0.0)
         held *= 1 - np.minimum(1.0, last_s / solo)

@@ -61,7 +61,7 @@ def test_a_record_stands_when_the_profile_is_measured_again(pair_name: str) -> N
     served, served_again = measured.applied(profile, pair), measured.applied(again, pair)
     for spec in (pair.target, pair.draft):
         if not spec.on_host:
-            shape, same = (one.latency(spec).shape(4, 4) for one in (served, served_again))
+            shape, same = (one.cost_model(spec).price(4, 4) for one in (served, served_again))
             assert same == pytest.approx(shape)
     assert measured.ratios(profile, pair)[pair.target.name] == pytest.approx(1.2, rel=0.01)
 

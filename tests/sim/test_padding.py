@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.hardware.terms import GraphSizes, RooflineLayers
 
 # a forward that takes a second per token computed, so that its time counts them
-COUNTS = ForwardFit(0.0, 0.0, 1.0, 0.0, 0.0, 0.0, 0.0, row_buckets=(16, 48, 128), chunk_buckets=(64, 256))
+COUNTS = ForwardTerms(RooflineLayers(token_s=1.0), graphs=GraphSizes((16, 48, 128), (64, 256)))
 
 
-def counted(padding: Padding) -> Latency:
-    return Latency(MODELS["llama-2-7b"], padded(COUNTS, padding))
+def counted(padding: Padding) -> CostModel:
+    return CostModel(MODELS["llama-2-7b"], padded(COUNTS, padding))
 
 
 @pytest.mark.parametrize(
@@ -34,19 +35,19 @@ def counted(padding: Padding) -> Latency:
     ],
 )  # fmt: skip
 def test_the_tokens_that_are_computed(padding: Padding, rows: int, tokens: int, computed: int) -> None:
-    assert counted(padding).shape(rows, tokens).solo_0 == computed
+    assert counted(padding).price(rows, tokens).seconds_0 == computed
     if tokens == 1:  # every later step of a draft is such a forward
-        assert counted(padding).shape(rows, 1, 4).solo_0 == 4 * computed
+        assert counted(padding).price(rows, 1, 4).seconds_0 == 4 * computed
 
 
 def test_prompts_are_padded_with_the_rows_or_apart() -> None:
-    chunk = (Chunk(Request(0, 0.0, 100, 1, b""), 0, 100),)
-    assert counted("profile").carrying(5, 2, 1, chunk, True).solo_0 == 16 * 2 + 256
-    assert counted("vllm").carrying(5, 2, 1, chunk, True).solo_0 == 112
-    assert counted("tensorrt-llm").carrying(5, 2, 1, chunk, True).solo_0 == 8 * 2 + 100
+    prompts = [(0, 100)]
+    assert counted("profile").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 16 * 2 + 256
+    assert counted("vllm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 112
+    assert counted("tensorrt-llm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 8 * 2 + 100
 
 
 def test_a_profile_is_padded_in_all_its_models() -> None:
     mine = builtin("h200").padded("vllm")
-    assert all(fit.token_buckets and not fit.row_buckets for fit in mine.models.values())
+    assert all(fit.graphs.token_buckets and not fit.graphs.row_buckets for fit in mine.models.values())
     assert builtin("h200").padded("profile") is builtin("h200")

@@ -34,15 +34,15 @@ def test_a_draft_costs_one_forward_of_as_many_tokens_and_not_as_many_forwards(ki
     experiment = asked(kind, gpu=gpu)
     spec = experiment.pair.draft
     profile = covering_profile(experiment)
-    latency, chain = profile.latency(spec), profile.latency(replace(spec, parallel=False))
+    latency, chain = profile.cost_model(spec), profile.cost_model(replace(spec, parallel=False))
     for k in (2, 4, 8):
-        one, many = latency.shape(rows, 1, k), chain.shape(rows, 1, k)
-        forward = chain.shape(rows, k, 1)
+        one, many = latency.price(rows, 1, k), chain.price(rows, 1, k)
+        forward = chain.price(rows, k, 1)
         assert one.bytes_0 == pytest.approx(forward.bytes_0)
-        assert one.solo_0 == pytest.approx(forward.solo_0, rel=0.15)  # a head as target has fewer logits
-        assert one.solo_0 < 0.8 * many.solo_0
-        assert one.flops_0 < latency.shape(rows, 1, k + 1).flops_0
-        assert one.flops_0 < latency.shape(rows, 3, k).flops_0  # two accepted tokens are read again
+        assert one.seconds_0 == pytest.approx(forward.seconds_0, rel=0.15)  # a head as target has fewer logits
+        assert one.seconds_0 < 0.8 * many.seconds_0
+        assert one.flops_0 < latency.price(rows, 1, k + 1).flops_0
+        assert one.flops_0 < latency.price(rows, 3, k).flops_0  # two accepted tokens are read again
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware import profile as profiles
+from pdvsim.sim.hardware.costs import Price
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import suited
@@ -28,7 +29,7 @@ def test_a_draw_by_hand() -> None:
 
     Weights alone would take 5 ms, half of the time, so 1 - 0.6 / 2 of it follows the clock.
     """
-    draw = POWER.draw(0.010, 20e9, 4e9, 3e12)
+    draw = POWER.draw(Price(0.010, 24e9, 3e12, 4e9))
     assert draw.watts == pytest.approx(740)
     assert draw.follows == pytest.approx(0.7)
 

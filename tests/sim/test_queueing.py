@@ -21,11 +21,13 @@ from scipy import stats
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.core import Request
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import suited
 from pdvsim.sim.run import simulate
@@ -39,11 +41,11 @@ TOKEN_S = 1e-6
 ONE_STREAM: tuple[Arch, ...] = ("autoregressive", "baseline", "colocated")
 
 
-def fit(weights_s: float = 0.0, token_s: float = 0.0) -> ForwardFit:
-    return ForwardFit(0.0, weights_s, token_s, 0.0, 0.0, 0.0, 0.0)
+def fit(weights_s: float = 0.0, token_s: float = 0.0) -> ForwardTerms:
+    return ForwardTerms(RooflineLayers(0.0, weights_s, token_s))
 
 
-def card(folder: Path, name: str, draft: ForwardFit, target: ForwardFit) -> Hardware:
+def card(folder: Path, name: str, draft: ForwardTerms, target: ForwardTerms) -> Hardware:
     """A card on which `PAIR` costs just that."""
     models = dict(zip(PAIR.split(":"), (draft, target), strict=True))
     path = folder / f"{name}.json"
@@ -106,12 +108,12 @@ def test_a_single_server_is_lindleys(arch: Arch, requests: list[tuple[float, int
     read = [pair.target] if arch == "autoregressive" else [pair.draft, pair.target]
     service_s = np.zeros(len(lengths))
     for i, length in enumerate(lengths.tolist()):
-        request = Request(i, 0.0, length, 1, b"\0")
         for start in range(0, length, budget):
-            chunk = Chunk(request, start, min(budget, length - start))
+            prompt = start, min(budget, length - start)
             for spec in read:
-                model = Latency(spec, profile.fit(spec))
-                service_s[i] += model.carrying(0, 1, 1, (chunk,), first_tokens=spec is pair.target).solo_0
+                model = CostModel(spec, profile.fit(spec))
+                ends = spec is pair.target and sum(prompt) == length
+                service_s[i] += model.price(0, prompts=[prompt], first_tokens=int(ends)).seconds_0
     asked = prompts_only(arrival_s, lengths)
     result = simulate(single_server(arch, Hardware(), budget=budget), requests=asked, profile=COOL)
     assert waits(result) == pytest.approx(lindley(arrival_s, service_s), abs=1e-9)

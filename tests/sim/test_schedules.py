@@ -29,7 +29,7 @@ import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, ModelSpec, Request
-from pdvsim.sim.hardware import latency
+from pdvsim.sim.hardware import costs
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.machine import lane
@@ -286,8 +286,8 @@ def test_a_head_fuses_once_a_draft_and_reads_what_was_accepted_again(run: Run) -
 @pytest.fixture
 def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """Looking up a row's drafts takes 0.4, however long its text, and finds only drafts that are accepted."""
-    monkeypatch.setattr(latency, "LOOKUP_ROW_S", 0.4 * MS)
-    monkeypatch.setattr(latency, "LOOKUP_TOKEN_S", 0.0)
+    monkeypatch.setattr(costs, "LOOKUP_ROW_S", 0.4 * MS)
+    monkeypatch.setattr(costs, "LOOKUP_TOKEN_S", 0.0)
     monkeypatch.setitem(FOUND_REFUSED, "sharegpt", 0.0)
 
 

@@ -17,10 +17,12 @@ from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity, make_plan
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.collectives import BAR, CURVES, all_reduce_s, with_collectives
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, shard
 from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.hardware.terms import Collectives
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -122,19 +124,18 @@ def test_a_shard_takes_its_part_and_what_is_sent(
     except ValueError:
         return
 
-    def seconds(latency: Latency) -> float:
-        shape = latency.shape(rows, tokens)
-        return shape.solo_0 + shape.solo_1 * rows * context
+    def seconds(latency: CostModel) -> float:
+        return latency.price(rows, tokens).seconds(rows * context)
 
-    for fits in (lambda m: shipped().fit(m, GPUS[card]), lambda m: ForwardFit.roofline(m, GPUS[card])):
+    for fits in (lambda m: shipped().fit(m, GPUS[card]), lambda m: ForwardTerms.roofline(m, GPUS[card])):
         alone, whole = fits(part), fits(spec)
-        assert seconds(Latency(part, alone)) >= seconds(Latency(spec, whole)) / gpus * (1 - 1e-9)
-        new = Latency(part, alone)._padded(rows) * tokens
+        assert seconds(CostModel(part, alone)) >= seconds(CostModel(spec, whole)) / gpus * (1 - 1e-9)
+        new = alone.graphs.rows(rows) * tokens
         if gpus == 1 or new not in TOKENS:  # between knots it is a straight line
             continue
         reduced = 2 * spec.layers * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
         gathered = all_reduce_s(LINKS[link], gpus, new * part.vocab * gpus)
-        sent = seconds(Latency(part, with_collectives(alone, part, LINKS[link]))) - seconds(Latency(part, alone))
+        sent = seconds(CostModel(part, with_collectives(alone, part, LINKS[link]))) - seconds(CostModel(part, alone))
         assert sent == pytest.approx(reduced + gathered, rel=1e-6)
 
 
@@ -184,7 +185,7 @@ def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
     profile = covering_profile(experiment)
     target = make_planner(experiment, profile).models["target"]
     assert target.spec == experiment.pair.target
-    assert target.fit.reduce_knots == profile.fit(target.spec).reduce_knots != ()
+    assert target.terms.collectives == profile.fit(target.spec).collectives != Collectives()
 
 
 def test_gpus_are_counted() -> None:

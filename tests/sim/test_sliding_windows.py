@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, ModelSpec, Request
-from pdvsim.sim.hardware.latency import ForwardFit, Latency
+from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, drafter, from_config, shard
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.machine.kv import held_tokens, windows_of
@@ -48,9 +49,8 @@ def test_windowed_layers_are_those_of_transformers(family: str, listed: bool) ->
     assert spec.sliding_window == sizes.get("attention_chunk_size", sizes.get("sliding_window"))
 
 
-def priced(latency: Latency, rows: int, tokens: int, context: float, steps: int = 1) -> tuple[float, float, float]:
-    solo_0, solo_1, bytes_0, bytes_1, flops_0, flops_1 = latency.shape(rows, tokens, steps, context)
-    return solo_0 + solo_1 * context, bytes_0 + bytes_1 * context, flops_0 + flops_1 * context
+def priced(latency: CostModel, rows: int, tokens: int, context: float, steps: int = 1) -> tuple[float, float, float]:
+    return latency.price(rows, tokens, steps, context).at(context)[:3]
 
 
 @pytest.mark.parametrize("name", WINDOWED)
@@ -60,8 +60,8 @@ def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int,
     spec = PRESETS[name]
     assert spec.sliding_window is not None
     context = int(share * spec.sliding_window) * rows
-    latency = Latency(spec, ForwardFit.roofline(spec, H200))
-    whole = Latency(replace(spec, sliding_window=None, windowed_layers=0), latency.fit)
+    latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
+    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.terms)
     layer = spec.kv_bytes_per_token // spec.layers
     within = min(context, rows * spec.sliding_window)
     kept = layer * (spec.attending_layers * context + spec.windowed_layers * within)
@@ -80,7 +80,7 @@ def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int,
 def test_the_price_has_no_jump_at_the_window(name: str) -> None:
     spec = PRESETS[name]
     assert spec.sliding_window is not None
-    latency, knee = Latency(spec, shipped().fit(spec, H200)), 8 * spec.sliding_window
+    latency, knee = CostModel(spec, shipped().fit(spec, H200)), 8 * spec.sliding_window
     for steps in (1, 4):
         before, after = (priced(latency, 8, 2 if steps == 1 else 1, knee + more, steps) for more in (0, 1))
         assert after == pytest.approx(before, rel=1e-4)
@@ -95,20 +95,19 @@ def pairs(window: int, start: int, tokens: int) -> int:
 def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: int, tokens: int) -> None:
     """Counted pair by pair, in a model whose layers all have the window."""
     spec = replace(PRESETS["mistral-7b-v0.1"], sliding_window=window)
-    latency = Latency(spec, ForwardFit.roofline(spec, H200))
-    chunk = Chunk(Request(0, 0.0, 999, 9, b""), start, tokens)
-    flops = latency.carrying(0, 0, 1, [chunk], False).flops_0 - 2 * spec.active_params * tokens
+    latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
+    flops = latency.price(0, prompts=[(start, tokens)]).flops_0 - 2 * spec.active_params * tokens
     assert flops == pytest.approx(pairs(window, start, tokens) * spec.attention_flops_per_pair)
 
 
 @pytest.mark.parametrize("name", ["gemma-3-27b", "mistral-7b-v0.1"])
 def test_prefill_of_long_prompts_is_cheaper_with_a_window(name: str) -> None:
     """And grows no faster than the prompt where all layers have one."""
-    spec, latency = PRESETS[name], Latency(PRESETS[name], shipped().fit(PRESETS[name], H200))
-    whole = Latency(replace(spec, sliding_window=None, windowed_layers=0), latency.fit)
+    spec, latency = PRESETS[name], CostModel(PRESETS[name], shipped().fit(PRESETS[name], H200))
+    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.terms)
 
-    def seconds(model: Latency, start: int) -> float:
-        return model.carrying(0, 0, 1, [Chunk(Request(0, 0.0, 99999, 9, b""), start, 2048)], False).solo_0
+    def seconds(model: CostModel, start: int) -> float:
+        return model.price(0, prompts=[(start, 2048)]).seconds_0
 
     assert seconds(latency, 16384) < seconds(whole, 16384)
     assert seconds(latency, 0) <= seconds(whole, 0)

@@ -134,7 +134,7 @@ def test_the_host_does_one_thing_at_a_time_and_the_run_is_the_same() -> None:
     run, events = traced("pdv", replicas=2)
     host = [e for e in events if e["ph"] == "X" and HOSTS <= e["pid"] < REQUESTS]
     assert {e["pid"] for e in host} == {HOSTS, HOSTS + 1}
-    assert sum("launch" in e["name"] for e in host) == len(run.launches["start_s"])
+    assert sum(e["name"] == "launch" for e in host) == len(run.launches["start_s"])
     plain = simulate(run.experiment)
     assert plain.carried is None
     assert plain.requests["finish_s"].tolist() == run.requests["finish_s"].tolist()

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.core import Chunk, Request
-from pdvsim.sim.hardware.latency import UNSHARED, ForwardFit, Latency, in_waves
+from pdvsim.sim.hardware.attention import UNSHARED, RooflineAttention, WaveAttention, in_waves
+from pdvsim.sim.hardware.costs import CostModel, Load
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 
 SMS = 132
@@ -45,12 +46,17 @@ def test_the_room_that_attention_leaves() -> None:
     Without prompts, or on a card whose attention does not go in waves, nothing is said.
     """
     spec = MODELS["llama-2-7b"]  # 32 heads of 128
-    fit = ForwardFit.roofline(spec, GPUS["h200"])
-    waves = replace(fit, prompt_wave_s=0.5 / 4256, prompt_sms=SMS)
-    assert Latency(spec, waves).room([(4000, 256)], 1.0) == pytest.approx(0.5 * 68 / 132)
-    two = replace(waves, prompt_wave_s=0.5 / (4024 + 3512))
-    assert Latency(spec, two).room([(3000, 1024)], 1.0) == pytest.approx(0.5 * 8 / 264)
-    assert Latency(spec, waves).room([], 1.0) == Latency(spec, fit).room([(4000, 256)], 1.0) == 0.0
+
+    def empty(attention: RooflineAttention | WaveAttention, prompts: list[tuple[int, int]]) -> float:
+        load = Load(solo_s=1.0)
+        terms = replace(ForwardTerms.roofline(spec, GPUS["h200"]), prompts=attention)
+        CostModel(spec, terms).demand(load, (1.0, 1.0), 1.0, 1.0, 0, 1, 1, prompts)
+        return load.empty
+
+    waves = WaveAttention(SMS, 0.5 / 4256)
+    assert empty(waves, [(4000, 256)]) == pytest.approx(0.5 * 68 / 132)
+    assert empty(WaveAttention(SMS, 0.5 / (4024 + 3512)), [(3000, 1024)]) == pytest.approx(0.5 * 8 / 264)
+    assert empty(waves, []) == empty(RooflineAttention(1e-9, 1e-12), [(4000, 256)]) == 0.0
 
 
 def test_one_multiprocessor_takes_block_after_block() -> None:
@@ -86,12 +92,12 @@ def test_waves_are_no_faster_than_without_gaps_and_waste_less_than_one(
 def test_a_forward_goes_through_its_waves() -> None:
     """A prompt that begins later takes the waves' figure for each context token more, and nothing else."""
     spec = MODELS["llama-3.1-8b"]
-    fit = replace(ForwardFit.roofline(spec, GPUS["h200"]), prompt_wave_s=6e-7, prompt_sms=SMS)
-    latency = Latency(spec, fit)
+    fit = replace(ForwardTerms.roofline(spec, GPUS["h200"]), prompts=WaveAttention(SMS, 6e-7))
+    latency = CostModel(spec, fit)
 
     def seconds(start: int) -> float:
-        return latency.carrying(0, 0, 1, [Chunk(Request(0, 0.0, 9000, 9, b""), start, 1024)], False).solo_0
+        return latency.price(0, prompts=[(start, 1024)]).seconds_0
 
     assert seconds(3000) - seconds(0) == pytest.approx(6e-7 * 2 * 3000)
-    slower = Latency(spec, fit.scaled(2.0)).carrying(0, 0, 1, [Chunk(Request(0, 0.0, 9000, 9, b""), 0, 1024)], False)
-    assert slower.solo_0 == pytest.approx(2 * seconds(0))
+    slower = CostModel(spec, fit.scaled(2.0)).price(0, prompts=[(0, 1024)])
+    assert slower.seconds_0 == pytest.approx(2 * seconds(0))

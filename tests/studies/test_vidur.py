@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.sim.core import ModelSpec
-from pdvsim.sim.hardware.latency import in_waves
+from pdvsim.sim.hardware.attention import in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import load
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped
@@ -73,7 +73,7 @@ def test_measured_layers_are_given_back(tmp_path: Path) -> None:
     profile = vidur.build_vidur(tmp_path, A100)
     frame = mlp()
     layer_s = frame[[f"time_stats.{n}.median" for n in vidur.LAYER]].sum(axis=1) / 1e3
-    for (tokens, seconds), expected in zip(profile.models["llama-2-7b"].layer_knots, layer_s, strict=True):
+    for (tokens, seconds), expected in zip(profile.models["llama-2-7b"].figures()["layer_knots"], layer_s, strict=True):
         assert tokens in TOKENS
         assert seconds == pytest.approx(LLAMA.layers * expected + 2e-6)
     assert profile.foundation == "published kernels + transfer"
@@ -92,10 +92,10 @@ def test_ceilings_that_made_the_layers_are_found(tmp_path: Path) -> None:
 def test_attention_that_made_the_file_is_found(tmp_path: Path) -> None:
     mlp().to_csv(tmp_path / "mlp.csv", index=False)
     attention(9e-9, 4e-6, 3e-8).to_csv(tmp_path / "attention.csv", index=False)
-    fit = vidur.build_vidur(tmp_path, A100).models["llama-2-7b"]
-    assert fit.kv_knots[0][1] == pytest.approx(32 * 9e-9, rel=1e-6)
-    assert fit.width_knots[0][1] == pytest.approx(32 * 4e-6, rel=1e-6)
-    assert fit.prompt_wave_s == pytest.approx(32 * 3e-8, rel=1e-6)
+    figures = vidur.build_vidur(tmp_path, A100).models["llama-2-7b"].figures()
+    assert figures["kv_knots"][0][1] == pytest.approx(32 * 9e-9, rel=1e-6)
+    assert figures["width_knots"][0][1] == pytest.approx(32 * 4e-6, rel=1e-6)
+    assert figures["prompt_wave_s"] == pytest.approx(32 * 3e-8, rel=1e-6)
 
 
 def test_only_files_of_the_card_are_read(tmp_path: Path) -> None:

@@ -1,0 +1,343 @@
+"""Duration of a launch that runs alone at full clock, and its demand on the GPU.
+
+A forward costs a sum of terms (`terms`, `attention`): the layers' products, experts, output projection, attention over
+rows and over prompts, and the communication of a shard. A mixture of experts reads the distinct experts that its tokens
+take: those of one request share more of them than those of different requests. The figures come from a profile.
+
+For a given batch shape the cost is linear in the number of cached tokens, so a shape is priced once and a launch costs
+one multiplication. Where layers have a sliding window there are two lines: up to a mean context of the window, and from
+there on, where these layers read no more.
+
+Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like
+prompts. A head reads the accepted tokens again in the first forward of its draft and fuses hidden states there.
+
+Not modelled here: contention and the clock, which depend on other launches (`contention`, `power`); the spread of
+repeated runs of one kernel; unequal context lengths in a batch, beyond their sum (windowed layers are overestimated
+where some rows are shorter than the window and others longer); unequal draft lengths in the number of distinct experts,
+beyond their mean; experts that are more popular than others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, NamedTuple, Protocol
+
+from pdvsim.sim.core import Chunk, ModelSpec, Request, Role
+from pdvsim.sim.hardware.attention import Prompts, pairs
+from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
+from pdvsim.sim.hardware.terms import RooflineLayers
+from pdvsim.sim.limits import MAX_DRAFT
+
+STRETCHES = 4  # rows that one forward of the engine catches up
+
+
+class Price(NamedTuple):
+    """What one launch costs alone."""
+
+    seconds: float
+    bytes: float
+    flops: float
+    cache_bytes: float  # of all bytes, those of the KV cache that its rows read
+
+    @property
+    def weight_bytes(self) -> float:
+        """All other bytes: mostly weights."""
+        return max(0.0, self.bytes - self.cache_bytes)
+
+
+class AffineCost(NamedTuple):
+    """What launches of one batch shape cost alone: each figure is `_0 + _1 * cached tokens over all rows`."""
+
+    seconds_0: float
+    seconds_1: float
+    bytes_0: float
+    bytes_1: float
+    flops_0: float
+    flops_1: float
+
+    def seconds(self, context: float) -> float:
+        """Seconds of a launch whose rows have `context` cached tokens in all."""
+        return self.seconds_0 + self.seconds_1 * context
+
+    def at(self, context: float) -> Price:
+        """The price of a launch whose rows have `context` cached tokens in all."""
+        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = self
+        cache = bytes_1 * context
+        figures = (seconds_0 + seconds_1 * context, bytes_0 + cache, flops_0 + flops_1 * context, cache)
+        return tuple.__new__(Price, figures)  # every launch has one: a third of the time of Price(...)
+
+
+@dataclass(eq=False)
+class Load:
+    """A launch that shares a GPU: its demands, from its roofline, and the `rate` that sharing gives it."""
+
+    compute: float = 0.0  # shares of the GPU's arithmetic and bandwidth that it uses alone
+    bandwidth: float = 0.0
+    priority: int = 0
+    layer_s: float = 0.0  # time per layer, alone
+    small_kernel_share: float = 0.0  # of its time, in kernels small enough to run concurrently with others
+    experts_read: float = 0.0  # share of all experts
+    empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
+    share: float = 0.0  # of the turns, kept here once worked out; 0 before
+    rate: float = 0.0
+    solo_s: float = 0.0
+    eight_bits: bool = False  # whether a dense model multiplies in 8 bits
+
+
+NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+
+
+class PricedLaunch(Protocol):
+    """What the price of a launch depends on (`machine.batch.Launch`)."""
+
+    role: Role
+    tokens: int
+    steps: int
+    chunks: tuple[Chunk, ...]
+    context: int
+    packed: int
+
+    @property
+    def rows(self) -> Sequence[Request]: ...
+
+
+class CostModel:
+    """What launches of one model cost alone on one GPU."""
+
+    def __init__(self, spec: ModelSpec, terms: ForwardTerms) -> None:
+        self.spec, self.terms = spec, terms
+        self._layer_bytes, self._expert_bytes = float(spec.common_bytes), spec.expert_bytes
+        self._head_bytes = float(spec.head_params * spec.dtype_bytes)
+        self._layer_flops, self._head_flops = 2.0 * spec.active_params, 2.0 * spec.head_params
+        self._expert_share = 1 - spec.common_params / spec.active_params if spec.experts is not None else 0.0
+        self._kv_bytes = float(spec.kv_bytes_per_token)
+        self._pair_flops = float(spec.attention_flops_per_pair)
+        self._fused_bytes, self._fused_flops = float(spec.fused_params * spec.dtype_bytes), 2.0 * spec.fused_params
+        self.window = spec.sliding_window or 0
+        self._growing = spec.attending_layers / spec.layers if self.window and spec.layers else 1.0
+        self.widest = widest_draft(spec)
+        self._costs: dict[tuple[int, int, int, int, bool], AffineCost] = {}
+        self._rests: dict[tuple[int, int, int], AffineCost] = {}
+
+    def is_past_window(self, rows: int, context: float) -> bool:
+        """Whether rows with `context` cached tokens in all have more than the window on average."""
+        return bool(self.window) and context > rows * self.window
+
+    def price(
+        self, rows: int, tokens: int = 1, steps: int = 1, context: float = 0, prompts: Prompts = (),
+        first_tokens: int = 0, packed: int = 0,
+    ) -> AffineCost:  # fmt: skip
+        """Cost of `steps` forwards over `rows`: the first has `tokens` new tokens per row, the others one.
+
+        A model that drafts in parallel has one forward instead, with as many tokens in all.
+        The first forward also carries `prompts`, of which `first_tokens` end in it. If the rows have `packed` new
+        tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
+        at which the cost is to be used, which matter to models with windows.
+        """
+        past = self.window > 0 and context > rows * self.window
+        if prompts:
+            return self._price_with_prefill(rows, tokens, steps, prompts, first_tokens, packed, past)
+        key = (rows, tokens, steps, packed, past)
+        cost = self._costs.get(key)
+        if cost is None:
+            cost = self._costs[key] = self._price_with_prefill(rows, tokens, steps, (), 0, packed, past)
+        return cost
+
+    def _price_with_prefill(
+        self, rows: int, tokens: int, steps: int, prompts: Prompts, first_tokens: int, packed: int, past: bool
+    ) -> AffineCost:
+        """`price`, past the window or not, worked out."""
+        terms, graphs, drafted = self.terms, self.terms.graphs, 1
+        if self.spec.parallel:
+            tokens, steps, drafted = tokens + steps - 1, 1, steps
+        padded = graphs.rows(rows)
+        new = graphs.rows(packed) if packed else padded * tokens
+        # of a row: its newest token of a head, its drafts of a model that drafts in parallel
+        logits = (padded * drafted if self.widest > 2 else new) + first_tokens
+        if prompts:
+            new += self._padded_prompts(sum([count for _, count in prompts]))
+        new = graphs.tokens(new)
+        cost = self._rest(rows, tokens, steps) if rows else NOTHING
+        if self._fused_bytes:
+            cost = cost._replace(
+                seconds_0=cost.seconds_0 + terms.fused.seconds(new),
+                bytes_0=cost.bytes_0 + self._fused_bytes,
+                flops_0=cost.flops_0 + self._fused_flops * new,
+            )
+        experts = self._distinct(rows, packed / rows if packed else tokens, prompts) if self.spec.experts else 0.0
+        cost = self._forward(cost, new, logits, experts)
+        if steps > 1:
+            ratio = terms.steps.draft_ratio
+            cost = cost._replace(seconds_0=cost.seconds_0 * ratio, seconds_1=cost.seconds_1 * ratio)
+        if past and rows:
+            cost = self._windowed(cost, rows)
+        return self._with_prompts(cost, rows, prompts) if prompts else cost
+
+    def _padded_prompts(self, tokens: int) -> int:
+        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
+        padded = self.terms.graphs.prompt(tokens)
+        return round(padded - self._expert_share * (padded - tokens))
+
+    def _windowed(self, cost: AffineCost, rows: int) -> AffineCost:
+        """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
+        within = (1 - self._growing) * rows * self.window
+        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
+        return AffineCost(
+            seconds_0 + within * seconds_1, self._growing * seconds_1, bytes_0 + within * bytes_1,
+            self._growing * bytes_1, flops_0 + within * flops_1, self._growing * flops_1,
+        )  # fmt: skip
+
+    def _with_prompts(self, cost: AffineCost, rows: int, prompts: Prompts) -> AffineCost:
+        """`cost` and the attention over prompts, with what they cost besides."""
+        window, tokens, moved, flops = self.window, 0, 0.0, 0.0
+        for start, count in prompts:
+            read: float = start + count
+            multiplied = pairs(start, count)
+            if window:
+                read = self._over_window(read, min(start, window) + count)
+                multiplied = self._over_window(multiplied, pairs(start, count, window))
+            tokens, moved, flops = tokens + count, moved + read * self._kv_bytes, flops + multiplied * self._pair_flops
+        seconds = self._prefill_s(prompts) + self.terms.overhead.seconds(tokens, rows > 0)
+        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
+        return AffineCost(seconds_0 + seconds, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
+
+    def price_launch(self, launch: PricedLaunch) -> Price:
+        """What a launch costs alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
+        rows, tokens, context, chunks = launch.rows, launch.tokens, launch.context, launch.chunks
+        if context < 0:
+            context = launch.context = sum([row.state.context for row in rows])
+        if not chunks and (tokens <= self.widest or launch.role == "target"):
+            return self.price(len(rows), tokens, launch.steps, context, (), 0, launch.packed).at(context)
+        prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
+        if launch.role == "target" or not rows:
+            emits = [c for c in chunks if launch.role == "target" and c.start + c.tokens >= c.request.to_read]
+            return self.price(len(rows), tokens, launch.steps, context, prompts, len(emits), launch.packed).at(context)
+        before = [self.price(0, prompts=prompts)] if prompts else []
+        if tokens > self.widest:
+            before.append(self.catch_up_cost(rows))
+            tokens = 1 + max([row.state.drafter_lag for row in rows if row.state.drafter_lag < self.widest], default=0)
+        return _sum([*before, self.price(len(rows), tokens, launch.steps, context)]).at(context)
+
+    def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
+        """Cost of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
+        missing = [
+            (r.prompt_tokens + state.emitted - 1 - state.drafter_lag, state.drafter_lag)
+            for r in rows
+            if (state := r.state).drafter_lag >= self.widest
+        ]
+        groups = [missing[i : i + STRETCHES] for i in range(0, len(missing), STRETCHES)]
+        return _sum([self.price(0, prompts=group) for group in groups])
+
+    def demand(
+        self, load: Load, peak: tuple[float, float], moved: float, flops: float, rows: int, tokens: int, steps: int,
+        prompts: Prompts = (),
+    ) -> None:  # fmt: skip
+        """Set the demand of a launch of `moved` bytes and `flops` on a GPU with `peak` flops and bytes per second.
+
+        It has `steps` forwards over `rows`, the first of `tokens` new tokens per row, and `prompts`.
+        """
+        solo_s = load.solo_s
+        if solo_s <= 0:
+            load.layer_s = 0.0
+            return
+        if self.spec.parallel:
+            tokens, steps = tokens + steps - 1, 1
+        width = tokens if steps == 1 else 1
+        load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
+        load.layer_s = solo_s / (steps * self.spec.layers)
+        new = self.terms.graphs.rows(rows) * width + sum([count for _, count in prompts])
+        load.small_kernel_share = self.terms.small.share(new, solo_s / steps)
+        if prompts:
+            share = min(1.0, self._prefill_s(prompts) / solo_s)
+            load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
+        load.eight_bits = self.spec.multiplies_8_bits and self.spec.experts is None
+        if self.spec.experts is not None:
+            load.experts_read = self._distinct(rows, width, prompts) / self.spec.experts.count
+
+    def _forward(self, before: AffineCost, tokens: int, logits: int, experts: float) -> AffineCost:
+        """`before` and a forward's linear layers: over `tokens`, with `logits` and `experts` read per layer."""
+        terms = self.terms
+        seconds, seconds_1, moved, bytes_1, flops, flops_1 = before
+        seconds += terms.layers.seconds(tokens, terms.experts.seconds(experts) if experts else 0.0)
+        if sent := terms.collectives.reduce_knots:
+            seconds += terms.collectives.reduce_s(tokens)
+        moved = moved + self._layer_bytes + self._expert_bytes * experts
+        flops += self._layer_flops * tokens
+        if logits:
+            if sent:
+                seconds += terms.collectives.gather_s(logits)
+            seconds += terms.head.seconds(logits)
+            moved += self._head_bytes
+            flops += self._head_flops * logits
+        return AffineCost(seconds, seconds_1, moved, bytes_1, flops, flops_1)
+
+    def _rest(self, rows: int, tokens: int, steps: int) -> AffineCost:
+        """All but the first forward's linear layers: the rows' attention in each step, and the later steps whole."""
+        key = (rows, tokens, steps)
+        rest = self._rests.get(key)
+        if rest is None:
+            if steps == 1:
+                rest = self._attention(rows, tokens, 0)
+            else:  # one step more than a draft that is likely known
+                before, padded = self._rest(rows, tokens, steps - 1), self.terms.graphs.rows(rows)
+                more = self._forward(before, self.terms.graphs.tokens(padded), padded, self._distinct(rows, 1))
+                rest = _sum([more, self._attention(rows, 1, rows * (tokens + steps - 2))])
+            self._rests[key] = rest
+        return rest
+
+    def _attention(self, rows: int, tokens: int, grown: int) -> AffineCost:
+        """Attention of `tokens` queries per row over the cached tokens and `grown` more that earlier steps added."""
+        read, multiplied = grown + rows * tokens, tokens * grown + rows * tokens * (tokens + 1) / 2
+        padded = self.terms.graphs.rows(rows)
+        fixed_s, token_s = self.terms.rows.line(self.spec, rows, padded, tokens, read, multiplied)
+        flops = self._pair_flops
+        return AffineCost(fixed_s, token_s, read * self._kv_bytes, self._kv_bytes, multiplied * flops, tokens * flops)
+
+    def _prefill_s(self, prompts: Prompts) -> float:
+        """Seconds of attention over prompts."""
+        attention, window = self.terms.prompts, self.window
+        whole_s = attention.prefill_s(self.spec, prompts, 0)
+        return self._over_window(whole_s, attention.prefill_s(self.spec, prompts, window)) if window else whole_s
+
+    def _over_window(self, whole: float, within: float) -> float:
+        """The mean over layers of what those without a window and those with one take."""
+        return self._growing * whole + (1 - self._growing) * within
+
+    def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
+        """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""
+        if (experts := self.spec.experts) is None:
+            return 0.0
+        return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for _, count in prompts]))
+
+
+@lru_cache(maxsize=64)
+def cost_model(spec: ModelSpec, terms: ForwardTerms) -> CostModel:
+    """The cost model of one model on one GPU; runs share the prices that it has worked out."""
+    return CostModel(spec, terms)
+
+
+class LookupCosts(CostModel):
+    """N-gram drafts, which the host looks up in a request's own tokens: they take host time and no GPU time."""
+
+    def __init__(self, spec: ModelSpec) -> None:
+        super().__init__(spec, ForwardTerms(RooflineLayers()))
+
+    def price(self, rows: int, *sizes: Any, **more: Any) -> AffineCost:
+        """One search per row through all its tokens, independent of the draft length; prompts need no prefill."""
+        return AffineCost(rows * LOOKUP_ROW_S, LOOKUP_TOKEN_S, 0.0, 0.0, 0.0, 0.0) if rows else NOTHING
+
+    def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
+        """Nothing to catch up: the host has all tokens."""
+        return NOTHING
+
+
+def widest_draft(spec: ModelSpec) -> int:
+    """Maximum tokens per row in the first forward of a draft; a row that lacks more is caught up before it."""
+    return MAX_DRAFT + 1 if spec.rereads else 2
+
+
+def _sum(costs: Sequence[AffineCost]) -> AffineCost:
+    return AffineCost._make(map(sum, zip(*costs, strict=True)))
