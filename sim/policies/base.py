@@ -6,10 +6,10 @@ A policy is a set of SimPy processes over a `Device`. It never learns which devi
 from __future__ import annotations
 
 from pdvsim.sim.policies.admission import Context, Process
-from pdvsim.sim.policies.prompts import Prompts
+from pdvsim.sim.policies.prompts import Prefills
 
 __all__ = ["Context", "Policy", "Process"]
 
 
-class Policy(Prompts):
+class Policy(Prefills):
     """Requests enter by `submit` and leave through `on_finish`; subclasses are the processes in between."""

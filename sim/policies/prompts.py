@@ -13,7 +13,7 @@ from pdvsim.sim.policies.admission import finish
 from pdvsim.sim.policies.rounds import Rounds, for_drafter, priority
 
 
-class Prompts(Rounds):
+class Prefills(Rounds):
     """Prefill prompts; those that are read decode."""
 
     def prefill(self, chunks: tuple[Chunk, ...]) -> Generator[Event, Any, Batch]:
