@@ -364,7 +364,7 @@ class CudaGPU(Device):
 
     def _price(self, launch: Launch) -> Price:
         if launch.role in self.ledger.models:
-            return self.ledger.models[launch.role].price_launch(launch)
+            return self.ledger.price(launch)
         launch.context = sum(row.state.context for row in launch.rows)
         return NOTHING.at(0)
 

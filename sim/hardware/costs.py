@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pdvsim.sim.core import ModelSpec, Request
 from pdvsim.sim.hardware.attention import Prompts, pairs
@@ -88,20 +88,6 @@ class Load:
 
 
 NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
-
-
-class PricedLaunch(Protocol):
-    """What the price of a launch depends on (`machine.batch.Launch`)."""
-
-    role: Role
-    tokens: int
-    steps: int
-    chunks: tuple[Chunk, ...]
-    context: int
-    packed: int
-
-    @property
-    def rows(self) -> Sequence[Request]: ...
 
 
 class CostModel:

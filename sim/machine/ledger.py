@@ -1,4 +1,4 @@
-"""Accounting of a GPU: the entry of a launch in the log.
+"""Accounting of a GPU: the price of a launch, and its entry in the log.
 
 The simulated and the real GPU share it, so that their records mean the same.
 """
@@ -12,7 +12,7 @@ from pdvsim.sim.records import LANES, ROLES, Launches
 
 
 class Ledger:
-    """Records the finished launches of one GPU in the log and in their requests."""
+    """Prices the launches of one GPU, and records finished ones in the log and in their requests."""
 
     def __init__(self, models: dict[Role, CostModel], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
