@@ -21,7 +21,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import PolicyError, named
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
@@ -64,7 +64,7 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
     """
     arch = named(policy)
     for load, base in LOADS.items():
-        experiment = suited(replace(base, arch=arch))
+        experiment = applicable(replace(base, arch=arch))
         asked = make_requests(experiment.traffic, experiment.acceptance)
         with _under(load):
             result = simulate(experiment)
@@ -167,7 +167,7 @@ def _check_in_real_time(arch: str) -> None:
     traffic = Traffic("random", num_prompts=9, input_len=30, output_len=10, random_range_ratio=0.9)
     small = Server(num_speculative_tokens=3, max_num_seqs=4, max_num_batched_tokens=32)
     for load in (traffic, replace(traffic, request_rate=200.0), replace(traffic, max_concurrency=2)):
-        experiment = suited(Experiment(arch, load, server=small))
+        experiment = applicable(Experiment(arch, load, server=small))
         asked = make_requests(load, experiment.acceptance)
         real = serve(experiment, Machine(device="cpu", tiny=True))
         got = np.bincount(real.deliveries["request"], real.deliveries["tokens"], len(asked))

@@ -109,7 +109,7 @@ class ServingRig:
             )
             for role, model in models.items()
         }
-        lanes_of = tuple(place for place in places(experiment.kin) if place[1] in engines)
+        lanes_of = tuple(place for place in places(experiment.base_arch) if place[1] in engines)
         lanes = open_lanes(engines, lanes_of, experiment.server)
         wanted = [(lane, shape) for place, lane in lanes.items() for shape in needs.shapes(place)]
         with Progress(len(wanted), "graphs", quiet) as progress:

@@ -50,7 +50,7 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         _refuse_head(experiment, machine)
     if server.drafted_by == "pard" and experiment.longest_draft > MAX_PARALLEL_DRAFT:
         raise ValueError(f"the GPU kernels take {MAX_PARALLEL_DRAFT} draft tokens of --drafter pard at most")
-    ahead = experiment.kin == "pdv-ahead"
+    ahead = experiment.base_arch == "pdv-ahead"
     if ahead and machine.own_verdict:
         raise ValueError("pdv-ahead needs --verdict pinned: its correct guesses are drawn like the acceptance")
     if not experiment.scoring.detailed:
@@ -84,7 +84,7 @@ def _refuse_head(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"--drafter {server.drafted_by} is for pdvsim run; of parallel drafters realrun serves pard")
     if machine.target_path:
         raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
-    if experiment.kin == "adaptive" or (server.controller != "fixed" and not server.draft_range[0]):
+    if experiment.base_arch == "adaptive" or (server.controller != "fixed" and not server.draft_range[0]):
         raise ValueError(
             f"--drafter {server.drafted_by} must run in every step in realrun: no adaptive, and a controller needs "
             "--min-speculative-tokens 1"

@@ -236,7 +236,7 @@ class Needs:
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
         """Of a run with all the pages that its requests may want, or with so many."""
-        server, arch = experiment.server, experiment.kin
+        server, arch = experiment.server, experiment.base_arch
         policy, asked = policy_of(arch), experiment.traffic.max_concurrency or len(requests)
         slots = min(policy_of(experiment.arch).most_in_flight(server), len(requests), asked)
         rows = 1 if policy.workers == "requests" else min(server.max_num_seqs, slots)

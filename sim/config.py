@@ -19,7 +19,7 @@ from pdvsim.sim.hardware.models import HEADS, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
 from pdvsim.sim.limits import INTERNAL, Internal, Range, check, check_ranges
-from pdvsim.sim.policies import archs_where, file_of, kin, policy_of
+from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
 
@@ -109,9 +109,9 @@ class Experiment:
     scoring: Scoring = field(default_factory=Scoring)
 
     @property
-    def kin(self) -> Arch:
+    def base_arch(self) -> Arch:
         """The named architecture whose options and needs it shares: its own, unless its policy is the user's."""
-        return kin(self.arch)
+        return base_arch(self.arch)
 
     @property
     def speculates(self) -> bool:
@@ -194,7 +194,7 @@ class Experiment:
         sized = self.traffic.dataset_path is not None or self.traffic.num_turns > 1 or self.traffic.prefixes[0] > 0
         if sized and self.traffic.model_context != (context := self.context):
             object.__setattr__(self, "traffic", replace(self.traffic, model_context=context))
-        kind = self.kin
+        kind = self.base_arch
         if self.scoring.warmup_requests >= self.traffic.num_prompts:
             raise ValueError(
                 f"no request is left to measure: num-prompts is {self.traffic.num_prompts}, "

@@ -42,7 +42,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
         said |= dict.fromkeys(_columns(experiment.traffic), Note)
         said |= dict.fromkeys(_linked(experiment.hardware), Doubt)
         said |= dict.fromkeys(_unlike(experiment), Doubt)
-        if experiment.kin != "autoregressive":
+        if experiment.base_arch != "autoregressive":
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
                 shards = hardware.tensor_parallel_size, hardware.draft_tensor_parallel_size

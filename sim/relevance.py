@@ -149,7 +149,7 @@ def refuse_idle(experiments: Sequence[Experiment]) -> None:
     _check_rates(experiments)
 
 
-def suited(experiment: Experiment) -> Experiment:
+def applicable(experiment: Experiment) -> Experiment:
     """The same with options that do nothing in it as if they had not been given."""
     while idle := [need for need in NEEDS if need.idle(experiment)]:  # what is set aside may be what another needs
         changed: dict[str, Any] = {}

@@ -25,7 +25,7 @@ from pdvsim.sim.config import Experiment, Hardware, Host, Traffic
 from pdvsim.sim.hardware.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.sim.reading import read_json, said
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 
 Loading = Literal["closed", "open", "burst"]
 Known = Literal["any machine", "this machine"]  # whether a prediction knows the pace of the machine
@@ -113,7 +113,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return f"no real run drafted with {server.drafted_by}"
     if server.drafted_by == "ngram" and experiment.has_drafter and not server.pad_drafts:
         return "real runs padded their n-gram drafts"
-    if suited(experiment).server.max_prompts_per_forward is not None:
+    if applicable(experiment).server.max_prompts_per_forward is not None:
         return "no real run had this --max-prompts-per-forward"
     far = beyond(metrics, errors.reached)
     return f"real runs never had {far}" if far else None

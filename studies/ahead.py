@@ -12,7 +12,7 @@ from typing import Any
 from pdvsim.decide.options import SPREAD
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.view.figure import DPI, new_figure, styled
 from pdvsim.view.style import GREY, paler
@@ -33,7 +33,7 @@ def speed(arch: Arch, concurrency: int, hardware: Hardware, **server: Any) -> fl
     traffic = Traffic("random", num_prompts=max(40, 3 * concurrency), input_len=TOKENS, output_len=TOKENS,
                       random_range_ratio=SPREAD, max_concurrency=concurrency)  # fmt: skip
     runs = (Experiment(arch, traffic, Acceptance(RATE), Server(PAIR, k, **server), hardware) for k in LENGTHS)
-    return max(float(summarise(simulate(suited(run)))["output_throughput"]) for run in runs)
+    return max(float(summarise(simulate(applicable(run)))["output_throughput"]) for run in runs)
 
 
 def main(picture: str) -> None:

@@ -20,7 +20,7 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Tr
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.view.table import grid
 
@@ -93,7 +93,7 @@ class ShardedPair:
                 tensor_parallel_size=self.shards, draft_tensor_parallel_size=1,
             ),
         )  # fmt: skip
-        suits = suited(experiment)
+        suits = applicable(experiment)
         return float(summarise(simulate(suits, profile=self.profile(suits)))["output_throughput"])
 
     def plain(self, batch: int) -> float:

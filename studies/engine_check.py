@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from pdvsim.realrun.engine import gpu, twins
+from pdvsim.realrun.engine import gpu, reference_ops
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE, KVCache, Sequences
@@ -105,7 +105,9 @@ def check_attention(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, flo
             kv, twin_kv = cache.layers[0].clone(), cache.layers[0].float().clone()
             planned = gpu.plan(batch, positions, kv_heads)
             got = gpu.decode_attention(qkv.clone(), kv, batch, planned, positions, cos, sin)
-            expected = twins.decode_attention(qkv.float().clone(), twin_kv, batch, positions, positions, cos, sin)
+            expected = reference_ops.decode_attention(
+                qkv.float().clone(), twin_kv, batch, positions, positions, cos, sin
+            )
             name = f"decode attention {heads}/{kv_heads}x{dim}, {rows} rows of {width}"
             yield name, error(got, expected), limit
             yield name + ", cache", error(kv, twin_kv), limit
@@ -118,8 +120,8 @@ def check_attention(dtype: torch.dtype, limit: float) -> Iterator[tuple[str, flo
         kv, twin_kv, twin_qkv = cache.layers[0].clone(), cache.layers[0].float().clone(), qkv.float().clone()
         gpu.rope_write(qkv, kv, sequences.pages, at, positions, cos, sin)
         got = gpu.prefill_attention(qkv, kv, batch, at, positions)[:227]
-        twins.rope_write(twin_qkv, twin_kv, sequences.pages, at, positions, cos, sin)
-        expected = twins.prefill_attention(twin_qkv, twin_kv, batch, at, positions)[:227]
+        reference_ops.rope_write(twin_qkv, twin_kv, sequences.pages, at, positions, cos, sin)
+        expected = reference_ops.prefill_attention(twin_qkv, twin_kv, batch, at, positions)[:227]
         yield f"prefill attention {heads}/{kv_heads}x{dim}", error(got, expected), limit
 
 

@@ -24,7 +24,7 @@ from pdvsim.published.program import K, coin_for
 from pdvsim.published.tables import Key, Published, load_published
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.works import busy_share
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.study import output
 from pdvsim.study.backends import Backend, finished
@@ -100,7 +100,7 @@ def points(published: Published, levels: tuple[int, ...]) -> Iterator[Point]:
                 else:
                     traffic = replace(traffic, request_rate=RATE_PER_CONCURRENCY * level)
                 for arch in ARCHS:
-                    yield Point(kind, float(level), 0, suited(replace(base, arch=arch, traffic=traffic)))
+                    yield Point(kind, float(level), 0, applicable(replace(base, arch=arch, traffic=traffic)))
 
 
 def run_original(

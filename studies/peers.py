@@ -32,7 +32,7 @@ from pdvsim.realrun.machine import Machine, as_served
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ ORDER: tuple[Arch, ...] = (
 def closed_loop(arch: Arch, prompts: int) -> Experiment:
     """What every architecture serves, with the engine's limits under both clocks."""
     traffic = Traffic("random", num_prompts=prompts, max_concurrency=USERS, input_len=TOKENS, output_len=TOKENS)
-    return suited(as_served(Experiment(arch, traffic, server=Server(pair=PAIR, max_num_seqs=USERS))))
+    return applicable(as_served(Experiment(arch, traffic, server=Server(pair=PAIR, max_num_seqs=USERS))))
 
 
 def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype) -> Any:

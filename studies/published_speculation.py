@@ -42,7 +42,7 @@ from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 DATA = Path(__file__).resolve().parent.parent / "calibration" / "data" / "published_speculation.csv"
@@ -118,7 +118,7 @@ def experiment(row: dict[str, str], k: int, engine: str | None) -> Experiment:
     known = any((row["engine"], row["card"]) == tables[:2] for tables in shipped_tables())
     options["engine"] = engine or (row["engine"] if known else "pdvsim")  # that of the row, where its times are known
     hardware = Hardware(row["card"], **options)
-    return suited(Experiment("colocated", traffic, accepted, Server(pair, num_speculative_tokens=k), hardware))
+    return applicable(Experiment("colocated", traffic, accepted, Server(pair, num_speculative_tokens=k), hardware))
 
 
 def profile_of(row: dict[str, str], one: Experiment, more: tuple[float, float] | None = None) -> Profile:

@@ -32,7 +32,7 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.study.stats import interval
 from pdvsim.view.table import grid
 
@@ -72,7 +72,7 @@ class Trial:
 
     def served(self, candidate: Experiment) -> Experiment:
         """A candidate in a run as long as the served one."""
-        return suited(_warmed(self.goal.prepared(replace(candidate, traffic=self.traffic))))
+        return applicable(_warmed(self.goal.prepared(replace(candidate, traffic=self.traffic))))
 
 
 def _warmed(experiment: Experiment) -> Experiment:

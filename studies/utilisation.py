@@ -29,7 +29,7 @@ from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.study import output
 from pdvsim.view.figure import new_figure, styled
@@ -63,13 +63,13 @@ def planned(folder: Path) -> Iterator[ServedRun]:
 def _planned(arch: str, concurrency: int, count: int, server: Server, folder: Path) -> ServedRun:
     traffic = Traffic("random", num_prompts=count, input_len=TOKENS, output_len=TOKENS, max_concurrency=concurrency)
     scoring = Scoring()
-    experiment = suited(Experiment(arch, traffic, server=server, scoring=scoring))
+    experiment = applicable(Experiment(arch, traffic, server=server, scoring=scoring))
     return ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder)
 
 
 def row_of(run: ServedRun) -> Row:
     """One run according to NVML, its launches and the simulator."""
-    launches, result = launches_of(run), simulate(suited(run.experiment))
+    launches, result = launches_of(run), simulate(applicable(run.experiment))
     simulated = summarise(result)
     return {
         "arch": run.experiment.arch,

@@ -33,7 +33,7 @@ from pdvsim.common.commandline import command_line
 from pdvsim.sim.assembly import models_of
 from pdvsim.sim.config import Acceptance, ControllerName, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
 
@@ -229,7 +229,7 @@ def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: b
         num_speculative_tokens=decks.drafts.deal() if drafts and controller == "fixed" else 4,
         max_speculative_tokens=5 if controller != "fixed" else Server.max_speculative_tokens,  # graphs of each length
         max_num_batched_tokens=decks.chunks.deal(),
-        async_scheduling=early,  # `suited` drops it where it does nothing
+        async_scheduling=early,  # `applicable` drops it where it does nothing
     )
     context = min(model.max_position_embeddings or 0 for model in models_of(Experiment(arch, server=server)))
     traffics = [_traffic(decks, context) for _ in range(RUNS)]
@@ -240,7 +240,9 @@ def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: b
         kv_bytes = token_bytes * _longest(experiment, folder)
         seats = replace(server, max_num_seqs=max(n for n in CONCURRENCIES if n == 1 or n * kv_bytes <= KV_BYTES))
         traffic = replace(experiment.traffic, seed=seed + at)
-        experiment = suited(replace(experiment, server=seats, traffic=traffic, acceptance=_acceptance(decks, server)))
+        experiment = applicable(
+            replace(experiment, server=seats, traffic=traffic, acceptance=_acceptance(decks, server))
+        )
         experiment = _loaded(experiment, decks, folder)
         command = command_line("realrun", experiment)
         runs.append(ServedRun(command, 0, (seed + at) % HELD_OUT == 0, {}, {}, folder))
@@ -273,7 +275,7 @@ def _acceptance(decks: Decks, server: Server) -> Acceptance:
 def _loaded(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
     """The experiment under a load, with enough requests for some five seconds."""
     azure = experiment.traffic.dataset_name == "azure"
-    slow = experiment.kin == "baseline"  # few concurrent requests: bursts would be gaps
+    slow = experiment.base_arch == "baseline"  # few concurrent requests: bursts would be gaps
     load = decks.loads.deal(lambda name: (name != "trace" or azure) and (name != "bursty" or not slow))
     if load == "closed":
         return _closed(experiment, decks, folder)
@@ -291,7 +293,7 @@ def _loaded(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
 
 def _closed(experiment: Experiment, decks: Decks, folder: Path) -> Experiment:
     """A closed loop, with fewer users if one and a half requests per user would take too long."""
-    most = 8 if experiment.kin == "baseline" else experiment.server.max_num_seqs
+    most = 8 if experiment.base_arch == "baseline" else experiment.server.max_num_seqs
     users = decks.concurrencies.deal(lambda users: users <= most)
     while True:
         least = math.ceil(1.5 * users)
@@ -320,7 +322,7 @@ def _with(experiment: Experiment, **traffic: Any) -> Experiment:
 
 def _placed(experiment: Experiment, folder: Path) -> Experiment:
     """The experiment with paths relative to the plan's folder."""
-    return suited(ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder).experiment)
+    return applicable(ServedRun(command_line("realrun", experiment), 0, False, {}, {}, folder).experiment)
 
 
 def _duration_s(experiment: Experiment, folder: Path) -> float:

@@ -133,7 +133,7 @@ def test_lanes_are_not_translated(arch: str) -> None:
     assert [block.text for block in blocks[:2]] == [block.text for block in deployment(COLOCATED)[:2]]
     for block in blocks[:2]:
         assert block.notes[0].startswith(
-            f"{arch} {policy_of(arch).beyond}: no engine flag corresponds to it; this is colocated batching"
+            f"{arch} {policy_of(arch).not_in_engines}: no engine flag corresponds to it; this is colocated batching"
         )
     first, *rest = deployment(lanes)
     assert (first.label, first.text) == ("vLLM, SGLang", "")

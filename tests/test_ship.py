@@ -21,7 +21,7 @@ from pdvsim.sim.policies.colocated import Colocated
 class Polite(Colocated):
     """Prompts go last."""
 
-    beyond = "prefills only while nobody decodes"
+    not_in_engines = "prefills only while nobody decodes"
 
     def next_chunks(self, budget: int) -> tuple[Chunk, ...]:
         return () if self.running else super().next_chunks(budget)

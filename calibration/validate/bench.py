@@ -24,7 +24,7 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, S
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_REQUESTS
 from pdvsim.sim.reading import quoted
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.sim.workload.datasets import Lengths
 from pdvsim.sim.workload.own import bench_document, read_own
@@ -61,7 +61,7 @@ class BenchedLoad:
             acceptance = Acceptance(synthetic_acceptance_rates=self.accepted[:k])
         names = (METRIC.fullmatch(name) for name in self.measured)
         percentiles = {float(name["percentile"]) for name in names if name and name["percentile"]}
-        return suited(
+        return applicable(
             Experiment(
                 arch,
                 self.traffic,

@@ -32,7 +32,7 @@ from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.pace import Pace, pace_in
 from pdvsim.sim.hardware.reach import NOTABLE_SHARE
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import LONG_PROMPT_TOKENS, Bars, Known, Loading, groups, load_kind, traits
 
@@ -137,7 +137,7 @@ def validate(
         for run in runs:
             hardware = replace(run.experiment.hardware, contention=contention, profile=profile, band=False)
             pace = pace_in(run.meta) if contention == first else None  # the ablations need none
-            task = suited(replace(run.experiment, hardware=hardware)), pace
+            task = applicable(replace(run.experiment, hardware=hardware)), pace
             those.append((run, number_of.setdefault(task, len(number_of))))
     named = {number: run.command for those in ways.values() for run, number in those}
     firsts = {number for _, number in ways[first]}
@@ -195,7 +195,7 @@ def asked(experiment: Experiment) -> float:
 def capacity(experiment: Experiment) -> float:
     """Requests a second of a full server, by the simulator: behind the first, until the last is sent."""
     server = experiment.server
-    places = min(server.num_workers, server.max_num_seqs) if experiment.kin == "baseline" else server.max_num_seqs
+    places = min(server.num_workers, server.max_num_seqs) if experiment.base_arch == "baseline" else server.max_num_seqs
     full = replace(
         experiment,
         traffic=replace(experiment.traffic, num_prompts=3 * places + 8, request_rate=math.inf, burstiness=1.0,
@@ -246,7 +246,7 @@ def leads(checked: Sequence[Checked]) -> dict[str, Any]:
     loops: dict[Any, dict[str, list[Checked]]] = {}
     for one in checked:
         e = one.run.experiment
-        if one.kind == "closed" and e.kin != "baseline":
+        if one.kind == "closed" and e.base_arch != "baseline":
             key = (e.server.pair, e.traffic, e.acceptance, e.scoring)
             loops.setdefault(key, {}).setdefault(one.run.command, []).append(one)
     by_metric = {metric: _leads(metric, list(loops.values())) for metric in METRICS}

@@ -17,7 +17,7 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
@@ -123,7 +123,7 @@ def main(argv: list[str]) -> int:
     files, page = output.answer_files("map", args.output, date), page_file(args.html)
     experiments = grid.experiments()
     forewarn_few(grid.num_runs, len(grid.archs))
-    forewarn([suited(without_band(run)) for run in experiments], args.options.jobs)
+    forewarn([applicable(without_band(run)) for run in experiments], args.options.jobs)
     runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
     with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
         banded, prompts = grid.against is not None, args.options.traffic.num_prompts

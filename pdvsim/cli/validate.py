@@ -18,7 +18,7 @@ from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Hardware, Server
 from pdvsim.sim.limits import check_ranges
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
 from pdvsim.view.calibration_plots import launches_figure, validation_figure
@@ -356,7 +356,7 @@ def _one(args: ValidateCommand, plot: Path | None) -> int:
 
     experiment, measured, metrics, name = _chosen(args)
     hardware = replace(experiment.hardware, contention=args.contention, profile=args.profile, band=False)
-    experiment = suited(replace(experiment, hardware=hardware))
+    experiment = applicable(replace(experiment, hardware=hardware))
     profile = covering_profile(experiment)
     measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
     comparison = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}

@@ -116,7 +116,7 @@ def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served
     if experiment.arch == "colocated":
         cannot = f"no engine flag corresponds to --controller {experiment.server.controller}"
     else:
-        does = policy_of(experiment.arch).beyond if experiment.arch in ARCHITECTURES else "is a custom policy"
+        does = policy_of(experiment.arch).not_in_engines if experiment.arch in ARCHITECTURES else "is a custom policy"
         apart = " with its lanes on several GPUs" if experiment.placement.gpus > 1 else ""
         cannot = f"{experiment.arch} {does}{apart}: no engine flag corresponds to it"
     if fixed is None:

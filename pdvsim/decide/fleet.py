@@ -24,7 +24,7 @@ from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.hardware.models import can_load, drafted_by
-from pdvsim.sim.policies import kin, policy_of
+from pdvsim.sim.policies import base_arch, policy_of
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 from pdvsim.view.setting import acceptance_source
 
@@ -78,7 +78,7 @@ def fleet_name(candidate: Experiment) -> str:
     """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, pdv on 1+1 (drafter, target)."""
     hardware, placement, name = candidate.hardware, candidate.placement, str(candidate.arch)
     if placement.gpus > 1:
-        other = placement.prefill[0] if candidate.kin == "pd" else placement.draft[0]
+        other = placement.prefill[0] if candidate.base_arch == "pd" else placement.draft[0]
         name += f" on {candidate.group(other)}+{candidate.group(placement.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
@@ -156,7 +156,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hard
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
     router = "least-loaded" if given.router == Hardware.router else given.router
-    kind, policy = kin(arch), policy_of(arch)
+    kind, policy = base_arch(arch), policy_of(arch)
 
     def shared(server: int, hardware: Hardware) -> Hardware:
         count = gpus // server

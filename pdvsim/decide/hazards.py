@@ -24,7 +24,7 @@ from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.metrics.steady import LEAST
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.stats import Interval, interval
@@ -182,13 +182,13 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
 
 def memory(recommended: Experiment) -> dict[str, int]:
     """Peak use and capacity of the KV cache in the first replication's run, in tokens."""
-    meta = simulate(suited(recommended)).meta
+    meta = simulate(applicable(recommended)).meta
     return {"peak_tokens": int(meta["kv_peak_tokens"]), "capacity_tokens": int(meta["kv_capacity_tokens"])}
 
 
 def saturation(who: Rivalry, bench: Bench, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
-    base, runs = suited(who.recommended), min(FEW_RUNS, who.num_runs)
+    base, runs = applicable(who.recommended), min(FEW_RUNS, who.num_runs)
     plan = Plan(base, (base.arch,), runs, who.search.goal, CLOSE, least=bench.prompts or LEAST)
     return find_capacities(plan, bench, usd)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
 from pdvsim.sim.metrics.steady import LEAST, LEAST_LOOP, Length, loop_length
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
 from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
@@ -104,7 +104,7 @@ class Bench:
             server = experiment.server
             alone = replace(server, pair=f"none:{server.pair.partition(':')[2]}", drafter=None)
             experiment = replace(experiment, server=alone)
-        return suited(experiment if self.band else without_band(experiment))
+        return applicable(experiment if self.band else without_band(experiment))
 
     def _keep(self, experiments: Sequence[Experiment], frame: pd.DataFrame) -> None:
         for row in frame.to_dict("records"):

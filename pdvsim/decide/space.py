@@ -143,7 +143,7 @@ def settings_text(candidate: Experiment) -> list[str]:
     if candidate.has_drafter:
         moved = "{} controller, k {} to {}".format(server.controller, *server.draft_range)
         words.append(f"k={server.num_speculative_tokens}" if server.controller == "fixed" else moved)
-    if candidate.kin == "baseline":
+    if candidate.base_arch == "baseline":
         words.append(f"{server.num_workers} workers")
     else:
         words.append(f"batch {server.max_num_seqs}")

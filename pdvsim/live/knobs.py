@@ -6,7 +6,7 @@ import math
 from dataclasses import asdict, dataclass, replace
 
 from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
-from pdvsim.sim.relevance import refuse_idle, suited
+from pdvsim.sim.relevance import applicable, refuse_idle
 from pdvsim.study.sweep import with_settings
 
 MOST_ARCHS = 4
@@ -66,7 +66,7 @@ class Setup:
     def experiments(self, knobs: Knobs) -> list[Experiment]:
         """One experiment per architecture with these settings; those without effect in it are ignored."""
         turned = knobs.turned(self.base)
-        return [suited(replace(turned, arch=arch)) for arch in self.archs]
+        return [applicable(replace(turned, arch=arch)) for arch in self.archs]
 
 
 @dataclass(frozen=True)

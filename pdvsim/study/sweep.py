@@ -17,7 +17,7 @@ from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import check_list, check_points, check_ranges
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.study.backends import Backend, finished
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class Sweep:
         points, idle = [], False
         for point in self._given:
             if point.run == 0:  # seeds do not affect which options have an effect
-                idle = suited(point.experiment) is not point.experiment
-            points.append(replace(point, experiment=suited(point.experiment)) if idle else point)
+                idle = applicable(point.experiment) is not point.experiment
+            points.append(replace(point, experiment=applicable(point.experiment)) if idle else point)
         return points
 
     @cached_property

@@ -68,7 +68,7 @@ def _route(
 def route(
     logits: Tensor, taken: int, pinned: Pinned | None, slots: Tensor, positions: Tensor, scratch: int
 ) -> tuple[Tensor, Tensor]:
-    """Each token's experts and their shares; see `twins.route`."""
+    """Each token's experts and their shares; see `reference_ops.route`."""
     tokens, experts = logits.shape
     ids = logits.new_empty(tokens, taken, dtype=int32)
     shares = logits.new_empty(tokens, taken, dtype=float32)
@@ -103,7 +103,7 @@ def _group(ids_ptr, order_ptr, bounds_ptr, pairs, experts, BLOCK: tl.constexpr, 
 
 
 def group(ids: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """Pairs of token and expert in the order of experts, and where each expert's begin; see `twins.group`."""
+    """Pairs of token and expert in the order of experts, and where each expert's begin; see `reference_ops.group`."""
     pairs = ids.numel()
     order, bounds = ids.new_empty(pairs), ids.new_empty(experts + 1)
     block = min(PAIRS, triton.next_power_of_2(pairs))
@@ -217,7 +217,7 @@ def mixture(
     stream: Residual, w: LayerWeights, taken: int, gate: Gate, eps: float, pinned: Pinned | None, slots: Tensor,
     positions: Tensor, scratch: int,
 ) -> Residual:  # fmt: skip
-    """Add the routed experts' outputs to the stream in place; see `twins.mixture`."""
+    """Add the routed experts' outputs to the stream in place; see `reference_ops.mixture`."""
     assert w.router is not None
     x = stream.x
     ids, shares = route(normed(stream, w.router, eps), taken, pinned, slots, positions, scratch)

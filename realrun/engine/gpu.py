@@ -1,4 +1,4 @@
-"""The kernels a GPU runs, under the names of their twins."""
+"""The kernels a GPU runs, under the names of their reference_ops."""
 
 from pdvsim.realrun.engine.attention import decode_attention, plan, prefill_attention
 from pdvsim.realrun.engine.experts import mixture

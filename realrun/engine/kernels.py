@@ -2,7 +2,7 @@
 # (Triton kernels take pointers and compile-time constants that Python's types do not describe.)
 """Triton kernels around the matrix products: embedding, norm, activation, rope, argmax, settling of drafts.
 
-Each has its oracle of the same name and signature in `twins`.
+Each has its oracle of the same name and signature in `reference_ops`.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def normed(
     gate: Gate | None = None,
     tuning: LinearTuning = TUNING,
 ) -> Tensor:
-    """norm(stream) @ weight.T, then bias, then gated activation; see `twins.normed`."""
+    """norm(stream) @ weight.T, then bias, then gated activation; see `reference_ops.normed`."""
     x = stream.x
     if tuning.takes(x, weight) and (isinstance(weight, Fp8) or stream.squares is not None):
         out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gate else 1))
@@ -231,7 +231,7 @@ def normed(
 
 
 def added(y: Tensor, weight: Matrix, stream: Residual, *, tuning: LinearTuning = TUNING) -> Residual:
-    """Add y @ weight.T to the stream in place; see `twins.added`."""
+    """Add y @ weight.T to the stream in place; see `reference_ops.added`."""
     if not tuning.takes(y, weight):
         if isinstance(weight, Fp8):
             return Residual(stream.x.add_(_wide_fp8(to_fp8(y), weight, y.dtype)), None)

@@ -1,4 +1,4 @@
-"""The transformer: one forward pass over a batch of rows and prompt chunks, on the GPU's kernels or their CPU twins.
+"""The transformer: one forward pass over rows and prompt chunks, on the GPU's kernels or their CPU references.
 
 The residual stream is updated in place by the matrix products that feed it. Products of a few tokens run in one
 kernel together with the norm before or the activation after them; wider ones go to the library.
@@ -13,7 +13,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from pdvsim.realrun.engine import twins
+from pdvsim.realrun.engine import reference_ops
 from pdvsim.realrun.engine.arch import ModelArchitecture, from_config
 from pdvsim.realrun.engine.batch import BACK, ForwardBatch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
@@ -22,9 +22,9 @@ from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
 
 
 def operations(device: torch.device) -> ModuleType:
-    """The kernels for `device`: Triton's on a GPU, their torch twins elsewhere."""
+    """The kernels for `device`: Triton's on a GPU, their torch references elsewhere."""
     if device.type != "cuda":
-        return twins
+        return reference_ops
     from pdvsim.realrun.engine import gpu
 
     return gpu

@@ -2,7 +2,7 @@
 
 An architecture is a name, `pdv`, or a class in a user's file, `path/to/mine.py:Mine`. What a command must know before a
 run (lanes, whether it drafts, which options apply) is declared on the class (`Policy`). Measurements exist only for
-named architectures; a user's policy has a base architecture (`kin`): the one it derives from, or whose lanes it has.
+named architectures; a user's policy has a base architecture: the one it derives from, or whose lanes it has.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def _is_own(frame: FrameType) -> bool:
     return str(frame.f_globals.get("__name__", "")).startswith(_OWN_MODULE)
 
 
-def kin(arch: str) -> str:
+def base_arch(arch: str) -> str:
     """The named architecture whose lanes, options and needs an architecture shares: itself, or its nearest ancestor."""
     if arch in ARCHITECTURES:
         return arch

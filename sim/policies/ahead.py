@@ -48,7 +48,7 @@ class Ahead(PDV):
     least_gpus = 2
     options: OwnOptions = (*PDV.options, "ahead_fan")
     tuned: Tuned = ("verify_gather", ("auto", "never"))
-    beyond = "drafts while it verifies, from guesses of the result"
+    not_in_engines = "drafts while it verifies, from guesses of the result"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -18,7 +18,7 @@ class Baseline(Policy):
     workers: Workers = "requests"
     options: OwnOptions = ("num_workers",)
     tuned: Tuned = ("num_workers", (1, 4, 16))
-    beyond = "serves each request to completion at batch 1"
+    not_in_engines = "serves each request to completion at batch 1"
 
     @classmethod
     def most_in_flight(cls, settings: Server) -> int:

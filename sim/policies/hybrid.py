@@ -24,7 +24,7 @@ class Hybrid(PDV):
     atomic_rounds = True
     options: OwnOptions = (*PDV.options, "hybrid_threshold")
     tuned: Tuned = ("hybrid_threshold", (2, 8, 32))
-    beyond = "switches from one lane to three by the number of requests"
+    not_in_engines = "switches from one lane to three by the number of requests"
     asked: Asked = "on change"  # in a round between lanes its own choice stays the same
 
     def decode_batch(self, rows: Batch) -> Generator[Event, Any, None]:
@@ -55,7 +55,7 @@ class Adaptive(Hybrid):
     drafter_follows = False  # while it decodes plainly
     options: OwnOptions = PDV.options
     tuned: Tuned = ("verify_gather", ("auto", "never"))
-    beyond = "switches from one lane to three by the latency model"
+    not_in_engines = "switches from one lane to three by the latency model"
     MARGIN = 1.02
     PERSISTENCE = 8
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay

@@ -18,7 +18,7 @@ class PrefillDecode(Policy):
     draft_lane = "decode"
     verify_lane = "decode"
     prefill_lane = "prefill"
-    beyond = "prefills on a stream of its own, concurrently with the decode on the same GPU"
+    not_in_engines = "prefills on a stream of its own, concurrently with the decode on the same GPU"
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -26,7 +26,7 @@ class PDV(PrefillDecode):
     verify_lane = "verify"
     options: OwnOptions = ("max_decode_queue", "verify_gather")
     tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
-    beyond = "has three lanes on one GPU and collects verify batches from several drafts"
+    not_in_engines = "has three lanes on one GPU and collects verify batches from several drafts"
     asked: Asked = "on change"
 
     def __init__(self, context: Context) -> None:

@@ -40,7 +40,7 @@ class PolicyTraits:
     least_gpus = 1  # with fewer it is not worth trying
     options: OwnOptions = ()  # server settings that act in it alone
     tuned: Tuned = None  # one of them, and the values that a search tries
-    beyond = ""  # what it does that no flag of a serving engine asks for
+    not_in_engines = ""  # what it does that no flag of a serving engine asks for
     # when its workers are asked for a decision: when something changes (an arrival, a finish, another draft length),
     # also in every round while a request waits, or in every round. A class that overrides a method which `decides` is
     # asked as often as that needs, unless it states this itself

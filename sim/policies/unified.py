@@ -28,7 +28,7 @@ class Unified(Policy):
     workers: Workers = "turns"
     options: OwnOptions = ("admission_factor",)
     tuned: Tuned = ("admission_factor", (1.0, 1.2, 2.0))
-    beyond = "has three streams on one GPU, fed in turn by one loop"
+    not_in_engines = "has three streams on one GPU, fed in turn by one loop"
 
     @classmethod
     def most_in_flight(cls, settings: Server) -> int:

@@ -34,7 +34,7 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import read_table
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import Known, errors_of, load_kind
 from pdvsim.sim.workload.requests import make_requests
@@ -159,7 +159,7 @@ def test_real_and_simulated_runs_accept_the_same_drafts() -> None:
     """Acceptance is the same under both clocks, so what differs is the model of the GPU alone."""
     fixed = [run for run in read_runs(DATA / "runs.jsonl") if run.experiment.server.controller == "fixed"]
     for run in [run for run in fixed if run.metrics.get("spec_decode_num_drafts") and not run.held_out][:4]:
-        predicted = summarise(simulate(suited(run.experiment)))
+        predicted = summarise(simulate(applicable(run.experiment)))
         for name in ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens"):
             assert run.metrics[name] == predicted[name]
 

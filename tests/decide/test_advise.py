@@ -41,7 +41,7 @@ from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.sweep import SweepInterrupted
@@ -140,7 +140,7 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
     drafting = Experiment("colocated", job, server=Server(num_speculative_tokens=1, max_num_seqs=256))
     plain = replace(drafting, arch="autoregressive")
     assert Formula(drafting).ranked((0, 1, 2))[0].k == 0
-    fast, slow = (row["output_throughput"] for row in Bench(1).rows([drafting, suited(plain)]))
+    fast, slow = (row["output_throughput"] for row in Bench(1).rows([drafting, applicable(plain)]))
     assert fast > slow
     even = break_even(drafting, plain, rivalry(drafting, plain, goal, 1, 0, 1, 2), Bench(1))
     assert even.wins_at <= drafting.acceptance.acceptance_rate

@@ -35,7 +35,7 @@ from pdvsim.sim.metrics import steady
 from pdvsim.sim.metrics.stability import stability
 from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.study.sweep import Row, SweepInterrupted
@@ -236,7 +236,7 @@ def test_a_rate_is_held_only_in_a_long_and_stable_run(name: str) -> None:
     capacities = answer(name)
     for row in capacities.rows:
         at = capacities.plan.experiment((row["arch"], row["seed"]), row["rate"])
-        run = simulate(suited(at))
+        run = simulate(applicable(at))
         assert summarise(run)["stability"] == "stable"
         served_s = run.requests["finish_s"] - run.requests["admitted_s"]
         if row["seed"] == capacities.plan.base.traffic.seed:  # by which the length was chosen

@@ -13,7 +13,7 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.space import PROMISING, Space
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 
@@ -96,7 +96,9 @@ def test_the_most_promising_hold_the_best_by_simulation(pair: str, arch: Arch) -
             experiment = Experiment(arch, traffic, Acceptance(acceptance_rate=rate), Server(pair=pair))
             name = "output_throughput" if closed else "mean_e2el_ms"
             rows = {
-                k: summarise(simulate(suited(replace(experiment, server=Server(pair=pair, num_speculative_tokens=k)))))
+                k: summarise(
+                    simulate(applicable(replace(experiment, server=Server(pair=pair, num_speculative_tokens=k))))
+                )
                 for k in LENGTHS
             }
             speed = {k: row[name] if closed else 1 / row[name] for k, row in rows.items()}

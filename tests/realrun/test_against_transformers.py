@@ -20,7 +20,7 @@ from pdvsim.realrun.site import serve
 from pdvsim.realrun.texts import next_turns, prompts
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS as SPECS
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.requests import make_requests
 
 SHAPE: dict[str, Any] = {
@@ -127,7 +127,9 @@ def test_conversations_over_cached_prefixes_read_as_in_transformers(arch: Arch, 
     folder = str(tmp_path)
     machine = Machine(device="cpu", draft_path=folder if arch != "autoregressive" else None, target_path=folder)
     talks = Traffic("random", num_prompts=12, num_turns=3, prefix_len=35, input_len=12, output_len=10, seed=1)
-    chosen = suited(Experiment(arch, talks, server=Server(max_num_seqs=4), hardware=Hardware(kv_capacity_tokens=240)))
+    chosen = applicable(
+        Experiment(arch, talks, server=Server(max_num_seqs=4), hardware=Hardware(kv_capacity_tokens=240))
+    )
     requests, outputs = make_requests(chosen.traffic, chosen.acceptance), dict[int, list[int]]()
     result = serve(chosen, machine, requests=requests, outputs=outputs)
     assert result.requests["num_cached_tokens"].sum() > 200

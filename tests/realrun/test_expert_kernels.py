@@ -1,4 +1,4 @@
-"""Kernels of mixtures of experts and of 8-bit weights against their twins, and pinned routing against its law."""
+"""Kernels of mixtures of experts and of 8-bit weights against their references, and pinned routing against its law."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from pdvsim.realrun.engine import experts, linear, twins
+from pdvsim.realrun.engine import experts, linear, reference_ops
 from pdvsim.realrun.engine.batch import Gate, Pinned, Residual
 from pdvsim.realrun.engine.fp8 import E4M3, Matrix, plain, quantised
 from pdvsim.realrun.engine.model import fresh
@@ -54,7 +54,7 @@ def test_a_mixture_is_its_twins(tokens: int, sizes: tuple[int, int], pinned: boo
     slots, positions = torch.arange(tokens).int() // 3, torch.arange(tokens).int() + 7
     pin = Pinned(2, tokens // 2, 0.7, 0.5) if pinned else None
     x = normal(tokens, 48, seed=tokens)
-    expected = twins.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
+    expected = reference_ops.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
     mixed = experts.mixture(Residual(x.clone(), None), w, taken, gate, 1e-5, pin, slots, positions, SCRATCH)
     torch.testing.assert_close(mixed.x, expected.x, rtol=1e-4, atol=1e-4)
     assert mixed.squares is not None
@@ -67,14 +67,16 @@ def test_experts_multiply_8_bits_by_8_bits(tokens: int, sizes: tuple[int, int]) 
     """Gate and up of each token's experts, and down of each pair's own row: with inputs that 8 bits hold exactly."""
     count, taken = sizes
     w, gate = layer(count, 48, 24, True), Gate("silu", 8)
-    ids, shares = twins.route(normal(tokens, count, seed=tokens), taken, None, ids_of(tokens), ids_of(tokens), -1)
-    order, bounds = twins.group(ids, count)
+    ids, shares = reference_ops.route(
+        normal(tokens, count, seed=tokens), taken, None, ids_of(tokens), ids_of(tokens), -1
+    )
+    order, bounds = reference_ops.group(ids, count)
     x, rows = exact(normal(tokens, 48, seed=8)), exact(normal(tokens * taken, 24, seed=9))
     gate_up, down = plain(w.gate_up, torch.float32), plain(w.down, torch.float32)
     each = ids.flatten().long()
     up = torch.einsum("poi,pi->po", gate_up[each], x.repeat_interleave(taken, 0))
     products = experts._multiplied(linear.to_fp8(x), w.gate_up, order, bounds, shares, gate, torch.float32)
-    torch.testing.assert_close(products, twins.gated(up, gate), rtol=1e-4, atol=1e-3)
+    torch.testing.assert_close(products, reference_ops.gated(up, gate), rtol=1e-4, atol=1e-3)
     expected = torch.einsum("poi,pi->po", down[each], rows) * shares.flatten()[:, None]
     products = experts._multiplied(linear.to_fp8(rows), w.down, order, bounds, shares, None, torch.float32)
     torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-3)
@@ -88,12 +90,12 @@ def test_tokens_are_routed_and_grouped_alike(tokens: int, sizes: tuple[int, int]
     pin = Pinned(layer, tokens // 2, 0.7, 0.5) if pinned else None
     positions = torch.arange(tokens).int() * 3
     ids, shares = experts.route(logits, taken, pin, slots, positions, SCRATCH)
-    wanted, weights = twins.route(logits, taken, pin, slots, positions, SCRATCH)
+    wanted, weights = reference_ops.route(logits, taken, pin, slots, positions, SCRATCH)
     assert torch.equal(ids, wanted)
     torch.testing.assert_close(shares, weights)
     read = [set(row) for row in ids.tolist()]
     assert all(row == {count} if slot == SCRATCH else len(row) == taken for row, slot in zip(read, slots, strict=True))
-    (order, bounds), (expected, known) = experts.group(ids, count), twins.group(ids, count)
+    (order, bounds), (expected, known) = experts.group(ids, count), reference_ops.group(ids, count)
     assert torch.equal(bounds, known)
     assert torch.equal(order[: bounds[-1]], expected[: bounds[-1]])
 
@@ -110,7 +112,7 @@ def test_pinned_routing_reads_as_many_experts_as_the_simulator_says(
     for at in range(400):
         positions = (torch.arange(width) + 17 * at).repeat(rows)
         pin = Pinned(at % 48, rows * width, fresh(width, law.overlap, taken / count), 1.0)
-        ids, _ = twins.route(torch.zeros(rows * width, count), taken, pin, slots, positions, -1)
+        ids, _ = reference_ops.route(torch.zeros(rows * width, count), taken, pin, slots, positions, -1)
         distinct.append(len(ids.unique()))
     assert sum(distinct) / len(distinct) == pytest.approx(law.read(rows * width**law.overlap), rel=0.02)
 
@@ -123,9 +125,9 @@ def test_products_with_8_bit_weights(tokens: int, sizes: tuple[int, int], gated:
     stream, gate = Residual(x, x.pow(2).sum(-1)[None]), Gate("silu", 4) if gated else None
     tuning = linear.LinearTuning(widest=64, block_n=16, block_k=16)
     products = linear.normed(stream, weight, 1e-5, gate=gate, tuning=tuning)
-    torch.testing.assert_close(products, twins.normed(stream, weight, 1e-5, gate=gate), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(products, reference_ops.normed(stream, weight, 1e-5, gate=gate), rtol=1e-4, atol=1e-4)
     into = linear.added(x, weight, Residual(normal(tokens, outputs, seed=6), None), tuning=tuning)
-    expected = twins.added(x, weight, Residual(normal(tokens, outputs, seed=6), None))
+    expected = reference_ops.added(x, weight, Residual(normal(tokens, outputs, seed=6), None))
     torch.testing.assert_close(into.x, expected.x, rtol=1e-4, atol=1e-4)
 
 

@@ -15,7 +15,7 @@ from tiny_engines import CPU, SLOTS_OF_FOUR, tiny_arch
 from torch import Tensor
 
 from pdvsim.realrun.device import CudaGPU
-from pdvsim.realrun.engine import twins
+from pdvsim.realrun.engine import reference_ops
 from pdvsim.realrun.engine.batch import Gate
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
@@ -30,7 +30,7 @@ from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import HeadKind, HeadSpec
 from pdvsim.sim.hardware.models import drafter
 from pdvsim.sim.machine.batch import Launch
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
@@ -59,7 +59,7 @@ class Recorded:
 
     def __getattr__(self, name: str) -> object:
         self.called.append(name)
-        return getattr(twins, name)
+        return getattr(reference_ops, name)
 
 
 # the plain twin ------------------------------------------------------------------------------------------------------
@@ -71,19 +71,21 @@ def block(model: Transformer, layer: LayerWeights, qkv: Tensor, x: Tensor) -> Te
     widths = (spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.kv_heads * spec.head_dim)
     q, k, v = (part.unflatten(-1, (-1, spec.head_dim)) for part in qkv.split(widths, dim=-1))
     at = torch.arange(count)
-    q, k = (twins.rotate(part, at, model.cos, model.sin) for part in (q, k))
+    q, k = (reference_ops.rotate(part, at, model.cos, model.sin) for part in (q, k))
     k, v = (part.repeat_interleave(spec.heads // spec.kv_heads, dim=1) for part in (k, v))
     attended = F.scaled_dot_product_attention(*(part.transpose(0, 1) for part in (q, k, v)), is_causal=True)
     x = x + F.linear(attended.transpose(0, 1).flatten(1), layer.output)
     gate = Gate(model.arch.activation, model.arch.gate_block)
-    return x + F.linear(twins.gated(F.linear(twins.unit_norm(x, 1e-5), layer.gate_up), gate), layer.down)
+    return x + F.linear(
+        reference_ops.gated(F.linear(reference_ops.unit_norm(x, 1e-5), layer.gate_up), gate), layer.down
+    )
 
 
 def hidden_states(target: Transformer, tokens: Sequence[int]) -> Tensor:
     """What the target's layers pass on, of every token."""
     x, kept = target.weights.embedding[torch.tensor(tokens)], []
     for at, layer in enumerate(target.weights.layers):
-        x = block(target, layer, F.linear(twins.unit_norm(x, 1e-5), layer.qkv), x)
+        x = block(target, layer, F.linear(reference_ops.unit_norm(x, 1e-5), layer.qkv), x)
         kept += [x] * target.passes_on.count(at)
     return torch.cat(kept, dim=1)
 
@@ -96,13 +98,13 @@ def plainly(head: Head, target: Transformer, tokens: Sequence[int], steps: int) 
     drafts: list[int] = []
     for _ in range(steps):
         embedded = w.embedding[torch.tensor(given[1:])]
-        both = torch.cat((twins.unit_norm(embedded, 1e-5), twins.unit_norm(states, 1e-5)), dim=1)
+        both = torch.cat((reference_ops.unit_norm(embedded, 1e-5), reference_ops.unit_norm(states, 1e-5)), dim=1)
         if w.joined is None:
             x = block(head, w.layers[0], F.linear(both, w.layers[0].qkv), states)
         else:
             x = F.linear(both, w.joined)
-            x = block(head, w.layers[0], F.linear(twins.unit_norm(x, 1e-5), w.layers[0].qkv), x)
-        drafts.append(int(F.linear(twins.unit_norm(x[-1:], 1e-5), w.head).argmax()))
+            x = block(head, w.layers[0], F.linear(reference_ops.unit_norm(x, 1e-5), w.layers[0].qkv), x)
+        drafts.append(int(F.linear(reference_ops.unit_norm(x[-1:], 1e-5), w.head).argmax()))
         given.append(drafts[-1])
         states = torch.cat((states, x[-1:]))
     return drafts
@@ -168,7 +170,7 @@ MACHINE = Machine(device="cpu", tiny=True)
 def served(arch: Arch, kind: HeadKind, **server: Any) -> Experiment:
     """Few slots, prompts of several chunks, and outputs from one token on."""
     traffic = Traffic("random", num_prompts=8, request_rate=200.0, input_len=40, output_len=12, random_range_ratio=0.5)
-    return suited(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | {"drafter": kind} | server)))
+    return applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | {"drafter": kind} | server)))
 
 
 @pytest.fixture

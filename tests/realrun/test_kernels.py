@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("triton")
 
-from pdvsim.realrun.engine import attention, kernels, linear, twins
+from pdvsim.realrun.engine import attention, kernels, linear, reference_ops
 from pdvsim.realrun.engine.arch import Activation
 from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE, Sequences
@@ -62,7 +62,7 @@ def test_embed(slots: list[int], width: int, sizes: list[int], first: int) -> No
     tokens = torch.randint(0, 50, (SLOTS + 1, CAPACITY), dtype=torch.int32)
     length = torch.randint(2, 40, (SLOTS + 1,), dtype=torch.int32)
     arguments = (batch, tokens, length, normal(50, 24), 1.5)
-    (stream, *places), (twin, *twin_places) = kernels.embed(*arguments), twins.embed(*arguments)
+    (stream, *places), (twin, *twin_places) = kernels.embed(*arguments), reference_ops.embed(*arguments)
     torch.testing.assert_close(stream.x, twin.x)
     torch.testing.assert_close(stream.squares, twin.x.pow(2).sum(-1)[None])
     assert all(a.equal(b) for a, b in zip(places, twin_places, strict=True))
@@ -71,7 +71,7 @@ def test_embed(slots: list[int], width: int, sizes: list[int], first: int) -> No
 @pytest.mark.parametrize("hidden", [32, 48, 1000])
 def test_unit_norm(hidden: int) -> None:
     x = normal(3, 2, hidden)[:, 1]
-    torch.testing.assert_close(kernels.unit_norm(x, 1e-5), twins.unit_norm(x, 1e-5))
+    torch.testing.assert_close(kernels.unit_norm(x, 1e-5), reference_ops.unit_norm(x, 1e-5))
 
 
 @pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 2, 16), (3, 3, 32), (8, 1, 64)])
@@ -79,14 +79,14 @@ def test_head_norm(heads: int, kv_heads: int, dim: int) -> None:
     qkv, weight = normal(5, (heads + 2 * kv_heads) * dim), 1 + normal(2, dim, seed=1)
     expected = qkv.clone()
     kernels.head_norm(qkv, weight, heads, kv_heads, 1e-6)
-    twins.head_norm(expected, weight, heads, kv_heads, 1e-6)
+    reference_ops.head_norm(expected, weight, heads, kv_heads, 1e-6)
     torch.testing.assert_close(qkv, expected)
 
 
 @pytest.mark.parametrize("activation", ["silu", "gelu_tanh"])
 def test_gated(activation: Activation) -> None:
     gate_up, gate = 3 * normal(3, 2 * 1104), Gate(activation, 16)
-    torch.testing.assert_close(kernels.gated(gate_up, gate), twins.gated(gate_up, gate))
+    torch.testing.assert_close(kernels.gated(gate_up, gate), reference_ops.gated(gate_up, gate))
 
 
 tunings = st.builds(
@@ -116,7 +116,7 @@ def test_normed(
     bias = normal(outputs, seed=3) if biased else None
     gate = Gate(activation, 4) if activation else None
     got = linear.normed(Residual(x, squares), weight, 1e-5, bias=bias, gate=gate, tuning=tuning)
-    expected = twins.normed(Residual(x, None), weight, 1e-5, bias=bias, gate=gate)
+    expected = reference_ops.normed(Residual(x, None), weight, 1e-5, bias=bias, gate=gate)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
@@ -125,7 +125,7 @@ def test_normed(
 def test_added(tokens: int, inputs: int, outputs: int, tuning: linear.LinearTuning) -> None:
     y, weight = normal(tokens, inputs), normal(outputs, inputs, seed=1)
     x = normal(tokens, outputs, seed=2)
-    expected = twins.added(y, weight, Residual(x.clone(), None)).x
+    expected = reference_ops.added(y, weight, Residual(x.clone(), None)).x
     got = linear.added(y, weight, Residual(x, None), tuning=tuning)
     assert got.x is x
     torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
@@ -141,7 +141,7 @@ def test_rope_write(heads: int, kv_heads: int, dim: int) -> None:
     slots, positions = ints(0, 3, 3, 5), ints(7, 0, 95, 2)
     got_qkv, got_kv = qkv.clone(), kv.clone()
     kernels.rope_write(got_qkv, got_kv, PAGES, slots, positions, *tables(dim))
-    twins.rope_write(qkv, kv, PAGES, slots, positions, *tables(dim))
+    reference_ops.rope_write(qkv, kv, PAGES, slots, positions, *tables(dim))
     torch.testing.assert_close(got_kv, kv)
     torch.testing.assert_close(got_qkv[:, : heads * dim], qkv[:, : heads * dim])
 
@@ -177,7 +177,7 @@ def test_decode_attention(
         assert edges[0][0] == 0
         assert edges[-1][1] == first + width
         assert all(end == begin for (_, end), (begin, _) in itertools.pairwise(edges))
-    expected = twins.decode_attention(qkv, kv, batch, positions, positions, cos, sin)
+    expected = reference_ops.decode_attention(qkv, kv, batch, positions, positions, cos, sin)
     torch.testing.assert_close(got_kv.float(), kv.float())
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
@@ -198,11 +198,11 @@ def test_prefill_attention(stretches: list[tuple[int, int]], shape: tuple[int, i
     )
     qkv = normal(real + 5, (heads + 2 * kv_heads) * dim)
     kv = normal(2, POOL, kv_heads, PAGE, dim, seed=1).to(E4M3 if eight_bits else torch.float32)
-    _, slots, positions = twins.embed(
+    _, slots, positions = reference_ops.embed(
         batch, torch.zeros(SLOTS + 1, CAPACITY, dtype=torch.int32), ints(*[2] * (SLOTS + 1)), normal(1, 4), 1.0
     )
     got = attention.prefill_attention(qkv, kv, batch, slots, positions)
-    expected = twins.prefill_attention(qkv, kv, batch, slots, positions)
+    expected = reference_ops.prefill_attention(qkv, kv, batch, slots, positions)
     torch.testing.assert_close(got[:real], expected[:real], rtol=1e-5, atol=1e-5)
 
 
@@ -211,7 +211,7 @@ def test_prefill_attention(stretches: list[tuple[int, int]], shape: tuple[int, i
 def test_turn_pages(entries: dict[int, int]) -> None:
     got, expected = PAGES.clone(), PAGES.clone()
     kernels.turn_pages(got, ints(*entries), ints(*entries.values()))
-    twins.turn_pages(expected, ints(*entries), ints(*entries.values()))
+    reference_ops.turn_pages(expected, ints(*entries), ints(*entries.values()))
     assert got.equal(expected)
     assert all(got.view(-1)[place] == number for place, number in entries.items())
 
@@ -221,7 +221,7 @@ def test_argmax_takes_the_lowest_of_ties() -> None:
     logits[0] = -5.0
     logits[1, 8999] = 99.0
     expected = [int((row == row.max()).nonzero()[0]) for row in logits]
-    assert kernels.argmax(logits).tolist() == twins.argmax(logits).tolist() == expected
+    assert kernels.argmax(logits).tolist() == reference_ops.argmax(logits).tolist() == expected
 
 
 def test_append() -> None:
@@ -229,7 +229,7 @@ def test_append() -> None:
     twin = tokens.clone()
     arguments = (ints(11, 12, 13), ints(0, 4, 2), ints(5, 0, 94))
     kernels.append(arguments[0], tokens, *arguments[1:])
-    twins.append(arguments[0], twin, *arguments[1:])
+    reference_ops.append(arguments[0], twin, *arguments[1:])
     assert tokens.equal(twin)
     assert tokens[0, 6] == 11
     assert tokens.count_nonzero() == 3
@@ -249,7 +249,7 @@ def test_settle(width: int, seed: int, pinned: bool) -> None:
     pins = draw(0, width, 4) if pinned else ints(-1, -1, -1, -1)
     twin_tokens, twin_length = tokens.clone(), length.clone()
     got = kernels.settle(agreed, chosen, batch, limits, pins, tokens, length)
-    expected = twins.settle(agreed, chosen, batch, limits, pins, twin_tokens, twin_length)
+    expected = reference_ops.settle(agreed, chosen, batch, limits, pins, twin_tokens, twin_length)
     assert got.equal(expected)
     assert tokens.equal(twin_tokens)
     assert length.equal(twin_length)

@@ -17,7 +17,7 @@ from pdvsim.realrun.ngram import LEAST, MOST, History
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 
@@ -60,7 +60,7 @@ def served(arch: Arch, output: int = 12) -> Experiment:
     traffic = Traffic(
         "random", num_prompts=9, request_rate=200.0, input_len=30, output_len=output, random_range_ratio=0.9
     )
-    return suited(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR, drafter="ngram")))
+    return applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR, drafter="ngram")))
 
 
 @cache
@@ -75,7 +75,7 @@ def undrafted() -> dict[int, list[int]]:
 def test_a_pinned_run_goes_through_the_simulators_rounds(arch: Arch) -> None:
     """Who has a draft is drawn as the verdicts are: under both clocks the same rows have the same."""
     chosen = replace(served(arch), acceptance=Acceptance(acceptance_model="instructcoder-ngram"))
-    real, simulated = serve(chosen, MACHINE), simulate(suited(as_served(chosen)))
+    real, simulated = serve(chosen, MACHINE), simulate(applicable(as_served(chosen)))
     for name in ("rounds", "drafts", "drafted", "accepted", "refused"):
         np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
     assert 0 < real.requests["drafts"].sum() < real.requests["rounds"].sum()

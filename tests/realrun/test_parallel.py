@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from test_head import PROMPTS, block
 from tiny_engines import CPU, SLOTS_OF_FOUR, tiny_arch
 
-from pdvsim.realrun.engine import twins
+from pdvsim.realrun.engine import reference_ops
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
@@ -20,7 +20,7 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import in_parallel
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 
@@ -39,8 +39,8 @@ def plainly(model: Transformer, tokens: list[int], steps: int) -> list[int]:
     masked = tokens + [model.arch.spec.vocab - 1] * (steps - 1)
     x = model.weights.embedding[torch.tensor(masked)]
     for layer in model.weights.layers:
-        x = block(model, layer, F.linear(twins.unit_norm(x, 1e-5), layer.qkv), x)
-    ids: list[int] = F.linear(twins.unit_norm(x[-steps:], 1e-5), model.weights.head).argmax(dim=-1).tolist()
+        x = block(model, layer, F.linear(reference_ops.unit_norm(x, 1e-5), layer.qkv), x)
+    ids: list[int] = F.linear(reference_ops.unit_norm(x[-steps:], 1e-5), model.weights.head).argmax(dim=-1).tolist()
     return ids
 
 
@@ -77,7 +77,7 @@ def test_a_row_has_no_more_tokens_than_the_kernels_take() -> None:
 @pytest.mark.parametrize("arch", ["baseline", "colocated", "pd", "pdv"])
 def test_an_experiment_that_is_served_and_simulated_has_the_same_rounds(arch: Arch) -> None:
     traffic = Traffic("random", num_prompts=8, request_rate=200.0, input_len=40, output_len=12, random_range_ratio=0.5)
-    chosen = suited(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | {"drafter": "pard"})))
+    chosen = applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | {"drafter": "pard"})))
     real, simulated = serve(chosen, Machine(device="cpu", tiny=True)), simulate(chosen)
     for name in ("rounds", "drafted", "accepted"):
         assert real.requests[name].tolist() == simulated.requests[name].tolist()

@@ -39,7 +39,7 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
@@ -53,7 +53,7 @@ DECODE, DRAFT = KINDS.index("decode"), KINDS.index("draft")
 def experiment(arch: Arch, rate: float = 200.0, **server: Any) -> Experiment:
     """Few slots, prompts of several chunks, and outputs from one token on."""
     traffic = Traffic("random", num_prompts=9, request_rate=rate, input_len=30, output_len=10, random_range_ratio=0.9)
-    return suited(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | server)))
+    return applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | server)))
 
 
 @cache

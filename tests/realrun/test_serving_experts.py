@@ -13,7 +13,7 @@ from tiny_engines import CPU
 from torch import Tensor
 
 from pdvsim.cli import main
-from pdvsim.realrun.engine import twins
+from pdvsim.realrun.engine import reference_ops
 from pdvsim.realrun.engine.arch import from_config
 from pdvsim.realrun.engine.batch import ForwardBatch, Pinned
 from pdvsim.realrun.engine.cache import Sequences
@@ -45,13 +45,13 @@ def test_a_mixture_is_served(
     pair = f"{draft}:{target}" if drafter == "draft" else f"eagle3-{target}:{target}"
     fewer = ["--quantization", "fp8", "--kv-cache-dtype", "fp8"] if bits == 8 else []
     command = ["realrun", "--device", "cpu", "--pair", pair, "--num-speculative-tokens", "2", *LOAD, *fewer]
-    pins, route = [], twins.route
+    pins, route = [], reference_ops.route
 
     def routed(logits: Tensor, taken: int, pinned: Pinned | None, *places: Any) -> tuple[Tensor, Tensor]:
         pins.append(pinned)
         return route(logits, taken, pinned, *places)
 
-    monkeypatch.setattr(twins, "route", routed)
+    monkeypatch.setattr(reference_ops, "route", routed)
     assert main([*command, "--json"]) == 0
     served = json.loads(capsys.readouterr().out)
     assert served["completed"] == 3

@@ -22,7 +22,7 @@ from pdvsim.sim.core import ENDLESS, Request
 from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 
@@ -33,7 +33,7 @@ BOTH = replace(TALKS, prefix_len=35, num_prefixes=2)  # turns share their conver
 def sharing(arch: Arch, traffic: Traffic, rate: float = 200.0, room: int | None = None, **server: Any) -> Experiment:
     """Few slots, and prompts of several chunks."""
     chosen = Experiment(arch, replace(traffic, request_rate=rate), server=Server(**SLOTS_OF_FOUR | server))
-    return suited(replace(chosen, hardware=Hardware(kv_capacity_tokens=room)))
+    return applicable(replace(chosen, hardware=Hardware(kv_capacity_tokens=room)))
 
 
 def uncached(chosen: Experiment) -> Experiment:

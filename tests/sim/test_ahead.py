@@ -13,7 +13,7 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Tr
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rate, was_guessed
 from pdvsim.sim.workload.requests import make_requests
@@ -104,7 +104,7 @@ def test_nothing_that_is_drafted_ahead_is_lost_or_made_twice(load: str, fan: int
     """On two GPUs: tokens drafted ahead are verified or dropped, and those verified are all there are."""
     base = LOADS[load]
     server = replace(base.server, ahead_fan=fan, ahead_miss=miss)
-    experiment = suited(
+    experiment = applicable(
         replace(base, arch="pdv-ahead", server=server, hardware=replace(base.hardware, place=("prefill=1", "verify=1")))
     )
     asked = make_requests(experiment.traffic, experiment.acceptance)

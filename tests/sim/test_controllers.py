@@ -27,7 +27,7 @@ from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Feed
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
 from pdvsim.sim.workload.requests import Workload
@@ -39,7 +39,7 @@ HOST = HostTimes(launch_s=10e-6, completion_s=20e-6, handoff_s=20e-6)
 
 def simulated(experiment: Experiment, **more: Any) -> Result:
     """One set of options for several architectures: each without those that do nothing in it."""
-    return simulate(suited(experiment), **more)
+    return simulate(applicable(experiment), **more)
 
 
 planner = partial(planning.planner, HOST)

@@ -29,7 +29,7 @@ from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, Columns, Log, Result
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.testing import check_alike, check_books
@@ -63,7 +63,7 @@ class Scenario:
 
     def run(self, blocks: bool = True) -> Result:
         requests = self.workload.requests(self.experiment.acceptance)
-        return simulate(suited(self.experiment), blocks=blocks, requests=requests)
+        return simulate(applicable(self.experiment), blocks=blocks, requests=requests)
 
 
 def arrivals(kind: str, count: int, rate: float, rng: np.random.Generator) -> tuple[float, ...]:
@@ -468,7 +468,7 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
     @settings(max_examples=15)
     def check(scenario: Scenario) -> None:
         fixed = replace(scenario.experiment.server, controller="fixed", ahead_miss="draft")
-        experiment = suited(replace(scenario.experiment, server=fixed))
+        experiment = applicable(replace(scenario.experiment, server=fixed))
         result = replace(scenario, experiment=experiment).run()
         k = experiment.longest_draft
         for request in scenario.workload.requests(experiment.acceptance):

@@ -16,7 +16,7 @@ from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import LANES
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import LOADS, check_books, check_streams
@@ -218,7 +218,7 @@ def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> 
     """Two such groups behind the router: every token once, each stream one work at a time, every GPU at work."""
     base = LOADS[load]
     hardware = replace(base.hardware, place=GROUPS[arch], replicas=2, router="least-loaded")
-    experiment = suited(replace(base, arch=arch, hardware=hardware))
+    experiment = applicable(replace(base, arch=arch, hardware=hardware))
     asked = make_requests(experiment.traffic, experiment.acceptance)
     result = simulate(experiment)
     check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])

@@ -115,7 +115,7 @@ def test_a_policy_from_a_file_is_what_it_is_derived_from(own: str) -> None:
     for table in ("requests", "launches", "deliveries"):
         for name, column in getattr(mine, table).items():
             np.testing.assert_array_equal(column, getattr(theirs, table)[name])
-    assert Experiment(f"{own}:Same").kin == "colocated"
+    assert Experiment(f"{own}:Same").base_arch == "colocated"
     assert Experiment(f"{own}:Same").paged
     assert own in Experiment(f"{own}:Same").files
 

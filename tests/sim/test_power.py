@@ -14,7 +14,7 @@ from pdvsim.sim.hardware import profile as profiles
 from pdvsim.sim.hardware.costs import Price
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 FIT = PowerFit(
@@ -69,7 +69,7 @@ def at_limit(arch: str, limit_w: float | None, monkeypatch: pytest.MonkeyPatch, 
     power = None if limit_w is None else replace(FIT, limit_w=limit_w)
     monkeypatch.setattr("pdvsim.sim.assembly.builtin", lambda name: replace(shipped, power=power))
     traffic = Traffic("random", num_prompts=60, max_concurrency=users, input_len=300, output_len=60)
-    return suited(Experiment(arch, traffic, server=Server(PAIR, 3), hardware=Hardware(gpu="h200")))  # type: ignore[arg-type]
+    return applicable(Experiment(arch, traffic, server=Server(PAIR, 3), hardware=Hardware(gpu="h200")))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("arch", ARCHS)

@@ -29,7 +29,7 @@ from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams, expected_tokens
 
@@ -70,7 +70,7 @@ def by_token(tmp_path_factory: pytest.TempPathFactory) -> Hardware:
 
 def single_server(arch: Arch, hardware: Hardware, host: Host = FREE_HOST, budget: int = 10**7) -> Experiment:
     server = Server(PAIR, num_workers=1, max_num_seqs=1, max_num_batched_tokens=budget)
-    return suited(Experiment(arch=arch, server=server, hardware=hardware, host=host))
+    return applicable(Experiment(arch=arch, server=server, hardware=hardware, host=host))
 
 
 def prompts_only(arrival_s: Floats, prompts: NDArray[np.int64]) -> list[Request]:
@@ -277,7 +277,7 @@ def test_speculation_speeds_up_as_leviathan_says(alpha: float, k: int, cost: flo
     def decode_s(arch: Arch, runs: bytes) -> tuple[float, Result]:
         server = Server(PAIR, num_workers=1, num_speculative_tokens=k)
         experiment = Experiment(arch=arch, server=server, hardware=hardware, host=FREE_HOST)
-        result = simulate(suited(experiment), requests=[Request(0, 0.0, 10, OUTPUT, runs)])
+        result = simulate(applicable(experiment), requests=[Request(0, 0.0, 10, OUTPUT, runs)])
         return float(result.requests["finish_s"][0] - result.requests["first_token_s"][0]), result
 
     plain_s, _ = decode_s("autoregressive", bytes(OUTPUT))  # has no use for coins

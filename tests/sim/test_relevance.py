@@ -18,7 +18,7 @@ from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import NEEDS, refuse_idle, suited
+from pdvsim.sim.relevance import NEEDS, applicable, refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.study.sweep import Sweep
 
@@ -84,7 +84,7 @@ def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
             continue  # refused before: nobody knows what lies behind a draft then
         other = changed(need, plain)
         if need.idle(other) and need.option not in ("traffic.tokenizer", "acceptance.acceptance_trace"):
-            assert suited(other) == plain
+            assert applicable(other) == plain
             with pytest.raises(ValueError, match=need.flag):
                 simulate(other)
             launches = Unchecked(other).launches()
@@ -202,6 +202,6 @@ def test_the_recorded_acceptance_of_a_drafter_counts_as_not_given(drafter: str) 
 
 def test_what_needs_an_option_that_is_set_aside_is_set_aside_too() -> None:
     server = Server(controller="goodput", min_speculative_tokens=2, max_speculative_tokens=6)
-    plain = suited(Experiment("autoregressive", server=server))
+    plain = applicable(Experiment("autoregressive", server=server))
     assert plain == Experiment("autoregressive")
     refuse_idle([plain])

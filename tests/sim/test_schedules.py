@@ -34,7 +34,7 @@ from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.machine import lane
 from pdvsim.sim.records import LANES, Result
-from pdvsim.sim.relevance import suited
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import FOUND_REFUSED
 
@@ -128,7 +128,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             hardware=Hardware(profile=profile, **hardware),
             host=Host(**host),
         )
-        return simulate(suited(experiment), blocks=request.param, requests=requests)
+        return simulate(applicable(experiment), blocks=request.param, requests=requests)
 
     return runs
 
