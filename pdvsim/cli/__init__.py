@@ -30,6 +30,7 @@ GROUPS = {  # name, also of its module: one line of help
         "plot": "plot sweeps and runs: pdvsim plot results/sweep-DATE --against pd",
         "report": "write one interactive page: pdvsim report results/sweep-DATE -o report.html",
         "traffic": "summarise a trace: pdvsim traffic FILE -o traffic.png",
+        "acceptance": "list known acceptance of draft tokens: pdvsim acceptance --drafter eagle3",
     },
     "measure": {
         "profile": "measure models on this GPU, or list profiles: pdvsim profile --models llama-2-7b; --list",
