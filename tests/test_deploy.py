@@ -19,7 +19,7 @@ from pdvsim.decide.deploy import Block, Deployment, deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.models import PRESETS
+from pdvsim.sim.hardware.models import PRESETS, drafter_kind
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHS, policy_of
 
@@ -184,9 +184,9 @@ def test_our_own_lines_run_just_this(arch: str) -> None:
 
 
 def test_every_preset_has_a_checkpoint() -> None:
-    heads = {name for name in CHECKPOINTS if name.startswith("eagle3-")}
-    assert set(CHECKPOINTS) - heads == set(PRESETS)
-    assert {name.removeprefix("eagle3-") for name in heads} <= set(PRESETS)
+    drafters = {name for name in CHECKPOINTS if drafter_kind(name) != "model"}
+    assert set(CHECKPOINTS) - drafters == set(PRESETS)
+    assert {name.removeprefix(f"{drafter_kind(name)}-") for name in drafters} <= set(PRESETS)
 
 
 @pytest.mark.parametrize(
