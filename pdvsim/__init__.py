@@ -103,7 +103,7 @@ def advise(**options: Any) -> Advice:
     from pdvsim.decide.runs import Bench
 
     chosen = build(AdviseOptions, options)
-    advice = answer(chosen.question(), Bench(chosen.jobs, prompts=chosen.traffic.num_prompts))
+    advice = answer(chosen.question(), Bench(chosen.jobs, prompts=chosen.num_prompts))
     advice.drawn_by = advice_figure
     return advice
 
@@ -128,9 +128,7 @@ def winner_map(**options: Any) -> WinnerMap:
     from pdvsim.decide.winners import draw_map
 
     chosen = build(MapOptions, options)
-    winners = draw_map(
-        chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None, prompts=chosen.traffic.num_prompts)
-    )
+    winners = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None, prompts=chosen.num_prompts))
     winners.drawn_by = map_figure
     return winners
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pdvsim.common.options import parse
+from pdvsim.common.arguments import parse
 from pdvsim.sim.core import DrafterKind
 
 LENGTHS = (1, 2, 3, 4, 5, 7)

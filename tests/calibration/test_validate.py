@@ -473,8 +473,8 @@ def test_a_figure_that_is_no_number_is_refused(
         (["--run", "9999"], "runs 1 to"),
         (["--run", "173"], "no launches were saved"),
         (["--write", "--contention", "max"], "--write needs all runs"),
-        (["--tiny"], "need --serve"),
-        (["--serve", "plan.jsonl", "--json"], "--serve can only be combined with"),
+        (["--tiny"], "needs --serve"),
+        (["--serve", "plan.jsonl", "--json"], "--serve can be combined only with"),
     ],
 )
 def test_options_that_make_no_sense_are_refused(argv: list[str], reason: str, refused: Callable[..., str]) -> None:

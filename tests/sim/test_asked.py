@@ -14,8 +14,9 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.cli.runcommand import AskedExperiment, RunCommand
+from pdvsim.common.arguments import parse
 from pdvsim.common.commandline import command_line
-from pdvsim.common.options import build, parse
+from pdvsim.common.options import build
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.workload.acceptance import expected_tokens
