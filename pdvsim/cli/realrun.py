@@ -19,8 +19,8 @@ from pdvsim.common.files import write_all, write_whole
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.doubts import vet
 from pdvsim.sim.policies import archs_where, policy_of
+from pdvsim.sim.relevance import vet
 from pdvsim.view.run import Run
 
 

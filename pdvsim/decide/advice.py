@@ -40,8 +40,8 @@ from pdvsim.decide.runs import (
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import Budget, GpuHourUsd, NumRuns, PartialShare, Range, check_ranges
+from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.study.length import length_of, too_short
 from pdvsim.study.stats import Interval, interval

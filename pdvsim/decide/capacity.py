@@ -39,7 +39,6 @@ from pdvsim.decide.report import (
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.sim.config import Arch, Experiment, Server
-from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import (
     LeastShare,
     LongSeconds,
@@ -51,6 +50,7 @@ from pdvsim.sim.limits import (
     check_ranges,
 )
 from pdvsim.sim.metrics.steady import LEAST, Length, rate_length
+from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_length
 from pdvsim.study.stats import interval

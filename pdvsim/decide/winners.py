@@ -39,7 +39,6 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replicati
 from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.doubts import vet
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import (
@@ -52,6 +51,7 @@ from pdvsim.sim.limits import (
     check_points,
     check_ranges,
 )
+from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.view import table
 from pdvsim.view.setting import acceptance_notes, is_assumed

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import vet
 from pdvsim.sim.limits import NumRuns, RequestRate, Requests, check_list, check_points, check_ranges
-from pdvsim.sim.relevance import applicable
+from pdvsim.sim.relevance import applicable, vet
 from pdvsim.study.backends import Backend, finished
 
 if TYPE_CHECKING:

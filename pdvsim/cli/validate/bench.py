@@ -9,7 +9,7 @@ from typing import Any
 from pdvsim.calibration.validate.bench import BenchedLoad, read_load
 from pdvsim.cli.validate.options import ValidateCommand
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.doubts import vet
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
 from pdvsim.study import output
 from pdvsim.study.band import spanned
