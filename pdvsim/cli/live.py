@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import webbrowser
 from dataclasses import dataclass, replace
-from importlib import import_module
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pdvsim.common.arguments import parse
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
     from pdvsim.live.server import PageServer
 
 PERCENTILES = (50.0, 95.0, 99.0)
-EXTRA = "live needs bokeh: pip install 'pdvsim[live]'"
+EXTRA = "live needs tornado: pip install 'pdvsim[live]'"
 
 
 @dataclass(frozen=True)
@@ -67,8 +66,6 @@ def main(argv: list[str]) -> int:
     args = parse(LiveCommand, argv, "pdvsim live")
     try:
         from pdvsim.live.server import PageServer
-
-        import_module("bokeh")
     except ImportError:
         raise ValueError(EXTRA) from None
     page = PageServer(args.address, args.port, args.token)  # reports a port in use before anything else
