@@ -117,7 +117,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     by_rate = all(c.acceptance.by_rate for c in (best, *rivals))
     who = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
-    advice.memory = hazards.memory(best)
+    advice.memory = hazards.memory(advice.rows)
     advice.deployment = deployment(best, _for_engines(advice.search))
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
