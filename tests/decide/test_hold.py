@@ -46,7 +46,7 @@ def test_a_capacity_holds_five_times_as_long_on_another_seed(name: str) -> None:
 
 
 def test_conversations_of_a_closed_loop_are_all_there() -> None:
-    """64 users of ten turns: measured at length, one draft token gives more than two; 256 requests showed the reverse."""
+    """64 users of ten turns: one draft token gives more than two; in 256 requests it was the reverse."""
     talks: dict[str, Any] = {"max_concurrency": 64, "num_turns": 10, "arch": "colocated", "steady": True}
     short = {k: pdvsim.run(**talks, num_speculative_tokens=k).metrics["output_throughput"] for k in (1, 2)}
     long = {
