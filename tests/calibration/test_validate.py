@@ -473,7 +473,7 @@ def test_a_figure_that_is_no_number_is_refused(
         (["--run", "9999"], "runs 1 to"),
         (["--run", "173"], "no launches were saved"),
         (["--write", "--contention", "max"], "--write needs all runs"),
-        (["--tiny"], "needs --serve"),
+        (["--tiny"], "only with --serve"),
         (["--serve", "plan.jsonl", "--json"], "--serve can be combined only with"),
     ],
 )

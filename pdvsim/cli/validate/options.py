@@ -82,7 +82,7 @@ class ValidateCommand:
         given = {name for name, value in usual.items() if getattr(self, name) != value}
         for kind, taken in KINDS.items():
             if kind not in given and (idle := given & OF_ONE_KIND[kind]):
-                raise ValueError(f"{_named(idle)} needs --{kind}")
+                raise ValueError(f"{_named(idle)} can be used only with --{kind}")
             if kind in given and given - taken - {kind}:
                 raise ValueError(f"--{kind} can be combined only with {_named(taken)}")
         if self.bench is not None and self.pair is None:
@@ -107,5 +107,6 @@ def shipped() -> list[Path]:
 def _named(names: set[str]) -> str:
     """Options as an error lists them."""
     groups = ["server options"] if names & {"acceptance", "server", "hardware"} else []
-    flags = sorted(names - {"acceptance", "server", "hardware", "num_speculative_tokens"})
-    return ", ".join([*(f"--{name.replace('_', '-')}" for name in flags), *groups])
+    flags = sorted(names - {"acceptance", "server", "hardware", "num_speculative_tokens"})  # the last is one of these
+    *others, last = [*(f"--{name.replace('_', '-')}" for name in flags), *groups]
+    return f"{', '.join(others)} and {last}" if others else last
