@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.models import unquantised
-from pdvsim.sim.workload.asked import PUBLISHED, drafter_name, has_rates
+from pdvsim.sim.workload.asked import PUBLISHED, drafter_name, has_rates, published_for
 from pdvsim.sim.workload.options import LENGTHS, PREFIXES
 from pdvsim.view.table import load_text
 
@@ -20,6 +20,7 @@ Settings = Mapping[str, Mapping[str, Any]]  # saved settings of an experiment, b
 
 ASSUMED_RATE = Acceptance.acceptance_rate
 RECORDED_WITH = "Llama-3.1-8B"  # the target of all included recordings
+MEASURE = "acceptance of your own server is the best answer: --acceptance-from a copy of its /metrics, with --drafter"
 MOST_LISTED_VALUES = 3
 UNITS = {"concurrency": "concurrent requests", "request_rate": "req/s"}
 
@@ -131,10 +132,11 @@ def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
     others = ", ".join(dict.fromkeys(_target(e) for e in drafting if recorded_elsewhere(e)))
     unlike = f" (not with {others})" if others else ""
     notes = [f"acceptance as recorded with {RECORDED_WITH}{unlike}: {', '.join(recorded)}"] if recorded else []
-    names = dict.fromkeys(
-        drafter_name(e.server.pair) for e in drafting if e.acceptance in [given for given, _ in PUBLISHED.values()]
-    )
-    notes += [f"acceptance of {name} as published: {PUBLISHED[name][1]}" for name in names if name in PUBLISHED]
+    printed = ((e, published_for(e.server.pair)) for e in drafting)
+    sources = {
+        drafter_name(e.server.pair): p.source for e, p in printed if p is not None and p.acceptance == e.acceptance
+    }
+    notes += [f"acceptance of {name} as published: {source}" for name, source in sources.items()]
     assumed = ", ".join(dict.fromkeys(drafter_name(e.server.pair) for e in drafting if is_assumed(e)))
     give = "give yours with --acceptance-from or --acceptance-rate"
     return [*notes, f"acceptance {ASSUMED_RATE:g} is assumed for {assumed}: {give}"] if assumed else notes
