@@ -325,5 +325,8 @@ def draw_runs(
     inner = np.flatnonzero(~begins)
     start = np.maximum.accumulate(np.where(begins, np.arange(len(runs)), 0))[inner]
     left = start + runs[start] - inner
-    runs[inner] = _run_lengths(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[inner])
+    decides = inner
+    if len(model.drafted):  # a draft that reaches beyond its run does so where the next run is long
+        decides = np.minimum(start + runs[start] + 1, np.repeat(ends, ends - starts)[inner] - 1)
+    runs[inner] = _run_lengths(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[decides])
     return runs.astype(np.uint8)

@@ -11,18 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pdvsim
 from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.formula import Formula
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.costs import LookupCosts
 from pdvsim.sim.hardware.host import SUFFIX_ROW_S
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
+from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.suffix import SuffixCache, SuffixOptions
 
@@ -118,7 +118,7 @@ def test_a_draft_is_as_long_as_its_match() -> None:
 
 
 def served(k: int, clients: int = 8, data: str = "sharegpt", drafter: str = "suffix") -> Experiment:
-    traffic = Traffic("random", num_prompts=8 * clients, max_concurrency=clients, input_len=200, output_len=200)
+    traffic = Traffic("random", num_prompts=4 * clients + 8, max_concurrency=clients, input_len=200, output_len=200)
     return Experiment(
         "colocated",
         traffic,
@@ -166,39 +166,35 @@ def test_a_draft_is_at_least_what_is_accepted_of_it_and_at_most_what_is_asked_fo
 
 @pytest.mark.parametrize("k", [2, 8])
 def test_the_formula_expects_the_drafts_that_a_run_has(k: int) -> None:
-    experiment = served(k, data="instructcoder")
+    experiment = served(k, clients=100)
     formula = Formula(experiment)
     lookup, rate = formula.planner.lookup, formula.acceptance
     done = simulate(experiment).requests
     assert lookup.share(rate) == pytest.approx(done["drafts"].sum() / done["rounds"].sum(), rel=0.05)
-    assert lookup.mean_length(rate, k) == pytest.approx(done["drafted"].sum() / done["drafts"].sum(), rel=0.1)
+    assert lookup.mean_length(rate, k) == pytest.approx(done["drafted"].sum() / done["drafts"].sum(), rel=0.05)
 
 
-def test_it_gains_alone_and_loses_in_a_large_batch() -> None:
-    """The direction of ArcticInference's issue 185: with chat, drafts that are mostly refused fill a large batch."""
+@pytest.mark.parametrize(("data", "pays"), [("gsm8k", False), ("sharegpt", False), ("instructcoder", True)])
+def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays: bool) -> None:
+    """The direction of ArcticInference's issue 185 on vLLM: refused drafts fill a large batch; edits of code gain."""
     gains = {}
     for clients in (1, 128):
-        drafting = served(8, clients)
-        plain_run = replace(
-            drafting,
-            arch="autoregressive",
-            acceptance=Acceptance(),
-            server=Server("none:llama-3.1-8b", max_num_seqs=256),
-        )
-        speeds = [simulate(one).metrics()["output_throughput"] for one in (drafting, plain_run)]
-        gains[clients] = speeds[0] / speeds[1]
+        drafting = served(8, clients, data)
+        drafting = replace(drafting, hardware=Hardware("h200", engine="vllm", band=False))
+        server = replace(drafting.server, pair="none:llama-3.1-8b", num_speculative_tokens=4)
+        undrafted = replace(drafting, arch="autoregressive", acceptance=Acceptance(), server=server)
+        ends_s = [simulate(one).deliveries["time_s"].max() for one in (undrafted, drafting)]
+        gains[clients] = ends_s[0] / ends_s[1]
     assert gains[1] > 1.2
-    assert gains[128] < 1
+    assert gains[1] > 1.2 * gains[128]
+    assert (gains[128] > 1) == pays
 
 
 # commands ------------------------------------------------------------------------------------------------------------
 
 
-def test_the_recorded_acceptance_is_the_default_and_counters_are_refused(
-    tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = pdvsim.run(model="llama-3.1-8b", drafter="suffix", arch="colocated", num_prompts=8)
-    assert run.experiment.acceptance == Acceptance(acceptance_model="sharegpt-suffix")
+def test_the_recorded_acceptance_is_the_default_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert usual_acceptance("suffix:llama-3.1-8b", Traffic()).acceptance_model == "sharegpt-suffix"
     assert main(["acceptance", "--drafter", "suffix", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["tokens_per_round"]
     assert {row["task"] for row in listed} == {"cnn", "gsm8k", "instructcoder", "sharegpt"}
