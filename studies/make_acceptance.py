@@ -122,7 +122,8 @@ def write(models: dict[str, Any], path: Path) -> None:
         parts.append(f"  {json.dumps(name)}: {{\n{fields}\n  }}")
     head = {
         "source": "SpecDecode-Bench, simulator/data/llama3.1-8B (the traces of arXiv 2601.11580): "
-        "Llama-3.1-8B-Instruct, accepted runs at every output position; derived counts only",
+        "Llama-3.1-8B-Instruct, accepted runs at every output position, of suffix as looked up by "
+        "studies/suffix_lookups.py; derived counts only",
         "made_by": "studies/make_acceptance.py",
         "unit": f"shares in 1/{SCALE}",
     }

@@ -153,7 +153,7 @@ def vllm(served: Served) -> Block:
         if kind == "ngram":
             config |= {"prompt_lookup_min": ngram.LEAST, "prompt_lookup_max": ngram.MOST}
         elif kind == "suffix":
-            config |= {f"suffix_decoding_{name}": value for name, value in asdict(SuffixOptions()).items()}
+            config |= asdict(SuffixOptions())
         elif kind != "mtp":
             config["model"] = drafter_checkpoint(served.experiment)
         if kind == "model" and _is_fp8(pair.draft):

@@ -15,10 +15,6 @@ from pdvsim.view.setting import RECORDED_WITH
 def known(lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
     """One row per drafter, model and task: tokens per round for each draft length, as text, and their source."""
 
-    def row(drafter: str, model: str, task: str, means: Mapping[int, float], source: str) -> dict[str, Any]:
-        tokens = {f"k={k}": f"{means[k]:.2f}" if k in means else "-" for k in lengths}
-        return {"drafter": drafter, "model": model, "task": task, **tokens, "source": source}
-
     def by_rates(acceptance: Acceptance) -> dict[int, float]:
         return {k: mean_tokens(acceptance, k) for k in lengths}
 
@@ -26,15 +22,27 @@ def known(lengths: Sequence[int]) -> Iterator[dict[str, Any]]:
         task, _, drafter = name.rpartition("-")
         means = dict(enumerate(measured(name).tokens_per_round, start=1))
         how = "looked up in recorded tokens" if drafter == "suffix" else "recorded"
-        yield row(drafter, RECORDED_WITH, task, means, f"{how} (SpecDecode-Bench): --acceptance-model {name}")
+        yield row_of(
+            drafter, RECORDED_WITH, task, means, lengths, f"{how} (SpecDecode-Bench): --acceptance-model {name}"
+        )
     for name, (acceptance, source) in PUBLISHED.items():
         drafter = drafter_kind(f"{name}-")
         model = name.removeprefix(drafter).removeprefix("-") or "-"
-        yield row(drafter, model, "-", by_rates(acceptance), f"published: {source}")
+        yield row_of(drafter, model, "-", by_rates(acceptance), lengths, f"published: {source}")
     for model, rates in OTHER_MTP.items():
         given = ",".join(f"{rate:g}" for rate in rates)
         means = by_rates(Acceptance(synthetic_acceptance_rates=rates))
-        yield row("mtp", model, "-", means, f"published: {GOLDEN}: --synthetic-acceptance-rates {given}")
+        yield row_of("mtp", model, "-", means, lengths, f"published: {GOLDEN}: --synthetic-acceptance-rates {given}")
     assumed = Acceptance()
     for drafter in ("model", "pard", "mtp"):
-        yield row(drafter, "-", "-", by_rates(assumed), f"assumed: acceptance rate {assumed.acceptance_rate:g}")
+        yield row_of(
+            drafter, "-", "-", by_rates(assumed), lengths, f"assumed: acceptance rate {assumed.acceptance_rate:g}"
+        )
+
+
+def row_of(
+    drafter: str, model: str, task: str, means: Mapping[int, float], lengths: Sequence[int], source: str
+) -> dict[str, Any]:
+    """A row of the table, as text."""
+    tokens = {f"k={k}": f"{means[k]:.2f}" if k in means else "-" for k in lengths}
+    return {"drafter": drafter, "model": model, "task": task, **tokens, "source": source}

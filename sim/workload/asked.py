@@ -16,27 +16,29 @@ from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, USUAL_DATA, Acceptanc
 GOLDEN = "SPEED-Bench coding with thinking, InferenceX golden_al_distribution"
 
 
-class Published(NamedTuple):
+class PublishedAcceptance(NamedTuple):
     """Acceptance that somebody measured, and where it is printed."""
 
     acceptance: Acceptance
     source: str
 
 
-def _published(*rates: float, source: str) -> Published:
+def _published(*rates: float, source: str) -> PublishedAcceptance:
     """Rates by position; tokens after the last are not accepted."""
-    return Published(Acceptance(synthetic_acceptance_rates=(*rates, *[0.0] * (POSITIONS - len(rates)))), source)
+    return PublishedAcceptance(
+        Acceptance(synthetic_acceptance_rates=(*rates, *[0.0] * (POSITIONS - len(rates)))), source
+    )
 
 
 POSITIONS = 8  # of published rates
 # By kind of drafter, or by the drafter of one model. P-EAGLE's is with 7 draft tokens, DFlash's is the rate that gives
 # its tokens per block. DeepSeek-V3's MTP has two sources: the rate of the first token, and the tokens per round at
 # k=7, from which a constant decay (0.645) gives the positions between.
-PUBLISHED: dict[str, Published] = {
+PUBLISHED: dict[str, PublishedAcceptance] = {
     "p-eagle": _published(
         *(0.63, 0.38, 0.23, 0.15, 0.09, 0.05, 0.03, 0.02), source="HumanEval, vLLM pull request 32628"
     ),
-    "dflash": Published(
+    "dflash": PublishedAcceptance(
         Acceptance(acceptance_rate=0.856),
         "6.36 tokens per block of 16: Qwen3-8B on GSM8K, SGLang pull request 16818; other tasks accept fewer",
     ),
@@ -117,7 +119,7 @@ def usual_acceptance(pair: str, traffic: Traffic) -> Acceptance:
     return Acceptance(acceptance_model=names[0]) if names else Acceptance()
 
 
-def published_for(pair: str) -> Published | None:
+def published_for(pair: str) -> PublishedAcceptance | None:
     """The published acceptance of a pair's drafter: of that model's, else of its kind; None if there is none."""
     draft, _, _ = pair.partition(":")
     return PUBLISHED.get(unquantised(draft)) or PUBLISHED.get(drafter_name(pair))

@@ -15,17 +15,26 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pdvsim.sim.limits import check_ranges
+
 ROOT, NONE = 0, -1
 
 
 @dataclass(frozen=True)
 class SuffixOptions:
-    """vLLM's options of suffix decoding, and their defaults (`suffix_decoding_` in its configuration)."""
+    """Suffix decoding, by vLLM's names and with its defaults."""
 
-    max_tree_depth: int = 24
-    max_cached_requests: int = 10_000
-    max_spec_factor: float = 1.0
-    min_token_prob: float = 0.1
+    suffix_decoding_max_tree_depth: int = 24
+    """Most tokens of a match and its draft together."""
+    suffix_decoding_max_cached_requests: int = 10_000
+    """Requests whose answers are kept for others to match; 0: none are."""
+    suffix_decoding_max_spec_factor: float = 1.0
+    """Draft tokens per token of the match."""
+    suffix_decoding_min_token_prob: float = 0.1
+    """Least estimated probability of a draft token."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 class SuffixTree:
@@ -63,7 +72,11 @@ class SuffixTree:
             node = self._find(context[-match:])
             if node == NONE:
                 break
-            path = self._path(node, min(k, int(match * options.max_spec_factor + 1e-6)), options.min_token_prob)
+            path = self._path(
+                node,
+                min(k, int(match * options.suffix_decoding_max_spec_factor + 1e-6)),
+                options.suffix_decoding_min_token_prob,
+            )
             if path[0] >= best[0]:
                 best = path
         return best
@@ -94,13 +107,13 @@ class SuffixCache:
 
     def __init__(self, options: SuffixOptions | None = None) -> None:
         self._options = options or SuffixOptions()
-        self._answers = SuffixTree(self._options.max_tree_depth)
+        self._answers = SuffixTree(self._options.suffix_decoding_max_tree_depth)
         self._own: dict[int, SuffixTree] = {}
         self._last: dict[int, deque[int]] = {}
 
     def start(self, request: int, prompt: Sequence[int]) -> None:
         """A request with its prompt."""
-        depth = self._options.max_tree_depth
+        depth = self._options.suffix_decoding_max_tree_depth
         self._own[request], self._last[request] = SuffixTree(depth), deque(prompt, maxlen=depth)
         self._own[request].extend(request, prompt)
 
@@ -108,7 +121,7 @@ class SuffixCache:
         """More tokens of its answer."""
         self._own[request].extend(request, tokens)
         self._last[request].extend(tokens)
-        if self._options.max_cached_requests:
+        if self._options.suffix_decoding_max_cached_requests:
             self._answers.extend(request, tokens)
 
     def drafts(self, request: int, k: int) -> list[int]:

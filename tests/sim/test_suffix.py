@@ -43,12 +43,12 @@ def followers(texts: Texts, stretch: Sequence[int]) -> Iterator[int | None]:
 def plain(texts: Texts, context: Sequence[int], k: int, options: SuffixOptions) -> tuple[float, list[int]]:
     """The best draft by counting anew for every stretch."""
     best: tuple[float, list[int]] = 0.0, []
-    for match in range(1, min(len(context), options.max_tree_depth)):
+    for match in range(1, min(len(context), options.suffix_decoding_max_tree_depth)):
         stretch = list(context[-match:])
         if not list(followers(texts, stretch)):
             break
         draft, chance, expected = list[int](), 1.0, 0.0
-        while len(draft) < min(k, int(match * options.max_spec_factor + 1e-6)):
+        while len(draft) < min(k, int(match * options.suffix_decoding_max_spec_factor + 1e-6)):
             seen = list(followers(texts, stretch + draft))
             counts: dict[int, int] = {}
             likeliest = None
@@ -57,10 +57,10 @@ def plain(texts: Texts, context: Sequence[int], k: int, options: SuffixOptions) 
                     counts[token] = counts.get(token, 0) + 1
                     if likeliest is None or counts[token] > counts[likeliest]:
                         likeliest = token
-            if likeliest is None or match + len(draft) >= options.max_tree_depth:
+            if likeliest is None or match + len(draft) >= options.suffix_decoding_max_tree_depth:
                 break
             chance *= counts[likeliest] / len(seen)
-            if chance < options.min_token_prob:
+            if chance < options.suffix_decoding_min_token_prob:
                 break
             draft.append(likeliest)
             expected += chance
@@ -79,10 +79,10 @@ tokens = st.lists(st.integers(0, 3), max_size=30)
     k=st.integers(1, 9),
     options=st.builds(
         SuffixOptions,
-        max_tree_depth=st.sampled_from([2, 5, 24]),
-        max_cached_requests=st.sampled_from([0, 10_000]),
-        max_spec_factor=st.sampled_from([0.5, 1.0, 2.0]),
-        min_token_prob=st.sampled_from([0.0, 0.1, 0.4]),
+        suffix_decoding_max_tree_depth=st.sampled_from([2, 5, 24]),
+        suffix_decoding_max_cached_requests=st.sampled_from([0, 10_000]),
+        suffix_decoding_max_spec_factor=st.sampled_from([0.5, 1.0, 2.0]),
+        suffix_decoding_min_token_prob=st.sampled_from([0.0, 0.1, 0.4]),
     ),
 )
 def test_it_drafts_what_plain_counting_does(
@@ -96,9 +96,9 @@ def test_it_drafts_what_plain_counting_does(
     cache.start(99, prompt)
     for token in own:
         cache.extend(99, [token])
-    context = [*prompt, *own][-options.max_tree_depth :]
+    context = [*prompt, *own][-options.suffix_decoding_max_tree_depth :]
     mine = plain([[*prompt, *own]], context, k, options)
-    others = plain([*answers, own] if options.max_cached_requests else [], context, k, options)
+    others = plain([*answers, own] if options.suffix_decoding_max_cached_requests else [], context, k, options)
     assert cache.drafts(99, k) == (mine[1] if mine[0] >= others[0] else others[1])
 
 
