@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdvsim.common.files import write_whole
 from pdvsim.common.options import parse
+from pdvsim.common.progress import Progress
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.workload.suffix import SuffixOptions
 
@@ -70,10 +73,6 @@ def main(argv: list[str]) -> int:
 
 def _measured(args: AcceptanceCommand, path: str) -> dict[str, Any]:
     """Look drafts up in the texts, write the rounds where asked, and return the row of the table."""
-    import json
-
-    from pdvsim.common.files import write_whole
-    from pdvsim.common.progress import Progress
     from pdvsim.sim.workload.acceptance import LONGEST
     from pdvsim.study.lookups import Drafted, looked_up, read_texts, rounds_of
     from pdvsim.study.output import check_file
