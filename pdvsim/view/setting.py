@@ -115,6 +115,12 @@ def is_assumed(experiment: Experiment) -> bool:
     return experiment.has_drafter and experiment.acceptance == Acceptance() and not has_rates(experiment.traffic)
 
 
+def is_published(experiment: Experiment) -> bool:
+    """Whether a run uses the acceptance that somebody published for its drafter."""
+    published = published_for(experiment.server.pair)
+    return experiment.has_drafter and published is not None and published.acceptance == experiment.acceptance
+
+
 def recorded_elsewhere(experiment: Experiment) -> bool:
     """Whether a run uses an acceptance that was recorded with another target."""
     model = experiment.has_drafter and experiment.acceptance.acceptance_model
@@ -132,10 +138,8 @@ def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
     others = ", ".join(dict.fromkeys(_target(e) for e in drafting if recorded_elsewhere(e)))
     unlike = f" (not with {others})" if others else ""
     notes = [f"acceptance as recorded with {RECORDED_WITH}{unlike}: {', '.join(recorded)}"] if recorded else []
-    printed = ((e, published_for(e.server.pair)) for e in drafting)
-    sources = {
-        drafter_name(e.server.pair): p.source for e, p in printed if p is not None and p.acceptance == e.acceptance
-    }
+    pairs = dict.fromkeys(e.server.pair for e in drafting if is_published(e))
+    sources = {drafter_name(pair): known.source for pair in pairs if (known := published_for(pair)) is not None}
     notes += [f"acceptance of {name} as published: {source}" for name, source in sources.items()]
     assumed = ", ".join(dict.fromkeys(drafter_name(e.server.pair) for e in drafting if is_assumed(e)))
     give = "give yours with --acceptance-from or --acceptance-rate"

@@ -257,6 +257,18 @@ def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
     assert "recorded with" not in str(own).partition("Expected\n")[0]
 
 
+def test_a_published_acceptance_is_named_in_the_verdict_and_ones_own_is_asked_for() -> None:
+    load = {"concurrency": 1, "num_prompts": 8, "num_runs": 2, "budget": 9, "jobs": 1}
+    fixed = {"arch": ["autoregressive", "colocated"], "num_speculative_tokens": 1}
+    advice = pdvsim.advise(model="mimo-7b", drafter="mtp", **fixed, **load)
+    assert advice.recommended.speculates
+    verdict, _, rest = str(advice).partition("Expected\n")
+    assert "note: acceptance of mtp as published: MT-Bench at k=2, vLLM pull request 25136" in verdict
+    assert "acceptance of your own server is the best answer: --acceptance-from" in rest
+    own = pdvsim.advise(model="mimo-7b", drafter="mtp", acceptance_rate=0.8, **fixed, **load)
+    assert "as published" not in str(own)
+
+
 @pytest.mark.parametrize(("rate", "k"), [(0.3, 1), (0.6, 3), (0.8, 5)])
 def test_the_rate_that_stands_for_a_recording_is_that_of_its_rounds(rate: float, k: int) -> None:
     """Leviathan's law the other way round: runs with a rate give it back."""
