@@ -7,7 +7,7 @@ still being written when another request looks for them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 from pdvsim.realrun.ngram import History
 from pdvsim.sim.workload.datasets import bad, json_lines, tokenized_by
@@ -41,16 +41,20 @@ def read_texts(path: str, tokenizer: str | None) -> list[Written]:
 
 
 def _written(path: str, number: int, row: Any, tokens_of: Callable[[list[str]], list[list[int]]] | None) -> Written:
-    found = row if isinstance(row, dict) else {}
-    tokens = [found.get(name) for name in ("prompt_token_ids", "generated_token_ids")]
-    if all(isinstance(ids, list) and all(type(id) is int and 0 <= id < 2**31 for id in ids) for ids in tokens):
-        return Written(*tokens)
+    found: dict[str, Any] = row if isinstance(row, dict) else {}
+    prompt, answer = found.get("prompt_token_ids"), found.get("generated_token_ids")
+    if _are_tokens(prompt) and _are_tokens(answer):
+        return Written(prompt, answer)
     texts = [found.get(name) for name in ("prompt", "output")]
     if not all(isinstance(text, str) for text in texts):
         raise bad(path, f"line {number}", "has no tokens and no texts", ACCEPTED)
     if tokens_of is None:
         raise ValueError(f"{path}: line {number} holds texts: give the folder of their --tokenizer")
     return Written(*tokens_of([str(text) for text in texts]))
+
+
+def _are_tokens(value: Any) -> TypeGuard[list[int]]:
+    return isinstance(value, list) and all(type(id) is int and 0 <= id < 2**31 for id in value)
 
 
 def looked_up(texts: Sequence[Written], drafter: LookupKind, k: int, options: SuffixOptions) -> Iterator[Drafted]:
