@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.suffix import SuffixCache, SuffixOptions
+from studies.make_acceptance import by_length, read, tokens_per_round
 
 # the look-up ---------------------------------------------------------------------------------------------------------
 
@@ -215,3 +217,19 @@ def test_it_is_deployed_with_the_options_it_was_looked_up_with() -> None:
     assert not sglang.text
     with pytest.raises(ValueError, match="--drafter suffix is for pdvsim run"):
         refuse(served(4), Machine())
+
+
+def test_the_shipped_counts_are_those_of_the_traces(tmp_path: Path) -> None:
+    """A trace of two requests, counted by hand: rounds start after what the round before yields."""
+    rows = [
+        {"dataset": "chat", "suffix": [1, 3, 2, 1, 2], "suffix_drafted": [0, 4, 1, 0, 1]},
+        {"dataset": "chat", "suffix": [1, 1], "suffix_drafted": [2, 0]},
+    ]
+    path = tmp_path / "traces.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recorded, drafted = read([path])
+    assert recorded == {"chat-suffix": [[0, 2, 1, 0, 1], [0, 0]]}
+    # rounds at 0 (0 of 0), 1 (2 of 4), 4 (1 of 1); 0 (0 of 2), 1 (0 of 0)
+    counts = by_length(recorded["chat-suffix"], drafted["chat-suffix"])["drafted"]
+    assert counts == [[2, 0, 1], [0, 1], [0, 0, 0, 0, 1]]
+    assert tokens_per_round(recorded["chat-suffix"], 7) == pytest.approx((1 + 3 + 2 + 1 + 1) / 5)
