@@ -16,7 +16,7 @@ from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.formula import Formula
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.costs import LookupCosts
 from pdvsim.sim.hardware.host import SUFFIX_ROW_S
@@ -27,6 +27,7 @@ from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.suffix import SuffixCache, SuffixOptions
 from studies.make_acceptance import by_length, read, tokens_per_round
+from studies.suffix_gains import gain
 
 # the look-up ---------------------------------------------------------------------------------------------------------
 
@@ -179,14 +180,7 @@ def test_the_formula_expects_the_drafts_that_a_run_has(k: int) -> None:
 @pytest.mark.parametrize(("data", "pays"), [("gsm8k", False), ("sharegpt", False), ("instructcoder", True)])
 def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays: bool) -> None:
     """The direction of ArcticInference's issue 185 on vLLM: refused drafts fill a large batch; edits of code gain."""
-    gains = {}
-    for clients in (1, 128):
-        drafting = served(8, clients, data)
-        drafting = replace(drafting, hardware=Hardware("h200", engine="vllm", band=False))
-        server = replace(drafting.server, pair="none:llama-3.1-8b", num_speculative_tokens=4)
-        undrafted = replace(drafting, arch="autoregressive", acceptance=Acceptance(), server=server)
-        ends_s = [simulate(one).deliveries["time_s"].max() for one in (undrafted, drafting)]
-        gains[clients] = ends_s[0] / ends_s[1]
+    gains = {clients: gain(data, clients) for clients in (1, 128)}
     assert gains[1] > 1.2
     assert gains[1] > 1.2 * gains[128]
     assert (gains[128] > 1) == pays
