@@ -46,7 +46,7 @@ from pdvsim.study import output
 from pdvsim.study.length import length_of, too_short
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Highlight, Showable
-from pdvsim.view.setting import MEASURE, acceptance_notes, is_assumed, is_published, recorded_elsewhere
+from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.table import DETAIL, TextTable, cell
 
 if TYPE_CHECKING:
@@ -514,7 +514,6 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
     who = "way to use the GPUs" if ask.fleets else "architecture"
     who += " and drafter" if ask.drafters else ""
     accepted = dict.fromkeys(way.acceptance_text for way in ask.drafters)
-    unmeasured = acceptance_notes(advice.finals)
     counts = sorted({len(rows) for rows in advice.finals.values()})
     seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
     length = length_of(best)
@@ -527,7 +526,7 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
         f"searched {len(advice.search.figures)} settings in short runs, each {who} at its best{left}; "
         f"{advice.runs} of {ask.budget} simulations used, in {advice.spent_s:.0f} s",
         f"{len(advice.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
-        *([f"acceptance of {'; '.join(accepted)}"] if accepted else unmeasured),
-        *([MEASURE] if unmeasured else []),
+        *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),
+        *measure_notes(advice.finals),
         *rests_on(ask.base.traffic, advice.rows),
     ]

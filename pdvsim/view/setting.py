@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.models import unquantised
 from pdvsim.sim.workload.asked import PUBLISHED, drafter_name, has_rates, published_for
 from pdvsim.sim.workload.options import LENGTHS, PREFIXES
@@ -20,7 +21,6 @@ Settings = Mapping[str, Mapping[str, Any]]  # saved settings of an experiment, b
 
 ASSUMED_RATE = Acceptance.acceptance_rate
 RECORDED_WITH = "Llama-3.1-8B"  # the target of all included recordings
-MEASURE = "acceptance of your own server is the best answer: --acceptance-from a copy of its /metrics, with --drafter"
 MOST_LISTED_VALUES = 3
 UNITS = {"concurrency": "concurrent requests", "request_rate": "req/s"}
 
@@ -144,6 +144,15 @@ def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
     assumed = ", ".join(dict.fromkeys(drafter_name(e.server.pair) for e in drafting if is_assumed(e)))
     give = "give yours with --acceptance-from or --acceptance-rate"
     return [*notes, f"acceptance {ASSUMED_RATE:g} is assumed for {assumed}: {give}"] if assumed else notes
+
+
+def measure_notes(experiments: Iterable[Experiment]) -> list[str]:
+    """How to measure acceptance, where results depend on one that was not measured by the user."""
+    kinds = {e.server.drafted_by for e in experiments if acceptance_notes([e])}
+    how = "--acceptance-from a copy of its /metrics, with --drafter"
+    if kinds <= set(LOOKED_UP):  # whose rounds without a match an engine does not count
+        how = "pdvsim acceptance --texts looks drafts up in your requests"
+    return [f"acceptance of your own server is the best answer: {how}"] if kinds else []
 
 
 def loads_text(points: pd.DataFrame) -> str:
