@@ -18,7 +18,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pdvsim.sim.config import BY_SEED, TRACES, Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.core import HeadSpec
+from pdvsim.sim.core import LOOKED_UP, HeadSpec
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
 from pdvsim.sim.hardware.names import Note
@@ -120,8 +120,8 @@ NEEDS: tuple[Need, ...] = (
     Need("server", "max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
          "an architecture that prefills several prompts per forward"),
     Need("server", "async_scheduling",
-         lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter and e.server.drafted_by != "ngram"
-         and e.hardware.predicted_engine == "pdvsim",
+         lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter
+         and e.server.drafted_by not in LOOKED_UP and e.hardware.predicted_engine == "pdvsim",
          "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
     *map(_own, ("num_workers", "max_decode_queue", "verify_gather", "admission_factor", "hybrid_threshold",
                 "ahead_fan")),
@@ -234,7 +234,8 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
 def _unlike(experiment: Experiment) -> tuple[str, ...]:
     """Acceptance that was measured with another drafter than the one that drafts."""
     kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
-    if not experiment.has_drafter or not name or (kind == "ngram") == name.endswith("-ngram"):
+    of = name.rpartition("-")[2]  # the drafter it was measured with
+    if not experiment.has_drafter or not name or of == kind or (of not in LOOKED_UP and kind not in LOOKED_UP):
         return ()
     return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
 

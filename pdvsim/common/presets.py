@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
+from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.limits import Redefined, Share, check_ranges
-from pdvsim.sim.workload.asked import usual_acceptance
+from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 
 PresetName = Literal["pd-verify"]
 
@@ -71,9 +72,10 @@ class ExperimentOptions:
         from pdvsim.sim.workload.counters import read_acceptance
 
         acceptance = read_acceptance(self.acceptance_from)
-        if self.server.pair.startswith("ngram:") and acceptance.acceptance_trace is None:
+        drafter = drafter_name(self.server.pair)
+        if drafter in LOOKED_UP and acceptance.acceptance_trace is None:
             raise ValueError(
-                f"{self.acceptance_from} cannot give the acceptance of n-gram drafts: vLLM counts no rounds without "
+                f"{self.acceptance_from} cannot give the acceptance of {drafter} drafts: vLLM counts no rounds without "
                 "a match; give recorded rounds or --acceptance-model"
             )
         return acceptance
