@@ -465,17 +465,3 @@ def test_a_figure_that_is_no_number_is_refused(
     line = f'{{"command": "realrun --arch pd", "repeat": {figures["repeat"]}, "metrics": {{{metrics}}}}}'
     (tmp_path / "runs.jsonl").write_text(f"{line}\n")
     assert name in refused(["validate", str(tmp_path / "runs.jsonl")])
-
-
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
-        (["--run", "9999"], "runs 1 to"),
-        (["--run", "173"], "no launches were saved"),
-        (["--write", "--contention", "max"], "--write needs all runs"),
-        (["--tiny"], "need --serve"),
-        (["--serve", "plan.jsonl", "--json"], "--serve can only be combined with"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(argv: list[str], reason: str, refused: Callable[..., str]) -> None:
-    assert reason in refused(["validate", *argv])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -359,17 +358,3 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
     assert f"interrupted: 2 of 4 searches saved in {tmp_path}" in capsys.readouterr().err
     rows: list[Row] = json.loads((tmp_path / "capacity.json").read_text())["searches"]
     assert [(row["arch"], row["seed"]) for row in rows] == [("pd", 0), ("pdv", 0)]
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ([], "give --goodput"),
-        (["--goodput", "ttft:0"], "cannot be met"),
-        (["--goodput", "ttft:9", "--request-rate", "3"], "unknown option --request-rate"),
-        (["--goodput", "ttft:9", "--arch", "pd,pd"], "arch names a value twice"),
-    ],
-)
-def test_bad_input_is_one_line(refused: Callable[..., str], tmp_path: Path, flags: list[str], says: str) -> None:
-    assert says in refused(["capacity", "-o", str(tmp_path / "none"), *flags])
-    assert not (tmp_path / "none").exists()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -315,22 +314,6 @@ def test_less_overlap_costs_more() -> None:
         speeds.append(summarise(simulate(experiment))["output_throughput"])
     assert speeds == sorted(speeds, reverse=True)
     assert speeds[0] > 1.05 * speeds[-1]
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (["--expert-overlap", "0.5"], "--expert-overlap has no effect here: it needs a target with experts"),
-        (["--model", "qwen3-30b-a3b", "--expert-overlap", "0"], "expert-overlap must be 0.01 to 1, got 0"),
-        (["--quantization", "nf4"], "--quantization: invalid choice 'nf4'; one of fp8"),
-        (["--kv-cache-dtype", "int8"], "--kv-cache-dtype: invalid choice 'int8'; one of auto, fp8"),
-        (["--model", "gpt-oss-20b", "--quantization", "fp8"], "gpt-oss-20b has quantised weights as it is published"),
-        (["--enable-expert-parallel"], "expert parallelism is not modelled"),
-        (["--ep-size", "8"], "expert parallelism is not modelled"),
-    ],
-)
-def test_bad_options_are_refused_in_one_line(words: list[str], said: str, refused: Callable[..., str]) -> None:
-    assert said in refused(["run", "--num-prompts", "2", *words])
 
 
 def test_experts_that_cannot_be_divided_are_refused() -> None:

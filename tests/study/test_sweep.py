@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -72,33 +71,6 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
     ]
     mine = rows.set_index("point")["output_throughput"]
     assert differences[3]["difference"].mean == mine[7] - mine[6]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "says"),
-    [
-        (["num-speculative-token=2"], "vary: unknown flag num-speculative-token; did you mean num-speculative-tokens?"),
-        (["arch=pd"], "vary: use --arch for arch"),
-        (["max_concurrency=4"], "vary: use --concurrency for max_concurrency"),
-        (["2"], "vary takes flag=value,value, got '2'"),
-        (["num-speculative-tokens=two"], "--num-speculative-tokens must be a whole number, got 'two'"),
-        (["num-speculative-tokens=99"], "num-speculative-tokens must be 0 to 32, got 99"),
-        (["num-speculative-tokens=4,4"], "names a value twice"),
-        (["acceptance-rate="], "vary: acceptance-rate needs a value"),
-        (["acceptance-rate=0.5", "acceptance_rate=0.6"], "vary names acceptance_rate twice"),
-        (["acceptance-rate=nan"], "acceptance-rate must be 0 to 1, got nan"),
-        (["controller=fixd"], "invalid choice 'fixd'"),
-        (["controller=fixed,feedback", "--arch", "baseline"], "which baseline does not have"),
-        (["use-trace-timestamps=yes"], "must be true or false"),
-        (["pair=a"], "unknown model 'a'"),
-        (["gpu=h9000"], "unknown gpu 'h9000'"),
-    ],
-)
-def test_a_varied_flag_is_checked_as_the_flag_is(
-    refused: Callable[..., str], tmp_path: Path, tokens: list[str], says: str
-) -> None:
-    assert says in refused(["sweep", "--vary", *tokens, "-o", str(tmp_path / "new")])
-    assert not (tmp_path / "new").exists()
 
 
 def test_varied_values_have_the_type_of_their_flag() -> None:
