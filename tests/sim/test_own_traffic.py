@@ -317,7 +317,7 @@ def test_burstiness_is_that_of_the_gaps(tmp_path: Path) -> None:
     """Gamma gaps of a known shape give it back, and in the long run the dispersion of counts is 1 over it."""
     rng = np.random.default_rng(0)
     for shape in (0.3, 1.0, 4.0):
-        made = [np.cumsum(rng.gamma(shape, 1 / (shape * 5.0), 20_000)) for _ in range(100)]
+        made = [np.cumsum(rng.gamma(shape, 1 / (shape * 5.0), 20_000)) for _ in range(30)]
         lengths = np.full((20_000, 2), 10)
         summaries = [account("made", Trace(times, lengths)).summary() for times in made]
         for name, expected in (("burstiness", shape), ("request_rate", 5.0), ("index_of_dispersion", 1 / shape)):
