@@ -70,10 +70,21 @@ def test_predictions_for_a_known_machine_are_within_a_few_percent_of_the_gpu(her
     assert np.median(sizes(heads)) <= 0.03
 
 
-@pytest.mark.xfail(strict=True, reason="co-running prefills: draft steps beside them take longer than predicted")
+MISSED = [
+    (False, None, 0.10, "11%"),
+    (True, None, 0.08, "11%"),
+    (True, "mean_tpot_ms", 0.04, "4.8%"),
+    (True, "output_throughput", 0.025, "3.9%"),
+]
+
+
+def missed(figure: str) -> pytest.MarkDecorator:
+    cause = "prefills concurrent with other lanes take longer in service than in the profile"
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{figure}: {cause}")
+
+
 @pytest.mark.parametrize(
-    ("held_out", "metric", "most"),
-    [(False, None, 0.10), (True, None, 0.08), (True, "mean_tpot_ms", 0.04), (True, "output_throughput", 0.025)],
+    ("held_out", "metric", "most"), [pytest.param(*case, marks=missed(figure)) for *case, figure in MISSED]
 )
 def test_the_95th_percentile_of_errors_meets_its_target(
     everything: Validation, held_out: bool, metric: str | None, most: float
