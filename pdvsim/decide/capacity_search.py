@@ -183,13 +183,18 @@ class _Searches:
         for last in (*[False] * (ROUNDS - 1), True):
             searches = {case: search(start, step, tolerance) for case, start in starts.items()}
             self._lockstep(searches, brackets, shorter=not last)
-            held = {case: bracket.held for case, bracket in brackets.items() if bracket.held}
-            rows = self.bench.rows([self.plan.experiment(case, rate) for case, rate in held.items()])
+            rows = self._held_rows(brackets)
             if all(map(self.plan.suffices, rows)):
                 break
             self.plan, step = self.plan.lengthened(rows), NARROW_STEP
             starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
+            ends = ((case, rate) for case, of in brackets.items() for rate in (of.held, of.failed))
+            self.bench.rows([self.plan.experiment(*end) for end in ends if 0 < end[1] < math.inf])  # in parallel
         self.brackets = brackets
+
+    def _held_rows(self, brackets: dict[Case, Bracket]) -> list[Row]:
+        """The rows at the rates held."""
+        return self.bench.rows([self.plan.experiment(case, of.held) for case, of in brackets.items() if of.held])
 
     def _tune(self, space: Space, rates: dict[Arch, float]) -> None:
         """Tune each architecture at about the rate that it holds; updates `rates`.
@@ -202,9 +207,9 @@ class _Searches:
         guesses = {arch: with_best_length(at, space.draft_lengths).server for arch, at in placed.items()}
         coarse = _Searches(replace(plan, servers=guesses, share=COARSE_SHARE), self.bench)
         coarse._settle(starts, WIDE_STEP, COARSE)
-        longer = replace(coarse.plan, share=1.0)
         for case, bracket in coarse.brackets.items():
             rates[case[0]] = bracket.held or rates[case[0]]
+        longer = replace(coarse.plan.lengthened(coarse._held_rows(coarse.brackets)), share=1.0)
         places = [longer.experiment(case, rates[case[0]]) for case in starts]
         tuning = Search(replace(plan.goal, objective="headroom"), space, plan.tolerance)
         best = tuned(tuning, places, self.bench, alone=True)

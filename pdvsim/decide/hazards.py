@@ -25,7 +25,6 @@ from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import applicable
-from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.stats import Interval, interval
 
@@ -61,7 +60,8 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
 def _alone(candidate: Experiment) -> Experiment:
     few = min(candidate.traffic.num_prompts, ALONE_PROMPTS)
     traffic = replace(at_rate(candidate, math.inf).traffic, max_concurrency=1, num_prompts=few)
-    return replace(candidate, traffic=traffic, scoring=replace(candidate.scoring, warmup_requests=0))
+    scoring = replace(candidate.scoring, steady=False, warmup_requests=0)  # each request finds the server idle
+    return replace(candidate, traffic=traffic, scoring=scoring)
 
 
 @dataclass(frozen=True)
@@ -180,10 +180,12 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     return Balance(drafting.arch, batch, k, seconds(draft, 1, k), seconds(target, k + 1), seconds(target, 1), yielded)
 
 
-def memory(recommended: Experiment) -> dict[str, int]:
-    """Peak use and capacity of the KV cache in the first replication's run, in tokens."""
-    meta = simulate(applicable(recommended)).meta
-    return {"peak_tokens": int(meta["kv_peak_tokens"]), "capacity_tokens": int(meta["kv_capacity_tokens"])}
+def memory(rows: Sequence[Row]) -> dict[str, int]:
+    """Peak use of the KV cache in these runs, and its capacity, in tokens."""
+    return {
+        "peak_tokens": max(int(row["kv_peak_tokens"]) for row in rows),
+        "capacity_tokens": int(rows[0]["kv_capacity_tokens"]),
+    }
 
 
 def saturation(who: Rivalry, bench: Bench, usd: float | None) -> Capacities:
