@@ -24,7 +24,7 @@ def three_way() -> Reproduction:
 
 @pytest.fixture(scope="module")
 def poisson() -> Reproduction:
-    return reproduce("poisson-30s", load_published(), runs=16)
+    return reproduce("poisson-30s", load_published(), runs=8)
 
 
 def throughput(reproduction: Reproduction, arch: str) -> list[TableCell]:
