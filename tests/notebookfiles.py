@@ -17,13 +17,14 @@ from nbclient import NotebookClient
 FOLDER = Path(__file__).parents[1] / "notebooks"
 BUDGET = "PDVSIM_NOTEBOOK_PROMPTS"
 WIDGET = "application/vnd.jupyter.widget-view+json"
+KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
+
 # On a reduced budget nothing is tuned: every map has these settings, unless the notebook gives its own.
 UNTUNED = """
 import functools, pdvsim
 small = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048, "controller": "fixed"}
 pdvsim.winner_map = functools.partial(lambda call, **given: call(**small | given), pdvsim.winner_map)
 """
-KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def paths() -> list[Path]:
