@@ -154,7 +154,7 @@ def test_bars_hold_nine_of_ten_in_every_group(everything: Validation, known: Kno
 
 def test_the_measured_contention_model_beats_both_ablations(shipped: Validation) -> None:
     served = {run.id for run in read_runs(DATA / "runs.jsonl") if run.experiment.arch in ("pd", "pdv")}
-    fluid = [one for one in shipped.checked["fluid"] if one.run.id in served][::3]
+    fluid = [one for one in shipped.checked["fluid"] if one.run.id in served][::2]
     unpaced = [
         replace(run, meta={k: v for k, v in run.meta.items() if "pace" not in k}) for run in (one.run for one in fluid)
     ]
