@@ -14,17 +14,16 @@ from pdvsim.study.length import length_of, with_length
 
 FIXED: dict[str, Any] = {"arch": ["colocated"], "num_runs": 1, "tolerance": 0.1, "controller": "fixed"}
 CASES: dict[str, dict[str, Any]] = {
-    # simulated at length: 27 req/s hold, 30 do not
-    "conversations": {"num_turns": 5, "think_time_s": 2.0, "goodput": ["ttft:500", "tpot:50"]},
-    # 42 req/s hold, 45 do not, once every prefix is in the cache
+    # 5,000 requests by hand: at 9.4 req/s 91% meet both levels
+    "conversations": {"num_turns": 3, "think_time_s": 2.0, "goodput": ["ttft:500", "tpot:50"]},
+    # at 21 req/s 91% meet both levels, once every prefix is in the cache
     "prefixes": {
         "dataset_name": "random", "prefix_len": 2000, "num_prefixes": 150, "input_len": 200, "output_len": 100,
-        "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0, "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
+        "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0,
     },
 }  # fmt: skip
-SETTINGS = {"num_speculative_tokens": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
-HELD = {"conversations": (24.0, 31.0), "prefixes": (38.0, 46.0)}
+SETTINGS = {"num_speculative_tokens": 2, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
+HELD = {"conversations": (7.6, 9.9), "prefixes": (17.5, 22.5)}
 
 
 @pytest.mark.parametrize("name", CASES)
