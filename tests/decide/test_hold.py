@@ -1,4 +1,4 @@
-"""Decisions hold at their load: found in runs that are long enough, and again in runs five times as long."""
+"""Decisions hold at their load: found in runs that are long enough, and again in runs three times as long."""
 
 from __future__ import annotations
 
@@ -14,20 +14,21 @@ from pdvsim.study.length import length_of, with_length
 
 FIXED: dict[str, Any] = {"arch": ["colocated"], "num_runs": 1, "tolerance": 0.1, "controller": "fixed"}
 CASES: dict[str, dict[str, Any]] = {
-    # 5,000 requests by hand: at 9.4 req/s 91% meet both levels
-    "conversations": {"num_turns": 3, "think_time_s": 2.0, "goodput": ["ttft:500", "tpot:50"]},
-    # at 21 req/s 91% meet both levels, once every prefix is in the cache
+    # simulated at length: 27 req/s hold, 30 do not
+    "conversations": {"num_turns": 5, "think_time_s": 2.0, "goodput": ["ttft:500", "tpot:50"]},
+    # 42 req/s hold, 45 do not, once every prefix is in the cache
     "prefixes": {
         "dataset_name": "random", "prefix_len": 2000, "num_prefixes": 150, "input_len": 200, "output_len": 100,
-        "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0,
+        "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0, "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
     },
 }  # fmt: skip
-SETTINGS = {"num_speculative_tokens": 2, "max_num_seqs": 16, "max_num_batched_tokens": 2048}
-HELD = {"conversations": (7.6, 9.9), "prefixes": (17.5, 22.5)}
+SETTINGS = {"num_speculative_tokens": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+HELD = {"conversations": (24.0, 31.0), "prefixes": (38.0, 46.0)}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_capacity_holds_five_times_as_long_on_another_seed(name: str) -> None:
+def test_a_capacity_holds_three_times_as_long_on_another_seed(name: str) -> None:
     """A tenth below the rate that was found holds in a long run, a fifth above it does not."""
     capacities = pdvsim.capacity(**FIXED | (SETTINGS | CASES[name]))
     [entry], plan = capacities.summary(), capacities.plan
@@ -38,7 +39,7 @@ def test_a_capacity_holds_five_times_as_long_on_another_seed(name: str) -> None:
     for factor in (0.9, 1.2):
         run = plan.experiment(("colocated", 7), factor * rate)
         length = length_of(run)
-        long = with_length(run, Length(length.start, 5 * length.measured))
+        long = with_length(run, Length(length.start, 3 * length.measured))
         [row] = Bench(1).rows([replace(long, hardware=replace(long.hardware, band=False))])
         verdicts.append(plan.goal.attains(row) and keeps_up(row))
     assert verdicts == [True, False]
