@@ -7,7 +7,6 @@
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
     pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8], against="pd")
     pdvsim.draft_table(model="llama-3.1-8b", gpu="h200")
-    pdvsim.explore(request_rate=8)                    # sliders, in a notebook
 
 Keywords are the flags of the command of the same name, with underscores.
 """
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     from pdvsim.decide.draft_table import DraftTable
     from pdvsim.decide.winners import WinnerMap
     from pdvsim.view.points import SweepPoints
-    from pdvsim.whatif import Explorer
 
 __all__ = [
     "Run",
@@ -33,7 +31,6 @@ __all__ = [
     "advise",
     "capacity",
     "draft_table",
-    "explore",
     "run",
     "sweep",
     "winner_map",
@@ -103,7 +100,7 @@ def advise(**options: Any) -> Advice:
     from pdvsim.decide.runs import Bench
 
     chosen = build(AdviseOptions, options)
-    advice = answer(chosen.question(), Bench(chosen.jobs, prompts=chosen.traffic.num_prompts))
+    advice = answer(chosen.question(), Bench(chosen.jobs, prompts=chosen.num_prompts))
     advice.drawn_by = advice_figure
     return advice
 
@@ -128,21 +125,6 @@ def winner_map(**options: Any) -> WinnerMap:
     from pdvsim.decide.winners import draw_map
 
     chosen = build(MapOptions, options)
-    winners = draw_map(
-        chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None, prompts=chosen.traffic.num_prompts)
-    )
+    winners = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None, prompts=chosen.num_prompts))
     winners.drawn_by = map_figure
     return winners
-
-
-def explore(**options: Any) -> Explorer:
-    """Sliders for load, acceptance, draft length and chunk, in a notebook; keywords are the flags of `pdvsim sweep`.
-
-    The slider starts at the first load. Needs ipywidgets: pip install 'pdvsim[notebook]'.
-    """
-    try:
-        from pdvsim.whatif import Explorer
-    except ModuleNotFoundError as error:
-        raise ValueError(f"explore needs {error.name}: pip install 'pdvsim[notebook]'") from None
-
-    return Explorer(**options)

@@ -12,13 +12,13 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 from pdvsim.sim.core import LOOKED_UP, Pair, Placement
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
-from pdvsim.sim.limits import INTERNAL, Internal, Range, check, check_ranges
+from pdvsim.sim.limits import INTERNAL, MAX_REQUESTS, Internal, Range, check, check_ranges
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
@@ -49,9 +49,9 @@ class Scoring:
 
     goodput: tuple[str, ...] = ()
     """Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200."""
-    metric_percentiles: tuple[float, ...] = (99.0,)
+    metric_percentiles: tuple[Annotated[float, Range(0, 100)], ...] = (99.0,)
     """Percentiles of TTFT, TPOT, ITL and E2EL to report."""
-    warmup_requests: int = 0
+    warmup_requests: Annotated[int, Range(0, MAX_REQUESTS)] = 0
     """Measure after the first N requests: latencies exclude them, rates count tokens delivered from then on.
 
     A closed loop is then measured until its last request is sent, so that its drain is excluded too.
@@ -60,7 +60,7 @@ class Scoring:
     """Measure the steady state. The run is as long as its load needs (or --num-prompts), its start is excluded (or
     --warmup-requests), and so is the drain: measured are the requests up to the last that waits for no answer."""
     detailed: bool = True
-    """Keep a record of each request and launch. --no-detailed keeps metrics only: constant memory, percentiles ±1%."""
+    """Keep metrics only, no record of each request and launch: constant memory, percentiles ±1%."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

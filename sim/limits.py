@@ -1,8 +1,8 @@
-"""The one place for limits: the smallest and largest value of every number that a user can give, and sizes of inputs.
+"""Limits of what a user can give: the smallest and largest value of a number, and sizes of inputs.
 
-`RANGES` is by field name, since flags are flat: one name means one thing in every command. A new numeric field of a
-configuration needs a line here, and a test says so. The ends are what is sensible, not what is possible: beyond them a
-value is a slip (milliseconds for seconds) or asks for more work than anyone waits for.
+The range of a number is part of its declaration: a field `jobs: Jobs` or `k: Annotated[int, Range(1, 8)]` of a
+dataclass that calls `check_ranges`. The ends are what is sensible, not what is possible: beyond them a value is a slip
+(milliseconds for seconds) or asks for more work than anyone waits for.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
 INTERNAL = "internal"
 Internal = Annotated[T, INTERNAL]  # a field that no option sets
+REDEFINED = "redefined"
+Redefined = Annotated[T, REDEFINED]  # an option of a group, with another default and help in this command
 
 MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
 MAX_REQUESTS = 10_000_000
@@ -50,110 +52,34 @@ def _figure(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{value:g}"
 
 
-_SHARE = Range(0, 1)
-_PART = Range(0, 0.99)  # of which something must be left
-_DRAFT = Range(1, MAX_DRAFT)
-_QUEUE = Range(1, 1_000_000)
-_RATE = Range(1e-6, 1e9, or_inf=True)
-_USD = Range(0.0001, 1e6)  # an hour of a GPU
-_COST_S = Range(0, 1)
-_SPEND_S = Range(0.01, 30 * 86400)
-
-RANGES: dict[str, Range] = {
-    # suffix decoding
-    "suffix_decoding_max_tree_depth": Range(2, 256),
-    "suffix_decoding_max_cached_requests": Range(0, MAX_REQUESTS),
-    "suffix_decoding_max_spec_factor": Range(0, 64),
-    "suffix_decoding_min_token_prob": Range(0, 1),
-    # traffic
-    "num_prompts": Range(1, MAX_REQUESTS),
-    "prompts": Range(1, MAX_REQUESTS),
-    "least": Range(1, MAX_REQUESTS),
-    "service_s": Range(0, 1e9),
-    "transient_s": Range(0, 1e9),
-    "share": Range(0.01, 1),
-    "window_prompts": Range(-1, MAX_REQUESTS),
-    "request_rate": _RATE,
-    "burstiness": Range(0.001, 1e6),
-    "max_concurrency": Range(1, MAX_REQUESTS),
-    "input_len": Range(1, MAX_TOKENS),
-    "output_len": Range(1, MAX_TOKENS),
-    "random_range_ratio": _PART,
-    "prefix_len": Range(0, MAX_TOKENS),
-    "num_prefixes": Range(1, MAX_REQUESTS),
-    "num_turns": Range(1, 10_000),
-    "think_time_s": Range(0, 86_400),
-    "max_model_len": Range(2, 2 * MAX_TOKENS),
-    "model_context": Range(1, 1_000_000_000),
-    "seed": Range(0, 2**53),
-    # acceptance
-    "acceptance_rate": _SHARE,
-    "acceptance_concentration": Range(0.001, 1e9),
-    "synthetic_acceptance_rates": _SHARE,
-    # server
-    "num_speculative_tokens": Range(0, MAX_DRAFT),
-    "min_speculative_tokens": Range(0, MAX_DRAFT),
-    "max_speculative_tokens": _DRAFT,
-    "max_num_seqs": Range(1, 65_536),
-    "max_draft_batch": Range(1, 65_536),
-    "max_verify_batch": Range(1, 65_536),
-    "max_num_batched_tokens": Range(1, MAX_TOKENS),
-    "max_prompts_per_forward": Range(1, 65_536),
-    "expert_overlap": Range(0.01, 1),
-    "num_workers": Range(1, 4096),
-    "max_decode_queue": _QUEUE,
-    "admission_factor": Range(0.001, 1e6),
-    "hybrid_threshold": Range(0, 1_000_000),
-    "ahead_fan": Range(0, 64),
-    "ahead_exponent": Range(0, 10),
-    # hardware
-    "gpu_memory_utilization": Range(0.01, 1),
-    "kv_capacity_tokens": Range(1, 10**12),
-    "tensor_parallel_size": Range(1, 8),
-    "draft_tensor_parallel_size": Range(1, 8),
-    "replicas": Range(1, 1024),
-    # host
-    "launch_s": _COST_S,
-    "completion_s": _COST_S,
-    "handoff_s": _COST_S,
-    "idle_poll_s": _COST_S,
-    "idle_poll_cost_s": _COST_S,
-    "notify_s": _COST_S,
-    # scoring
-    "metric_percentiles": Range(0, 100),
-    "warmup_requests": Range(0, MAX_REQUESTS),
-    # the commands' own
-    "concurrency": Range(1, MAX_REQUESTS),
-    "num_runs": Range(1, MAX_RUNS),
-    "repeats": Range(1, MAX_RUNS),
-    "jobs": Range(1, 1024),
-    "rows": Range(1, 1_000_000),
-    "budget": Range(1, MAX_POINTS),
-    "speed": Range(0.01, 1e6, or_inf=True),
-    "port": Range(0, 65_535),
-    "budget_s": _SPEND_S,
-    "pair_budget_s": _SPEND_S,
-    "minutes": Range(0, 30 * 1440, or_inf=True),
-    "attainment": Range(0.01, 1),
-    "gpus": Range(1, 1024),
-    "most_gpus": Range(0, 1024),
-    "gpu_hour_usd": _USD,
-    "usd": _USD,
-    "tolerance": Range(0.001, 0.5),
-    "indifference": _PART,
-    "draft_lengths": Range(0, MAX_DRAFT),
-    "max_k": _DRAFT,
-    "against": Range(0, MAX_DRAFT),
-    "acceptances": _SHARE,
-    "pair_acceptance": _SHARE,
-    "places": _SHARE,  # of a map, where they are acceptance rates
-}
+# Ranges that several options have.
+Share = Annotated[float, Range(0, 1)]
+LeastShare = Annotated[float, Range(0.01, 1)]  # a share of which there must be some
+PartialShare = Annotated[float, Range(0, 0.99)]  # a share that must leave something
+Requests = Annotated[int, Range(1, MAX_REQUESTS)]
+RequestRate = Annotated[float, Range(1e-6, 1e9, or_inf=True)]
+Tokens = Annotated[int, Range(1, MAX_TOKENS)]
+DraftLength = Annotated[int, Range(0, MAX_DRAFT)]
+LeastDraft = Annotated[int, Range(1, MAX_DRAFT)]
+BatchLimit = Annotated[int, Range(1, 65_536)]
+Shards = Annotated[int, Range(1, 8)]
+Gpus = Annotated[int, Range(1, 1024)]
+Seed = Annotated[int, Range(0, 2**53)]
+NumRuns = Annotated[int, Range(1, MAX_RUNS)]
+Jobs = Annotated[int, Range(1, 1024)]
+Budget = Annotated[int, Range(1, MAX_POINTS)]
+GpuHourUsd = Annotated[float, Range(0.0001, 1e6)]
+HostSeconds = Annotated[float, Range(0, 1)]
+LongSeconds = Annotated[float, Range(0, 1e9)]
+Tolerance = Annotated[float, Range(0.001, 0.5)]
+MeasuringSeconds = Annotated[float, Range(0.01, 30 * 86400)]
 
 
-def check_ranges(config: Any, **own: Range) -> None:
-    """Refuse a dataclass with a number outside its range; `own` are ranges where a command differs from the others."""
-    for name, usual in _ranges(type(config)):  # type: ignore[arg-type]
-        value, span = getattr(config, name), own.get(name, usual)
+def check_ranges(config: Any) -> None:
+    """Refuse a dataclass with a number outside the range that its field declares."""
+    kind: type = type(config)
+    for name, span in ranges(kind).items():
+        value = getattr(config, name)
         for item in value if isinstance(value, tuple) else (value,):
             if isinstance(item, (int, float)):
                 check(name.replace("_", "-"), item, span)
@@ -186,5 +112,16 @@ def shown(value: float) -> str:
 
 
 @cache
-def _ranges(config: type) -> tuple[tuple[str, Range], ...]:
-    return tuple((f.name, RANGES[f.name]) for f in fields(config) if f.name in RANGES)
+def ranges(config: type) -> dict[str, Range]:
+    """The ranges that the fields of a dataclass declare."""
+    hints = get_type_hints(config, include_extras=True)
+    declared = {field.name: _declared(hints[field.name]) for field in fields(config)}
+    return {name: span for name, span in declared.items() if span is not None}
+
+
+def _declared(hint: Any) -> Range | None:
+    """The range in a type: of a number, of a list of them, or of one that may be left out."""
+    if isinstance(hint, Range):
+        return hint
+    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
+    return next((span for span in map(_declared, parts) if span is not None), None)

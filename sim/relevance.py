@@ -1,7 +1,7 @@
-"""Which options act in which experiment: one table, by which an option that would do nothing is refused.
+"""What the options of an experiment do together: one that has no effect is refused, a likely mistake is a warning.
 
-A command that runs several architectures or loads with one set of options sets each aside where it does not act, and
-refuses it only if it acts in none of them.
+`NEEDS` is the table of which options act in which experiment. A command that runs several architectures or loads with
+one set of options sets each aside where it does not act, and refuses it only if it acts in none of them.
 
 Left out: fields that no option sets; --place, --cards and --tensor-parallel-size, which are refused wherever an
 architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the models.
@@ -10,52 +10,55 @@ architecture cannot have them, as numbers of GPUs are not set aside; --pair and 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any, NamedTuple
 
-from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import LOOKED_UP
+from pdvsim.sim.config import BY_SEED, TRACES, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.core import LOOKED_UP, HeadSpec
+from pdvsim.sim.hardware.cards import NO_NVLINK
+from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
+from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.workload.asked import usual_acceptance
 
+LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
+COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
 Rule = Callable[[Experiment], bool]
 
 
 class Need(NamedTuple):
-    """An option, as group.field, that acts only where `acts`, and what that takes; without text, certain policies."""
+    """An option of a group that acts only where `acts`, and what that takes; without text, certain policies."""
 
-    option: str
+    group: str
+    name: str
     acts: Rule
     takes: str = ""
 
     @property
     def needs(self) -> str:
-        name = self.option.partition(".")[2]
-        return self.takes or f"--arch {' or '.join(archs_where(lambda policy: name in policy.options))}"
+        return self.takes or f"--arch {' or '.join(archs_where(lambda policy: self.name in policy.options))}"
 
     @property
     def flag(self) -> str:
-        return f"--{self.option.partition('.')[2].replace('_', '-')}"
-
-    def given(self, experiment: Experiment) -> Any:
-        group, _, name = self.option.partition(".")
-        return getattr(getattr(experiment, group), name)
+        return f"--{self.name.replace('_', '-')}"
 
     def default(self, experiment: Experiment) -> Any:
-        group, _, name = self.option.partition(".")
-        return getattr(type(getattr(experiment, group)), name)  # a dataclass keeps a field's default on the class
+        return getattr(type(getattr(experiment, self.group)), self.name)  # a dataclass keeps it on the class
 
     def is_set(self, experiment: Experiment) -> bool:
         """Whether the option is not at its default."""
-        return bool(self.given(experiment) != self.default(experiment))
+        return bool(getattr(getattr(experiment, self.group), self.name) != self.default(experiment))
 
     def is_asked(self, experiment: Experiment) -> bool:
         """Whether the option is set, and not by the drafter, which brings its recorded acceptance."""
         if not self.is_set(experiment):
             return False
         usual = usual_acceptance(experiment.server.pair, experiment.traffic)
-        return self.option != "acceptance.acceptance_model" or experiment.acceptance != usual
+        return self.name != "acceptance_model" or experiment.acceptance != usual
 
     def idle(self, experiment: Experiment) -> bool:
         """Whether the option is set, and does nothing."""
@@ -64,18 +67,14 @@ class Need(NamedTuple):
 
 def _own(option: str) -> Need:
     """An option of some architectures alone."""
-    return Need(f"server.{option}", lambda e: option in policy_of(e.arch).options)
+    return Need("server", option, lambda e: option in policy_of(e.arch).options)
 
 
 _DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
+_CONTROLS: tuple[Rule, str] = (lambda e: e.server.controller != "fixed", "a --controller other than fixed")
 _STREAMS: tuple[Rule, str] = (
     lambda e: len(policy_of(e.arch).lane_names()) > 1,
     "an architecture whose lanes have their own streams",
-)
-
-_SEVERAL: tuple[Rule, str] = (
-    lambda e: e.gpus > 1,
-    "several GPUs per server (--tensor-parallel-size or --place)",
 )
 
 
@@ -93,51 +92,47 @@ def _open_loop(e: Experiment) -> bool:
 
 
 NEEDS: tuple[Need, ...] = (
-    Need("traffic.tokenizer",
+    Need("traffic", "tokenizer",
          lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
          "--dataset-name sharegpt or custom, and --dataset-path"),
-    Need("traffic.max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
-    Need("traffic.window", lambda e: e.traffic.use_trace_timestamps, "--use-trace-timestamps"),
-    Need("traffic.burstiness", _open_loop, "a finite --request-rate, without --use-trace-timestamps"),
-    Need("traffic.random_range_ratio", lambda e: bool(e.traffic.fixed_lengths),
+    Need("traffic", "max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
+    Need("traffic", "window", lambda e: e.traffic.use_trace_timestamps, "--use-trace-timestamps"),
+    Need("traffic", "burstiness", _open_loop, "a finite --request-rate, without --use-trace-timestamps"),
+    Need("traffic", "random_range_ratio", lambda e: bool(e.traffic.fixed_lengths),
          "--dataset-name random, --input-len or --output-len"),
-    Need("traffic.num_prefixes", lambda e: e.traffic.prefixes[0] > 0,
+    Need("traffic", "num_prefixes", lambda e: e.traffic.prefixes[0] > 0,
          "--dataset-name prefix_repetition or --prefix-len"),
-    Need("traffic.think_time_s", lambda e: e.traffic.converses and not e.traffic.use_trace_timestamps,
+    Need("traffic", "think_time_s", lambda e: e.traffic.converses and not e.traffic.use_trace_timestamps,
          "--num-turns above 1 or a file with sessions and turns, without --use-trace-timestamps"),
-    Need("acceptance.acceptance_rate", _rate_acts,
+    Need("acceptance", "acceptance_rate", _rate_acts,
          "an architecture that drafts, and no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"),
-    Need("acceptance.acceptance_concentration", *_DRAFTS),
-    Need("acceptance.synthetic_acceptance_rates", *_DRAFTS),
-    Need("acceptance.acceptance_model", *_DRAFTS),
-    Need("acceptance.acceptance_trace", *_DRAFTS),
-    Need("server.num_speculative_tokens", *_DRAFTS),
-    Need("server.controller", *_DRAFTS),
-    Need("server.min_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
-    Need("server.max_speculative_tokens", lambda e: e.server.controller != "fixed", "a --controller other than fixed"),
-    Need("server.expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
-    Need("server.max_draft_batch", *_STREAMS),
-    Need("server.max_verify_batch", *_STREAMS),
-    Need("server.max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
+    Need("acceptance", "acceptance_concentration", *_DRAFTS),
+    Need("acceptance", "synthetic_acceptance_rates", *_DRAFTS),
+    Need("acceptance", "acceptance_model", *_DRAFTS),
+    Need("acceptance", "acceptance_trace", *_DRAFTS),
+    Need("server", "num_speculative_tokens", *_DRAFTS),
+    Need("server", "controller", *_DRAFTS),
+    Need("server", "min_speculative_tokens", *_CONTROLS),
+    Need("server", "max_speculative_tokens", *_CONTROLS),
+    Need("server", "expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
+    Need("server", "max_draft_batch", *_STREAMS),
+    Need("server", "max_verify_batch", *_STREAMS),
+    Need("server", "max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
          "an architecture that prefills several prompts per forward"),
-    Need("server.async_scheduling",
+    Need("server", "async_scheduling",
          lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter
          and e.server.drafted_by not in LOOKED_UP and e.hardware.predicted_engine == "pdvsim",
          "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
-    _own("num_workers"),
-    _own("max_decode_queue"),
-    _own("verify_gather"),
-    _own("admission_factor"),
-    _own("hybrid_threshold"),
-    _own("ahead_fan"),
-    Need("server.priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
-    Need("hardware.contention", *_STREAMS),
-    Need("hardware.gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
+    *map(_own, ("num_workers", "max_decode_queue", "verify_gather", "admission_factor", "hybrid_threshold",
+                "ahead_fan")),
+    Need("server", "priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
+    Need("hardware", "contention", *_STREAMS),
+    Need("hardware", "gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
          "a KV cache sized by memory, without --kv-capacity-tokens"),
-    Need("hardware.draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
+    Need("hardware", "draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
          "an architecture that drafts, and --tensor-parallel-size above 1"),
-    Need("hardware.link", *_SEVERAL),
-    Need("hardware.router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
+    Need("hardware", "link", lambda e: e.gpus > 1, "several GPUs per server (--tensor-parallel-size or --place)"),
+    Need("hardware", "router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
 )  # fmt: skip
 
 
@@ -155,8 +150,8 @@ def applicable(experiment: Experiment) -> Experiment:
     while idle := [need for need in NEEDS if need.idle(experiment)]:  # what is set aside may be what another needs
         changed: dict[str, Any] = {}
         for need in idle:
-            group, _, name = need.option.partition(".")
-            changed[group] = replace(changed.get(group, getattr(experiment, group)), **{name: need.default(experiment)})
+            part = changed.get(need.group, getattr(experiment, need.group))
+            changed[need.group] = replace(part, **{need.name: need.default(experiment)})
         experiment = replace(experiment, **changed)
     return experiment
 
@@ -167,3 +162,117 @@ def _check_rates(experiments: Iterable[Experiment]) -> None:
         rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
         if rates and experiment.has_drafter and len(rates) < k:
             raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions; drafts have up to {k}")
+
+
+# likely mistakes ------------------------------------------------------------------------------------------------------
+
+
+class Doubt(Note):
+    """An experiment that looks wrong."""
+
+
+def vet(experiments: Iterable[Experiment]) -> None:
+    """Refuse unknown names and what the experiments of one command set for nothing; say what is doubtful about them."""
+    given = list(experiments)
+    for name in dict.fromkeys(experiment.server.pair for experiment in given):
+        pair(name)
+    for hardware in dict.fromkeys(experiment.hardware for experiment in given):
+        if hardware.profile in (None, "roofline"):  # of a profile's own card the name may be any
+            gpu(hardware.gpu)
+    refuse_idle(given)
+    warn(given)
+
+
+def warn(experiments: Iterable[Experiment]) -> None:
+    """Say what is doubtful about the experiments, each thing once."""
+    said: dict[str, type[Note]] = {}
+    for experiment in experiments:
+        said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
+        said |= dict.fromkeys(_columns(experiment.traffic), Note)
+        said |= dict.fromkeys(_linked(experiment.hardware), Doubt)
+        said |= dict.fromkeys(_unlike(experiment), Doubt)
+        if experiment.base_arch != "autoregressive":
+            with suppress(ValueError):  # a name or file that is refused is refused in its place
+                hardware = experiment.hardware
+                shards = hardware.tensor_parallel_size, hardware.draft_tensor_parallel_size
+                said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
+    for text, kind in said.items():
+        warnings.warn(text, kind, stacklevel=2)
+
+
+def _columns(traffic: Traffic) -> tuple[str, ...]:
+    """What the columns of a file were taken for, how many of its requests are left out, and which window is sent."""
+    path = traffic.dataset_path
+    if path is None:
+        return ()
+    from pdvsim.sim.workload.datasets import ESTIMATED
+
+    if traffic.dataset_name not in TRACES:
+        return () if traffic.tokenizer else (f"{path}: {ESTIMATED}",)
+    fits, notes = traffic.fitting(), list(traffic.trace().notes)
+    if left_out := int((~fits).sum()):
+        most = traffic.longest_request
+        text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are excluded (--max-model-len)"
+        notes.append(f"{path}: {text}")
+    if fits.any() and traffic.use_trace_timestamps and (number := traffic.window_number()) is not None:
+        windows = traffic.windows()
+        if len(windows.parts) > 1:
+            busy = f"; seeds use the busiest {len(windows.busy)} in turn" if traffic.window == BY_SEED else ""
+            notes.append(f"{path}: {windows.described(number)}{busy}")
+    return tuple(notes)
+
+
+def _linked(hardware: Hardware) -> tuple[str, ...]:
+    """A group of cards over a link that they do not have."""
+    cards = hardware.cards or (hardware.gpu,)
+    bare = [card for card in cards if card in NO_NVLINK]
+    if hardware.tensor_parallel_size == 1 or hardware.link != "nvlink4" or not bare:
+        return ()
+    return (f"{bare[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
+
+
+def _unlike(experiment: Experiment) -> tuple[str, ...]:
+    """Acceptance that was measured with another drafter than the one that drafts."""
+    kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
+    of = name.rpartition("-")[2]  # the drafter it was measured with
+    if not experiment.has_drafter or not name or of == kind or (of not in LOOKED_UP and kind not in LOOKED_UP):
+        return ()
+    return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
+
+
+@lru_cache
+def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
+    levels = {name: level_s * 1e3 for name, level_s in Scoring(goodput=goodput).slo().items()}
+    return tuple(
+        f"--goodput {name}:{ms:g} is {ms:g} ms, which looks like seconds; {ms:g} s is {name}:{ms * 1e3:g}"
+        for name, ms in levels.items()
+        if 0 < ms < LEAST_MS[name]
+    )
+
+
+@lru_cache
+def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int | None) -> tuple[str, ...]:
+    from pdvsim.sim.assembly import covering_profile
+
+    named = pair(name)
+    draft, target = named.draft, named.target
+    doubts: list[str] = []
+    if draft.on_host:
+        return ()
+    if not isinstance(draft, HeadSpec) and not same_vocabulary(draft, target):
+        doubts.append(
+            f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
+            "drafts from another vocabulary cannot be verified directly"
+        )
+    if draft.params > target.params:
+        sizes = [f"{m.name} ({m.params / 1e9:.1f}B)" for m in (draft, target)]
+        return (*doubts, f"the drafter {sizes[0]} is larger than its target {sizes[1]}; --pair is draft:target")
+    hardware = Hardware(gpu=gpu, profile=profile, tensor_parallel_size=shards, draft_tensor_parallel_size=drafters)
+    alone = Experiment(server=Server(pair=name), hardware=hardware)
+    fits = covering_profile(alone)
+    models = [fits.cost_model(model) for model in (alone.pair.draft, alone.pair.target)]
+    draft_s, target_s = (one.price(1, 1, 1, COMPARED_CONTEXT).seconds(COMPARED_CONTEXT) for one in models)
+    if draft_s >= target_s:
+        times = f"{draft_s * 1e3:.2f} ms against {target_s * 1e3:.2f} ms"
+        doubts.append(f"a step of the drafter {draft.name} takes as long as one of its target {target.name}: {times}")
+    return tuple(doubts)

@@ -68,10 +68,10 @@ def watch(url: str, feed: Feed, figures: dict[str, float]) -> None:
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": 1500, "height": 1000})
         page.goto(url)
-        page.wait_for_function("() => window.Bokeh?.documents[0]?.get_model_by_name('table')?.text?.includes('TTFT')")
+        page.wait_for_function("() => document.getElementById('table')?.innerHTML.includes('TTFT')")
         page.wait_for_timeout(5000)
-        strip = "Bokeh.documents[0].get_model_by_name('lead_strip').renderers[0].data_source.properties.data"
-        page.evaluate(f"() => {{ window.n = 0; {strip}.change.connect(() => window.n++) }}")
+        strip = "document.querySelector('#lead .js-plotly-plot')"
+        page.evaluate(f"() => {{ window.n = 0; {strip}.on('plotly_afterplot', () => window.n++) }}")
         began, costs, at_s = time.monotonic(), costs_s(feed), feed.latest.now_s
         inside = []
         for _ in range(int(SECONDS)):

@@ -16,7 +16,6 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
 BUDGET = "PDVSIM_NOTEBOOK_PROMPTS"
-WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 # On a reduced budget nothing is tuned: every map has these settings, unless the notebook gives its own.
@@ -48,14 +47,11 @@ def execute(path: Path, prompts: int | None = None) -> Any:
 
 
 def clean(notebook: Any) -> Any:
-    """Leave out times, versions and sliders: without a kernel a slider shows nothing. Their picture stays."""
+    """Leave out times and versions."""
     notebook.metadata = {"kernelspec": KERNEL, "language_info": {"name": "python"}}
     for number, cell in enumerate(notebook.cells):
         cell.metadata = {}
         cell.id = f"cell-{number}"
-        if cell.cell_type == "code":
-            for output in cell.outputs:
-                output.get("data", {}).pop(WIDGET, None)
     return notebook
 
 

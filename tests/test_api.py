@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import subprocess
 import sys
@@ -105,24 +104,3 @@ def test_a_run_shows_itself() -> None:
         "seed 0."
     )
     assert "<img" not in pdvsim.run(detailed=False, **SMALL)._repr_html_()  # there are no records to draw
-
-
-def test_explore_follows_its_sliders() -> None:
-    pytest.importorskip("ipywidgets")
-    asked = pdvsim.explore(arch=["pd", "autoregressive"], concurrency=4, **SMALL)
-    first = asked.table.value
-    assert all(word in first for word in ("pd", "autoregressive", "Output throughput (tok/s)", "one seed"))
-    for name, value in (("concurrency", 2), ("acceptance_rate", 0.95), ("num_speculative_tokens", 1)):
-        before = asked.table.value
-        asked.sliders[name].value = value
-        assert asked.settings()[name] == value
-        assert asked.table.value != before
-    by_hand = pdvsim.sweep(arch="pd", concurrency=2, acceptance_rate=0.95, num_speculative_tokens=1, jobs=1, **SMALL)
-    assert asked.rows()[0]["output_throughput"] == by_hand["output_throughput"][0]
-    asked.sliders["num_speculative_tokens"].value = 0
-    assert "spec_decode_num_drafts" not in asked.rows()[0]  # nothing is drafted
-    picture = base64.b64decode(asked._repr_mimebundle_()["image/png"])  # for whoever has no kernel
-    assert picture.startswith(b"\x89PNG")
-    pdvsim.explore(**SMALL)  # the function is still there
-    with pytest.raises(ValueError, match="unknown option request_rat"):
-        pdvsim.explore(request_rat=3)  # type: ignore[call-arg]

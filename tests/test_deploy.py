@@ -14,7 +14,7 @@ import pytest
 
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.runcommand import RunCommand
-from pdvsim.common.options import parse
+from pdvsim.common.arguments import parse
 from pdvsim.decide.deploy import Block, Deployment, deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table

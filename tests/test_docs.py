@@ -29,7 +29,8 @@ from pdvsim.cli import COMMANDS, main
 from pdvsim.cli.completion import command_class
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.realrun import main as realrun
-from pdvsim.common.options import options, parse
+from pdvsim.common.arguments import parse
+from pdvsim.common.options import options
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -206,7 +207,7 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, bloc
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pdvsim.cli.validate._shipped", lambda: [measured / "data" / "h200" / "runs.jsonl"])
+    monkeypatch.setattr("pdvsim.cli.validate.options.shipped", lambda: [measured / "data" / "h200" / "runs.jsonl"])
     return tmp_path
 
 

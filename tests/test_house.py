@@ -32,12 +32,12 @@ SIM_FLOORS = (  # the same inside sim, by folder or file
     ("workload",),
     ("machine",),
     ("policies",),
-    ("config", "relevance"),
+    ("config",),
     ("metrics",),
-    ("assembly", "client", "doubts", "run", "trust"),
+    ("assembly", "client", "relevance", "run", "trust"),
 )
 HEAVY = {  # what takes long to import, or may not be there
-    "bokeh", "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray",
+    "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray",
     "rich", "safetensors", "scipy", "seaborn", "simpy", "torch", "tornado", "transformers", "triton",
 }  # fmt: skip
 

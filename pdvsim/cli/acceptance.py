@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.workload.suffix import SuffixOptions

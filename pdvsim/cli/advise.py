@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
-from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise, usual_runs
@@ -19,8 +19,9 @@ from pdvsim.decide.fleet import Contender, drafters, fleets
 from pdvsim.decide.options import BUDGET, ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import covering_profile, kv_capacity
-from pdvsim.sim.config import SHARDED, Arch, Experiment, Traffic
+from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import can_load
+from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, Redefined, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study import output
 
@@ -31,16 +32,17 @@ MOST_GPUS = 64  # of a fleet, if no limit is given
 class AdviseOptions(ChoiceOptions):
     """The load, the service levels, the settings to test and the budget."""
 
-    request_rate: float = math.inf
+    request_rate: RequestRate = math.inf
     """Load in requests per second; default: the trace's own rate, replayed."""
-    concurrency: int | None = None
+    concurrency: Requests | None = None
     """Load as concurrent requests (closed loop)."""
-    gpus: int | None = None  # type: ignore[assignment]
+    gpus: Gpus | None = None
     """Most GPUs. With --goodput at a request rate: up to which the smallest and cheapest fleet that meets the levels is
     found (default: 64, if the placement is not given). Otherwise all of them are used, each way tuned (default: 1)."""
-    budget: int = BUDGET
+    pair: Redefined[str] = Server.pair  # as given: the server's is a pair also where this is a target alone
+    budget: Budget = BUDGET
     """Maximum number of simulations; steps that do not fit are listed."""
-    gpu_hour_usd: float | None = None
+    gpu_hour_usd: GpuHourUsd | None = None
     """Price of a GPU per hour; adds the cost per million output tokens. With --gpus one GPU is compared too."""
 
     @property
@@ -77,7 +79,7 @@ class AdviseOptions(ChoiceOptions):
             base = replace(base, traffic=replace(base.traffic, max_model_len=shortest))
         return Question(
             base,
-            self.server.space(self.archs),
+            self.space(self.archs),
             self.goal(load_axis(traffic) == "load"),
             self.num_runs,
             self.indifference,
@@ -99,16 +101,16 @@ class AdviseOptions(ChoiceOptions):
         rate, concurrency = self.request_rate, self.concurrency
         if rate < math.inf and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
-        if concurrency is not None and self.traffic.use_trace_timestamps:
+        if concurrency is not None and self.use_trace_timestamps:
             raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
-        replays = concurrency is None and self.traffic.replays
+        replays = concurrency is None and self.replays
         load = {"request_rate": rate, "max_concurrency": concurrency}
-        traffic = self.traffic.asked(self.server.given(), replays=replays, **load)
+        traffic = self.asked_traffic(replays=replays, **load)
         if replays and math.isinf(rate):
             rate = own_rate(traffic)
             say("pdvsim", f"{traffic.dataset_path} is replayed at its own rate of {rate:.3g} requests per second")
             return replace(traffic, request_rate=rate)
-        if load_axis(traffic) == "requests" and self.traffic.num_prompts is None:
+        if load_axis(traffic) == "requests" and self.num_prompts is None:
             raise ValueError(
                 "advise needs a load: give --request-rate, --concurrency, or --num-prompts alone for a batch job"
             )
@@ -116,21 +118,21 @@ class AdviseOptions(ChoiceOptions):
 
     def _drafters(self, base: Experiment) -> tuple[Contender, ...]:
         """Drafters for a model that is given alone."""
-        if ":" in self.server.pair or self.server.drafter is not None:
+        if ":" in self.pair or self.server.drafter is not None:
             return ()
-        if self.acceptance.acceptance_from is not None:
+        if self.acceptance_from is not None:
             raise ValueError("--acceptance-from describes one drafter: name it with --drafter model, eagle3 or ngram")
-        target = self.server.pair
+        target = self.pair
         if not can_load("eagle3", target):
             say("pdvsim", f"no published EAGLE-3 head of {target} is known: none is compared (--drafter eagle3 does)")
-        return drafters(base, target, self.archs, None if self.acceptance.is_open else base.acceptance)
+        return drafters(base, target, self.archs, None if self.acceptance_open else base.acceptance)
 
     def _base(self, traffic: Traffic) -> Experiment:
         """With the first architecture that accepts the options; if none does, the error of the last."""
         refused = ValueError("arch needs at least one value")
         for arch in self.archs:
             try:
-                return self.experiment(arch, traffic, self.server.given())
+                return self.experiment(arch, traffic)
             except ValueError as error:
                 refused = error
         raise refused
@@ -156,7 +158,7 @@ def main(argv: list[str]) -> int:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
     with Progress(usual_runs(question), "simulations", args.json, after_s=0, bound="about") as progress:
-        bench = Bench(args.options.jobs, progress.update, prompts=args.options.traffic.num_prompts)
+        bench = Bench(args.options.jobs, progress.update, prompts=args.options.num_prompts)
         advice = advise(question, bench)
     pictures = {}
     if advice.recommended and (files or page):

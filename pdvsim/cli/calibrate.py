@@ -6,13 +6,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
-from pdvsim.common.options import Paths, Placed, parse
+from pdvsim.common.options import Paths, Placed
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.models import gpu, pair
+from pdvsim.sim.limits import Shards, Tokens, check_ranges
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -48,9 +50,9 @@ class CalibrateCommand:
     pair: str | None = None
     """With --from-vllm: the models it served, as draft:target. With --from-bench, also a target alone (or --model);
     default: the model that the results name."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Shards = 1
     """With --from-bench: GPUs that the model is sharded over."""
-    max_num_batched_tokens: int = Server.max_num_batched_tokens
+    max_num_batched_tokens: Tokens = Server.max_num_batched_tokens
     """With --from-bench: token budget of a step of the server."""
     output: str = PROFILE
     """File to write: a profile for --profile of `pdvsim run` (with --from-kernels it ends in .npz) or, with
@@ -61,6 +63,9 @@ class CalibrateCommand:
     """Folder for the residual plots; default: the profile's folder."""
     json: bool = False
     """Print one JSON document instead of the tables."""
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
 
 
 def main(argv: list[str]) -> int:

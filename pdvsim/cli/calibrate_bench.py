@@ -13,8 +13,8 @@ from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
-from pdvsim.sim.doubts import vet
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
 from pdvsim.study import output
 from pdvsim.view.table import cell, grid

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.options import parse
+from pdvsim.common.arguments import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.capacity_search import find_capacities
@@ -16,6 +16,7 @@ from pdvsim.decide.options import DecisionOptions, forewarn_few
 from pdvsim.decide.runs import Bench, saturated, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.limits import GpuHourUsd, Tolerance
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
@@ -27,22 +28,19 @@ class CapacityOptions(DecisionOptions):
 
     without: ClassVar[tuple[str, ...]] = (*DecisionOptions.without, "request_rate")
 
-    gpu_hour_usd: float | None = None
+    gpu_hour_usd: GpuHourUsd | None = None
     """Price of a GPU per hour; adds the cost per million output tokens."""
-    tolerance: float = 0.02
+    tolerance: Tolerance = 0.02
     """Relative width of the final bracket: the search ends this close to the first rate that fails."""
 
     def plan(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        server = self.server.given()
-        traffic = self.traffic.asked(server, replays=self.traffic.replays)
+        traffic = self.asked_traffic(replays=self.replays)
         arch = self.arch[0] if self.arch else Experiment.arch
-        base = self.experiment(arch, traffic, server)
+        base = self.experiment(arch, traffic)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
-        space = self.server.space(self.arch) if self.arch else None
-        return Plan(
-            base, self.arch, self.num_runs, goal, self.tolerance, space, least=self.traffic.num_prompts or LEAST
-        )
+        space = self.space(self.arch) if self.arch else None
+        return Plan(base, self.arch, self.num_runs, goal, self.tolerance, space, least=self.num_prompts or LEAST)
 
 
 @dataclass(frozen=True)

@@ -7,33 +7,25 @@ from pathlib import Path
 from typing import ClassVar
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.options import options, parse, plain
-from pdvsim.common.presets import ExperimentOptions
+from pdvsim.common.arguments import parse
+from pdvsim.common.options import options
 from pdvsim.common.progress import Progress
 from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, EngineName
-from pdvsim.decide.options import VariedTraffic
+from pdvsim.decide.options import VariedOptions
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import LENGTHS, LONG_LENGTHS
-from pdvsim.sim.config import Scoring, Server
+from pdvsim.sim.config import Scoring
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, LeastDraft, NumRuns, PartialShare, Redefined
 from pdvsim.study import output
 
 PREDICTED: dict[EngineName, ServingEngine] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 
 
 @dataclass(frozen=True)
-class TableServer(Server):
-    """The models and their limits."""
-
-    max_num_seqs: int = 256
-    """Largest batch size of the table."""
-
-
-@dataclass(frozen=True)
-class DraftTableOptions(ExperimentOptions):
+class DraftTableOptions(VariedOptions):
     """Models, GPU and traffic, and the draft lengths to compare."""
 
     without: ClassVar[tuple[str, ...]] = (
@@ -41,36 +33,32 @@ class DraftTableOptions(ExperimentOptions):
         "controller", "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Scoring),
     )  # fmt: skip
 
-    max_k: int | None = None
+    max_k: LeastDraft | None = None
     """Longest draft length; default: 8, or 15 of a drafter that drafts in parallel."""
-    against: int | None = None
+    against: DraftLength | None = None
     """A fixed draft length to compare with; default: 4."""
     engine: EngineName = "vllm"
     """Engine of the table: sets the padding of a step and the lowest k, and on cards other than the H200 the times,
     where its profile is known."""
-    indifference: float = 0.02
+    indifference: PartialShare = 0.02
     """Relative gains below this start no new range; 0: the best length at every batch size."""
-    num_runs: int = 3
+    num_runs: NumRuns = 3
     """Replications of each simulation, with the same seeds."""
-    jobs: int | None = None
+    jobs: Jobs | None = None
     """Concurrent simulations; default: one per core."""
-    traffic: VariedTraffic = field(default_factory=VariedTraffic)
-    server: TableServer = field(default_factory=TableServer)
-
-    def __post_init__(self) -> None:
-        check_ranges(self)
+    max_num_seqs: Redefined[BatchLimit] = 256
+    """Largest batch size of the table."""
 
     def question(self) -> DraftQuestion:
         """The question of these options; a ValueError names what is wrong."""
-        server = plain(Server, self.server)
-        base = self.experiment("colocated", self.traffic.asked(server), server)
+        base = self.experiment("colocated", self.varied_traffic())
         hardware = base.hardware
         if hardware.predicted_engine != "pdvsim":  # the table's own, where its times are known on this card
             wanted = PREDICTED[self.engine]
             known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
             base = replace(base, hardware=replace(hardware, engine=wanted if known else "pdvsim"))
         longest = self.max_k or max((*LENGTHS, *LONG_LENGTHS) if base.pair.draft.drafts_long else LENGTHS)
-        given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.traffic.num_prompts)
+        given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.num_prompts)
         return DraftQuestion(base, *given)
 
 

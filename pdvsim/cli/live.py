@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import webbrowser
-from dataclasses import dataclass, field, replace
-from importlib import import_module
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Annotated, ClassVar
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
-from pdvsim.common.options import parse
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.live.knobs import Setup
-from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.config import Acceptance, Arch
+from pdvsim.sim.limits import Range, Redefined, RequestRate, Share
 from pdvsim.sim.policies import named
 
 if TYPE_CHECKING:
     from pdvsim.live.server import PageServer
 
 PERCENTILES = (50.0, 95.0, 99.0)
-EXTRA = "live needs bokeh: pip install 'pdvsim[live]'"
+EXTRA = "live needs tornado: pip install 'pdvsim[live]'"
 
 
 @dataclass(frozen=True)
@@ -28,28 +27,29 @@ class LiveCommand(ExperimentOptions):
 
     without: ClassVar[tuple[str, ...]] = (
         "num_prompts", "use_trace_timestamps", "window", "metric_percentiles", "warmup_requests", "detailed", "band",
+        "acceptance_from",
     )  # fmt: skip
 
     arch: tuple[Arch, ...] = ("colocated", "pdv")
     """One to four serving architectures; differences are relative to the first."""
-    speed: float = 1.0
+    speed: Annotated[float, Range(0.01, 1e6, or_inf=True)] = 1.0
     """Initial speed, in simulated seconds per second: 1, 10, 100, or inf for the maximum."""
-    port: int = 5006
+    port: Annotated[int, Range(0, 65_535)] = 5006
     """Port of the page; 0: any free port."""
     address: str | None = None
     """Network address to serve the page on; default: this machine only. Access then needs a token, which is printed."""
     token: str | None = None
     """Access token; default: a random one."""
     browser: bool = True
-    """Open the page in a browser. --no-browser only prints its address."""
-    request_rate: float = 8.0
+    """Open no browser, only print the address of the page."""
+    request_rate: Redefined[RequestRate] = 8.0
     """Requests per second at the start; it can be changed on the page."""
-    acceptance: Acceptance = field(default_factory=Acceptance)  # type: ignore[assignment]
+    acceptance_rate: Redefined[Share] = Acceptance.acceptance_rate
     config: str | None = None
     """TOML file of flags (request_rate = 8); the command line takes precedence."""
 
     def __post_init__(self) -> None:
-        check_ranges(self)
+        super().__post_init__()
         if self.token is not None and len(self.token) < 8:
             raise ValueError("token must have at least 8 characters")
 
@@ -57,10 +57,8 @@ class LiveCommand(ExperimentOptions):
         """The session these options describe."""
         if not self.arch:
             raise ValueError("arch needs at least one value")
-        traffic = replace(self.traffic, request_rate=self.request_rate)
-        scoring = replace(self.scoring, metric_percentiles=PERCENTILES)
-        base = Experiment(self.arch[0], traffic, self.acceptance, self.server, self.hardware, self.host, scoring)
-        return Setup(self.arch, base)
+        base = self.experiment(self.arch[0])
+        return Setup(self.arch, replace(base, scoring=replace(base.scoring, metric_percentiles=PERCENTILES)))
 
 
 def main(argv: list[str]) -> int:
@@ -68,8 +66,6 @@ def main(argv: list[str]) -> int:
     args = parse(LiveCommand, argv, "pdvsim live")
     try:
         from pdvsim.live.server import PageServer
-
-        import_module("bokeh")
     except ImportError:
         raise ValueError(EXTRA) from None
     page = PageServer(args.address, args.port, args.token)  # reports a port in use before anything else

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.runfiles import RunFiles
+from pdvsim.common.arguments import flags_of
 from pdvsim.common.commandline import command_line
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import flags_of
 from pdvsim.live.knobs import Act, Knobs, Setup
 from pdvsim.live.session import replay
 from pdvsim.sim.config import Experiment

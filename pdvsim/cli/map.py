@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.options import parse
+from pdvsim.common.arguments import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.figures import map_figure
+from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets
 from pdvsim.decide.options import ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
@@ -17,6 +18,8 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
 from pdvsim.sim.hardware.names import card_name
+from pdvsim.sim.limits import Gpus, RequestRate, Requests, Share
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.study import output
@@ -34,33 +37,40 @@ class MapOptions(ChoiceOptions):
 
     y: Axis = "acceptance"
     """Second axis: acceptance, size (model pairs) or card."""
-    concurrency: tuple[int, ...] = ()
+    concurrency: tuple[Requests, ...] = ()
     """Loads as concurrent requests (closed loop); default without --request-rate: 1,4,16,64."""
-    request_rate: tuple[float, ...] = ()
+    request_rate: tuple[RequestRate, ...] = ()
     """Loads in requests per second; default for a trace: around its rate."""
-    acceptances: tuple[float, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
+    acceptances: tuple[Share, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
     """Acceptance rates for --y acceptance."""
     pairs: tuple[str, ...] = ()
     """Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes."""
-    pair_acceptance: tuple[float, ...] = ()
+    pair_acceptance: tuple[Share, ...] = ()
     """Acceptance rate of each of --pairs."""
     try_cards: tuple[str, ...] = ()
     """GPUs for --y card, e.g. h200,a100-80gb."""
+    gpus: Gpus = 1
+    """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     against: Arch | None = None
     """Also compare each architecture with this one: metrics and paired differences."""
 
     @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The architectures that are named, else the default for the number of GPUs."""
+        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
+
+    @property
     def _replays(self) -> bool:
         """Whether the loads are rates of a replayed file."""
-        if self.concurrency and self.traffic.use_trace_timestamps:
+        if self.concurrency and self.use_trace_timestamps:
             raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
-        return not self.concurrency and self.traffic.replays
+        return not self.concurrency and self.replays
 
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
         if self.request_rate or not self._replays:
             return self.request_rate
-        own = own_rate(self.traffic.asked(self.server.given(), replays=True))
+        own = own_rate(self.asked_traffic(replays=True))
         return tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
 
     def grid(self) -> Grid:
@@ -75,23 +85,23 @@ class MapOptions(ChoiceOptions):
             raise ValueError("--pairs needs --y size")
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
             raise ValueError(f"--pair-acceptance needs one rate for each of --pairs ({len(self.pairs)})")
-        if self.pair_acceptance and (not self.acceptance.by_rate or self.acceptance.acceptance_from is not None):
+        if self.pair_acceptance and (not self.acceptance.by_rate or self.acceptance_from is not None):
             raise ValueError("--pair-acceptance cannot be combined with another form of acceptance")
         if self.y == "card":
             places = tuple(card_name(card, GPUS) for card in self.try_cards)
         elif self.try_cards:
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.traffic.asked(self.server.given(), *pairs, replays=self._replays)
+        traffic = self.asked_traffic(*pairs, replays=self._replays)
         arch = self.archs[0] if self.archs else Experiment.arch
         # each cell of --y acceptance sets its own
-        base = self.experiment(arch, traffic, self.server.given(), assumed=self.y == "acceptance")
-        accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if self.acceptance.is_open}
+        base = self.experiment(arch, traffic, assumed=self.y == "acceptance")
+        accepted = {pair: usual_acceptance(pair, traffic) for pair in pairs if self.acceptance_open}
         for pair, rate in zip(map(pair_name, self.pairs), self.pair_acceptance, strict=False):
             accepted[pair] = Acceptance(rate)
         return Grid(
             base,
-            self.server.space(self.archs),
+            self.space(self.archs),
             loads,
             rates,
             self.y,
@@ -126,7 +136,7 @@ def main(argv: list[str]) -> int:
     forewarn([applicable(without_band(run)) for run in experiments], args.options.jobs)
     runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
     with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
-        banded, prompts = grid.against is not None, args.options.traffic.num_prompts
+        banded, prompts = grid.against is not None, args.options.num_prompts
         winners = draw_map(grid, Bench(args.options.jobs, progress.update, banded, prompts))
     pictures = {"The map": map_figure(winners)} if winners.cells else {}
     if winners.differences is not None:

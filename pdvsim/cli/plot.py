@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
-from pdvsim.common.options import Paths, Placed, parse
+from pdvsim.common.options import Paths, Placed
 from pdvsim.view.figure import DPI
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
-from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
 from pdvsim.sim.hardware.models import GPUS, PRESETS, model_or_shard, pair
-from pdvsim.sim.limits import Range, check_ranges
+from pdvsim.sim.limits import MeasuringSeconds, Range, Seed, check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.profiler.samples import Samples
@@ -28,15 +28,15 @@ class ProfileCommand:
     """Pairs draft:target to measure co-running, with host costs."""
     output: str = "results/profile"
     """Folder for samples.parquet and header.json; if it has some, points that they lack are added."""
-    budget_s: float = 100.0
+    budget_s: MeasuringSeconds = 100.0
     """Maximum seconds per model; skipped points are listed in the header."""
-    pair_budget_s: float = 60.0
+    pair_budget_s: MeasuringSeconds = 60.0
     """Maximum seconds per pair."""
     quick: bool = False
     """Measure only the most important points, with few repeats."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of weights, caches and the order of points."""
-    jobs: int = 8
+    jobs: Annotated[int, Range(0, 1024)] = 8
     """Processes that compile kernels in advance; 0: none."""
 
     list_: bool = False
@@ -49,7 +49,7 @@ class ProfileCommand:
             raise ValueError("--json needs --list")
         if not self.models and not self.pairs and not self.list_:
             raise ValueError("nothing to measure: name --models or --pairs")
-        check_ranges(self, jobs=Range(0, 1024))
+        check_ranges(self)
 
 
 def main(argv: list[str]) -> int:

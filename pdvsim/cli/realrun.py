@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from pdvsim.cli.runcommand import RunCommand
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_all, write_whole
-from pdvsim.common.options import parse, plain
 from pdvsim.common.version import __version__
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.config import Acceptance, Experiment
-from pdvsim.sim.doubts import vet
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import archs_where, policy_of
+from pdvsim.sim.relevance import vet
 from pdvsim.view.run import Run
 
 
@@ -39,9 +39,7 @@ class RealCommand(RunCommand):
     @cached_property
     def experiment(self) -> Experiment:
         """The experiment; if the models decide acceptance, none is recorded or assumed."""
-        given = self.given
-        unsaid = self.machine.own_verdict and given.acceptance.is_open
-        return replace(plain(Experiment, given), acceptance=Acceptance()) if unsaid else given.asked()
+        return self.given.experiment(self.given.arch, assumed=self.machine.own_verdict)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

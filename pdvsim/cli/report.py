@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Paths, Placed, parse
+from pdvsim.common.options import Paths, Placed
 from pdvsim.common.progress import Progress
 from pdvsim.view.report import page
 

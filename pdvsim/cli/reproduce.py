@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.common.options import Placed, parse
+from pdvsim.common.arguments import parse
+from pdvsim.common.options import Placed
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import NumRuns, Seed, check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.published.reproduce import Reproduction
@@ -23,10 +24,10 @@ class ReproduceCommand:
 
     table: Placed[Literal["three-way", "poisson-30s", "model-comparison"]]
     """The published table. model-comparison runs the three-way programs on three pairs."""
-    num_runs: int | None = None
+    num_runs: NumRuns | None = None
     """Replications: orders of the requests for three-way and model-comparison (default: 20), draws of acceptance for
     poisson-30s (default: 16)."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of the replications; the arrivals of poisson-30s are the published ones."""
     all_metrics: bool = False
     """Print all metrics, as --json always does."""

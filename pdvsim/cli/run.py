@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from pdvsim.cli.runcommand import RunCommand
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
-from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.inputs import checked

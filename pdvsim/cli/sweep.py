@@ -8,13 +8,16 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Option, Paths, converted, nearest, options, parse
+from pdvsim.common.options import Option, Paths, converted, options
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
+from pdvsim.common.spelling import nearest
 from pdvsim.common.workers import cores
 from pdvsim.sim.config import Acceptance, Arch, Experiment
+from pdvsim.sim.limits import Jobs, NumRuns, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study.backends import Backend, check_reachable
 from pdvsim.study.estimate import cost, forewarn
@@ -37,20 +40,21 @@ class SweepOptions(ExperimentOptions):
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
-    concurrency: tuple[int, ...] = ()
+    concurrency: tuple[Requests, ...] = ()
     """Loads as concurrent requests (closed loop), e.g. 1,2,4,8."""
-    request_rate: tuple[float, ...] = ()
+    request_rate: tuple[RequestRate, ...] = ()
     """Loads as requests per second (open loop); default without --concurrency: 1,2,4,8,16,32,64."""
-    num_runs: int = 1
+    num_runs: NumRuns = 1
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
     vary: tuple[str, ...] = ()
     """Other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d. Write a list value as 0.8+0.6."""
-    jobs: int | None = None
+    jobs: Jobs | None = None
     """Concurrent simulations on this machine; default: one per core."""
     scheduler: str | None = None
     """Run the points on the workers of a running Dask cluster: address of its scheduler, e.g. tcp://10.0.0.1:8786."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         _ = self.backend, self.sweep
 
     @property

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from pdvsim.common.arguments import parse
 from pdvsim.common.files import in_place
-from pdvsim.common.options import Placed, parse
+from pdvsim.common.options import Placed
 from pdvsim.view.figure import DPI
 
 

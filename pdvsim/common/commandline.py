@@ -8,7 +8,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any, get_type_hints
 
-from pdvsim.common.options import build, flags_of, read
+from pdvsim.common.arguments import flags_of, read
+from pdvsim.common.options import build
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.policies import file_of
 from pdvsim.sim.workload.asked import usual_acceptance

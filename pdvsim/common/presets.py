@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
-from pdvsim.sim.workload.asked import AskedAcceptance
+from pdvsim.sim.core import LOOKED_UP
+from pdvsim.sim.limits import Redefined, Share, check_ranges
+from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 
 PresetName = Literal["pd-verify"]
 
@@ -31,23 +33,52 @@ class ExperimentOptions:
     preset: PresetName | None = None
     """Settings of options that are not given: those of PD-Verify."""
     traffic: Traffic = field(default_factory=Traffic)
-    acceptance: AskedAcceptance = field(default_factory=AskedAcceptance)
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance_rate: Redefined[Share | None] = None
+    """Chance that a draft token is accepted; default: recorded for the drafter, else 0.6 (assumed)."""
+    acceptance_from: str | None = None
+    """Acceptance from a file: vLLM's /metrics, its bench result, or rounds."""
     server: Server = field(default_factory=Server)
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
 
-    def experiment(
-        self, arch: Arch, traffic: Traffic | None = None, server: Server | None = None, assumed: bool = False
-    ) -> Experiment:
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.acceptance_from is not None and self._gives_acceptance:
+            raise ValueError("--acceptance-from and the other acceptance options are mutually exclusive")
+
+    @property
+    def _gives_acceptance(self) -> bool:
+        return self.acceptance_rate is not None or self.acceptance != Acceptance()
+
+    @property
+    def acceptance_open(self) -> bool:
+        """Whether no option gives the acceptance."""
+        return not self._gives_acceptance and self.acceptance_from is None
+
+    def experiment(self, arch: Arch, traffic: Traffic | None = None, assumed: bool = False) -> Experiment:
         """The experiment, with the acceptance that is given, read, recorded or assumed.
 
-        `traffic` and `server` replace the given ones. With `assumed`, recorded acceptance is not used.
+        `traffic` replaces the given one. With `assumed`, recorded acceptance is not used.
         """
-        traffic, server = traffic or self.traffic, server or self.server
-        given = AskedAcceptance(Acceptance.acceptance_rate) if assumed and self.acceptance.is_open else self.acceptance
-        acceptance = given.asked(server.pair, traffic)
-        return Experiment(arch, traffic, acceptance, server, self.hardware, self.host, self.scoring)
+        traffic = traffic or self.traffic
+        acceptance = self.acceptance if assumed and self.acceptance_open else self._acceptance(traffic)
+        return Experiment(arch, traffic, acceptance, self.server, self.hardware, self.host, self.scoring)
+
+    def _acceptance(self, traffic: Traffic) -> Acceptance:
+        if self.acceptance_from is None:
+            return usual_acceptance(self.server.pair, traffic) if self.acceptance_open else self.acceptance
+        from pdvsim.sim.workload.counters import read_acceptance
+
+        acceptance = read_acceptance(self.acceptance_from)
+        drafter = drafter_name(self.server.pair)
+        if drafter in LOOKED_UP and acceptance.acceptance_trace is None:
+            raise ValueError(
+                f"{self.acceptance_from} cannot give the acceptance of {drafter} drafts: vLLM counts no rounds without "
+                "a match; give recorded rounds or --acceptance-model"
+            )
+        return acceptance
 
 
 def preset_settings(name: PresetName, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

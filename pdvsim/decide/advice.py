@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pdvsim.common.commandline import command_line
 from pdvsim.common.outcomes import Row
@@ -40,8 +40,8 @@ from pdvsim.decide.runs import (
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import vet
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import Budget, GpuHourUsd, NumRuns, PartialShare, Range, check_ranges
+from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.study.length import length_of, too_short
 from pdvsim.study.stats import Interval, interval
@@ -78,12 +78,13 @@ class Question:
     base: Experiment
     space: Space
     goal: Goal
-    num_runs: int = 5
-    indifference: float = 0.01
-    budget: int = BUDGET
-    gpu_hour_usd: float | None = None
+    num_runs: NumRuns = 5
+    indifference: PartialShare = 0.01
+    budget: Budget = BUDGET
+    gpu_hour_usd: GpuHourUsd | None = None
     ways: tuple[Contender, ...] = ()  # compared instead of architectures
-    most_gpus: int = 0  # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
+    # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
+    most_gpus: Annotated[int, Range(0, 1024)] = 0
     fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
     by_cost: bool = False  # the cheapest of the ways that meet the goal is chosen
 

@@ -39,9 +39,18 @@ from pdvsim.decide.report import (
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.sim.config import Arch, Experiment, Server
-from pdvsim.sim.doubts import vet
-from pdvsim.sim.limits import check_list, check_points, check_ranges
+from pdvsim.sim.limits import (
+    LeastShare,
+    LongSeconds,
+    NumRuns,
+    Requests,
+    Tolerance,
+    check_list,
+    check_points,
+    check_ranges,
+)
 from pdvsim.sim.metrics.steady import LEAST, Length, rate_length
+from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_length
 from pdvsim.study.stats import interval
@@ -60,15 +69,15 @@ class Plan:
 
     base: Experiment
     archs: tuple[Arch, ...]
-    num_runs: int
+    num_runs: NumRuns
     goal: Goal
-    tolerance: float = 0.02
+    tolerance: Tolerance = 0.02
     space: Space | None = None  # settings to tune each architecture over; None: those of the base
     servers: Mapping[Arch, Server] = field(default_factory=dict)  # tuned settings
-    least: int = LEAST  # requests measured in a run, per server; more if the load needs them, by the next two
-    service_s: float = 0.0  # longest time that requests are in service at a rate held so far
-    transient_s: float = 0.0  # longest start of a run
-    share: float = 1.0  # of the measured part of a run, for a coarse search
+    least: Requests = LEAST  # requests measured in a run, per server; more if the load needs them, by the next two
+    service_s: LongSeconds = 0.0  # longest time that requests are in service at a rate held so far
+    transient_s: LongSeconds = 0.0  # longest start of a run
+    share: LeastShare = 1.0  # of the measured part of a run, for a coarse search
 
     def __post_init__(self) -> None:
         check_list("arch", self.archs)

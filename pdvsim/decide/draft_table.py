@@ -13,7 +13,7 @@ from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Chunk
 from pdvsim.sim.hardware.padding import Padding
-from pdvsim.sim.limits import Range, check, check_ranges
+from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.sim.policies import named
@@ -89,12 +89,12 @@ class DraftQuestion:
     """Models, GPU and traffic, served by an engine; the longest draft and, in `base`, the largest batch."""
 
     base: Experiment
-    max_k: int = 8
-    against: int | None = None  # a fixed draft length to compare with
+    max_k: LeastDraft = 8
+    against: DraftLength | None = None  # a fixed draft length to compare with
     engine: EngineName = "vllm"
-    indifference: float = 0.02  # relative gains that start no new tier
-    num_runs: int = 3
-    prompts: int | None = None  # requests of a simulation; None: as many as its closed loop needs
+    indifference: PartialShare = 0.02  # relative gains that start no new tier
+    num_runs: NumRuns = 3
+    prompts: Requests | None = None  # requests of a simulation; None: as many as its closed loop needs
 
     def __post_init__(self) -> None:
         check_ranges(self)

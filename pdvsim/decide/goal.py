@@ -19,7 +19,7 @@ from typing import Literal, get_args
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Scoring
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import LeastShare, check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
 
 Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
@@ -43,7 +43,7 @@ class Goal:
 
     objective: Objective
     levels: tuple[str, ...] = ()
-    attainment: float = ATTAINMENT
+    attainment: LeastShare = ATTAINMENT
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -13,7 +13,7 @@ from typing import Any
 
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Server
-from pdvsim.sim.limits import check_list, check_ranges
+from pdvsim.sim.limits import BatchLimit, DraftLength, Tokens, check_list, check_ranges
 from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
@@ -33,10 +33,10 @@ class Space:
     """Values to test; a single value fixes a setting."""
 
     archs: tuple[Arch, ...] = field(default_factory=tried)
-    draft_lengths: tuple[int, ...] = LENGTHS
+    draft_lengths: tuple[DraftLength, ...] = LENGTHS
     controllers: tuple[ControllerName, ...] = CONTROLLERS
-    max_num_seqs: tuple[int, ...] = (32, 64, 128, 256)
-    max_num_batched_tokens: tuple[int, ...] = (256, 512, 2048, 8192)
+    max_num_seqs: tuple[BatchLimit, ...] = (32, 64, 128, 256)
+    max_num_batched_tokens: tuple[Tokens, ...] = (256, 512, 2048, 8192)
     own: bool = True  # whether settings of single architectures are varied
 
     def __post_init__(self) -> None:

@@ -39,16 +39,25 @@ from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replicati
 from pdvsim.decide.space import Space, drafts_text, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.doubts import vet
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.limits import check_list, check_points, check_ranges
+from pdvsim.sim.limits import (
+    NumRuns,
+    PartialShare,
+    RequestRate,
+    Requests,
+    Share,
+    check_list,
+    check_points,
+    check_ranges,
+)
+from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.view import table
 from pdvsim.view.setting import acceptance_notes, is_assumed
 
 Axis = Literal["acceptance", "size", "card"]
-Place = float | str  # an acceptance rate, a pair, or a card
+Place = Share | str  # an acceptance rate, a pair, or a card
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
 PLACE_OPTIONS = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}
 
@@ -59,13 +68,13 @@ class Grid:
 
     base: Experiment
     space: Space
-    concurrency: tuple[int, ...]
-    request_rate: tuple[float, ...]
+    concurrency: tuple[Requests, ...]
+    request_rate: tuple[RequestRate, ...]
     axis: Axis
     places: tuple[Place, ...]
-    num_runs: int
+    num_runs: NumRuns
     goal: Goal
-    indifference: float = 0.0
+    indifference: PartialShare = 0.0
     fleets: tuple[Contender, ...] = ()
     against: str | None = None  # architecture that all are also compared with
     pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs with their own acceptance

@@ -1,22 +1,15 @@
-"""The page's charts: metrics over time, latency distributions, and the latest launches of each architecture's lanes."""
+"""The page's charts: metrics over time, latency distributions, and the latest launches of each architecture's lanes.
+
+A chart is described once, for plotly.js: its traces name the columns of a source, and updates send columns only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from html import escape
 from typing import Any
 
 import numpy as np
-from bokeh.models import (
-    ColumnDataSource,
-    DataRange1d,
-    FactorRange,
-    FixedTicker,
-    HoverTool,
-    NumeralTickFormatter,
-    Range1d,
-)  # fmt: skip
-from bokeh.models.renderers import GlyphRenderer
-from bokeh.plotting import figure
 
 from pdvsim.live.gauge import LATENCIES, STRIP_S
 from pdvsim.sim.core import KINDS
@@ -34,31 +27,18 @@ FAST = ("tokens_per_s", "in_system")
 SLOW = ("draft_length", "acceptance", *(f"queue_{lane}" for lane in LANES))
 UPDATES_PER_CYCLE = 6  # the strip in each, fast charts in every other, the others once
 SLOW_TURN, SPREADS_TURN = 1, 3  # position in the cycle
-TICKS_MS = [first * 10.0**power for power in range(-1, 7) for first in (1, 2, 5)]  # of the latency axes
-STRIP_LANE_PX = 22
-DASHES = ("solid", "dashed", "dotted", "dotdash", "dashdot")  # to distinguish lines of one colour
+HEIGHT_PX, MARGIN_PX, STRIP_LANE_PX, LETTER_PX = 210, 44, 22, 6
+DASHES = ("solid", "dash", "dot", "dashdot")  # to distinguish lines of one colour
+Chart = dict[str, Any]
 
 
 class Charts:
-    """Charts of the architectures `archs`; `names` are their names on the page.
+    """Charts of the architectures `archs`; `names` are their names on the page."""
 
-    `figures` are shown first.
-    """
-
-    def __init__(self, archs: Sequence[str], names: Sequence[str], figures: Sequence[dict[str, Any]]) -> None:
+    def __init__(self, archs: Sequence[str], names: Sequence[str]) -> None:
         self.archs, self.names = archs, names
-        # one source for all architectures: each message may redraw a chart
-        sources = {name: ColumnDataSource(name=name, data=make(figures)) for name, make in self._columns().items()}
-        self._launches, self._fast, self._slow = sources["launches"], sources["fast"], sources["slow"]
-        self._spreads = sources["spreads"]
-        self.roots: list[Any] = []
-        self._add(self._strip(), "lead_strip")
-        for column in SERIES:
-            self._add(self._over_time(column), f"lead_{column}")
-        for metric in LATENCIES:
-            self._add(self._spread(metric), f"chart_{metric}")
-        for at, arch in enumerate(archs):
-            self._add(self._queues(at, arch), f"chart_queues_{at}")
+        self.lead = [self._strip(), *map(self._over_time, SERIES)]
+        self.others = [*map(self._spread, LATENCIES), *map(self._queues, range(len(archs)))]
 
     def due(self, turn: int) -> list[str]:
         """The sources to redraw after so many updates: the strip each time, slow charts less often."""
@@ -79,110 +59,93 @@ class Charts:
             "spreads": lambda figures: _joined([_spread_columns(shown) for shown in figures]),
         }
 
-    def _add(self, plot: Any, name: str) -> None:
-        plot.name = name
-        plot.toolbar.logo = None
-        plot.title.text_font_size = "13px"
-        plot.background_fill_color = plot.border_fill_color = "#ffffff"
-        self.roots.append(plot)
+    def _over_time(self, column: str) -> Chart:
+        shown = [at for at, arch in enumerate(self.archs) if column in FAST or policy_of(arch).speculates]
+        lines = [self._line(at, f"time_s_{at}", f"{column}_{at}") for at in shown]
+        axis = {"range": [0, 1]} if column == "acceptance" else {"rangemode": "tozero"}
+        chart = _chart(SERIES[column], "fast" if column in FAST else "slow", lines, "seconds", yaxis=axis)
+        return chart | {"legend": column == "tokens_per_s"}
 
-    def _over_time(self, column: str) -> Any:
-        plot = _plot(SERIES[column], x_axis_label="seconds")
-        plot.y_range = DataRange1d(start=0) if column != "acceptance" else Range1d(0, 1)
-        source = self._fast if column in FAST else self._slow
-        for at, (arch, name, dash) in enumerate(zip(self.archs, self.names, DASHES, strict=False)):
-            style = {"color": arch_colour(arch), "line_width": 2, "line_dash": dash if self._twins(arch) else "solid"}
-            legend = {"legend_label": name} if column == "tokens_per_s" else {}
-            if column not in FAST and not policy_of(arch).speculates:
-                continue
-            plot.line(f"time_s_{at}", f"{column}_{at}", source=source, **style, **legend)
-        if column == "tokens_per_s":
-            _legend_below(plot)
-        return plot
+    def _spread(self, metric: str) -> Chart:
+        lines = [self._line(at, f"{metric}_ms_{at}", f"{metric}_{at}", "hv") for at in range(len(self.archs))]
+        ticks = {"type": "log", "nticks": 5, "tickformat": "~s" if metric in ("ttft", "e2el") else "~r", "tickangle": 0}
+        title = f"{metric.upper()}: share of {'chunks' if metric == 'itl' else 'requests'}"
+        return _chart(title, "spreads", lines, "ms", xaxis=ticks)
 
-    def _spread(self, metric: str) -> Any:
-        plot = _plot(f"{metric.upper()}: share of {'chunks' if metric == 'itl' else 'requests'}", x_axis_type="log")
-        plot.xaxis.axis_label = "ms"
-        plot.xaxis.ticker, plot.xaxis.formatter = FixedTicker(ticks=TICKS_MS), NumeralTickFormatter(format="0.[0]a")
-        plot.y_range = DataRange1d(start=0)
-        for at, (arch, dash) in enumerate(zip(self.archs, DASHES, strict=False)):
-            plot.step(
-                f"{metric}_ms_{at}", f"{metric}_{at}", source=self._spreads, mode="after", color=arch_colour(arch),
-                line_width=2, line_dash=dash if self._twins(arch) else "solid",
-            )  # fmt: skip
-        return plot
+    def _queues(self, at: int) -> Chart:
+        lines = [
+            _trace({"x": f"time_s_{at}", "y": f"queue_{lane}_{at}"}, lane, LANE_COLOURS[lane])
+            for lane in policy_of(self.archs[at]).lane_names()
+        ]
+        axis = {"rangemode": "tozero", "autorangeoptions": {"include": 4}}
+        chart = _chart(f"{escape(self.names[at])}: queues", "slow", lines, "seconds", yaxis=axis)
+        return chart | {"legend": True, "colour": arch_colour(self.archs[at])}
 
-    def _queues(self, at: int, arch: str) -> Any:
-        plot = _plot(f"{self.names[at]}: queues", x_axis_label="seconds")
-        plot.title.text_color = arch_colour(arch)
-        plot.y_range = DataRange1d(start=0, min_interval=4)
-        for lane in lanes_of(arch):
-            plot.line(
-                f"time_s_{at}", f"queue_{lane}_{at}", source=self._slow, color=LANE_COLOURS[lane], line_width=2,
-                legend_label=lane,
-            )  # fmt: skip
-        _legend_below(plot)
-        return plot
+    def _strip(self) -> Chart:
+        lanes = [policy_of(arch).lane_names() for arch in self.archs]
+        rows = [_row(name, lane) for name, own in zip(self.names, lanes, strict=True) for lane in own]
+        bars = {
+            "type": "bar", "orientation": "h", "hovertemplate": "%{text}<extra></extra>", "textposition": "none",
+            "columns": {"y": "row", "base": "start_ms", "x": "span_ms", "text": "label", "colour": "colour"},
+        }  # fmt: skip
+        axis = {"categoryarray": rows[::-1], "range": [-0.5, len(rows) - 0.5], "type": "category", "showgrid": False}
+        title, span = f"The last {STRIP_S * 1e3:.0f} ms", {"range": [-STRIP_S * 1e3, 0]}
+        chart = _chart(title, "launches", [bars], "ms from now", xaxis=span, yaxis=axis)
+        margin_px = 10 + LETTER_PX * max(map(len, rows))  # measuring the labels in each update would take longer
+        return chart | {"height": 80 + STRIP_LANE_PX * len(rows), "margin": margin_px, "wide": True}
 
-    def _strip(self) -> Any:
-        rows = [(name, lane) for arch, name in zip(self.archs, self.names, strict=True) for lane in lanes_of(arch)]
-        plot = _plot(
-            f"The last {STRIP_S * 1e3:.0f} ms", height=70 + STRIP_LANE_PX * (len(rows) + len(self.archs)),
-            y_range=FactorRange(*reversed(rows), group_padding=0.8), x_range=Range1d(-STRIP_S * 1e3, 0),
-        )  # fmt: skip
-        plot.xaxis.axis_label = "ms from now"
-        plot.yaxis.group_label_orientation = "horizontal"
-        plot.yaxis.group_text_font_size = "12px"
-        plot.yaxis.separator_line_color = plot.ygrid.grid_line_color = None
-        bars: GlyphRenderer[Any] = plot.hbar(
-            y="row", left="start_ms", right="end_ms", height=0.8, color="colour", line_color="#ffffff",
-            source=self._launches,
-        )  # fmt: skip
-        tips = [("", "@kind"), ("rows", "@rows"), ("tokens", "@tokens"), ("took", "@took ms")]
-        plot.add_tools(HoverTool(renderers=[bars], tooltips=tips))
-        return plot
-
-    def _twins(self, arch: str) -> bool:
-        return sum(arch_colour(other) == arch_colour(arch) for other in self.archs) > 1
+    def _line(self, at: int, x: str, y: str, shape: str = "linear") -> Chart:
+        """A line of an architecture; dashed if another has the same colour."""
+        colour = arch_colour(self.archs[at])
+        alone = sum(arch_colour(other) == colour for other in self.archs) == 1
+        line = _trace({"x": x, "y": y}, escape(self.names[at]), colour)
+        line["line"] |= {"dash": "solid" if alone else DASHES[at], "shape": shape}
+        return line
 
 
-def lanes_of(arch: str) -> tuple[str, ...]:
-    """The lanes that an architecture has."""
-    return policy_of(arch).lane_names()  # type: ignore[no-any-return]
+def _trace(columns: dict[str, str], name: str, colour: str) -> Chart:
+    line = {"color": colour, "width": 2}
+    return {
+        "type": "scatter", "mode": "lines", "name": name, "line": line, "columns": columns, "cliponaxis": False,
+        "hovertemplate": "%{y:,.3~r}",
+    }  # fmt: skip
 
 
-def _plot(title: str, height: int = 200, **options: Any) -> Any:
-    plot = figure(title=title, height=height, sizing_mode="stretch_width", tools="", toolbar_location=None, **options)
-    plot.axis.minor_tick_line_color = None
-    return plot
+def _chart(
+    title: str, source: str, traces: list[Chart], x: str, xaxis: Chart | None = None, yaxis: Chart | None = None
+) -> Chart:
+    axes = {"xaxis": {"title": {"text": x}, **(xaxis or {})}, "yaxis": yaxis or {"rangemode": "tozero"}}
+    return {
+        "title": title,
+        "source": source,
+        "traces": traces,
+        "height": HEIGHT_PX,
+        "margin": MARGIN_PX,
+        "legend": False,
+        **axes,
+    }
 
 
-def _legend_below(plot: Any) -> None:
-    """Legend, placed where it hides no line."""
-    legend = plot.legend[0]
-    legend.orientation, legend.border_line_color = "horizontal", None
-    legend.padding = legend.margin = 0
-    legend.spacing, legend.label_height, legend.glyph_height = 4, 12, 12
-    legend.label_text_font_size = "11px"
-    legend.ncols = 3 if len(legend.items) > 4 else 2 if len(legend.items) > 3 else "auto"  # fits a phone screen
-    plot.add_layout(legend, "below")
+def _row(name: str, lane: str) -> str:
+    """The label of a lane."""
+    return f"{escape(name)} {lane}"
 
 
 def _strip_data(names: Sequence[str], figures: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """The launches of all architectures, as bars on their lanes."""
-    names_of = ("row", "kind", "colour", "start_ms", "end_ms", "took", "rows", "tokens")
-    columns: dict[str, list[Any]] = {name: [] for name in names_of}
+    columns: dict[str, list[Any]] = {name: [] for name in ("row", "start_ms", "span_ms", "colour", "label")}
     for name, shown in zip(names, figures, strict=True):
         rows, now_s = shown["strip"], shown["now_s"]
-        kinds = [KINDS[int(kind)] for kind in rows["kind"]]
-        columns["row"] += [(name, LANES[int(lane)]) for lane in rows["lane"]]
-        columns["kind"] += kinds
+        starts_ms = np.maximum((rows["start_s"] - now_s) * 1e3, -STRIP_S * 1e3)
+        columns["start_ms"] += starts_ms.tolist()
+        columns["span_ms"] += ((rows["end_s"] - now_s) * 1e3 - starts_ms).tolist()
+        columns["row"] += [_row(name, LANES[int(lane)]) for lane in rows["lane"]]
+        kinds, took_ms = [KINDS[int(kind)] for kind in rows["kind"]], (rows["end_s"] - rows["start_s"]) * 1e3
         columns["colour"] += [KIND_COLOURS[kind] for kind in kinds]
-        columns["start_ms"] += np.maximum((rows["start_s"] - now_s) * 1e3, -STRIP_S * 1e3).tolist()
-        columns["end_ms"] += ((rows["end_s"] - now_s) * 1e3).tolist()
-        columns["took"] += np.round((rows["end_s"] - rows["start_s"]) * 1e3, 2).tolist()
-        for column in ("rows", "tokens"):
-            columns[column] += rows[column].tolist()
+        columns["label"] += [
+            f"{kind}: {count} rows, {tokens} tokens, {ms:.2f} ms"
+            for kind, count, tokens, ms in zip(kinds, rows["rows"], rows["tokens"], took_ms, strict=True)
+        ]
     return columns
 
 
@@ -200,7 +163,7 @@ def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
 
 def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
     """Columns of all architectures together; shorter ones are padded with values that are not shown."""
-    drawn = [{name: _drawable(column) for name, column in part.items()} for part in parts]
+    drawn = [{name: np.asarray(column, float) for name, column in part.items()} for part in parts]
     rows = max(len(column) for part in drawn for column in part.values())
     return {
         f"{name}_{at}": np.pad(column, (0, rows - len(column)), constant_values=np.nan)
@@ -211,8 +174,3 @@ def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
 
 def _plain(column: Sequence[Any] | Array) -> list[Any]:
     return column.tolist() if isinstance(column, np.ndarray) else list(column)
-
-
-def _drawable(column: Sequence[float] | Array) -> Array:
-    """A column as numbers; an empty one becomes a point at 0, as an empty chart has no axes."""
-    return np.asarray(column, float) if len(column) else np.zeros(1)

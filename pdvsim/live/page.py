@@ -5,38 +5,73 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.resources import files
 from typing import Any
-
-from bokeh.core.templates import get_env
-from bokeh.embed import file_html
-from bokeh.layouts import column, row
-from bokeh.models import Button, CustomJS, Div, RadioButtonGroup, Select, Slider
-from bokeh.resources import Resources
-from bokeh.util.paths import static_path
 
 from pdvsim.live.charts import Charts
 from pdvsim.live.knobs import BURST, Setup
 from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
+from pdvsim.view.report import embedded, filled_in
 
 UPDATES_PER_TABLE = 2
 OWN = "data set's"
 BATCHES = (4, 8, 16, 32, 64, 128, 256, 512)
 CHUNKS = (128, 256, 512, 1024, 2048, 4096, 8192)
 LENGTHS = (32, 128, 256, 512, 1024, 2048, 4096)
-WHOLE = {"sizing_mode": "stretch_width"}
-
+BUTTONS = {"on": "Advance 1 s", "restart": "Restart", "burst": f"Burst of {BURST}", "save": "Save"}
 
 Saved = Callable[[], str | None]  # the outcome of saving, as text; None while it is running
+
+
+@dataclass(frozen=True)
+class SliderControl:
+    """A number between two others."""
+
+    title: str
+    start: float
+    end: float
+    step: float
+
+    def html(self, name: str) -> str:
+        """The control on the page."""
+        limits = f'min="{self.start:g}" max="{self.end:g}" step="{self.step:g}"'
+        return f'<label>{self.title}: <output></output><input type="range" id="{name}" {limits}></label>'
+
+    def read(self, name: str, value: Any) -> float | int:
+        """The setting of its value; a ValueError if it cannot have it."""
+        number = round(float(value), 6)  # its steps have rounding errors
+        if not self.start <= number <= self.end:
+            raise ValueError(f"{name} must be from {self.start:g} to {self.end:g}")
+        return int(number) if name == "num_speculative_tokens" else number
+
+
+@dataclass(frozen=True)
+class SelectControl:
+    """One of some texts, or a number among those that updates name."""
+
+    title: str
+    options: tuple[str, ...] = ()
+
+    def html(self, name: str) -> str:
+        """The control on the page."""
+        options = "".join(f"<option>{html.escape(option)}</option>" for option in self.options)
+        return f'<label>{self.title}<select id="{name}">{options}</select></label>'
+
+    def read(self, name: str, value: Any) -> str | int | None:
+        """The setting of its value; a ValueError if it cannot have it."""
+        if self.options:
+            return self.options[self.options.index(value)]
+        return None if value == OWN else int(value)
 
 
 class Dashboard:
     """The page of a session, its updates and commands, for all browsers."""
 
-    static = str(static_path())
+    static = str(files("plotly").joinpath("package_data"))  # the folder of plotly.min.js
 
     def __init__(
         self, feed: Feed, setup: Setup, names: Sequence[str], save: Callable[[Shown], Saved], about: str
@@ -51,84 +86,37 @@ class Dashboard:
         self._orders_before_save: int | None = None
         self._saved = ""
         self._update_parts: dict[str, str] = {}  # as JSON, made once for all browsers
-        shown = feed.latest
-        self.charts = Charts(self.archs, names, shown.figures)
-        self.status = Div(text=self._status(shown), name="status", **WHOLE)
-        self.table = Div(name="table", styles={"overflow-x": "auto", "max-width": "100%"}, **WHOLE)
-        self.table.text = table_html(self.archs, names, shown.figures)
-        self.widgets: dict[str, Any] = {}
-        self._pace_widgets()
-        self._roots = (self.status, self.pace, self._knob_widgets(setup.base), self.table, *self.charts.roots)
-        for name, settings in self._settings(shown).items():
-            self.widgets[name].update(**settings)
+        self.charts = Charts(self.archs, names)
+        self.knobs = _knobs(setup.base)
 
     def html(self) -> str:
-        """The page, the same for every browser."""
-        template = get_env().from_string(files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8"))
-        # charts are redrawn if their width changes, so content must not change it
-        given = {"table_px": table_px(len(self.archs)), "about": self.about}
-        text: str = file_html(
-            self._roots, Resources(mode="server", root_url="/"), f"pdvsim live: {', '.join(self.names)}",
-            template=template, template_variables=given, suppress_callback_warning=True,
-        )  # fmt: skip
-        return text
+        """The page, the same for every browser; updates fill it."""
+        width_px = table_px(len(self.archs))  # charts are redrawn if their width changes: content must not change it
+        windows = SelectControl("Window", tuple(map(_seconds, WINDOWS_S)))
+        buttons = [f'<button id="{name}">{text}</button>' for name, text in BUTTONS.items()]
+        return filled_in(
+            files("pdvsim.live").joinpath("page.html").read_text(encoding="utf-8"),
+            {
+                "<!--TITLE-->": html.escape(f"pdvsim live: {', '.join(self.names)}"),
+                "/*TABLE*/": f"{width_px + 36}px",
+                "/*NARROW*/": f"{width_px + 660}px",
+                "<!--ABOUT-->": html.escape(self.about),
+                "<!--SPEEDS-->": "".join(f"<button>{_times(speed)}</button>" for speed in SPEEDS),
+                "<!--BUTTONS-->": "".join([*buttons, windows.html("window")]),
+                "<!--KNOBS-->": "".join(knob.html(name) for name, knob in self.knobs.items()),
+                "/*CHARTS*/": embedded({"lead": self.charts.lead, "others": self.charts.others}),
+            },
+        )
 
     # controls ---------------------------------------------------------------------------------------------------------
-
-    def _pace_widgets(self) -> None:
-        labels = {
-            "pause": ("Pause", 90),
-            "on": ("Advance 1 s", 0),
-            "restart": ("Restart", 0),
-            "burst": (f"Burst of {BURST}", 0),
-            "save": ("Save", 80),
-        }
-        buttons = {n: Button(label=text, width=px or 30 + 8 * len(text)) for n, (text, px) in labels.items()}
-        for name, button in buttons.items():
-            button.js_on_event("button_click", CustomJS(code=f"send('{name}')"))
-        speed = RadioButtonGroup(labels=[_times(s) for s in SPEEDS], width=290)
-        speed.js_on_change("active", CustomJS(code="choose('speed', cb_obj.active, 'speed')"))
-        window = Select(options=[f"{w:g} s" for w in WINDOWS_S], width=110)
-        window.js_on_change("value", CustomJS(code="choose('window', cb_obj.value, 'window')"))
-        self.widgets |= {**buttons, "speed": speed, "window": window, "saved": Div(visible=False, **WHOLE)}
-        for name, widget in self.widgets.items():
-            widget.name = name
-        line = ("pause", "speed", "on", "restart", "burst", "save", "window")
-        row_of = row(*(self.widgets[n] for n in line), styles={"flex-wrap": "wrap", "gap": "6px"}, **WHOLE)
-        self.pace = column(row_of, self.widgets["saved"], name="pace", **WHOLE)
-
-    def _knob_widgets(self, knobs: Experiment) -> Any:
-        rate, k = knobs.traffic.request_rate, knobs.server.longest_draft
-        top = max(64.0, 4 * rate)
-        datasets = dict.fromkeys((knobs.traffic.dataset_name, "sharegpt", "random"))
-        turned: dict[str, Any] = {
-            "request_rate": Slider(title="Requests per second", start=0.5, end=top, step=0.5, value=rate),
-            "burstiness": Slider(title="Burstiness (1: Poisson)", start=0.1, end=4, step=0.1, value=1),
-            "dataset_name": Select(title="Data set", options=list(datasets)),
-            "input_len": Select(title="Prompt tokens"),
-            "output_len": Select(title="Output tokens"),
-            "acceptance_rate": Slider(title="Acceptance", start=0, end=1, step=0.05, value=0.5),
-            "num_speculative_tokens": Slider(title="Draft length", start=0, end=max(8, k), step=1, value=k),
-            "controller": Select(title="Controller", options=["fixed", "feedback", "goodput"]),
-            "max_num_seqs": Select(title="Batch limit"),
-            "max_num_batched_tokens": Select(title="Prompt chunk"),
-        }
-        for name, widget in turned.items():
-            widget.name = name
-            widget.sizing_mode = "stretch_width"
-            event = "value_throttled" if isinstance(widget, Slider) else "value"
-            value = f"cb_obj.{event}"
-            widget.js_on_change(event, CustomJS(code=f"choose('{name}', {value}, 'turn', ['{name}', {value}])"))
-        self.widgets |= turned
-        return column(*turned.values(), name="knobs", **WHOLE)
 
     def obey(self, what: str, value: Any) -> None:
         """Execute a browser's command; a ValueError, TypeError or LookupError if the page cannot have sent it."""
         if what == "window":
-            self.feed.order("window_s", WINDOWS_S[[f"{w:g} s" for w in WINDOWS_S].index(value)])
+            self.feed.order("window_s", WINDOWS_S[list(map(_seconds, WINDOWS_S)).index(value)])
         elif what == "turn":
             name, turned = value
-            self.feed.order("turn", {name: self._turned(name, turned)})
+            self.feed.order("turn", {name: self.knobs[name].read(name, turned)})
         elif what == "speed":
             self.feed.order("speed", dict(enumerate(SPEEDS))[value])
         elif what == "pause":
@@ -139,18 +127,6 @@ class Dashboard:
             self.feed.order(what, 1.0 if what == "on" else None)
         else:
             raise ValueError(f"unknown command {what!r}")
-
-    def _turned(self, name: str, value: Any) -> Any:
-        """The value of a knob from that of its widget."""
-        widget = self.widgets[name]
-        if isinstance(widget, Slider):
-            number = round(float(value), 6)  # its steps have rounding errors
-            if not widget.start <= number <= widget.end:
-                raise ValueError(f"{name} must be from {widget.start:g} to {widget.end:g}")
-            return int(number) if name == "num_speculative_tokens" else number
-        if name in ("dataset_name", "controller"):
-            return widget.options[widget.options.index(value)]
-        return None if value == OWN else int(value)
 
     def _ask_to_save(self) -> None:
         if self._saving is None and self._orders_before_save is None:
@@ -185,8 +161,8 @@ class Dashboard:
             figures = shown.figures
             settings.append(self._part("table", lambda: {"text": table_html(self.archs, self.names, figures)}))
         if known != self.controls:
-            settings += [self._part(n, lambda v=v: v) for n, v in self._settings(shown).items()]  # type: ignore[misc]
-        sources = [self._part(name, lambda name=name: self.charts.data(name, shown.figures)) for name in due]  # type: ignore[misc]
+            settings += [self._part(name, partial(dict, values)) for name, values in self._settings(shown).items()]
+        sources = [self._part(name, partial(self.charts.data, name, shown.figures)) for name in due]
         return f'{{"number": {sent + 1}, "settings": {{{", ".join(settings)}}}, "sources": {{{", ".join(sources)}}}}}'
 
     def _part(self, name: str, make: Callable[[], Any]) -> str:
@@ -210,7 +186,7 @@ class Dashboard:
         """Values of the controls: the settings in force, from any browser."""
         busy = self._saving is not None or self._orders_before_save is not None
         settings: dict[str, dict[str, Any]] = {
-            "window": {"value": f"{shown.window_s:g} s"},
+            "window": {"value": _seconds(shown.window_s)},
             "pause": {"label": "Pause" if shown.running else "Continue"},
             "speed": {"active": SPEEDS.index(shown.speed) if shown.speed in SPEEDS else None},
             "save": {"disabled": busy},
@@ -218,15 +194,30 @@ class Dashboard:
         }
         for name in asdict(shown.knobs):
             value = getattr(shown.knobs, name)
-            if isinstance(self.widgets[name], Slider):
-                settings[name] = {"value": value}
-                continue
-            settings[name] = {"value": OWN if value is None else str(value)}
+            settings[name] = {}  # options come before the value, which is one of them
             if name in ("input_len", "output_len"):
                 settings[name]["options"] = [OWN, *_with(LENGTHS, value)]
             elif name in ("max_num_seqs", "max_num_batched_tokens"):
                 settings[name]["options"] = _with(BATCHES if name == "max_num_seqs" else CHUNKS, value)
+            settings[name]["value"] = OWN if value is None else value
         return settings
+
+
+def _knobs(base: Experiment) -> dict[str, SliderControl | SelectControl]:
+    """The controls of the settings that can change."""
+    rate, k = base.traffic.request_rate, base.server.longest_draft
+    return {
+        "request_rate": SliderControl("Requests per second", 0.5, max(64.0, 4 * rate), 0.5),
+        "burstiness": SliderControl("Burstiness (1: Poisson)", 0.1, 4, 0.1),
+        "dataset_name": SelectControl("Data set", tuple({base.traffic.dataset_name: 0, "sharegpt": 0, "random": 0})),
+        "input_len": SelectControl("Prompt tokens"),
+        "output_len": SelectControl("Output tokens"),
+        "acceptance_rate": SliderControl("Acceptance", 0, 1, 0.05),
+        "num_speculative_tokens": SliderControl("Draft length", 0, max(8, k), 1),
+        "controller": SelectControl("Controller", ("fixed", "feedback", "goodput")),
+        "max_num_seqs": SelectControl("Batch limit"),
+        "max_num_batched_tokens": SelectControl("Prompt chunk"),
+    }
 
 
 def _with(choices: Sequence[int], value: int | None) -> list[str]:
@@ -235,3 +226,7 @@ def _with(choices: Sequence[int], value: int | None) -> list[str]:
 
 def _times(speed: float) -> str:
     return "maximum speed" if speed == float("inf") else f"{speed:g}×"
+
+
+def _seconds(window_s: float) -> str:
+    return f"{window_s:g} s"

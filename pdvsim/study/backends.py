@@ -21,7 +21,7 @@ from typing import Any
 from pdvsim.common.outcomes import DIED, Item, Notice, Outcome, Task, attempt, failure
 from pdvsim.common.version import __version__
 from pdvsim.common.workers import attempt_alone, finished_here
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import Jobs, check_ranges
 
 PATIENCE_S = 6.0  # limit for an answer of a scheduler
 WAIT_S = 600.0  # limit for a cluster that has no workers or does not answer
@@ -33,7 +33,7 @@ POLL_S = 0.05
 class Backend:
     """Where points run: `jobs` local processes (None: one per core), or the Dask cluster at the address `scheduler`."""
 
-    jobs: int | None = None
+    jobs: Jobs | None = None
     scheduler: str | None = None
 
     def __post_init__(self) -> None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.doubts import vet
+from pdvsim.sim.relevance import vet
 
 if TYPE_CHECKING:
     from pdvsim.sim.assembly import Cluster

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.doubts import vet
-from pdvsim.sim.limits import check_list, check_points, check_ranges
-from pdvsim.sim.relevance import applicable
+from pdvsim.sim.limits import NumRuns, RequestRate, Requests, check_list, check_points, check_ranges
+from pdvsim.sim.relevance import applicable, vet
 from pdvsim.study.backends import Backend, finished
 
 if TYPE_CHECKING:
@@ -63,9 +62,9 @@ class Sweep:
     """Loads x varied flags x architectures x replications around one experiment."""
 
     archs: tuple[Arch, ...] = ("colocated",)
-    concurrency: tuple[int, ...] = ()
-    request_rate: tuple[float, ...] = ()
-    num_runs: int = 1
+    concurrency: tuple[Requests, ...] = ()
+    request_rate: tuple[RequestRate, ...] = ()
+    num_runs: NumRuns = 1
     base: Experiment = field(default_factory=Experiment)
     vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields of the experiment and their values
 

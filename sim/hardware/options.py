@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
-from pdvsim.sim.limits import Internal, check_ranges
+from pdvsim.sim.limits import Gpus, HostSeconds, Internal, LeastShare, Range, Shards, check_ranges
 from pdvsim.sim.reading import read_json
 
 Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
@@ -47,21 +47,21 @@ class Hardware:
     (from their kernels, see pdvsim profile --list). Default: the one that --machine was fitted for; else vllm on cards
     that it has a profile of, but pdvsim on the H200, on all others, and with --profile."""
     band: bool = True
-    """Report error ranges: from comparable real runs or, where forward times are predicted, from simulations at the
-    ends of their error bar. --no-band omits them."""
+    """Report no error ranges. They are from comparable real runs or, where forward times are predicted, from
+    simulations at the ends of their error bar."""
     contention: Contention = "fluid"
     """How streams share a GPU: fluid (bandwidth and compute), or as ablations serial (no overlap) and max (no cost)."""
     padding: Padding = "profile"
     """How forwards are padded to CUDA graphs: profile (as measured), vllm (by tokens per step), sglang or tensorrt-llm
     (by requests per step)."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: LeastShare = 0.9
     """Share of the GPU's memory for weights and KV cache."""
-    kv_capacity_tokens: int | None = None
+    kv_capacity_tokens: Annotated[int, Range(1, 10**12)] | None = None
     """KV cache size in tokens; default: what fits into the memory."""
-    tensor_parallel_size: int = 1
+    tensor_parallel_size: Shards = 1
     """Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds the target is a group
     of this size."""
-    draft_tensor_parallel_size: int | None = None
+    draft_tensor_parallel_size: Shards | None = None
     """Number of GPUs the drafter is sharded over: 1 or as many as the target. Default: as the target, or 1 if the
     drafter has a GPU of its own."""
     place: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ class Hardware:
     """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all."""
     link: LinkName = "nvlink4"
     """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
-    replicas: int = 1
+    replicas: Gpus = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"
     """How the router picks a replica. prefix-aware: the one that has most of the prompt cached, and of these the least
@@ -156,15 +156,15 @@ class Host:
     host: HostKind = "measured"
     """How an idle lane is notified of work: measured (immediately, as in realrun's event loop), polling (every 1 ms) or
     python-threads (a thread that wakes in 50 µs; assumed)."""
-    launch_s: float | None = None
+    launch_s: HostSeconds | None = None
     """Host time per launch."""
-    completion_s: float | None = None
+    completion_s: HostSeconds | None = None
     """Host time to notice a completion and read its result back."""
-    handoff_s: float | None = None
+    handoff_s: HostSeconds | None = None
     """Host time to pass requests from one lane to another."""
-    idle_poll_s: Internal[float] = 0.0  # period at which an idle lane looks for work; 0: it is told
-    idle_poll_cost_s: Internal[float] = 1e-6  # host time of one such look, which every idle lane takes from the others
-    notify_s: Internal[float] = 0.0  # time until an idle lane that is told of work is awake
+    idle_poll_s: Internal[HostSeconds] = 0.0  # period at which an idle lane looks for work; 0: it is told
+    idle_poll_cost_s: Internal[HostSeconds] = 1e-6  # host time of one look, taken from the others
+    notify_s: Internal[HostSeconds] = 0.0  # time until an idle lane that is told of work is awake
 
     def __post_init__(self) -> None:
         for name, value in HOSTS[self.host].items():

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pdvsim.sim.core import DrafterKind, ModelSpec, Pair
 from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import Priority
-from pdvsim.sim.limits import Internal, check_ranges
+from pdvsim.sim.limits import BatchLimit, DraftLength, Internal, LeastDraft, LeastShare, Range, Tokens, check_ranges
 
 ControllerName = Literal["fixed", "feedback", "goodput"]
 KvPolicy = Literal["paged", "reserved"]
@@ -21,26 +21,26 @@ class Server:
 
     pair: str = "llama-3.2-1b:llama-3.1-8b"
     """Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model)."""
-    num_speculative_tokens: int = 4
+    num_speculative_tokens: DraftLength = 4
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
     """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
     dflash (heads). Default: as in --pair."""
     controller: ControllerName = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper) or goodput (best by the latency model)."""
-    min_speculative_tokens: int | None = None
+    min_speculative_tokens: DraftLength | None = None
     """Shortest draft a controller may choose. Default: 2 for feedback; 0 (no draft) for goodput."""
-    max_speculative_tokens: int = 8
+    max_speculative_tokens: LeastDraft = 8
     """Longest draft a controller may choose."""
-    max_num_seqs: int = 128
+    max_num_seqs: BatchLimit = 128
     """Maximum number of requests that decode concurrently: the batch limit of every lane."""
-    max_draft_batch: int | None = None
+    max_draft_batch: BatchLimit | None = None
     """Maximum requests per draft; default: --max-num-seqs. In pd and pdv-unified a round obeys both batch limits."""
-    max_verify_batch: int | None = None
+    max_verify_batch: BatchLimit | None = None
     """Maximum requests per verify; default: --max-num-seqs."""
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: Tokens = 2048
     """Maximum prompt tokens per prefill forward; longer prompts are split into chunks."""
-    max_prompts_per_forward: int | None = None
+    max_prompts_per_forward: BatchLimit | None = None
     """Maximum prompts per prefill forward; default: no limit, as in vLLM."""
     separate_prefill: Internal[bool] = False  # colocated: decoding waits while prompts are prefilled, as in SGLang
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
@@ -50,32 +50,33 @@ class Server:
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
     may need are allocated at admission, and prefixes are not cached."""
     enable_prefix_caching: bool = True
-    """Keep the KV cache of prompts and answers, and skip the prefill of prompts that begin with the same tokens. Acts
-    on traffic with shared prefixes or conversations (docs/prefix-caching.md)."""
+    """Prefill every prompt whole. By default the KV cache of prompts and answers is kept, and prompts that begin with
+    the same tokens skip that part: shared prefixes and conversations (docs/prefix-caching.md)."""
     quantization: Literal["fp8"] | None = None
     """fp8: 8-bit weights in the target's layers, as in a target named NAME-fp8. Name a draft model's in --pair."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """KV cache of both models: auto (16 bits) or fp8 (8 bits, predicted by its bytes)."""
-    expert_overlap: float | None = None
+    expert_overlap: LeastShare | None = None
     """Mixture of experts: n tokens of one request read as many distinct experts as n to this power of different
     requests. 1: independent. Default: 0.8, from published counts."""
-    num_workers: int = 4
+    num_workers: Annotated[int, Range(1, 4096)] = 4
     """baseline: number of concurrent requests, each run to completion at batch 1."""
-    max_decode_queue: int = 32
+    max_decode_queue: Annotated[int, Range(1, 1_000_000)] = 32
     """pdv: prefill admits no request while this many wait for the decode lane."""
     verify_gather: Literal["auto", "always", "never"] = "auto"
     """pdv: whether verify waits for a running draft to batch both: auto (by the latency model), always or never."""
-    admission_factor: float = 1.2
+    admission_factor: Annotated[float, Range(0.001, 1e6)] = 1.2
     """pdv-unified: admit one prefill per turn while the decode queue is shorter than this times the batch limit."""
-    hybrid_threshold: int = 8
+    hybrid_threshold: Annotated[int, Range(0, 1_000_000)] = 8
     """pdv-hybrid: up to this many requests, draft and verify atomically; above it, use three lanes."""
-    ahead_fan: int | None = None
+    ahead_fan: Annotated[int, Range(0, 64)] | None = None
     """pdv-ahead: tokens guessed after each possible number of accepted drafts. 0: continue as if all were accepted.
     Default: the latency model chooses for each batch."""
     ahead_miss: Internal[Literal["auto", "draft", "plain"]] = (
         "auto"  # unforeseen verdict: draft anew, or verify plainly
     )
-    ahead_exponent: Internal[float] = 1.0  # a target's token is none of the drafter's next n: (1 + n)^-this; assumed
+    # chance that a target's token is none of the drafter's next n: (1 + n)^-this; assumed
+    ahead_exponent: Internal[Annotated[float, Range(0, 10)]] = 1.0
     priority: Priority = "stream"
     """Priority between lanes (decode > verify > prefill): none, stream (CUDA streams), dynamic (stream, raised by queue
     length and age), preemptive (ideal) or partition (SM split; realrun only)."""

@@ -1,15 +1,10 @@
-"""Acceptance options of the commands: given, read from a file of a server, recorded, or assumed.
-
-If nothing is given, it is the recorded or published acceptance of the kind of drafter, else `Acceptance()`, which
-outputs report as assumed.
-"""
+"""Acceptance where none is given: recorded or published for the kind of drafter, else `Acceptance()`, which outputs
+report as assumed."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.models import unquantised
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, USUAL_DATA, Acceptance, Traffic
 
@@ -61,48 +56,6 @@ OTHER_MTP: dict[str, tuple[float, ...]] = {
     "GLM-5.2": (0.84, 0.66, 0.49, 0.34, 0.28, 0.17, 0.14, 0.14),
     "Qwen3.5-397B-A17B": (0.93, 0.80, 0.66, 0.58, 0.44, 0.39, 0.24, 0.17),
 }
-
-
-@dataclass(frozen=True)
-class AskedAcceptance(Acceptance):
-    """Acceptance of draft tokens by the target."""
-
-    acceptance_rate: float | None = None  # type: ignore[assignment]
-    """Chance that a draft token is accepted; default: recorded for the drafter, else 0.6 (assumed)."""
-    acceptance_from: str | None = None
-    """Acceptance from a file: vLLM's /metrics, its bench result, or rounds."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.acceptance_from is not None and self._given:
-            raise ValueError("--acceptance-from and the other acceptance options are mutually exclusive")
-
-    @property
-    def _given(self) -> dict[str, Any]:
-        values = {f.name: getattr(self, f.name) for f in fields(Acceptance)}
-        return {name: value for name, value in values.items() if value not in (None, ())}
-
-    @property
-    def is_open(self) -> bool:
-        """Whether nothing is given."""
-        return not self._given and self.acceptance_from is None
-
-    def asked(self, pair: str, traffic: Traffic) -> Acceptance:
-        """The given or read acceptance, else the default of the pair's drafter."""
-        if self.is_open:
-            return usual_acceptance(pair, traffic)
-        if self.acceptance_from is None:
-            return Acceptance(**self._given)
-        from pdvsim.sim.workload.counters import read_acceptance
-
-        acceptance = read_acceptance(self.acceptance_from)
-        drafter = drafter_name(pair)
-        if drafter in LOOKED_UP and acceptance.acceptance_trace is None:
-            raise ValueError(
-                f"{self.acceptance_from} cannot give the acceptance of {drafter} drafts: vLLM counts no rounds without "
-                "a match; give recorded rounds or --acceptance-model"
-            )
-        return acceptance
 
 
 def usual_acceptance(pair: str, traffic: Traffic) -> Acceptance:

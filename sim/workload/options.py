@@ -5,9 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pdvsim.sim.limits import RANGES, Internal, check, check_ranges
+from pdvsim.sim.limits import (
+    MAX_REQUESTS,
+    MAX_TOKENS,
+    Internal,
+    PartialShare,
+    Range,
+    RequestRate,
+    Requests,
+    Seed,
+    Share,
+    Tokens,
+    check,
+    check_ranges,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +40,7 @@ TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # fil
 LENGTHS: dict[str, tuple[int, int]] = {"random": (1024, 128), "prefix_repetition": (256, 128)}  # without a data set
 PREFIXES = (256, 10)  # tokens and number of prefix_repetition's, as in vLLM
 OPEN = -1  # number of requests not given
+WINDOW_PROMPTS = Range(OPEN, MAX_REQUESTS)
 ALL, PEAK, BY_SEED = "all", "peak", "by-seed"  # windows of a trace, besides their numbers
 
 
@@ -41,16 +55,16 @@ class Traffic:
     tokenizer: str | None = None
     """Folder of a local Hugging Face tokenizer. It counts the tokens of files that hold text (sharegpt, custom);
     default: an estimate."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, Range(2, 2 * MAX_TOKENS)] | None = None
     """Exclude requests of the file with more prompt and output tokens; default: the models' shortest context."""
-    model_context: Internal[int | None] = None  # shortest context, set by the experiment
-    num_prompts: int = OPEN
+    model_context: Internal[Annotated[int, Range(1, 10**9)] | None] = None  # shortest, set by the experiment
+    num_prompts: Requests = OPEN
     """Number of requests; default: 1000, or the whole trace if it is replayed."""
-    request_rate: float = math.inf
+    request_rate: RequestRate = math.inf
     """Requests per second. inf sends all immediately, or as soon as --max-concurrency allows."""
-    burstiness: float = 1.0
+    burstiness: Annotated[float, Range(0.001, 1e6)] = 1.0
     """Shape of the Gamma gaps between arrivals: 1 is Poisson, below 1 burstier, above 1 more regular."""
-    max_concurrency: int | None = None
+    max_concurrency: Requests | None = None
     """Maximum number of concurrent requests; with --request-rate inf this is a closed loop."""
     use_trace_timestamps: bool = False
     """Replay a trace's arrival times, scaled to --request-rate if given."""
@@ -60,26 +74,27 @@ class Traffic:
     columns: tuple[str, ...] = ()
     """Columns of your own file, where their names are not recognised: prompt=NAME,output=NAME,time=NAME (also
     acceptance, session, turn, text)."""
-    input_len: int | None = None
+    input_len: Tokens | None = None
     """Prompt tokens; default: 1024 for random, else the data set's own."""
-    output_len: int | None = None
+    output_len: Tokens | None = None
     """Output tokens; default: 128 for random, else the data set's own."""
-    random_range_ratio: float = 0.0
+    random_range_ratio: PartialShare = 0.0
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]."""
-    prefix_len: int | None = None
+    prefix_len: Annotated[int, Range(0, MAX_TOKENS)] | None = None
     """Tokens of a prefix that requests share, such as a system prompt, before the --input-len tokens of their own.
     Default: 256 for prefix_repetition (which has 256 of its own and 128 output tokens), else 0."""
-    num_prefixes: int | None = None
+    num_prefixes: Requests | None = None
     """Number of such prefixes; each request has one at random. Default: 10 for prefix_repetition, else 1."""
-    num_turns: int = 1
+    num_turns: Annotated[int, Range(1, 10_000)] = 1
     """Turns of a conversation; of a ShareGPT file at most as many as it has. Each sends the earlier turns and answers
     again, once the last is answered. Rates are of requests; --max-concurrency is in conversations."""
-    think_time_s: float = 0.0
+    think_time_s: Annotated[float, Range(0, 86_400)] = 0.0
     """Mean time from an answer to the next turn of the conversation (exponential)."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of arrivals, lengths and acceptance. Every architecture gets the same requests from one seed."""
 
-    window_prompts: Internal[int] = field(default=OPEN, compare=False)  # num_prompts, if the window determines it
+    # num_prompts, if the window determines it
+    window_prompts: Internal[Annotated[int, WINDOW_PROMPTS]] = field(default=OPEN, compare=False)
 
     usual_prompts = 1000  # default number of requests
 
@@ -123,7 +138,7 @@ class Traffic:
         if self.use_trace_timestamps and self.dataset_name not in TRACES:
             raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
         self._check_window()
-        check("window-prompts", self.window_prompts, RANGES["window_prompts"])
+        check("window-prompts", self.window_prompts, WINDOW_PROMPTS)
         derived = self.num_prompts in (OPEN, self.window_prompts)
         count = OPEN
         if derived and self.use_trace_timestamps:  # again for another seed, window or limit of the context
@@ -218,11 +233,11 @@ class Traffic:
 class Acceptance:
     """Acceptance of draft tokens by the target."""
 
-    acceptance_rate: float = 0.6
+    acceptance_rate: Share = 0.6
     """Probability that a draft token is accepted (Leviathan's alpha), if no other form is given."""
-    acceptance_concentration: float | None = None
+    acceptance_concentration: Annotated[float, Range(0.001, 1e9)] | None = None
     """Draw each request's rate from a Beta distribution with mean --acceptance-rate and this concentration (a+b)."""
-    synthetic_acceptance_rates: tuple[float, ...] = ()
+    synthetic_acceptance_rates: tuple[Share, ...] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
     acceptance_model: str | None = None
     """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3, -ngram or

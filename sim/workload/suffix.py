@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
-from pdvsim.sim.limits import check_ranges
+from pdvsim.sim.limits import MAX_REQUESTS, Range, Share, check_ranges
 
 ROOT, NONE = 0, -1
 
@@ -24,13 +25,13 @@ ROOT, NONE = 0, -1
 class SuffixOptions:
     """Suffix decoding, by vLLM's names and with its defaults."""
 
-    suffix_decoding_max_tree_depth: int = 24
+    suffix_decoding_max_tree_depth: Annotated[int, Range(2, 256)] = 24
     """Most tokens of a match and its draft together."""
-    suffix_decoding_max_cached_requests: int = 10_000
+    suffix_decoding_max_cached_requests: Annotated[int, Range(0, MAX_REQUESTS)] = 10_000
     """Requests whose answers are kept for others to match; 0: none are."""
-    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_max_spec_factor: Annotated[float, Range(0, 64)] = 1.0
     """Draft tokens per token of the match."""
-    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_min_token_prob: Share = 0.1
     """Least estimated probability of a draft token."""
 
     def __post_init__(self) -> None:

@@ -94,7 +94,10 @@ def test_the_command_reports_the_errors_of_its_rows(capsys: pytest.CaptureFixtur
 
 @pytest.mark.parametrize(
     ("args", "said"),
-    [(["--rows", "3"], "--rows needs --silicon"), (["--silicon", "all", "--write"], "--silicon can be combined only")],
+    [
+        (["--rows", "3"], "--rows can be used only with --silicon"),
+        (["--silicon", "all", "--write"], "--silicon can be combined only"),
+    ],
 )
 def test_refusals(args: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):

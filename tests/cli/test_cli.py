@@ -19,7 +19,8 @@ from pdvsim.cli import COMMANDS, main, module_of
 from pdvsim.cli.completion import command_class
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.cli.sweep import SweepCommand
-from pdvsim.common.options import options, parse
+from pdvsim.common.arguments import parse
+from pdvsim.common.options import options
 from pdvsim.sim.policies import USUAL_ARCHS
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]

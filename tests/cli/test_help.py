@@ -15,6 +15,7 @@ from pdvsim.cli import COMMANDS, main
 from pdvsim.cli.completion import command_class
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common import options as layer
+from pdvsim.common.arguments import parse
 from pdvsim.common.options import options
 
 
@@ -84,5 +85,5 @@ def test_a_command_line_reads_the_types_of_its_options_a_few_times(monkeypatch: 
     """Not once for every flag, which took longer than everything else together."""
     count = itertools.count()
     monkeypatch.setattr(layer, "get_type_hints", lambda *a, **k: (next(count), typing.get_type_hints(*a, **k))[1])
-    layer.parse(SweepCommand, ["--arch", "pdv"])
+    parse(SweepCommand, ["--arch", "pdv"])
     assert next(count) < 60

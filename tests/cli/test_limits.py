@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 import pytest
 
@@ -25,7 +25,7 @@ from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.forward import TERMS
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach
-from pdvsim.sim.limits import RANGES, Range, check_ranges
+from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
 from pdvsim.sim.run import simulate
 from pdvsim.study.estimate import cost, forewarning
 from pdvsim.study.sweep import Sweep
@@ -33,7 +33,7 @@ from pdvsim.study.sweep import Sweep
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.runcommand", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
            "pdvsim.sim.hardware.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
-           "pdvsim.decide.options", *map(cli.module_of, cli.COMMANDS),
+           "pdvsim.decide.options", "pdvsim.cli.validate.options", *map(cli.module_of, cli.COMMANDS),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
 ANSWERS = {"Case", "Advice", "Capacities", "Bracket", "WinnerMap", "Cell", "Border", "DraftTable", "Tier"}
@@ -51,20 +51,20 @@ def configurations() -> list[type]:
 
 
 def test_every_number_that_can_be_given_has_a_range() -> None:
-    """A new numeric field of a configuration needs a line in `limits.RANGES`."""
-    named = {(c.__name__, f.name): get_type_hints(c)[f.name] for c in configurations() for f in dataclasses.fields(c)}
+    """The declaration of a numeric field of a configuration has its range."""
+    named = {(c, f.name): get_type_hints(c)[f.name] for c in configurations() for f in dataclasses.fields(c)}
     assert len(named) > 100
-    missing = [name for name, hint in named.items() if numeric(hint) and name[1] not in RANGES]
-    assert not missing, f"no range in limits.RANGES: {missing}"
+    missing = [(c.__name__, name) for (c, name), hint in named.items() if numeric(hint) and name not in ranges(c)]
+    assert not missing, f"no range: {missing}"
 
 
 def test_every_range_is_kept_by_its_configuration() -> None:
     """Just inside is taken, just outside is refused by name with the range."""
     for group in (Traffic, Server, Host):
         for part in dataclasses.fields(group):
-            if part.name not in RANGES or part.name == "max_speculative_tokens":
+            if part.name not in ranges(group) or part.name == "max_speculative_tokens":
                 continue
-            span, flag = RANGES[part.name], part.name.replace("_", "-")
+            span, flag = ranges(group)[part.name], part.name.replace("_", "-")
             whole = get_type_hints(group)[part.name] in (int, int | None)
             for bad in (span.low - 1, span.high * 2 + 1, math.nan if not whole else span.low - 10**400):
                 with pytest.raises(ValueError, match=f"^{flag} must be .* to ") as refused:
@@ -82,15 +82,23 @@ def test_every_figure_of_a_profile_has_a_range() -> None:
         assert name in profile.PROFILE_RANGES or name.endswith(profile.KNOTS) or name in texts, name
 
 
-def test_a_range_of_its_own_stands_in_for_the_usual_one() -> None:
-    @dataclasses.dataclass(frozen=True)
-    class Mine:
-        jobs: int = 0
-        budget_s: float = math.inf
+@dataclasses.dataclass(frozen=True)
+class Ranged:
+    jobs: Jobs = 1
+    most_s: Annotated[float, Range(1, 2, or_inf=True)] | None = None
+    shares: tuple[Annotated[float, Range(0, 1)], ...] = ()
 
-    with pytest.raises(ValueError, match="jobs must be 1 to 1024, got 0"):
-        check_ranges(Mine())
-    check_ranges(Mine(), jobs=Range(0, 8), budget_s=Range(1, 2, or_inf=True))
+
+def test_a_range_is_that_of_a_number_of_one_left_out_and_of_each_of_a_list() -> None:
+    check_ranges(Ranged(1024, math.inf, (0.0, 1.0)))
+    check_ranges(Ranged())
+    for bad, says in (
+        (Ranged(0), "jobs must be 1 to 1024, got 0"),
+        (Ranged(most_s=2.5), "most-s must be 1 to 2, or inf, got 2.5"),
+        (Ranged(shares=(0.5, 1.5)), "shares must be 0 to 1, got 1.5"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            check_ranges(bad)
 
 
 @pytest.mark.parametrize(

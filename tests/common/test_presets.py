@@ -18,7 +18,8 @@ from pdvsim.cli.map import MapCommand
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.cli.sweep import SweepCommand
-from pdvsim.common.options import options, parse
+from pdvsim.common.arguments import parse
+from pdvsim.common.options import options
 from pdvsim.common.presets import PRESETS
 from pdvsim.published.program import K
 from pdvsim.published.tables import THREE_WAY_PAIR

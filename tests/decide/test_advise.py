@@ -20,8 +20,8 @@ import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.cli.runcommand import RunCommand
+from pdvsim.common.arguments import parse
 from pdvsim.common.commandline import command_line
-from pdvsim.common.options import parse
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.advise import usual_runs

@@ -20,10 +20,10 @@ from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS
-from pdvsim.decide.options import SPREAD, TunedServer, VariedTraffic
+from pdvsim.decide.options import SPREAD, VariedOptions
 from pdvsim.decide.report import lengths_note, replay_note
 from pdvsim.decide.runs import Bench, at_load, at_rate, load_of, load_words, saturated, shortened
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
@@ -115,17 +115,16 @@ def test_on_several_gpus_everyone_who_can_draft_competes() -> None:
 
 
 SHORT: dict[str, Any] = {"dataset_name": "random", "input_len": 128, "output_len": 128}
-GOODPUT = Scoring(goodput=("ttft:500",))
 
 
 def bases(**traffic: Any) -> list[Experiment]:
     """What each command that decides simulates."""
     return [
-        AdviseOptions(request_rate=5.0, traffic=VariedTraffic(**traffic)).question().base,
-        CapacityOptions(traffic=VariedTraffic(**traffic), scoring=GOODPUT).plan().base,
-        MapOptions(traffic=VariedTraffic(**traffic)).grid().base,
-        MapOptions(traffic=VariedTraffic(**traffic), gpus=2).grid().base,
-        DraftTableOptions(traffic=VariedTraffic(**traffic)).question().base,
+        build(AdviseOptions, {"request_rate": 5.0, **traffic}).question().base,
+        build(CapacityOptions, {"goodput": "ttft:500", **traffic}).plan().base,
+        build(MapOptions, traffic).grid().base,
+        build(MapOptions, {"gpus": 2, **traffic}).grid().base,
+        build(DraftTableOptions, traffic).question().base,
     ]
 
 
@@ -147,15 +146,19 @@ def test_the_output_says_how_lengths_vary() -> None:
 @pytest.mark.parametrize("prompt", [1900, 1948])
 def test_what_fits_a_context_with_equal_lengths_is_not_refused(prompt: int) -> None:
     """TinyLlama's ends at 2048: the longest request takes as much of it as there is, and no more."""
-    traffic = VariedTraffic("random", num_prompts=400, input_len=prompt, output_len=100)
-    server = Server("tinyllama-1.1b:llama-2-7b")
-    asked = traffic.asked(server)
+
+    def options(**server: str) -> VariedOptions:
+        return build(VariedOptions, SHORT | {"num_prompts": 400, "input_len": prompt, "output_len": 100} | server)
+
+    small = options(pair="tinyllama-1.1b:llama-2-7b")
+    asked = small.varied_traffic()
     assert asked.random_range_ratio == (0.02 if prompt == 1900 else 0.0)
-    assert checked(Experiment("pdv", asked, server=server)).largest().prompt_tokens >= prompt
-    assert traffic.asked(Server("llama-3.2-1b:llama-3.1-8b")).random_range_ratio == SPREAD
-    assert traffic.asked(server, "gemma-2b:gemma-7b").random_range_ratio == SPREAD
-    assert TunedServer("llama-3.1-8b", drafter="eagle3").given().pair == "eagle3-llama-3.1-8b:llama-3.1-8b"
-    assert traffic.asked(TunedServer("llama-3.1-8b", drafter="eagle3").given()).random_range_ratio == SPREAD
+    assert checked(Experiment("pdv", asked, server=small.server)).largest().prompt_tokens >= prompt
+    assert options(pair="llama-3.2-1b:llama-3.1-8b").varied_traffic().random_range_ratio == SPREAD
+    assert small.varied_traffic("gemma-2b:gemma-7b").random_range_ratio == SPREAD
+    head = options(model="llama-3.1-8b", drafter="eagle3")
+    assert head.server.pair == "eagle3-llama-3.1-8b:llama-3.1-8b"
+    assert head.varied_traffic().random_range_ratio == SPREAD
 
 
 def test_a_given_length_varies_around_itself_and_leaves_the_other_alone() -> None:
@@ -182,7 +185,7 @@ def gain(traffic: Traffic) -> float:
 
 def test_a_lead_does_not_rest_on_requests_that_run_in_step() -> None:
     """One draft token at 64: +6.5% however far lengths vary, +14% where all are equal and plain decoding waits."""
-    decided = MapOptions(traffic=VariedTraffic(**SHORT)).grid().base.traffic
+    decided = build(MapOptions, SHORT).grid().base.traffic
     assert gain(decided) == pytest.approx(gain(replace(decided, random_range_ratio=0.9)), abs=0.02)
     assert gain(replace(decided, random_range_ratio=0.0)) > gain(decided) + 0.05
 
@@ -239,19 +242,19 @@ def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
 
 
 def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> None:
-    traffic = VariedTraffic(dataset_path=trace, use_trace_timestamps=True)
-    grid = MapOptions(traffic=traffic).grid()
-    assert grid == MapOptions(traffic=VariedTraffic(dataset_path=trace)).grid()
-    assert not MapOptions(traffic=VariedTraffic(dataset_path=trace), concurrency=(1,)).grid().request_rate
+    file, replayed = {"dataset_path": trace}, {"dataset_path": trace, "use_trace_timestamps": True}
+    grid = build(MapOptions, replayed).grid()
+    assert grid == build(MapOptions, file).grid()
+    assert not build(MapOptions, file | {"concurrency": 1}).grid().request_rate
     assert grid.request_rate == (2.5, 5, 10, 20)
     assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
-    assert MapOptions(traffic=traffic, request_rate=(3.0,)).grid().request_rate == (3.0,)
+    assert build(MapOptions, replayed | {"request_rate": 3.0}).grid().request_rate == (3.0,)
     with pytest.raises(ValueError, match="give --request-rate, not --concurrency"):
-        MapOptions(traffic=traffic, concurrency=(1,)).grid()
+        build(MapOptions, replayed | {"concurrency": 1}).grid()
     untimed = tmp_path / "untimed.csv"
     untimed.write_text("prompt_tokens,output_tokens\n10,5\n")
     with pytest.raises(ValueError, match=r"untimed\.csv has no arrival times to replay"):
-        MapOptions(traffic=VariedTraffic(dataset_path=str(untimed), use_trace_timestamps=True)).grid()
+        build(MapOptions, replayed | {"dataset_path": str(untimed)}).grid()
 
 
 def test_what_has_no_rate_takes_the_lengths_alone(trace: str) -> None:
@@ -264,7 +267,7 @@ def test_all_drafters_get_the_same_requests(tmp_path: Path) -> None:
     """A head's context is its target's, 4096, and that of the natural draft model 2048."""
     path = tmp_path / "long.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,3000,5\n1,100,5\n2,200,5\n")
-    question = AdviseOptions(traffic=VariedTraffic(dataset_path=str(path)), server=TunedServer("llama-2-7b")).question()
+    question = build(AdviseOptions, {"dataset_path": str(path), "model": "llama-2-7b"}).question()
     ways = [way.of(question.base) for way in question.ways]
     assert {way.context for way in ways} == {2048, 4096}
     assert {way.traffic.longest_request for way in ways} == {2048}

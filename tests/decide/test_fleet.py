@@ -14,7 +14,8 @@ import pdvsim
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.cli.runcommand import RunCommand
-from pdvsim.common.options import parse
+from pdvsim.common.arguments import parse
+from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.deploy import served_as, unknown_head, vllm
@@ -22,16 +23,16 @@ from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS, drafters, fleet_name, fleets
 from pdvsim.decide.hazards import equivalent_rate
-from pdvsim.decide.options import TunedServer, VariedTraffic
 from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, without_band
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS, can_load
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.asked import AskedAcceptance
 from pdvsim.study.sweep import Point, run_point
 
-SETTLED = TunedServer(num_speculative_tokens=4, max_num_seqs=128, max_num_batched_tokens=2048)
+SETTLED = {"num_speculative_tokens": 4, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
+SHORT = {"dataset_name": "random", "input_len": 64, "output_len": 32}
+PRICED = {"request_rate": 2.0, "gpus": 2, "gpu_hour_usd": 4.0, "num_prompts": 24, "jobs": 1}
 
 
 def test_every_fleet_has_as_many_gpus() -> None:
@@ -80,10 +81,9 @@ def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
 
 @pytest.fixture(scope="module")
 def drawn() -> WinnerMap:
-    options = MapOptions(
-        arch=("pdv", "pdv-ahead"), gpus=2, concurrency=(1, 32), acceptances=(0.9,), num_runs=2, jobs=1,
-        server=SETTLED, traffic=VariedTraffic("random", num_prompts=32, input_len=64, output_len=32),
-    )  # fmt: skip
+    loads = {"concurrency": (1, 32), "acceptances": (0.9,), "num_prompts": 32}
+    given = {"arch": ("pdv", "pdv-ahead"), "gpus": 2, "num_runs": 2, "jobs": 1, **loads}
+    options = build(MapOptions, given | SHORT | SETTLED)
     return draw_map(options.grid(), Bench(1, prompts=32))
 
 
@@ -96,11 +96,8 @@ def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) ->
 
 @pytest.fixture(scope="module")
 def advice() -> Advice:
-    options = AdviseOptions(
-        arch=("colocated", "pdv-ahead"), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
-        num_runs=5, budget=400, jobs=1, server=SETTLED, acceptance=AskedAcceptance(0.8),
-        traffic=VariedTraffic("random", num_prompts=24, input_len=64, output_len=32),
-    )  # fmt: skip
+    given = {"arch": ("colocated", "pdv-ahead"), "num_runs": 5, "budget": 400, "acceptance_rate": 0.8}
+    options = build(AdviseOptions, given | PRICED | SHORT | SETTLED)
     return advise(options.question(), Bench(1, prompts=24))
 
 
@@ -123,13 +120,8 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
 
 
 def test_fleets_have_a_price_per_conversation() -> None:
-    options = AdviseOptions(
-        arch=("colocated",), request_rate=2.0, gpus=2, gpu_hour_usd=4.0,
-        num_runs=2, budget=12, jobs=1, server=SETTLED,
-        traffic=VariedTraffic(
-            "random", num_prompts=24, input_len=20, output_len=32, random_range_ratio=0.0, num_turns=3
-        ),
-    )  # fmt: skip
+    given = {"arch": ("colocated",), "num_runs": 2, "budget": 12, "random_range_ratio": 0.0, "num_turns": 3}
+    options = build(AdviseOptions, PRICED | SHORT | SETTLED | given | {"input_len": 20})
     advice = advise(options.question(), Bench(1))
     assert "$ per 1000 conversations" in str(advice)
     for finalist in advice.report().document["finalists"]:

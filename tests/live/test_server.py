@@ -47,7 +47,7 @@ UPGRADE = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("path", ["/", "/ws", "/static/js/bokeh.min.js"])
+@pytest.mark.parametrize("path", ["/", "/ws", "/static/plotly.min.js"])
 def test_a_foreign_name_that_leads_here_gets_nothing(path: str, live: Served) -> None:
     """As of a page whose name was bound to this machine after it was loaded (DNS rebinding)."""
     more = UPGRADE if path == "/ws" else ()
@@ -175,7 +175,7 @@ def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixtu
         here = f"http://127.0.0.1:{port}/"
         for query, code in (("", 403), ("?token=another", 403), ("?token=a-token-of-mine", 200)):
             assert _asked(here + query) == code
-            assert _asked(f"{here}static/js/bokeh.min.js{query}") == code
+            assert _asked(f"{here}static/plotly.min.js{query}") == code
         cookie = "Cookie: pdvsim-live=a-token-of-mine"
         for host, more, code in (
             ("127.0.0.1:PORT", (), "403"),

@@ -15,7 +15,7 @@ import pytest
 
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
-from pdvsim.sim.doubts import vet
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.workload.columns import NAMES
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.own import kind_of, read_own, read_requests

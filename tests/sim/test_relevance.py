@@ -16,9 +16,8 @@ from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.doubts import Doubt
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import NEEDS, applicable, refuse_idle
+from pdvsim.sim.relevance import NEEDS, Doubt, applicable, refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.study.sweep import Sweep
 
@@ -67,11 +66,11 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "link": "pcie4", "draft_tensor_parallel_size": 1,
         "router": "random", "num_prefixes": 3, "think_time_s": 1.0, "window": "peak",
     }  # fmt: skip
-    group, _, name = need.option.partition(".")
-    return replace(experiment, **{group: replace(getattr(experiment, group), **{name: values[name]})})
+    part = replace(getattr(experiment, need.group), **{need.name: values[need.name]})
+    return replace(experiment, **{need.group: part})
 
 
-GUESSED = ("acceptance.acceptance_rate", "acceptance.acceptance_concentration")
+GUESSED = ("acceptance_rate", "acceptance_concentration")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -80,15 +79,15 @@ def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
     plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
     expected = simulate(plain).launches
     for need in NEEDS:
-        if arch == "pdv-ahead" and need.option.startswith("acceptance.") and need.option not in GUESSED:
+        if arch == "pdv-ahead" and need.group == "acceptance" and need.name not in GUESSED:
             continue  # refused before: nobody knows what lies behind a draft then
         other = changed(need, plain)
-        if need.idle(other) and need.option not in ("traffic.tokenizer", "acceptance.acceptance_trace"):
+        if need.idle(other) and need.name not in ("tokenizer", "acceptance_trace"):
             assert applicable(other) == plain
             with pytest.raises(ValueError, match=need.flag):
                 simulate(other)
             launches = Unchecked(other).launches()
-            assert all((launches[name] == expected[name]).all() for name in expected), need.option
+            assert all((launches[name] == expected[name]).all() for name in expected), need.name
 
 
 class Unchecked:

@@ -13,7 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.doubts import vet
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.requests import make_requests, trace_rate
 from pdvsim.sim.workload.windows import BUSY, WINDOW_REQUESTS, cut

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.common.options import nearest
+from pdvsim.common.spelling import nearest
 from pdvsim.study.results import Results, value_text
 from pdvsim.study.stats import over_replications
 from pdvsim.view.figure import new_figure, styled

@@ -7,6 +7,7 @@ anything else.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -24,8 +25,13 @@ def page(document: dict[str, Any]) -> str:
         "/*CHARTS*/": here.joinpath("charts.js").read_text(encoding="utf-8"),
         "/*PAGE*/": here.joinpath("page.js").read_text(encoding="utf-8"),
     }
+    return filled_in(html, parts)
+
+
+def filled_in(html: str, parts: Mapping[str, str]) -> str:
+    """A page with a text in place of each mark, in the order of the marks; texts are not searched for further marks."""
     pieces = [html]
-    for mark, text in parts.items():  # inserted text is not searched for further marks
+    for mark, text in parts.items():
         head, separator, rest = pieces.pop().partition(mark)
         assert separator, mark
         pieces += [head, text, rest]

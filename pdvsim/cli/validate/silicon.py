@@ -17,10 +17,10 @@ from pdvsim.calibration.validate.silicon import (
     read_rows,
     spread,
 )
+from pdvsim.cli.validate.options import ValidateCommand
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
-from pdvsim.sim.core import ServingEngine
 from pdvsim.study import output
 from pdvsim.view.table import cell, grid
 
@@ -28,18 +28,16 @@ TARGETS = {"dense": (0.05, 0.20), "mixtures of experts": (0.08, 0.30)}  # of TPO
 LEAST_SHARED = 10  # rows of an engine and card that both must have for a comparison
 
 
-def compare_silicon(
-    engine: ServingEngine | None, held_out: bool, most: int | None, jobs: int | None, json: bool
-) -> int:
+def compare_silicon(args: ValidateCommand) -> int:
     """Predict the rows, of one engine or all, and print errors; returns the exit code."""
-    rows = [row for row in read_rows() if row.held_out == held_out and engine in (None, row.engine)]
+    rows = [row for row in read_rows() if row.held_out == args.held_out and args.silicon in ("all", row.engine)]
     odd = oddities(rows)
     kept = [row for row in rows if row.id not in odd]
-    if most is not None:
-        kept = kept[:: max(1, len(kept) // most)][:most]
-    predictions, failures = _predicted(kept, jobs, json)
-    document = silicon_document(predictions, odd, failures, held_out)
-    print(output.dumps(document) if json else _text(document))
+    if args.rows is not None:
+        kept = kept[:: max(1, len(kept) // args.rows)][: args.rows]
+    predictions, failures = _predicted(kept, args.jobs, args.json)
+    document = silicon_document(predictions, odd, failures, args.held_out)
+    print(output.dumps(document) if args.json else _text(document))
     return 0
 
 

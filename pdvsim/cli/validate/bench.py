@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from pdvsim.calibration.validate.bench import BenchedLoad, read_load
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server
-from pdvsim.sim.doubts import vet
+from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
 from pdvsim.study import output
 from pdvsim.study.band import spanned
@@ -20,12 +22,12 @@ TITLES = {
 }
 
 
-def compare_bench(
-    path: str, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, k: int | None, as_json: bool
-) -> int:
-    """Simulate the load of a benchmark with draft length `k`, or its own, and print both; returns the exit code."""
-    load = read_load(path)
-    experiment = load.experiment(arch, acceptance, server, hardware, k)
+def compare_bench(args: ValidateCommand, path: str, pair: str) -> int:
+    """Simulate the load of a benchmark with the given draft length, or its own; returns the exit code."""
+    k, load = args.num_speculative_tokens, read_load(path)
+    server = replace(args.server, pair=pair, num_speculative_tokens=k or 0)
+    hardware = replace(args.hardware, profile=args.profile, contention=args.contention)
+    experiment = load.experiment(args.arch, args.acceptance, server, hardware, k)
     vet([experiment])
     result = simulate(experiment, requests=load.requests(experiment.acceptance))
     predicted = spanned(result)
@@ -42,7 +44,7 @@ def compare_bench(
             f"{path} {'--pair' if load.k else '--model'} {served} --gpu {hardware.gpu} -o mine.json; "
             "then add --machine mine.json to any command"
         )
-    print(output.dumps({"bench": path, "metrics": rows, "notes": facts}) if as_json else _text(rows, facts))
+    print(output.dumps({"bench": path, "metrics": rows, "notes": facts}) if args.json else _text(rows, facts))
     return 0
 
 

@@ -1,0 +1,35 @@
+"""`pdvsim validate`: compare measurements with simulations. Each kind of validation is a module.
+
+- `runs`: real runs of `realrun`, all of them (the default); `launches`: one of them, launch by launch (--run)
+- `serve`: serve such runs on this machine's GPU first (--serve)
+- `bench`: a benchmark of your own server (--bench); `silicon`: published measurements of servers (--silicon)
+"""
+
+from __future__ import annotations
+
+from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.common.arguments import parse
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; returns the exit code."""
+    args = parse(ValidateCommand, argv, "pdvsim validate")
+    if args.serve is not None:
+        from pdvsim.cli.validate.serve import serve_plan
+
+        return serve_plan(args, args.serve)
+    if args.silicon is not None:
+        from pdvsim.cli.validate.silicon import compare_silicon
+
+        return compare_silicon(args)
+    if args.bench is not None and args.pair is not None:
+        from pdvsim.cli.validate.bench import compare_bench
+
+        return compare_bench(args, args.bench, args.pair)
+    if args.run is not None:
+        from pdvsim.cli.validate.launches import compare_launches
+
+        return compare_launches(args, args.run)
+    from pdvsim.cli.validate.runs import compare_runs
+
+    return compare_runs(args)

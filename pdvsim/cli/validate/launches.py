@@ -1,0 +1,90 @@
+"""`pdvsim validate --run`: one real run compared with its simulation, launch by launch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pdvsim.calibration.validate import compare
+from pdvsim.calibration.validate.launches import compared, launches_of, priced, saved_run, simulated
+from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.cli.validate.runs import percent
+from pdvsim.sim.assembly import covering_profile
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.relevance import applicable
+from pdvsim.study import output
+from pdvsim.view.calibration_plots import launches_figure
+from pdvsim.view.table import cell, grid
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LEAST_SHARE = 0.0005  # least share of the time that gets its own line
+
+
+def compare_launches(args: ValidateCommand, run: str) -> int:
+    """Compare the launches of one run, given by number or file, with simulated ones; returns the exit code."""
+    plot = output.check_file(Path(args.plot)) if args.plot else None
+    experiment, measured, metrics, name = _chosen(args, run)
+    hardware = replace(experiment.hardware, contention=args.contention, profile=args.profile, band=False)
+    experiment = applicable(replace(experiment, hardware=hardware))
+    profile = covering_profile(experiment)
+    measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
+    comparison = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
+    comparison["dataset"], comparison["arch"], comparison["pair"] = (
+        compare.dataset(experiment),
+        experiment.arch,
+        experiment.server.pair,
+    )
+    comparison["output_throughput"] = metrics.get("output_throughput")
+    print(output.dumps(comparison) if args.json else "\n\n".join(_launch_tables(comparison)))
+    if plot:
+        output.save({plot: output.picture(launches_figure(measured, predicted, comparison), plot)})
+    return 0
+
+
+def _chosen(args: ValidateCommand, name: str) -> tuple[Experiment, pd.DataFrame, Mapping[str, Any], str]:
+    """The experiment, launches, metrics and name of the requested run."""
+    if not name.isdecimal():
+        return *saved_run(Path(name), args.own_policies), name
+    runs = args.served_runs()
+    if not 1 <= int(name) <= len(runs):
+        raise ValueError(f"--run: there are runs 1 to {len(runs)}, got {name}")
+    run = runs[int(name) - 1]
+    if run.held_out and not args.held_out:
+        raise ValueError(f"run {name} is held out; --held-out shows it")
+    return run.experiment, launches_of(run), run.metrics, f"run {name}: {run.command}"
+
+
+def _launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Contributions to the error by kind and size, largest first; then the gaps."""
+    yield f"{comparison['run']}\nprofile {comparison['foundation']}"
+    shown = [row for row in comparison["rows"] if abs(row["share"]) >= LEAST_SHARE]
+    rows = [
+        [
+            row["what"],
+            row["sizes"],
+            str(row["measured"]),
+            str(row["predicted"]),
+            cell(row["measured_ms"], 3),
+            cell(row["predicted_ms"], 3),
+            cell(row["measured_stretch"], 3),
+            cell(row["predicted_stretch"], 3),
+            percent(row["share"], "+"),
+        ]
+        for row in sorted(shown, key=lambda row: -abs(row["share"]))
+    ]
+    rows.append(["all", *[""] * 7, percent(comparison["error"], "+")])
+    header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
+              "share of GPU time"]  # fmt: skip
+    yield grid(header, rows)
+    rows = []
+    for lane, sides in comparison["gaps"].items():
+        real, sim = (sides[side] for side in ("measured", "predicted"))
+        figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
+        rows.append([lane, *figures, f"{percent(real['share'])} / {percent(sim['share'])}"])
+    idle = " / ".join(percent(comparison["idle"][side]) for side in ("measured", "predicted"))
+    rows.append(["GPU idle", "-", "-", idle])
+    yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)

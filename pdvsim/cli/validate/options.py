@@ -1,0 +1,112 @@
+"""The options of `pdvsim validate`, and which of them each kind of validation takes."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields
+from importlib.resources import files
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
+from pdvsim.common.options import Paths, Placed
+from pdvsim.sim.config import Acceptance, Arch, Contention, Hardware, Server
+from pdvsim.sim.limits import DraftLength, Jobs, Range, Redefined, check_ranges
+
+RUNS = "runs.jsonl"
+SERVER = {"pair", "arch", "acceptance", "num_speculative_tokens", "server", "hardware"}  # the benchmarked one
+KINDS = {  # which options can be combined with each; the others compare recorded runs
+    "bench": {*SERVER, "profile", "contention", "json"},
+    "silicon": {"held_out", "rows", "jobs", "json"},
+    "serve": {"output", "minutes", "tiny", "own_policies"},
+}
+OF_ONE_KIND = {"bench": SERVER, "silicon": {"rows"}, "serve": {"output", "minutes", "tiny"}}
+
+
+@dataclass(frozen=True)
+class ValidateCommand:
+    """Compare real serving runs with simulations of the same experiments and seeds."""
+
+    runs: Placed[Paths] = ()
+    """Files of real runs, one JSON object per line; default: the H200 runs included in pdvsim."""
+    run: str | None = None
+    """Compare one run launch by launch: its number, or a result of realrun --save-detailed."""
+    own_policies: bool = False
+    """Execute the policy files that the runs name as file.py:Class. Use this only for files you trust."""
+    held_out: bool = False
+    """Also show the held-out runs, which are not used to develop the model."""
+    profile: str | None = None
+    """Profile file (JSON) instead of the built-in one of the H200."""
+    write: bool = False
+    """Save the errors next to the profile; all other commands take their error ranges from there."""
+    contention: Contention = "fluid"
+    """How streams share the simulated GPU."""
+    ablations: bool = True
+    """Predict with one contention model, without the others for comparison."""
+    plot: str | None = None
+    """Plot predicted against measured metrics to this file (PNG)."""
+    html: str | None = None
+    """Write tables, plot and provenance to this file, as one page."""
+    jobs: Jobs | None = None
+    """Concurrent simulations; default: one per core."""
+    json: bool = False
+    """Print one JSON document instead of the tables."""
+    serve: str | None = None
+    """Instead of comparing, serve the runs planned in this file on this machine's GPU and append them to --output."""
+    output: str = RUNS
+    """With --serve: file of real runs. Runs already in it are not served again."""
+    minutes: Annotated[float, Range(0, 30 * 1440, or_inf=True)] = math.inf
+    """With --serve: start no run after this many minutes."""
+    tiny: bool = False
+    """With --serve: try the command with tiny models and short requests on the CPU."""
+    bench: str | None = None
+    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load."""
+    silicon: Literal["all", "vllm", "sglang", "trtllm"] | None = None
+    """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
+    With --held-out: the rows that no constant was fitted to."""
+    rows: Annotated[int, Range(1, 1_000_000)] | None = None
+    """With --silicon: predict at most so many rows, spread over all."""
+    pair: str | None = None
+    """With --bench: the served models, as draft:target, or the target alone (or --model)."""
+    arch: Arch = "colocated"
+    """With --bench: the architecture; vLLM is colocated."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    num_speculative_tokens: Redefined[DraftLength | None] = None
+    """With --bench: draft length; default: that of the benchmark."""
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(self)}
+        given = {name for name, value in usual.items() if getattr(self, name) != value}
+        for kind, taken in KINDS.items():
+            if kind not in given and (idle := given & OF_ONE_KIND[kind]):
+                raise ValueError(f"{_named(idle)} can be used only with --{kind}")
+            if kind in given and given - taken - {kind}:
+                raise ValueError(f"--{kind} can be combined only with {_named(taken)}")
+        if self.bench is not None and self.pair is None:
+            raise ValueError("--bench needs the served models: give --model or --pair draft:target")
+        if self.html and self.run is not None:
+            raise ValueError("--html is a page of all runs and cannot be combined with --run")
+        if self.write and (self.run is not None or self.contention != "fluid"):
+            raise ValueError("--write needs all runs and --contention fluid")
+
+    def served_runs(self) -> list[ServedRun]:
+        """The real runs to compare."""
+        paths = [Path(path) for path in self.runs] or shipped()
+        return [run for path in paths for run in read_runs(path, own_policies=self.own_policies)]
+
+
+def shipped() -> list[Path]:
+    """The files of real runs that are included in pdvsim."""
+    folder = Path(str(files("pdvsim.calibration"))) / "data" / "h200"
+    return [folder / name for name in SHIPPED]
+
+
+def _named(names: set[str]) -> str:
+    """Options as an error lists them."""
+    groups = ["server options"] if names & {"acceptance", "server", "hardware"} else []
+    flags = sorted(names - {"acceptance", "server", "hardware", "num_speculative_tokens"})  # the last is one of these
+    *others, last = [*(f"--{name.replace('_', '-')}" for name in flags), *groups]
+    return f"{', '.join(others)} and {last}" if others else last
