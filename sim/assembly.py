@@ -33,7 +33,8 @@ from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
-from pdvsim.sim.policies.planner import Planner, RemoteDrafter
+from pdvsim.sim.policies.verification import AdaptiveVerification
+from pdvsim.sim.policies.planner import Planner, RemoteDrafter, StepCosts
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 
@@ -151,6 +152,9 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
         return Feedback(settings)
     if settings.controller == "goodput":
         return Goodput(settings, planner)
+    if settings.controller == "adaptive-verification":
+        context_len = settings.adaptive_verification_profile_context_len
+        return AdaptiveVerification(settings, StepCosts(planner, settings.longest_draft, settings.max_num_seqs, context_len))
     return Controller(settings)
 
 

@@ -202,6 +202,11 @@ class Experiment:
             )
         if kind == "baseline" and self.server.controller == "feedback":
             raise ValueError("--controller feedback needs a verify queue, which baseline does not have")
+        if self.server.controller == "adaptive-verification":
+            if kind in ("pdv-ahead", "adaptive"):
+                raise ValueError(f"{kind} plans with drafts that are all verified: no --controller adaptive-verification")
+            if self.server.drafted_by == "ngram":
+                raise ValueError("--controller adaptive-verification needs a drafter on the GPU, not --drafter ngram")
         if kind == "pdv-ahead":
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:

@@ -90,6 +90,8 @@ RANGES: dict[str, Range] = {
     "min_speculative_tokens": Range(0, MAX_DRAFT),
     "max_speculative_tokens": _DRAFT,
     "max_num_seqs": Range(1, 65_536),
+    "adaptive_verification_profile_context_len": Range(0, MAX_TOKENS),
+    "confidence_noise": Range(0, 100),
     "max_draft_batch": Range(1, 65_536),
     "max_verify_batch": Range(1, 65_536),
     "max_num_batched_tokens": Range(1, MAX_TOKENS),

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil, inf, log2, sqrt
 
-from pdvsim.sim.core import Request
+from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
@@ -72,6 +72,7 @@ class Controller:
 
     learns = False  # from verdicts
     by_sums = True  # needs the sums of a batch's verdict, not each row's
+    selects = False  # which drafts are verified
 
     def __init__(self, settings: Server) -> None:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
@@ -89,6 +90,9 @@ class Controller:
     def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
         """Draft length for the next round of `rows`, with that many requests queued for verification; 0: none."""
         return self.k
+
+    def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:
+        """Set how many of each row's drafts the next verify takes, whose forward carries `chunks` too."""
 
     def observe(self, rows: Batch, verdict: Sequence[int], now_s: float) -> None:
         """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""

@@ -11,7 +11,7 @@ from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import Priority
 from pdvsim.sim.limits import Internal, check_ranges
 
-ControllerName = Literal["fixed", "feedback", "goodput"]
+ControllerName = Literal["fixed", "feedback", "goodput", "adaptive-verification"]
 KvPolicy = Literal["paged", "reserved"]
 
 
@@ -27,7 +27,13 @@ class Server:
     """Draft model, eagle3 or mtp head, ngram search, or none; in parallel: pard (a draft model), p-eagle or dflash
     (heads). Default: as in --pair."""
     controller: ControllerName = "fixed"
-    """How the draft length is chosen: fixed, feedback (PD-Verify paper) or goodput (best by the latency model)."""
+    """How the draft length is chosen: fixed, feedback (PD-Verify paper), goodput (best by the latency model) or
+    adaptive-verification (drafts of k tokens, of which each step verifies the most promising, as in vLLM)."""
+    adaptive_verification_profile_context_len: int = 8192
+    """adaptive-verification: context per request of the step costs that it plans with, as in vLLM. 0: the context and
+    requests of each step."""
+    confidence_noise: Internal[float | None] = None  # adaptive-verification: of a signal that is 1 for a draft token
+    # that will be accepted, else 0; 0: an oracle; None: no signal, estimates are from verdicts alone
     min_speculative_tokens: int | None = None
     """Shortest draft a controller may choose. Default: 2 for feedback; 0 (no draft) for goodput."""
     max_speculative_tokens: int = 8
@@ -142,4 +148,9 @@ class Server:
         """The most tokens that a draft may have."""
         if self.drafted_by == "none":
             return 0
-        return self.num_speculative_tokens if self.controller == "fixed" else self.max_speculative_tokens
+        return self.max_speculative_tokens if self.varies_length else self.num_speculative_tokens
+
+    @property
+    def varies_length(self) -> bool:
+        """Whether a controller chooses how many tokens are drafted."""
+        return self.controller in ("feedback", "goodput")
