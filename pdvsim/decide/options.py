@@ -12,8 +12,9 @@ from pdvsim.common.presets import ExperimentOptions
 from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
-from pdvsim.decide.space import LENGTHS, LONG_LENGTHS, Space
+from pdvsim.decide.space import ADAPTIVE, CONTROLLERS, LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
+from pdvsim.sim.core import HeadSpec
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import check_ranges
 from pdvsim.sim.metrics.steady import LEAST
@@ -101,7 +102,8 @@ class TunedServer(Server):
     num_speculative_tokens: int | None = None  # type: ignore[assignment]
     """Draft length k for every architecture; default: the best of each, from 0 (no drafts) to 8."""
     controller: ControllerName | None = None  # type: ignore[assignment]
-    """How the draft length is chosen: fixed, goodput or feedback; default: the best of each, or fixed if k is given."""
+    """How the draft length is chosen: fixed, goodput, feedback or adaptive-verification; default: the best of each (the
+    last with heads and parallel drafters), or fixed if k is given."""
     max_num_seqs: int | None = None  # type: ignore[assignment]
     """Batch limit; default: the best of 32, 64, 128 and 256 for each architecture."""
     max_num_batched_tokens: int | None = None  # type: ignore[assignment]
@@ -124,10 +126,13 @@ class TunedServer(Server):
             fixed = {"draft_lengths": (k,), "controllers": (controller or "fixed",)}
         elif controller is not None:
             fixed = {"controllers": (controller,)}
-            if controller != "fixed":
+            if controller in ("goodput", "feedback"):
                 fixed |= {"draft_lengths": (Server.num_speculative_tokens,)}
-        if k is None and controller in (None, "fixed") and named_pair(self.given().pair).draft.parallel:
+        drafter = named_pair(self.given().pair).draft
+        if k is None and controller in (None, "fixed") and drafter.parallel:
             fixed["draft_lengths"] = (*LENGTHS, *LONG_LENGTHS)
+        if k is None and controller is None and (drafter.parallel or isinstance(drafter, HeadSpec)):
+            fixed["controllers"] = (*CONTROLLERS, ADAPTIVE)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if (value := getattr(self, name)) is not None:
                 fixed[name] = (value,)

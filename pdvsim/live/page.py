@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib.resources import files
-from typing import Any
+from typing import Any, get_args
 
 from bokeh.core.templates import get_env
 from bokeh.embed import file_html
@@ -20,7 +20,7 @@ from pdvsim.live.charts import Charts
 from pdvsim.live.knobs import BURST, Setup
 from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
 from pdvsim.live.table import table_html, table_px
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import ControllerName, Experiment
 
 UPDATES_PER_TABLE = 2
 OWN = "data set's"
@@ -109,7 +109,7 @@ class Dashboard:
             "output_len": Select(title="Output tokens"),
             "acceptance_rate": Slider(title="Acceptance", start=0, end=1, step=0.05, value=0.5),
             "num_speculative_tokens": Slider(title="Draft length", start=0, end=max(8, k), step=1, value=k),
-            "controller": Select(title="Controller", options=["fixed", "feedback", "goodput"]),
+            "controller": Select(title="Controller", options=[*get_args(ControllerName)]),
             "max_num_seqs": Select(title="Batch limit"),
             "max_num_batched_tokens": Select(title="Prompt chunk"),
         }
