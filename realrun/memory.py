@@ -233,6 +233,7 @@ class Needs:
     rereads: bool = False  # the drafter reads what was accepted again
     looks_up: bool = False  # the host drafts, where it finds a draft
     packs: bool = False  # verifies take unlike numbers of drafts of their rows
+    leaves_out: bool = False  # some verifies take none
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
@@ -243,6 +244,8 @@ class Needs:
         rows = 1 if policy.workers == "requests" else min(server.max_num_seqs, slots)
         if not experiment.speculates:
             lengths: tuple[int, ...] = (0,)
+        elif server.controller == "table":
+            lengths = tuple(sorted({max(1, k) for _, k in server.draft_table}))
         elif not server.varies_length:
             lengths = (server.num_speculative_tokens,)
         else:
@@ -282,6 +285,7 @@ class Needs:
             rereads=server.drafted_by in (*HEADS, "pard"),
             looks_up=server.drafted_by == "ngram" and max(lengths) > 0,
             packs=server.controller == "adaptive-verification" and max(lengths) > 0,
+            leaves_out=server.controller in ("adaptive-verification", "table") and max(lengths) > 0,
         )
 
     def covers(self, other: Needs) -> bool:
@@ -299,13 +303,13 @@ class Needs:
         )
 
     @property
-    def _kind(self) -> tuple[Arch, int, bool, bool, bool]:
-        return self.arch, self.batched_tokens, self.rereads, self.looks_up, self.packs
+    def _kind(self) -> tuple[Arch, int, bool, bool, bool, bool]:
+        return self.arch, self.batched_tokens, self.rereads, self.looks_up, self.packs, self.leaves_out
 
     @property
     def verify_lengths(self) -> list[int]:
         """Drafts of a verify's rows; a search may find none, and none may be worth verifying."""
-        return sorted({*self.draft_lengths, *([0] if self.looks_up or self.packs else [])})
+        return sorted({*self.draft_lengths, *([0] if self.looks_up or self.leaves_out else [])})
 
     def _packed(self, rows: int, k: int) -> list[int]:
         """Tokens that the layers may compute in a verify; 0: all."""

@@ -32,7 +32,7 @@ from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
+from pdvsim.sim.policies.controllers import ByBatchSize, Controller, Feedback, Goodput
 from pdvsim.sim.policies.verification import AdaptiveVerification
 from pdvsim.sim.policies.planner import Planner, RemoteDrafter, StepCosts
 from pdvsim.sim.records import Log
@@ -152,6 +152,8 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
         return Feedback(settings)
     if settings.controller == "goodput":
         return Goodput(settings, planner)
+    if settings.controller == "table":
+        return ByBatchSize(settings)
     if settings.controller == "adaptive-verification":
         context_len = settings.adaptive_verification_profile_context_len
         return AdaptiveVerification(settings, StepCosts(planner, settings.longest_draft, settings.max_num_seqs, context_len))

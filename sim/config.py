@@ -202,11 +202,11 @@ class Experiment:
             )
         if kind == "baseline" and self.server.controller == "feedback":
             raise ValueError("--controller feedback needs a verify queue, which baseline does not have")
-        if self.server.controller == "adaptive-verification":
+        if (controller := self.server.controller) in ("table", "adaptive-verification"):
             if kind in ("pdv-ahead", "adaptive"):
-                raise ValueError(f"{kind} plans with drafts that are all verified: no --controller adaptive-verification")
+                raise ValueError(f"{kind} plans with drafts that are all verified: no --controller {controller}")
             if self.server.drafted_by == "ngram":
-                raise ValueError("--controller adaptive-verification needs a drafter on the GPU, not --drafter ngram")
+                raise ValueError(f"--controller {controller} needs a drafter on the GPU, not --drafter ngram")
         if kind == "pdv-ahead":
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:

@@ -92,6 +92,7 @@ RANGES: dict[str, Range] = {
     "max_num_seqs": Range(1, 65_536),
     "adaptive_verification_profile_context_len": Range(0, MAX_TOKENS),
     "confidence_noise": Range(0, 100),
+    "table_hold": _PART,
     "max_draft_batch": Range(1, 65_536),
     "max_verify_batch": Range(1, 65_536),
     "max_num_batched_tokens": Range(1, MAX_TOKENS),

@@ -2,8 +2,8 @@
 
 60 closed loops: two targets, five contexts, three loads up to what the KV cache of one server holds, two acceptance
 rates. Each cell has tokens per second of plain decoding, of fixed draft lengths, of the goodput controller and of
-adaptive verification with step costs at 8,192 tokens, at the served context, and at each step's own requests and
-context. Contexts are a cached prefix, so that decoding and not prefill decides. Finished cells are kept in FILE.json
+adaptive verification with step costs at 8,192 tokens, at 256, at the served context, and at each step's own requests
+and context. Contexts are a cached prefix, so that decoding and not prefill decides. Finished cells are kept in FILE.json
 (default: the committed ones); FILE.png draws them.
 """
 
@@ -36,7 +36,7 @@ SPREAD = 4.0  # concentration of acceptance over requests
 K, LENGTHS = 7, (1, 2, 3, 5, 7)
 NOISE = 0.5  # of a confidence signal: accepted and refused tokens differ by two standard deviations
 QUESTION, ANSWER = 192, 224  # tokens after the prefix
-PROFILED = 8192
+PROFILED, SHORT = 8192, 256  # vLLM's default, and a low setting
 CELLS = [f"{t} {c} {n} {r}" for t in TARGETS for c in LOADS for n in LOADS[c] for r in RATES]
 
 
@@ -65,7 +65,7 @@ def cell(name: str) -> dict[str, float]:
 
     speeds = {f"k={k}": speed(num_speculative_tokens=k) for k in (0, *LENGTHS)}
     speeds["goodput"] = speed(num_speculative_tokens=3, controller="goodput", max_speculative_tokens=K)
-    for label, context_len in (("8192", PROFILED), ("served", int(context)), ("step", 0)):
+    for label, context_len in (("8192", PROFILED), ("256", SHORT), ("served", int(context)), ("step", 0)):
         speeds[f"adaptive {label}"] = adaptive(context_len)
         speeds[f"confident {label}"] = adaptive(context_len, NOISE)
     return speeds
@@ -103,7 +103,7 @@ def summary(cells: dict[str, dict[str, float]]) -> str:
     pairs = (
         ("adaptive 8192", "k=7"), ("adaptive step", "k=7"), ("adaptive 8192", "best fixed"),
         ("adaptive step", "best fixed"), ("goodput", "best fixed"), ("adaptive served", "adaptive 8192"),
-        ("adaptive step", "adaptive 8192"), ("confident 8192", "best fixed"), ("confident step", "best fixed"),
+        ("adaptive 256", "adaptive 8192"), ("adaptive 256", "k=7"), ("adaptive step", "adaptive 8192"), ("confident 8192", "best fixed"), ("confident step", "best fixed"),
         ("confident step", "confident 8192"),
     )  # fmt: skip
     lines = []
@@ -132,17 +132,18 @@ def picture(cells: dict[str, dict[str, float]], path: Path) -> None:
         for axes, target in zip(figure.subplots(2, 1, sharex=True), TARGETS, strict=True):
             axes.axhline(0, color=GREY, linewidth=0.8)
             for way, (label, colour, line) in drawn.items():
-                means = [
-                    100 * np.mean(gains(cells, "best fixed", way, target=target, context=str(c), concurrency=str(n)))
-                    for c, n in places
-                ]
-                axes.plot(range(len(places)), means, line, marker="o", markersize=4, color=colour, label=label)
+                for at, (context, loads) in enumerate(LOADS.items()):
+                    where = {"target": target, "context": str(context)}
+                    means = [100 * np.mean(gains(cells, "best fixed", way, concurrency=str(n), **where)) for n in loads]
+                    xs = [at * len(loads) + i for i in range(len(loads))]
+                    named = label if not at else None
+                    axes.plot(xs, means, line, marker="o", markersize=4, color=colour, label=named)
             server, hardware = TARGETS[target]
             axes.set_title(f"{server.pair} on {hardware.tensor_parallel_size} × {hardware.gpu}", loc="left")
             axes.set_ylabel("Over best fixed k (%)")
         axes.set_xticks(range(len(places)), [f"{n}\n{c // 1024 or '½'}k" for c, n in places])
         axes.set_xlabel("Concurrency, context")
-        figure.axes[0].legend(loc="lower left", ncols=2)
+        figure.axes[0].legend(loc="lower right", ncols=2)
         figure.savefig(path, dpi=DPI)
 
 

@@ -9,6 +9,7 @@ Not checked: that the command starts. Nothing of vLLM or SGLang is imported or r
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -58,7 +59,7 @@ class Served(NamedTuple):
     experiment: Experiment
     ranges: list[list[int]]  # first batch size, last, draft length; one row if it is constant
     k: int  # if only one draft length is possible; 0: no drafter
-    single_lost: float = 0.0  # relative loss against varying lengths
+    single_lost: float = 0.0  # relative loss against varying lengths; nan: not known
     notes: tuple[str, ...] = ()  # how it differs from the experiment
 
     @property
@@ -128,8 +129,14 @@ def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served
 
 
 def _of(experiment: Experiment) -> Served:
-    k = experiment.server.num_speculative_tokens if experiment.speculates else 0
-    return Served(experiment, [[1, experiment.server.max_num_seqs, k]], k)
+    server = experiment.server
+    if experiment.speculates and server.controller == "table":
+        firsts, lengths = zip(*server.draft_table, strict=True)
+        lasts = [*(first - 1 for first in firsts[1:]), max(server.max_num_seqs, firsts[-1])]
+        ranges = [list(tier) for tier in zip(firsts, lasts, lengths, strict=True)]
+        return Served(experiment, ranges, max(1, lengths[0]), math.nan)
+    k = server.num_speculative_tokens if experiment.speculates else 0
+    return Served(experiment, [[1, server.max_num_seqs, k]], k)
 
 
 def vllm(served: Served) -> Block:
@@ -186,7 +193,7 @@ def vllm(served: Served) -> Block:
         notes += ["with a draft model vLLM's V1 runner uses piecewise CUDA graphs"] if kind == "model" else []
         notes += [
             "vLLM counts all requests of a step, those in prefill included",
-            f"the table is {served.single_lost:.1%} faster than {one} throughout",
+            *([] if math.isnan(served.single_lost) else [f"the table is {served.single_lost:.1%} faster than {one} throughout"]),
             "vLLM's tests of the table are with EAGLE and DFlash: measure at the edges of the ranges (issue 49548)",
         ]
     return Block(label, _line(words), tuple(notes))

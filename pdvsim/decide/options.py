@@ -110,6 +110,8 @@ class TunedServer(Server):
     """Prompt tokens per forward (the chunk); default: the best of 256, 512, 2048 and 8192 for each architecture."""
 
     def __post_init__(self) -> None:
+        if self.controller == "table":
+            raise ValueError("--controller table is for pdvsim run and realrun: pdvsim draft-table finds the best table")
         self.given()
 
     def given(self) -> Server:

@@ -73,6 +73,7 @@ class Controller:
     learns = False  # from verdicts
     by_sums = True  # needs the sums of a batch's verdict, not each row's
     selects = False  # which drafts are verified
+    scheduled = 0  # requests of the step, prefills included: the policy sets it before it asks
 
     def __init__(self, settings: Server) -> None:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
@@ -99,6 +100,45 @@ class Controller:
 
     def finished(self, rows: Sequence[Request]) -> None:
         """Requests that have all their tokens."""
+
+
+class ByBatchSize(Controller):
+    """The draft length of a table by batch size, as vLLM applies it (`num_speculative_tokens_per_batch_size`).
+
+    A batch counts all requests of a step, prefills included. At k=0 the drafter still drafts one token, which keeps its
+    KV cache complete, and nothing is verified (vLLM issue 49548). With `table_hold` a length is kept until the batch is
+    so much beyond the border, which no engine does.
+    """
+
+    def __init__(self, settings: Server) -> None:
+        super().__init__(settings)
+        self.tiers, self.hold = settings.draft_table, settings.table_hold
+        self._at = 0
+
+    @property
+    def selects(self) -> bool:  # type: ignore[override]
+        return not self.k
+
+    @property
+    def by_sums(self) -> bool:  # type: ignore[override]
+        return self.k > 0
+
+    @property
+    def drafting(self) -> bool:
+        return True
+
+    def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
+        tiers = self.tiers
+        while self._at + 1 < len(tiers) and self.scheduled >= tiers[self._at + 1][0] * (1 + self.hold):
+            self._at += 1
+        while self._at and self.scheduled < tiers[self._at][0] * (1 - self.hold):
+            self._at -= 1
+        self.k = tiers[self._at][1]
+        return max(1, self.k)
+
+    def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:
+        for row in rows:
+            row.state.k, row.state.left_out = 0, row.state.k
 
 
 def _computed(request: Request) -> int:

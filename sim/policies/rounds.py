@@ -30,6 +30,7 @@ class Rounds(Admission):
         if self.early:
             return self.early
         queued = self.backlog(self.verify_lane) if self.handed else 0
+        self.controller.scheduled = len(rows) + len(self.prefilling)
         return self.controller.draft_length(rows, queued, self.env.now)
 
     @decides("every round")

@@ -114,3 +114,12 @@ def test_a_verify_of_one_row() -> None:
     """A batch of one has one width: nothing is packed that is not padded."""
     assert packed_size(1, 6, 3) == 4
     assert packed_size(1, 6, 6) == 0
+
+
+@pytest.mark.parametrize("arch", ["colocated", "pdv"])
+def test_a_table_with_0_in_it_changes_no_token(arch: Arch) -> None:
+    """At 0 the drafter drafts a token that is not verified, and continues from there later."""
+    table = experiment(arch, controller="table", num_speculative_tokens_per_batch_size=("1:3", "2:0", "4:2"))
+    result = serve_and_compare(table, output_len=25)
+    verifies = (result.launches["role"] == 1) & (result.launches["rows"] > 0)
+    assert {1, 4} <= set(result.launches["width"][verifies].tolist())
