@@ -33,8 +33,8 @@ from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import ByBatchSize, Controller, Feedback, Goodput
-from pdvsim.sim.policies.verification import AdaptiveVerification
 from pdvsim.sim.policies.planner import Planner, RemoteDrafter, StepCosts
+from pdvsim.sim.policies.verification import AdaptiveVerification
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.acceptance import found_refused, is_found
 
@@ -155,8 +155,9 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
     if settings.controller == "table":
         return ByBatchSize(settings)
     if settings.controller == "adaptive-verification":
-        context_len = settings.adaptive_verification_profile_context_len
-        return AdaptiveVerification(settings, StepCosts(planner, settings.longest_draft, settings.max_num_seqs, context_len))
+        k, rows = settings.longest_draft, settings.max_num_seqs
+        costs = StepCosts(planner, k, rows, settings.adaptive_verification_profile_context_len)
+        return AdaptiveVerification(settings, costs)
     return Controller(settings)
 
 

@@ -3,8 +3,8 @@
 60 closed loops: two targets, five contexts, three loads up to what the KV cache of one server holds, two acceptance
 rates. Each cell has tokens per second of plain decoding, of fixed draft lengths, of the goodput controller and of
 adaptive verification with step costs at 8,192 tokens, at 256, at the served context, and at each step's own requests
-and context. Contexts are a cached prefix, so that decoding and not prefill decides. Finished cells are kept in FILE.json
-(default: the committed ones); FILE.png draws them.
+and context. Contexts are a cached prefix, so that decoding and not prefill decides. Finished cells are kept in
+FILE.json (default: the committed ones); FILE.png draws them.
 """
 
 from __future__ import annotations
@@ -100,12 +100,8 @@ def gains(cells: dict[str, dict[str, float]], over: str, way: str, **where: str)
 
 def summary(cells: dict[str, dict[str, float]]) -> str:
     """Mean gains by target and context, and the range over all cells."""
-    pairs = (
-        ("adaptive 8192", "k=7"), ("adaptive step", "k=7"), ("adaptive 8192", "best fixed"),
-        ("adaptive step", "best fixed"), ("goodput", "best fixed"), ("adaptive served", "adaptive 8192"),
-        ("adaptive 256", "adaptive 8192"), ("adaptive 256", "k=7"), ("adaptive step", "adaptive 8192"), ("confident 8192", "best fixed"), ("confident step", "best fixed"),
-        ("confident step", "confident 8192"),
-    )  # fmt: skip
+    ways = [f"{kind} {costs}" for kind in ("adaptive", "confident") for costs in ("8192", "served", "256", "step")]
+    pairs = itertools.product((*ways, "goodput"), ("k=7", "adaptive 8192", "best fixed"))
     lines = []
     for way, over in pairs:
         every = gains(cells, over, way)

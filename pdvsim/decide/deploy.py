@@ -191,9 +191,10 @@ def vllm(served: Served) -> Block:
     if served.varies:
         one = f"k={served.k}" if served.k else "no drafter"
         notes += ["with a draft model vLLM's V1 runner uses piecewise CUDA graphs"] if kind == "model" else []
+        known = not math.isnan(served.single_lost)
         notes += [
             "vLLM counts all requests of a step, those in prefill included",
-            *([] if math.isnan(served.single_lost) else [f"the table is {served.single_lost:.1%} faster than {one} throughout"]),
+            *([f"the table is {served.single_lost:.1%} faster than {one} throughout"] if known else []),
             "vLLM's tests of the table are with EAGLE and DFlash: measure at the edges of the ranges (issue 49548)",
         ]
     return Block(label, _line(words), tuple(notes))
@@ -207,7 +208,7 @@ def _profiled(server: Server) -> list[str]:
 
 
 def _adaptive_notes(server: Server) -> list[str]:
-    notes = ["vLLM estimates acceptance from draft logits or a confidence head; simulated: from each request's verdicts"]
+    notes = ["vLLM estimates acceptance from draft logits or a confidence head; simulated: from a request's verdicts"]
     if not server.adaptive_verification_profile_context_len:
         notes.append("simulated with the costs of each step; vLLM times steps once, at a context of 8,192 tokens")
     return notes

@@ -111,7 +111,7 @@ class TunedServer(Server):
 
     def __post_init__(self) -> None:
         if self.controller == "table":
-            raise ValueError("--controller table is for pdvsim run and realrun: pdvsim draft-table finds the best table")
+            raise ValueError("--controller table is for pdvsim run and realrun; pdvsim draft-table finds a table")
         self.given()
 
     def given(self) -> Server:

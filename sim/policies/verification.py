@@ -9,7 +9,7 @@ The table is vLLM's: a step of T tokens costs what T tokens of min(T, max_num_se
 of 8,192 tokens (`VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN`). So below `max_num_seqs` tokens a further draft token
 is charged as a further request, with its context; beyond that, as one without any.
 
-Not modelled: vLLM's estimates from the draft's logits or a confidence head. Here a request's estimate comes from its own
+Not modelled: vLLM's estimates from the draft's logits or a confidence head. Here a request's estimate comes from its
 verdicts; `confidence_noise` adds a signal of each token, for studies. Nor that vLLM's budget is from the step before.
 """
 

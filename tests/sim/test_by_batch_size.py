@@ -53,7 +53,7 @@ def test_at_0_the_drafter_still_runs() -> None:
 
 
 def test_a_batch_counts_prefills() -> None:
-    """Prompts of several chunks count in every step that carries one, so that drafts are shorter than the rows allow."""
+    """Prompts of several chunks count in every step that carries one: drafts are shorter than the rows allow."""
     tiers = "1:4 4:1"
     alone = simulate(served(3, tiers, prompt=40))
     assert widths(alone) == {5}, "three requests never reach the second tier"
