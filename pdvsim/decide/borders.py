@@ -12,7 +12,7 @@ from itertools import pairwise
 
 from pdvsim.decide.draft_table import DraftQuestion, SizeAndLength
 from pdvsim.decide.runs import Bench
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Server
 from pdvsim.study.stats import Interval, interval
 
 HOLD = 0.1  # share of its batch size by which a batch must be beyond a border
@@ -42,8 +42,9 @@ class Border:
 def served_tables(question: DraftQuestion, ranges: Sequence[Sequence[int]], rows: int, hold: float) -> list[Experiment]:
     """Replications of a closed loop of so many requests, with a table in service."""
     tiers = tuple(f"{first}:{k}" for first, _, k in ranges)
-    changed = {"controller": "table", "num_speculative_tokens_per_batch_size": tiers, "table_hold": hold}
-    return [replace(one, server=replace(one.server, **changed)) for one in question.loops(rows, 1)]
+    usual = question.loops(rows, Server.num_speculative_tokens)
+    server = replace(usual[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers, table_hold=hold)
+    return [replace(one, server=server) for one in usual]
 
 
 def borders(
