@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.assembly import make_controller, make_planner, profile_of
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.machine.batch import Batch, apply_verdict
 from pdvsim.sim.policies.planner import Planner, StepCosts
 from pdvsim.sim.policies.verification import AdaptiveVerification, best_budget, widths
 from pdvsim.sim.records import Result
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 ADAPTIVE = "adaptive-verification"
@@ -210,6 +211,21 @@ def test_tokens_are_counted_as_they_are_verified() -> None:
     assert np.all(requests["accepted"] <= requests["drafted"])
 
 
+@pytest.mark.parametrize("arch", ["baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"])
+@pytest.mark.parametrize("early", [False, True])
+def test_every_request_gets_its_tokens_in_every_architecture(arch: Arch, early: bool) -> None:
+    """Also where requests are preempted with drafts that were left out."""
+    server = Server(controller=ADAPTIVE, max_num_seqs=8, async_scheduling=early)
+    traffic = Traffic("random", num_prompts=20, input_len=100, output_len=120, max_concurrency=12)
+    hardware = Hardware(kv_capacity_tokens=700)
+    chosen = applicable(Experiment(arch, traffic, Acceptance(acceptance_concentration=4.0), server, hardware))
+    result = simulate(chosen)
+    got = np.bincount(result.deliveries["request"], result.deliveries["tokens"])
+    np.testing.assert_array_equal(got, result.requests["output_tokens"])
+    assert result.requests["preemptions"].sum() > 0
+    assert 0 < result.requests["drafted"].sum() < 4 * result.requests["rounds"].sum()
+
+
 @pytest.mark.parametrize("rereads", [False, True])
 def test_the_drafter_has_read_its_drafts_whether_they_are_verified_or_not(rereads: bool) -> None:
     """It lags only behind accepted drafts that it reads again, or its own last one."""
@@ -240,7 +256,7 @@ def test_verdicts_are_sought_where_nothing_pays() -> None:
 
 
 @pytest.mark.parametrize("arch", ["pdv-ahead", "adaptive"])
-def test_refused_where_drafts_are_planned_as_all_verified(arch: str) -> None:
+def test_refused_where_drafts_are_planned_as_all_verified(arch: Arch) -> None:
     with pytest.raises(ValueError, match="no --controller adaptive-verification"):
         Experiment(arch, server=Server(controller=ADAPTIVE))
     with pytest.raises(ValueError, match="not --drafter ngram"):
