@@ -115,8 +115,6 @@ class Plan:
 
     def lengthened(self, rows: Sequence[Row]) -> Plan:
         """The plan with runs that are long enough for what these rows show."""
-        if not rows:
-            return self
         longest_s = max(map(service_s, rows))
         starts_s = [float(row["transient_s"]) for row in rows]
         start_s = max(2 * self.length(1.0).start if math.isnan(start_s) else start_s for start_s in starts_s)

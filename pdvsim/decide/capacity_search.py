@@ -34,7 +34,7 @@ WIDE_STEP = 1.25  # largest first step of a search; each later one may be the sq
 COARSE = 0.1  # tolerance of the search before tuning
 NARROW_STEP = 1.06  # the same if the capacity of another seed or of shorter runs is known, which differs little
 COARSE_SHARE = 0.25  # of what a run measures, for tuning
-FIRST_GUESS = 0.25  # time in service, relative to that of a saturated server
+FIRST_GUESS = 0.5  # time in service, relative to that of a saturated server
 ROUNDS = 4  # searches in longer and longer runs
 REACH = 500.0  # search range, as a factor from the starting rate; below it requests hardly overlap
 STEEPNESS = 2.0  # head-room falls with about this power of the rate; used until two rates are known
@@ -175,7 +175,8 @@ class _Searches:
         for last in (*[False] * (ROUNDS - 1), True):
             searches = {case: search(start, step, tolerance) for case, start in starts.items()}
             self._lockstep(searches, brackets, shorter=not last)
-            rows = self._held_rows(brackets)
+            held = ((case, of.held) for case, of in brackets.items() if of.held)
+            rows = self.bench.rows([self.plan.experiment(*one) for one in held])
             if all(map(self.plan.suffices, rows)):
                 break
             self.plan, step = self.plan.lengthened(rows), NARROW_STEP
@@ -183,10 +184,6 @@ class _Searches:
             ends = ((case, rate) for case, of in brackets.items() for rate in (of.held, of.failed))
             self.bench.rows([self.plan.experiment(*end) for end in ends if 0 < end[1] < math.inf])  # in parallel
         self.brackets = brackets
-
-    def _held_rows(self, brackets: dict[Case, Bracket]) -> list[Row]:
-        """The rows at the rates held."""
-        return self.bench.rows([self.plan.experiment(case, of.held) for case, of in brackets.items() if of.held])
 
     def _tune(self, space: Space, rates: dict[Arch, float]) -> None:
         """Tune each architecture at about the rate that it holds; updates `rates`.
@@ -201,7 +198,7 @@ class _Searches:
         coarse._settle(starts, WIDE_STEP, COARSE)
         for case, bracket in coarse.brackets.items():
             rates[case[0]] = bracket.held or rates[case[0]]
-        longer = replace(coarse.plan.lengthened(coarse._held_rows(coarse.brackets)), share=1.0)
+        longer = replace(coarse.plan, share=1.0)
         places = [longer.experiment(case, rates[case[0]]) for case in starts]
         tuning = Search(replace(plan.goal, objective="headroom"), space, plan.tolerance)
         best = tuned(tuning, places, self.bench, alone=True)
