@@ -58,7 +58,7 @@ def borders(
     ]
     ways = [served_tables(question, ranges, first, hold) for first, *_ in places for hold in (0.0, HOLD)]
     bench.rows([run for runs in ways for run in runs])
-    speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs)).mean for runs in ways]
+    speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs) or ()).mean for runs in ways]
     found = []
     for (first, before, after), jumping, held in zip(places, speeds[::2], speeds[1::2], strict=True):
         better = max(simulated[first, before].mean, simulated[first, after].mean)
