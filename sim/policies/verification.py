@@ -86,7 +86,7 @@ class AdaptiveVerification(Controller):
     def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:
         """Set how many of each row's drafts the next verify takes; its forward carries `chunks` too."""
         drafted = np.array([row.state.k for row in rows])
-        scores: Floats = np.cumprod(self.estimates(rows, int(drafted.max())), axis=1)
+        scores = np.cumprod(self.estimates(rows, int(drafted.max())), axis=1, dtype=np.float64)
         scores[np.arange(scores.shape[1]) >= drafted[:, None]] = -1.0
         ordered = -np.sort(-scores[scores >= 0])
         prompt_tokens = sum([chunk.tokens for chunk in chunks])
