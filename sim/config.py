@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from pdvsim.sim.core import Pair, Placement
+from pdvsim.sim.core import LOOKED_UP, Pair, Placement
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
@@ -205,8 +205,9 @@ class Experiment:
         if (controller := self.server.controller) in ("table", "adaptive-verification"):
             if kind in ("pdv-ahead", "adaptive"):
                 raise ValueError(f"{kind} plans with drafts that are all verified: no --controller {controller}")
-            if self.server.drafted_by == "ngram":
-                raise ValueError(f"--controller {controller} needs a drafter on the GPU, not --drafter ngram")
+            if self.server.drafted_by in LOOKED_UP:
+                looked_up = self.server.drafted_by
+                raise ValueError(f"--controller {controller} needs a drafter on the GPU, not --drafter {looked_up}")
         if kind == "pdv-ahead":
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:
@@ -214,7 +215,7 @@ class Experiment:
         hardware, drafter = self.hardware, self.server.drafted_by
         if kind == "pdv-ahead" and drafter not in ("model", "none"):
             raise ValueError(f"pdv-ahead drafts ahead with a draft model: it does not support --drafter {drafter}")
-        if self.placement.gpus > 1 and drafter in (*HEADS, "ngram"):
+        if self.placement.gpus > 1 and drafter in (*HEADS, *LOOKED_UP):
             raise ValueError(f"--drafter {drafter} drafts alongside its target, on one GPU: leave out --place")
         policy = policy_of(self.arch)
         if hardware.place and not policy.placeable():

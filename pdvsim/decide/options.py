@@ -131,7 +131,7 @@ class TunedServer(Server):
             if controller in ("goodput", "feedback"):
                 fixed |= {"draft_lengths": (Server.num_speculative_tokens,)}
         drafter = named_pair(self.given().pair).draft
-        if k is None and controller in (None, "fixed") and drafter.parallel:
+        if k is None and controller in (None, "fixed") and drafter.drafts_long:
             fixed["draft_lengths"] = (*LENGTHS, *LONG_LENGTHS)
         if k is None and controller is None and (drafter.parallel or isinstance(drafter, HeadSpec)):
             fixed["controllers"] = (*CONTROLLERS, ADAPTIVE)

@@ -171,6 +171,7 @@ def test_a_head_stays_with_its_target() -> None:
     assert all(fleet.of(base).placement.gpus == 1 for fleet in ways)
 
 
+MTP = {"deepseek-v3", "glm-4.5-air", "glm-4.6", "mimo-7b"}  # presets with MTP layers, by their makers' config.json
 THREE = ("autoregressive", "colocated", "pdv")
 FIGURES = ("output_throughput", "mean_ttft_ms", "mean_e2el_ms", "foundation", "total_output_tokens")
 
@@ -216,7 +217,7 @@ def test_everyone_who_competes_can_be_deployed(target: str) -> None:
     for way in ways:
         block = vllm(served_as(way.of(base)))
         assert "--speculative-config" in block.text
-    assert ("colocated with mtp" in {way.name for way in ways}) == (target == "deepseek-v3")
+    assert ("colocated with mtp" in {way.name for way in ways}) == (target in MTP)
     assert any(way.name == "colocated with ngram" for way in ways)
 
 
@@ -254,6 +255,18 @@ def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
     assert "breaks even with plain decoding at an acceptance between" in verdict
     own = pdvsim.advise(model="llama-3.1-8b", drafter="eagle3", **fixed, **load | {"budget": 9})
     assert "recorded with" not in str(own).partition("Expected\n")[0]
+
+
+def test_a_published_acceptance_is_named_in_the_verdict_and_ones_own_is_asked_for() -> None:
+    load = {"concurrency": 1, "num_prompts": 8, "num_runs": 2, "budget": 9, "jobs": 1}
+    fixed = {"arch": ["autoregressive", "colocated"], "num_speculative_tokens": 1}
+    advice = pdvsim.advise(model="mimo-7b", drafter="mtp", **fixed, **load)
+    assert advice.recommended.speculates
+    verdict, _, rest = str(advice).partition("Expected\n")
+    assert "note: acceptance of mtp as published: MT-Bench at k=2, vLLM pull request 25136" in verdict
+    assert "acceptance of your own server is the best answer: --acceptance-from" in rest
+    own = pdvsim.advise(model="mimo-7b", drafter="mtp", acceptance_rate=0.8, **fixed, **load)
+    assert "as published" not in str(own)
 
 
 @pytest.mark.parametrize(("rate", "k"), [(0.3, 1), (0.6, 3), (0.8, 5)])
