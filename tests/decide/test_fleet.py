@@ -306,8 +306,9 @@ def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:
 
 
 def test_an_assumed_acceptance_is_noted_for_its_drafter_and_only_where_it_decides() -> None:
-    load = {"request_rate": 8, "num_prompts": 40, "num_runs": 2, "budget": 90, "jobs": 1}
-    advice = pdvsim.advise(model="llama-3.1-8b", arch=["autoregressive", "colocated"], **load)
+    load = {"request_rate": 8, "num_prompts": 40, "num_runs": 2, "budget": 9, "jobs": 1}
+    fixed = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
+    advice = pdvsim.advise(model="llama-3.1-8b", arch=["autoregressive", "colocated"], **fixed, **load)
     note = "note: acceptance 0.6 is assumed for llama-3.2-1b:"
     finalists = {advice.question.name(c): c for c in advice.finals}
     noted = {}

@@ -56,7 +56,7 @@ def test_every_name_is_shipped_and_none_else_is_taken() -> None:
 @pytest.mark.parametrize("name", RECORDED)
 def test_rounds_gain_what_was_recorded(name: str, length: Mapping[str, int] | int) -> None:
     length = length if isinstance(length, int) else length[name.partition("-")[0]]
-    runs = drawn(name, [length] * (1_500_000 // length))
+    runs = drawn(name, [length] * (500_000 // length))
     assert max(max(one) for one in runs) <= LONGEST
     for k, tokens in enumerate(RECORDED[name], start=1):
         assert mean_round(runs, k)[0] == pytest.approx(tokens, rel=0.02)
