@@ -106,6 +106,7 @@ class ServingRig:
                 row_buckets=needs.draft_buckets if role == "draft" else rows,
                 chunk_buckets=chunks,
                 offered=max(needs.draft_lengths) if needs.looks_up else 0,
+                packs=max(needs.draft_lengths) + 1 if needs.packs and role == "target" else 0,
             )
             for role, model in models.items()
         }

@@ -74,6 +74,8 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     if experiment.longest_draft > MAX_DRAFT - ahead:
         most = f"{MAX_DRAFT - ahead}{' after a guess' if ahead else ''}"
         raise ValueError(f"the GPU kernels take a draft length of at most {most}, got {experiment.longest_draft}")
+    if machine.own_verdict and server.confidence_noise is not None:
+        raise ValueError("confidence_noise needs --verdict pinned: it is a signal of the drawn acceptance")
     if machine.own_verdict and experiment.acceptance != Acceptance():
         raise ValueError("acceptance options need --verdict pinned: here the models decide")
     if machine.target_path and not machine.draft_path and experiment.speculates and server.drafted_by != "ngram":
@@ -89,7 +91,7 @@ def _refuse_head(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"--drafter {server.drafted_by} is for pdvsim run; of parallel drafters realrun serves pard")
     if machine.target_path:
         raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
-    if experiment.base_arch == "adaptive" or (server.controller != "fixed" and not server.draft_range[0]):
+    if experiment.base_arch == "adaptive" or (server.varies_length and not server.draft_range[0]):
         raise ValueError(
             f"--drafter {server.drafted_by} must run in every step in realrun: no adaptive, and a controller needs "
             "--min-speculative-tokens 1"

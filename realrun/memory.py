@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, most_prompts
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, most_prompts, packed_sizes
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, RING, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.engine import DraftShape, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import PromptChunk, Ticket
@@ -232,6 +232,8 @@ class Needs:
     branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
     rereads: bool = False  # the drafter reads what was accepted again
     looks_up: bool = False  # the host drafts, where it finds a draft
+    packs: bool = False  # verifies take unlike numbers of drafts of their rows
+    leaves_out: bool = False  # some verifies take none
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
@@ -242,7 +244,9 @@ class Needs:
         rows = 1 if policy.workers == "requests" else min(server.max_num_seqs, slots)
         if not experiment.speculates:
             lengths: tuple[int, ...] = (0,)
-        elif server.controller == "fixed":
+        elif server.controller == "table":
+            lengths = tuple(sorted({max(1, k) for _, k in server.draft_table}))
+        elif not server.varies_length:
             lengths = (server.num_speculative_tokens,)
         else:
             least, most = server.draft_range
@@ -280,6 +284,8 @@ class Needs:
             branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
             rereads=server.drafted_by in (*HEADS, "pard"),
             looks_up=server.drafted_by == "ngram" and max(lengths) > 0,
+            packs=server.controller == "adaptive-verification" and max(lengths) > 0,
+            leaves_out=server.controller in ("adaptive-verification", "table") and max(lengths) > 0,
         )
 
     def covers(self, other: Needs) -> bool:
@@ -297,13 +303,17 @@ class Needs:
         )
 
     @property
-    def _kind(self) -> tuple[Arch, int, bool, bool]:
-        return self.arch, self.batched_tokens, self.rereads, self.looks_up
+    def _kind(self) -> tuple[Arch, int, bool, bool, bool, bool]:
+        return self.arch, self.batched_tokens, self.rereads, self.looks_up, self.packs, self.leaves_out
 
     @property
     def verify_lengths(self) -> list[int]:
-        """Drafts of a verify's rows; a search may find none."""
-        return sorted({*self.draft_lengths, *([0] if self.looks_up else [])})
+        """Drafts of a verify's rows; a search may find none, and none may be worth verifying."""
+        return sorted({*self.draft_lengths, *([0] if self.looks_up or self.leaves_out else [])})
+
+    def _packed(self, rows: int, k: int) -> list[int]:
+        """Tokens that the layers may compute in a verify; 0: all."""
+        return [0, *(packed_sizes(rows, k + 1) if self.packs and k else [])]
 
     @property
     def _sizes(self) -> tuple[int, ...]:
@@ -383,7 +393,7 @@ class Needs:
         lengths = {0, *self.draft_lengths} if plain else set(self.verify_lengths)
         for k in sorted(lengths):
             for rows in self.row_buckets:
-                yield ForwardShape(rows, k + 1)
+                yield from (ForwardShape(rows, k + 1, packed=packed) for packed in self._packed(rows, k))
         if policy.in_steps():
             yield from self._mixed()
 
@@ -393,15 +403,16 @@ class Needs:
                 room = self.batched_tokens - (fewer + 1) * (k + 1)
                 for smaller, chunk in zip((0, *self._chunks()), self._chunks(), strict=False):
                     if room > smaller and fewer + 1 < self.slots:  # the prompt's request is not among the rows
-                        yield ForwardShape(rows, k + 1, chunk, True)
-                        if self._unfinished(chunk):
-                            yield ForwardShape(rows, k + 1, chunk, False)
+                        ends = (True, False) if self._unfinished(chunk) else (True,)
+                        for packed in self._packed(rows, k):
+                            yield from (ForwardShape(rows, k + 1, chunk, end, packed) for end in ends)
 
 
 def _size(shape: LaunchShape) -> tuple[int, int, int]:
     if isinstance(shape, DraftShape):
         return shape.rows * shape.width, shape.steps, 0
-    return shape.rows * shape.tokens_per_row + shape.chunk, shape.chunk, int(shape.emit)
+    computed = shape.packed or shape.rows * shape.tokens_per_row
+    return computed + shape.chunk, shape.chunk, int(shape.emit)
 
 
 def packed(chunks: Sequence[PromptChunk], most_tokens: int) -> Iterator[list[PromptChunk]]:

@@ -32,8 +32,9 @@ from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
-from pdvsim.sim.policies.planner import Planner, RemoteDrafter
+from pdvsim.sim.policies.controllers import ByBatchSize, Controller, Feedback, Goodput
+from pdvsim.sim.policies.planner import Planner, RemoteDrafter, StepCosts
+from pdvsim.sim.policies.verification import AdaptiveVerification
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.lookup import lookup_of
 
@@ -151,6 +152,12 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
         return Feedback(settings)
     if settings.controller == "goodput":
         return Goodput(settings, planner)
+    if settings.controller == "table":
+        return ByBatchSize(settings)
+    if settings.controller == "adaptive-verification":
+        k, rows = settings.longest_draft, settings.max_num_seqs
+        costs = StepCosts(planner, k, rows, settings.adaptive_verification_profile_context_len)
+        return AdaptiveVerification(settings, costs)
     return Controller(settings)
 
 

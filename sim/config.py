@@ -202,6 +202,12 @@ class Experiment:
             )
         if kind == "baseline" and self.server.controller == "feedback":
             raise ValueError("--controller feedback needs a verify queue, which baseline does not have")
+        if (controller := self.server.controller) in ("table", "adaptive-verification"):
+            if kind in ("pdv-ahead", "adaptive"):
+                raise ValueError(f"{kind} plans with drafts that are all verified: no --controller {controller}")
+            if self.server.drafted_by in LOOKED_UP:
+                looked_up = self.server.drafted_by
+                raise ValueError(f"--controller {controller} needs a drafter on the GPU, not --drafter {looked_up}")
         if kind == "pdv-ahead":
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:

@@ -335,6 +335,7 @@ class RequestState:
     context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
     emitted: int = 0  # output tokens delivered
     k: int = 0  # drafts waiting for verification
+    left_out: int = 0  # drafts beyond these, which the verify leaves out
     missed: bool = False  # the host looked for drafts, and found none
     # tokens the drafter has yet to read: the last draft after full acceptance, or plain decoding's; a head reads
     # accepted drafts again, with the target's hidden states
@@ -409,7 +410,7 @@ class Request:
         state = self.state
         self.taken.preemptions += 1
         self.taken.recomputed_tokens += state.context or state.prefilled
-        state.prefilled = state.context = state.drafter_lag = state.k = state.drafter_cache_gap = 0
+        state.prefilled = state.context = state.drafter_lag = state.k = state.left_out = state.drafter_cache_gap = 0
 
     def __repr__(self) -> str:
         return f"Request({self.id}, {self.prompt_tokens}->{self.state.emitted}/{self.output_tokens})"

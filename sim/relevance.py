@@ -71,7 +71,7 @@ def _own(option: str) -> Need:
 
 
 _DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
-_CONTROLS: tuple[Rule, str] = (lambda e: e.server.controller != "fixed", "a --controller other than fixed")
+_CONTROLS: tuple[Rule, str] = (lambda e: e.server.varies_length, "--controller goodput or feedback")
 _STREAMS: tuple[Rule, str] = (
     lambda e: len(policy_of(e.arch).lane_names()) > 1,
     "an architecture whose lanes have their own streams",
@@ -110,10 +110,18 @@ NEEDS: tuple[Need, ...] = (
     Need("acceptance", "synthetic_acceptance_rates", *_DRAFTS),
     Need("acceptance", "acceptance_model", *_DRAFTS),
     Need("acceptance", "acceptance_trace", *_DRAFTS),
-    Need("server", "num_speculative_tokens", *_DRAFTS),
+    Need("server", "num_speculative_tokens", lambda e: _DRAFTS[0](e) and e.server.controller != "table",
+         f"{_DRAFTS[1]}, without --controller table"),
+    Need("server", "num_speculative_tokens_per_batch_size", lambda e: e.server.controller == "table",
+         "--controller table"),
     Need("server", "controller", *_DRAFTS),
     Need("server", "min_speculative_tokens", *_CONTROLS),
     Need("server", "max_speculative_tokens", *_CONTROLS),
+    Need(
+        "server", "adaptive_verification_profile_context_len",
+        lambda e: e.server.controller == "adaptive-verification",
+        "--controller adaptive-verification",
+    ),
     Need("server", "expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
     Need("server", "max_draft_batch", *_STREAMS),
     Need("server", "max_verify_batch", *_STREAMS),

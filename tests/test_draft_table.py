@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import pdvsim
 from pdvsim.cli import main
+from pdvsim.decide.borders import HOLD, Border, border_notes
 from pdvsim.decide.draft_lengths import Speeds, _merged, error_of, find_table
 from pdvsim.decide.draft_table import ENGINES, PLAIN, DraftQuestion, DraftTable, EngineName
 from pdvsim.decide.formula import Formula
@@ -23,7 +24,9 @@ from pdvsim.decide.runs import Bench, replications
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
+from pdvsim.sim.policies.controllers import ByBatchSize
 from pdvsim.sim.run import simulate
 from pdvsim.study.output import dumps
 
@@ -328,7 +331,7 @@ def test_python_and_the_command_agree(capsys: pytest.CaptureFixture[str]) -> Non
     assert len(printed) == len(mine)
     for line, other in zip(printed, mine, strict=True):
         assert line == other or line.startswith("- profile ")  # which ends with the time it took
-    assert table.runs == 2 * len(table.simulated)
+    assert table.runs == 2 * (len(table.simulated) + 2 * len(table.borders))
 
 
 def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -357,3 +360,36 @@ def test_it_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.Capt
     assert main([*COMMAND, *given, "-o", str(trace)]) == 2
     assert "it is an input" in capsys.readouterr().err
     assert trace.read_text(encoding="utf-8") == "[2, 2, 2]\n"
+
+
+def test_a_border_costs_what_the_table_loses_when_it_is_served_there() -> None:
+    """Against the better of both lengths in the same closed loop; the notes name the worst."""
+    table = simulated(PAIRS[1])
+    crossed = [(left, right) for left, right in pairwise(table.ranges()) if (right[0], left[2]) in table.simulated]
+    assert len(table.borders) == len(crossed) > 0
+    for border, (left, right) in zip(table.borders, crossed, strict=True):
+        first = right[0]
+        better = max(table.simulated[first, k].mean for k in (left[2], right[2]))
+        tiers = tuple(f"{begin}:{k}" for begin, _, k in table.ranges())
+        loops = table.question.loops(first, Server.num_speculative_tokens)
+        server = replace(loops[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers)
+        speeds = [speed(replace(loop, server=server)) for loop in loops]
+        assert border["lost"] == pytest.approx(1 - sum(speeds) / len(speeds) / better)
+    worst = max(border["lost"] for border in table.borders)
+    assert f"that costs {max(0.0, worst):.1%}" in str(table)
+
+
+def test_a_hysteresis_is_printed_where_it_saves() -> None:
+    helps, idle = Border(35, 2, 0, 0.2, 0.01), Border(70, 1, 0, 0.001, 0.0)
+    first, *more = border_notes([helps, idle])
+    assert "batch 35 (k=2 to 0) that costs 20.0%" in first
+    assert len(more) == 1
+    assert "save 19.0%: k=0 from batch 39 on, and k=2 again below 32" in more[0]
+    held = ByBatchSize(
+        Server(controller="table", num_speculative_tokens_per_batch_size=("1:2", "35:0"), table_hold=HOLD)
+    )
+    lengths = []
+    for held.scheduled in (38, 39, 32, 31):
+        held.draft_length(Batch(), 0, 0.0)
+        lengths.append(held.k)
+    assert lengths == [2, 0, 0, 2], "the printed batch sizes are those of the controller"

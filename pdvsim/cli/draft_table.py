@@ -30,7 +30,8 @@ class DraftTableOptions(VariedOptions):
 
     without: ClassVar[tuple[str, ...]] = (
         "request_rate", "max_concurrency", "burstiness", "use_trace_timestamps", "window", "num_speculative_tokens",
-        "controller", "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Scoring),
+        "num_speculative_tokens_per_batch_size", "adaptive_verification_profile_context_len", "controller",
+        "min_speculative_tokens", "max_speculative_tokens", "band", "padding", *options(Scoring),
     )  # fmt: skip
 
     max_k: LeastDraft | None = None

@@ -9,6 +9,7 @@ Not checked: that the command starts. Nothing of vLLM or SGLang is imported or r
 from __future__ import annotations
 
 import json
+import math
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,6 +25,7 @@ from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
+from pdvsim.sim.policies.options import Server
 from pdvsim.sim.workload.suffix import SuffixOptions
 from pdvsim.view.report.sheet import command_html
 
@@ -34,6 +36,7 @@ VLLM_DRAFT_MODELS = "0.15.0"  # first releases with each feature
 VLLM_PARALLEL = "0.16.0"
 VLLM_TABLE = "0.24.0"
 VLLM_UNLIKE_VOCABULARIES = "0.25.0"
+VLLM_ADAPTIVE_VERIFICATION = "0.32.0"  # of drafters without a confidence head (pull request 52228)
 SGLANG_DRAFT_MODELS = "0.5.2"
 SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
 
@@ -57,7 +60,7 @@ class Served(NamedTuple):
     experiment: Experiment
     ranges: list[list[int]]  # first batch size, last, draft length; one row if it is constant
     k: int  # if only one draft length is possible; 0: no drafter
-    single_lost: float = 0.0  # relative loss against varying lengths
+    single_lost: float = 0.0  # relative loss against varying lengths; nan: not known
     notes: tuple[str, ...] = ()  # how it differs from the experiment
 
     @property
@@ -111,7 +114,7 @@ class Deployment:
 
 def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:
     """What engines serve for an experiment, or why they cannot."""
-    follows = experiment.speculates and experiment.server.controller != "fixed"
+    follows = experiment.speculates and experiment.server.varies_length
     if experiment.arch in ("autoregressive", "colocated") and not follows:
         return _of(experiment)
     if experiment.arch == "colocated":
@@ -127,8 +130,14 @@ def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served
 
 
 def _of(experiment: Experiment) -> Served:
-    k = experiment.server.num_speculative_tokens if experiment.speculates else 0
-    return Served(experiment, [[1, experiment.server.max_num_seqs, k]], k)
+    server = experiment.server
+    if experiment.speculates and server.controller == "table":
+        firsts, lengths = zip(*server.draft_table, strict=True)
+        lasts = [*(first - 1 for first in firsts[1:]), max(server.max_num_seqs, firsts[-1])]
+        ranges = [list(tier) for tier in zip(firsts, lasts, lengths, strict=True)]
+        return Served(experiment, ranges, max(1, lengths[0]), math.nan)
+    k = server.num_speculative_tokens if experiment.speculates else 0
+    return Served(experiment, [[1, server.max_num_seqs, k]], k)
 
 
 def vllm(served: Served) -> Block:
@@ -171,6 +180,11 @@ def vllm(served: Served) -> Block:
         if kind == "model" and pair.draft.vocab != pair.target.vocab:
             config["use_heterogeneous_vocab"] = True
             needs = f"needs vLLM {VLLM_UNLIKE_VOCABULARIES} or later, for vocabularies of different size"
+        if server.controller == "adaptive-verification":
+            config["enable_adaptive_verification"] = True
+            needs = f"needs vLLM {VLLM_ADAPTIVE_VERIFICATION} or later, with its V2 model runner and full CUDA graphs"
+            words = ["VLLM_USE_V2_MODEL_RUNNER=1", *_profiled(server), *words]
+            notes += _adaptive_notes(server)
         words += ["--speculative-config", json.dumps(config)]
         notes += [needs] if needs else []
         if kind == "suffix":
@@ -182,18 +196,35 @@ def vllm(served: Served) -> Block:
     if served.varies:
         one = f"k={served.k}" if served.k else "no drafter"
         notes += ["with a draft model vLLM's V1 runner uses piecewise CUDA graphs"] if kind == "model" else []
+        known = not math.isnan(served.single_lost)
         notes += [
             "vLLM counts all requests of a step, those in prefill included",
-            f"the table is {served.single_lost:.1%} faster than {one} throughout",
+            *([f"the table is {served.single_lost:.1%} faster than {one} throughout"] if known else []),
             "vLLM's tests of the table are with EAGLE and DFlash: measure at the edges of the ranges (issue 49548)",
         ]
     return Block(label, _line(words), tuple(notes))
+
+
+def _profiled(server: Server) -> list[str]:
+    """vLLM's setting of the context at which it times its steps, if it is not the default."""
+    context_len = server.adaptive_verification_profile_context_len
+    usual = context_len in (0, Server.adaptive_verification_profile_context_len)
+    return [] if usual else [f"VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN={context_len}"]
+
+
+def _adaptive_notes(server: Server) -> list[str]:
+    notes = ["vLLM estimates acceptance from draft logits or a confidence head; simulated: from a request's verdicts"]
+    if not server.adaptive_verification_profile_context_len:
+        notes.append("simulated with the costs of each step; vLLM times steps once, at a context of 8,192 tokens")
+    return notes
 
 
 def sglang(served: Served) -> list[Block]:
     """The SGLang server, and the configuration file of its adaptive speculation."""
     server, pair, k = served.experiment.server, served.pair, served.k
     label, kind = f"SGLang (checked against {SGLANG})", server.drafted_by
+    if k and server.controller == "adaptive-verification":
+        return [Block(label, "", (*served.notes, "it has no flag for adaptive verification of these drafts"))]
     if k and kind == "ngram":
         other = "its n-gram drafts are trees from a cache over all requests, which is not what was simulated"
         return [Block(label, "", (*served.notes, other))]

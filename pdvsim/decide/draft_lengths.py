@@ -13,13 +13,14 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.decide.borders import border_notes, borders
 from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, SizeAndLength, Tier
 from pdvsim.decide.formula import JOINING_ROUNDS, RATES, SAMPLED_REQUESTS, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
@@ -137,14 +138,21 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
     except KeyboardInterrupt:
         interrupted = True
     table = _table(speeds)
+    try:
+        if bench is not None and not interrupted and question.engine == "vllm":
+            crossed = borders(question, table.ranges(), speeds.simulated, bench)
+            table.border_notes = border_notes(crossed)
+            table.borders = [asdict(border) for border in crossed]
+    except KeyboardInterrupt:
+        interrupted = True
     table.interrupted, table.runs = interrupted, bench.runs if bench is not None else 0
     table.spent_s = time.monotonic() - started_s
     return table
 
 
 def usual_runs(question: DraftQuestion) -> int:
-    """Estimated simulations of a table: five lengths at each size, and two edges that move once."""
-    return (5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3) * question.num_runs
+    """Estimated simulations of a table: five lengths at each size, two edges that move once, and these in service."""
+    return (5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3 + 2 * 2) * question.num_runs
 
 
 def _sizes(most: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pdvsim.decide.deploy import Block, Deployment, Served, sglang, tensorrt_llm, vllm
 from pdvsim.decide.report import Answer, Report, lengths_note, plural
@@ -176,6 +176,8 @@ class DraftTable(Answer):
     profile: str
     foundation: str
     simulated: dict[SizeAndLength, Interval] = field(default_factory=dict)  # tokens per second
+    borders: list[dict[str, Any]] = field(default_factory=list)  # what it costs to cross each
+    border_notes: list[str] = field(default_factory=list)
     runs: int = 0
     spent_s: float = 0.0
     interrupted: bool = False
@@ -211,6 +213,7 @@ class DraftTable(Answer):
                 {"rows": rows, "k": "plain" if k == PLAIN else k, "tokens_per_s": speed}
                 for (rows, k), speed in self.simulated.items()
             ],
+            borders=self.borders,
             deployment=[asdict(block) for block in blocks],
             profile=self.profile,
             foundation=self.foundation,
@@ -283,7 +286,7 @@ def _notes(table: DraftTable) -> list[str]:
         notes.append("the profile states no error of its forward times: the significance of gains is unknown")
     else:
         notes.append(f"the profile's error for two rounds is ±{table.error:.1%}: it may favour either of two lengths")
-    notes += [question.facts.pads, question.facts.at_0, *lengths_note(question.base.traffic)]
+    notes += [question.facts.pads, question.facts.at_0, *table.border_notes, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
         notes.append("do not enable speculation: a server without a drafter is faster at every size")
     elif table.plain_from is not None:

@@ -11,8 +11,9 @@ from pdvsim.common.console import say
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
-from pdvsim.decide.space import LENGTHS, LONG_LENGTHS, Space
+from pdvsim.decide.space import ADAPTIVE, CONTROLLERS, LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
+from pdvsim.sim.core import HeadSpec
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import (
     BatchLimit,
@@ -93,7 +94,8 @@ class DecisionOptions(VariedOptions):
     num_speculative_tokens: Redefined[DraftLength | None] = None
     """Draft length k for every architecture; default: the best of each, from 0 (no drafts) to 8."""
     controller: Redefined[ControllerName | None] = None
-    """How the draft length is chosen: fixed, goodput or feedback; default: the best of each, or fixed if k is given."""
+    """How the draft length is chosen: fixed, goodput, feedback or adaptive-verification; default: the best of each (the
+    last with heads and parallel drafters), or fixed if k is given."""
     max_num_seqs: Redefined[BatchLimit | None] = None
     """Batch limit; default: the best of 32, 64, 128 and 256 for each architecture."""
     max_num_batched_tokens: Redefined[Tokens | None] = None
@@ -124,16 +126,21 @@ class DecisionOptions(VariedOptions):
 
     def space(self, archs: tuple[Arch, ...]) -> Space:
         """The settings to tune over: those that are not given."""
+        if self.controller == "table":
+            raise ValueError("--controller table is for pdvsim run and realrun; pdvsim draft-table finds a table")
         k, controller = self.num_speculative_tokens, self.controller
         fixed: dict[str, Any] = {}
         if k is not None:
             fixed = {"draft_lengths": (k,), "controllers": (controller or "fixed",)}
         elif controller is not None:
             fixed = {"controllers": (controller,)}
-            if controller != "fixed":
+            if controller in ("goodput", "feedback"):
                 fixed |= {"draft_lengths": (Server.num_speculative_tokens,)}
-        if k is None and controller in (None, "fixed") and named_pair(self.server.pair).draft.drafts_long:
+        drafter = named_pair(self.server.pair).draft
+        if k is None and controller in (None, "fixed") and drafter.drafts_long:
             fixed["draft_lengths"] = (*LENGTHS, *LONG_LENGTHS)
+        if k is None and controller is None and (drafter.parallel or isinstance(drafter, HeadSpec)):
+            fixed["controllers"] = (*CONTROLLERS, ADAPTIVE)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if (value := getattr(self, name)) is not None:
                 fixed[name] = (value,)

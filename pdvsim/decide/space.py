@@ -19,6 +19,8 @@ from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
 LONG_LENGTHS = (10, 12, 15)  # besides, of drafters whose further tokens cost no further forward
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
+ADAPTIVE: ControllerName = "adaptive-verification"  # besides, of heads and parallel drafters: it always drafts k tokens
+ADAPTIVE_LENGTH = 8
 
 PROMISING = 3  # best-ranked draft lengths of the formula that are simulated
 
@@ -81,7 +83,10 @@ class Space:
             if len(lengths) > PROMISING:
                 lengths = [predicted.k for predicted in Formula(candidate).ranked(lengths)[:PROMISING]]
             ways += [replace(server, controller="fixed", num_speculative_tokens=k) for k in lengths]
-        ways += [replace(server, controller=name) for name in self.controllers if name != "fixed"]
+        ways += [replace(server, controller=name) for name in self.controllers if name not in ("fixed", ADAPTIVE)]
+        if ADAPTIVE in self.controllers and (candidate.arch == "colocated" or len(self.controllers) == 1):
+            k = min(max(self.draft_lengths), ADAPTIVE_LENGTH)
+            ways.append(replace(server, controller=ADAPTIVE, num_speculative_tokens=k))
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
     def beside(self, candidate: Experiment, name: str) -> list[Experiment]:
@@ -133,7 +138,8 @@ def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, 
     settings = ("max_num_seqs", "max_num_batched_tokens", *((policy_of(candidate.arch).tuned or ())[:1]))
     moved = sum(getattr(candidate.server, name) != getattr(base.server, name) for name in settings)
     arch = ARCHS.index(candidate.arch) if candidate.arch in ARCHS else len(ARCHS)
-    controller, k = CONTROLLERS.index(candidate.server.controller), candidate.server.num_speculative_tokens
+    controllers, k = (*CONTROLLERS, ADAPTIVE), candidate.server.num_speculative_tokens
+    controller = controllers.index(candidate.server.controller)
     return arch, candidate.gpus, controller, moved, k
 
 
@@ -142,7 +148,7 @@ def settings_text(candidate: Experiment) -> list[str]:
     server, words = candidate.server, []
     if candidate.has_drafter:
         moved = "{} controller, k {} to {}".format(server.controller, *server.draft_range)
-        words.append(f"k={server.num_speculative_tokens}" if server.controller == "fixed" else moved)
+        words.append(moved if server.varies_length else drafts_text(candidate))
     if candidate.base_arch == "baseline":
         words.append(f"{server.num_workers} workers")
     else:
@@ -161,7 +167,8 @@ def drafts_text(candidate: Experiment) -> str:
     if not candidate.has_drafter:
         return ""
     server = candidate.server
-    return f"k={server.num_speculative_tokens}" if server.controller == "fixed" else server.controller
+    k = f"k={server.num_speculative_tokens}"
+    return server.controller if server.varies_length else k if server.controller == "fixed" else f"{k} {ADAPTIVE}"
 
 
 def _nearest(value: int, choices: tuple[int, ...]) -> int:

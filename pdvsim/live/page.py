@@ -214,7 +214,7 @@ def _knobs(base: Experiment) -> dict[str, SliderControl | SelectControl]:
         "output_len": SelectControl("Output tokens"),
         "acceptance_rate": SliderControl("Acceptance", 0, 1, 0.05),
         "num_speculative_tokens": SliderControl("Draft length", 0, max(8, k), 1),
-        "controller": SelectControl("Controller", ("fixed", "feedback", "goodput")),
+        "controller": SelectControl("Controller", ("fixed", "feedback", "goodput", "adaptive-verification")),
         "max_num_seqs": SelectControl("Batch limit"),
         "max_num_batched_tokens": SelectControl("Prompt chunk"),
     }

@@ -48,7 +48,8 @@ class ForwardBatch:
     Row `r` starts at position `length[row_slots[r]] + first`: -1 feeds the newest settled token first, -2 also the one
     before it. Stretch `c` is tokens `chunk_bounds[c] : chunk_bounds[c + 1]` of the chunk part, placed in slot
     `chunk_slots[c]` from position `chunk_starts[c]`. Chunk tokens past the last bound are padding. `pages` is the page
-    table.
+    table. Where rows have unequal numbers of tokens, the layers compute only `kept` of the rows' tokens, and `places`
+    says where among these each token of the rows is; attention is over all of them.
     """
 
     rows: int
@@ -61,10 +62,17 @@ class ForwardBatch:
     pages: Tensor
     scratch: int
     first: int = -1
+    kept: Tensor | None = None
+    places: Tensor | None = None
 
     @property
     def row_tokens(self) -> int:
         return self.rows * self.tokens_per_row
+
+    @property
+    def computed(self) -> int:
+        """Tokens of rows that the layers compute."""
+        return self.row_tokens if self.kept is None else len(self.kept)
 
     @property
     def tokens(self) -> int:

@@ -19,6 +19,21 @@ def most_prompts(tokens: int) -> int:
     return max(4, tokens // 16)
 
 
+def packed_size(rows: int, width: int, tokens: int) -> int:
+    """Tokens that the layers compute of `tokens` in `rows` of up to `width` each; 0: all of them, rows x width.
+
+    Padded like rows, and beyond the largest batch to multiples of the rows.
+    """
+    sizes = (size for size in ROW_BUCKETS if size >= max(tokens, rows))
+    size = next(sizes, -(-tokens // rows) * rows)
+    return size if size < rows * width else 0
+
+
+def packed_sizes(rows: int, width: int) -> list[int]:
+    """Every size but 0 that `packed_size` has."""
+    return sorted({packed_size(rows, width, tokens) for tokens in range(1, rows * width + 1)} - {0})
+
+
 def query_tile(queries: int) -> int:
     """Queries of a tile that holds so many: the next power of two."""
     return max(QUERY_TILE, 1 << (queries - 1).bit_length())

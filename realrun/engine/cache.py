@@ -95,7 +95,7 @@ class Sequences:
         """Keep a forward's hidden states: of its rows, of its prompts, and the last of these as rows' are."""
         assert self.states is not None
         assert self.chunk_states is not None
-        rows = batch.row_tokens
+        rows = batch.computed
         if rows:
             self.states[slots[:rows].long(), positions[:rows].long() % RING] = states[:rows]
         if batch.chunk:

@@ -6,7 +6,7 @@ verify without its tokens visiting the host.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,12 +21,16 @@ from pdvsim.realrun.engine.sampling import Sampler
 
 @dataclass(frozen=True, slots=True)
 class ForwardShape:
-    """One forward: rows x tokens_per_row, then a chunk part; `emit` where the chunk's ends may yield first tokens."""
+    """One forward: rows x tokens_per_row, then a chunk part; `emit` where the chunk's ends may yield first tokens.
+
+    `packed`: of the rows' tokens, those that the layers compute, where not all rows have as many; 0: all.
+    """
 
     rows: int
     tokens_per_row: int
     chunk: int = 0
     emit: bool = False
+    packed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,8 @@ class Inputs:
     page_places: Tensor  # where in the page table, flat
     page_numbers: Tensor  # and what to write there
     drafts: Tensor  # that the host offers, row by row
+    kept: Tensor  # of the tokens of rows of unequal length, those that the layers compute
+    places: Tensor  # of each token of the rows among these
 
 
 class Engine:
@@ -73,8 +79,10 @@ class Engine:
         row_buckets: tuple[int, ...] = ROW_BUCKETS,
         chunk_buckets: tuple[int, ...] = CHUNK_BUCKETS,
         offered: int = 0,
+        packs: int = 0,
     ) -> None:
         self.offered = offered  # drafts a row that the host writes before a verify; 0: a drafter has written them
+        self.packs = packs  # most tokens of a row in verifies of rows of unequal length; 0: there are none
         if sequences.capacity > model.capacity:
             raise ValueError(f"sequences of {sequences.capacity} tokens exceed the capacity {model.capacity}")
         self.model, self.sequences = model, sequences
@@ -154,25 +162,28 @@ class Engine:
         if self.offered and shape.tokens_per_row > 1:
             self._offer(inputs, rows, shape.tokens_per_row - 1)
         batch = self._batch(inputs, rows, shape.tokens_per_row, shape.chunk, -1)
+        if shape.packed:
+            kept, places = inputs.kept[: shape.packed].long(), inputs.places[: batch.row_tokens].long()
+            batch = replace(batch, kept=kept, places=places)
         hidden = self.model.forward(batch, self.cache, sequences)
         stream = hidden.stream
         if shape.emit:
-            ends = (batch.chunk_bounds[1:] - 1).clamp(min=0) + batch.row_tokens
-            stream = Residual(torch.cat((stream.x[: batch.row_tokens], stream.x[ends])), None)
+            ends = (batch.chunk_bounds[1:] - 1).clamp(min=0) + batch.computed
+            stream = Residual(torch.cat((stream.x[: batch.computed], stream.x[ends])), None)
         elif shape.chunk:
-            stream = Residual(stream.x[: batch.row_tokens], None)
+            stream = Residual(stream.x[: batch.computed], None)
         if not len(stream.x):
             return inputs.row_slots[:1]
         logits = self.model.logits(stream)
         results = []
         if rows:
             limits, pins = inputs.limits[:rows], inputs.pins[:rows]
-            agreed, chosen = sampler.judge(batch, logits[: batch.row_tokens], limits, pins, sequences)
+            agreed, chosen = sampler.judge(batch, logits[: batch.computed], limits, pins, sequences)
             settled = self.model.ops.settle(agreed, chosen, batch, limits, pins, sequences.tokens, sequences.length)
             results.append(settled.flatten())
         if shape.emit:
             final = inputs.chunk_final[: len(batch.chunk_slots)] > 0
-            results.append(self._emit(batch, final, hidden.positions[ends], sampler.draw(logits[batch.row_tokens :])))
+            results.append(self._emit(batch, final, hidden.positions[ends], sampler.draw(logits[batch.computed :])))
         return torch.cat(results)
 
     def _offer(self, inputs: Inputs, rows: int, drafts: int) -> None:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS
-from pdvsim.realrun.engine.buckets import most_prompts
+from pdvsim.realrun.engine.buckets import most_prompts, packed_size
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, LaunchShape, output_size
 from pdvsim.realrun.engine.sampling import Sampler
@@ -128,7 +128,7 @@ class GraphLane:
         self.new_pages: list[tuple[int, int]] = []  # (place in the table, page), for the next launch to write
         sizes = (
             rows, rows, rows, prompts, prompts, prompts + 1, prompts, self.most_pages, self.most_pages,
-            rows * engine.offered,
+            rows * engine.offered, rows * engine.packs, rows * engine.packs,
         )  # fmt: skip
         device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
         self._device_inputs = device_inputs
@@ -163,10 +163,12 @@ class GraphLane:
         """
         if not 0 <= drafts < MAX_ROW_TOKENS:
             raise ValueError(f"a verify takes 0 to {MAX_ROW_TOKENS - 1} drafts, not {drafts}")
-        shape = ForwardShape(
-            self._row_bucket(len(slots)), drafts + 1, self._chunk_bucket(chunks), any(c.final for c in chunks)
-        )
-        return self._launch(shape, slots, limits or [drafts] * len(slots), pins or [-1] * len(slots), chunks, offers)
+        rows, limits = self._row_bucket(len(slots)), limits or [drafts] * len(slots)
+        packed = 0
+        if self.engine.packs and drafts:
+            packed = packed_size(rows, drafts + 1, sum(limits) + len(limits))
+        shape = ForwardShape(rows, drafts + 1, self._chunk_bucket(chunks), any(c.final for c in chunks), packed)
+        return self._launch(shape, slots, limits, pins or [-1] * len(slots), chunks, offers)
 
     def prefill(self, chunks: Sequence[PromptChunk]) -> Ticket:
         """Feed stretches of prompts already put into `Sequences`."""
@@ -288,6 +290,14 @@ class GraphLane:
             host[at["chunk_bounds"] + 1 + i] = total
         host[at["chunk_bounds"] + 1 + len(chunks) : at["chunk_final"]] = total
         self._fill_pages(host[at["page_places"] : at["drafts"]])
+        if isinstance(shape, ForwardShape) and shape.packed:
+            width = shape.tokens_per_row
+            has = np.arange(width) <= np.asarray(limits, np.int32)[:, None]
+            kept = np.flatnonzero(has)
+            host[at["kept"] : at["places"]] = 0  # the first token again, whose results nobody reads
+            host[at["kept"] : at["kept"] + len(kept)] = kept
+            host[at["places"] : at["places"] + rows * width] = 0
+            host[at["places"] + kept] = np.arange(len(kept))
 
     def _fill_pages(self, host: NDArray[np.int32]) -> None:
         """The pages given since the last launch; the rest writes what the scratch slot has there anyway."""

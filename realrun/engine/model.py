@@ -95,8 +95,10 @@ class Transformer:
         stream, slots, positions = ops.embed(
             batch, sequences.tokens, sequences.length, self.weights.embedding, self.embedding_scale
         )
-        rows = batch.row_tokens
+        rows, placed = batch.computed, positions[: batch.row_tokens]
         planned = ops.plan(batch, positions, self.arch.spec.kv_heads) if rows else None
+        if batch.kept is not None:
+            stream, slots, positions = self._packed(batch, stream, slots, positions)
         passed: list[Tensor] = []
         for at, (w, kv) in enumerate(zip(self.weights.layers, cache.layers, strict=True)):
             qkv = ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
@@ -104,7 +106,9 @@ class Transformer:
                 ops.head_norm(qkv, w.qk_norm, self.arch.spec.heads, self.arch.spec.kv_heads, eps)
             parts = []
             if batch.rows:
-                parts.append(ops.decode_attention(qkv[:rows], kv, batch, planned, positions[:rows], self.cos, self.sin))
+                queries = qkv[:rows] if batch.places is None else qkv.index_select(0, batch.places)
+                over_rows = ops.decode_attention(queries, kv, batch, planned, placed, self.cos, self.sin)
+                parts.append(over_rows if batch.kept is None else over_rows.index_select(0, batch.kept))
             if batch.chunk:
                 ops.rope_write(qkv[rows:], kv, batch.pages, slots[rows:], positions[rows:], self.cos, self.sin)
                 parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], positions[rows:]))
@@ -122,6 +126,16 @@ class Transformer:
             sequences.keep(batch, slots, positions, torch.cat(passed, dim=1))
         return Hidden(stream, slots, positions)
 
+    def _packed(
+        self, batch: ForwardBatch, stream: Residual, slots: Tensor, positions: Tensor
+    ) -> tuple[Residual, Tensor, Tensor]:
+        """The tokens that a batch keeps of its rows, and those of prompts."""
+        assert batch.kept is not None
+        prompts = torch.arange(batch.row_tokens, batch.tokens, dtype=batch.kept.dtype, device=self.device)
+        kept = torch.cat((batch.kept, prompts)) if batch.chunk else batch.kept
+        squares = None if stream.squares is None else stream.squares[:, kept]
+        return Residual(stream.x[kept], squares), slots[kept], positions[kept]
+
     def _pinned(self, layer: int, batch: ForwardBatch) -> Pinned | None:
         """How routing is pinned in a layer, so that n tokens of a row take n ** overlap times one token's experts."""
         experts = self.arch.spec.experts
@@ -129,7 +143,7 @@ class Transformer:
             return None
         taken = experts.per_token / experts.count
         rows, chunk = (fresh(max(width, 1), self.overlap, taken) for width in (batch.tokens_per_row, BACK))
-        return Pinned(layer, batch.row_tokens, rows, chunk)
+        return Pinned(layer, batch.computed, rows, chunk)
 
     def logits(self, stream: Residual) -> Tensor:
         """Next-token logits of some tokens of the residual stream, in the model's dtype."""

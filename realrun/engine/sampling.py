@@ -53,13 +53,15 @@ class Sampler:
     ) -> tuple[Tensor, Tensor]:
         """How many drafts of each row pass, and the token to append after each possible count.
 
-        `logits` is (rows x tokens_per_row, vocab). Only the entry of the count that `settle` will use is meaningful.
+        `logits` is (rows x tokens_per_row, vocab), or of those that the batch keeps. Only the entry of the count that
+        `settle` will use is meaningful.
         """
         rows, width = batch.rows, batch.tokens_per_row
         if self.greedy:
-            choice = self.draw(logits).view(rows, width)
+            ids = self.draw(logits)
+            choice = (ids if batch.places is None else ids[batch.places]).view(rows, width)
             return leading(choice[:, :-1] == offered(batch, sequences)), choice
-        p = self._distribution(logits).view(rows, width, -1)
+        p = self._distribution(logits if batch.places is None else logits[batch.places]).view(rows, width, -1)
         if width == 1:
             return limits.new_zeros(rows), self._pick(p[:, 0])[:, None]
         if sequences.proposals is None:

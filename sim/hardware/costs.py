@@ -140,7 +140,7 @@ class CostModel:
         if self.spec.parallel:
             tokens, steps, drafted = tokens + steps - 1, 1, steps
         padded = graphs.rows(rows)
-        new = graphs.rows(packed) if packed else padded * tokens
+        new = graphs.packed(rows, packed) if packed else padded * tokens
         # of a row: its newest token of a head, its drafts of a model that drafts in parallel
         logits = (padded * drafted if self.widest > 2 else new) + first_tokens
         if prompts:

@@ -168,6 +168,13 @@ class GraphSizes(Term):
     def rows(self, rows: int) -> int:
         return _up_to(self.row_buckets, rows) if rows else 0
 
+    def packed(self, rows: int, tokens: int) -> int:
+        """Tokens of rows of unequal length: padded like rows, and beyond the largest to multiples of theirs."""
+        if not self.row_buckets or tokens <= self.row_buckets[-1]:
+            return self.rows(tokens)
+        padded = self.rows(rows)
+        return -(-tokens // padded) * padded
+
     def prompt(self, tokens: int) -> int:
         return _up_to(self.chunk_buckets, tokens) if tokens else 0
 

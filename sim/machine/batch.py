@@ -237,7 +237,7 @@ def apply_verdict(
     gains, over = [], False
     for row, accepted in zip(rows, verdict, strict=True):
         state, taken = row.state, row.taken
-        k, gained = state.k, accepted + 1
+        k, gained, drafted = state.k, accepted + 1, state.k + state.left_out
         emitted = state.emitted + gained
         if emitted >= row.output_tokens:
             gained -= emitted - row.output_tokens
@@ -246,16 +246,16 @@ def apply_verdict(
         state.emitted = emitted
         state.context += gained
         taken.rounds += 1
-        state.k, state.missed, state.last_delivery_s = 0, False, now_s
-        if not k:
-            state.drafter_lag += gained
-        else:
+        state.k, state.left_out, state.missed, state.last_delivery_s = 0, 0, False, now_s
+        if k:
             taken.drafts += 1
             taken.drafted += k
             taken.accepted += accepted
             taken.refused += accepted < k
-            # after full acceptance the drafter has not read its own last draft; a head reads accepted ones again
-            state.drafter_lag = accepted if rereads else int(accepted == k)
+        if not drafted:
+            state.drafter_lag += gained
+        else:  # after full acceptance the drafter has not read its own last draft; a head reads accepted ones again
+            state.drafter_lag = accepted if rereads else int(accepted == drafted)
         gains.append(gained)
     return gains, over
 

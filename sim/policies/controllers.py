@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil, inf, log2, sqrt
 
-from pdvsim.sim.core import Request
+from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
@@ -72,6 +72,8 @@ class Controller:
 
     learns = False  # from verdicts
     by_sums = True  # needs the sums of a batch's verdict, not each row's
+    selects = False  # which drafts are verified
+    scheduled = 0  # requests of the step, prefills included: the policy sets it before it asks
 
     def __init__(self, settings: Server) -> None:
         self.k = min(settings.num_speculative_tokens, settings.longest_draft)
@@ -90,11 +92,53 @@ class Controller:
         """Draft length for the next round of `rows`, with that many requests queued for verification; 0: none."""
         return self.k
 
+    def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:
+        """Set how many of each row's drafts the next verify takes, whose forward carries `chunks` too."""
+
     def observe(self, rows: Batch, verdict: Sequence[int], now_s: float) -> None:
         """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
 
     def finished(self, rows: Sequence[Request]) -> None:
         """Requests that have all their tokens."""
+
+
+class ByBatchSize(Controller):
+    """The draft length of a table by batch size, as vLLM applies it (`num_speculative_tokens_per_batch_size`).
+
+    A batch counts all requests of a step, prefills included. At k=0 the drafter still drafts one token, which keeps its
+    KV cache complete, and nothing is verified (vLLM issue 49548). With `table_hold` a length is kept until the batch is
+    so much beyond the border, which no engine does.
+    """
+
+    def __init__(self, settings: Server) -> None:
+        super().__init__(settings)
+        self.tiers, self.hold = settings.draft_table, settings.table_hold
+        self._at = 0
+
+    @property
+    def selects(self) -> bool:  # type: ignore[override]
+        return not self.k
+
+    @property
+    def by_sums(self) -> bool:  # type: ignore[override]
+        return self.k > 0
+
+    @property
+    def drafting(self) -> bool:
+        return True
+
+    def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
+        tiers = self.tiers
+        while self._at + 1 < len(tiers) and self.scheduled >= tiers[self._at + 1][0] * (1 + self.hold):
+            self._at += 1
+        while self._at and self.scheduled < tiers[self._at][0] * (1 - self.hold):
+            self._at -= 1
+        self.k = tiers[self._at][1]
+        return max(1, self.k)
+
+    def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:
+        for row in rows:
+            row.state.k, row.state.left_out = 0, row.state.k
 
 
 def _computed(request: Request) -> int:

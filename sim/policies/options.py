@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Literal
 
 from pdvsim.sim.core import DrafterKind, ModelSpec, Pair
 from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import Priority
-from pdvsim.sim.limits import BatchLimit, DraftLength, Internal, LeastDraft, LeastShare, Range, Tokens, check_ranges
+from pdvsim.sim.limits import (
+    MAX_DRAFT,
+    MAX_TOKENS,
+    BatchLimit,
+    DraftLength,
+    Internal,
+    LeastDraft,
+    LeastShare,
+    PartialShare,
+    Range,
+    Tokens,
+    check_ranges,
+)
 
-ControllerName = Literal["fixed", "feedback", "goodput"]
+ControllerName = Literal["fixed", "feedback", "goodput", "table", "adaptive-verification"]
 KvPolicy = Literal["paged", "reserved"]
 
 
@@ -27,7 +40,18 @@ class Server:
     """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
     dflash (heads). Default: as in --pair."""
     controller: ControllerName = "fixed"
-    """How the draft length is chosen: fixed, feedback (PD-Verify paper) or goodput (best by the latency model)."""
+    """How the draft length is chosen: fixed, feedback (PD-Verify paper), goodput (best by the latency model), table (by
+    batch size, as in vLLM) or adaptive-verification (of k draft tokens the most promising are verified, as in vLLM)."""
+    num_speculative_tokens_per_batch_size: tuple[str, ...] = ()
+    """table: first batch sizes with their draft lengths, e.g. 1:4 16:2 64:0; pdvsim draft-table finds them. A batch
+    counts all requests of a step, prefills included. At k=0 the drafter still runs."""
+    table_hold: Internal[PartialShare] = 0.0  # table: share of a border's batch size by which a batch must be beyond it
+    adaptive_verification_profile_context_len: Annotated[int, Range(0, MAX_TOKENS)] = 8192
+    """adaptive-verification: context per request of the step costs that it plans with, as in vLLM. 0: the context and
+    requests of each step."""
+    # adaptive-verification: noise of a signal that is 1 for a draft token that will be accepted, else 0; 0: an oracle;
+    # None: no signal, estimates are from verdicts alone
+    confidence_noise: Internal[Annotated[float, Range(0, 100)] | None] = None
     min_speculative_tokens: DraftLength | None = None
     """Shortest draft a controller may choose. Default: 2 for feedback; 0 (no draft) for goodput."""
     max_speculative_tokens: LeastDraft = 8
@@ -91,6 +115,8 @@ class Server:
             )
         if (self.min_speculative_tokens or 0) > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
+        if self.controller == "table" and not self.draft_table:
+            raise ValueError("--controller table needs --num-speculative-tokens-per-batch-size, e.g. 1:4 16:2")
         for name in ("max_draft_batch", "max_verify_batch"):
             limit = getattr(self, name)
             if limit is not None and limit > self.max_num_seqs:
@@ -143,4 +169,25 @@ class Server:
         """The most tokens that a draft may have."""
         if self.drafted_by == "none":
             return 0
-        return self.num_speculative_tokens if self.controller == "fixed" else self.max_speculative_tokens
+        if self.controller == "table":
+            return max(1, *(k for _, k in self.draft_table))
+        return self.max_speculative_tokens if self.varies_length else self.num_speculative_tokens
+
+    @property
+    def draft_table(self) -> list[tuple[int, int]]:
+        """Batch sizes in rising order from 1 on, and the draft length from each on."""
+        tiers = []
+        for text in self.num_speculative_tokens_per_batch_size:
+            first, _, k = text.partition(":")
+            if not (first.isdecimal() and k.isdecimal()) or int(k) > MAX_DRAFT:
+                known = f"batch size and draft length from 0 to {MAX_DRAFT}, e.g. 1:4 16:2"
+                raise ValueError(f"num-speculative-tokens-per-batch-size: {text!r} must be {known}")
+            tiers.append((int(first), int(k)))
+        if tiers and (tiers[0][0] != 1 or any(a >= b for (a, _), (b, _) in pairwise(tiers))):
+            raise ValueError("num-speculative-tokens-per-batch-size: batch sizes must begin with 1 and rise")
+        return tiers
+
+    @property
+    def varies_length(self) -> bool:
+        """Whether a controller chooses how many tokens are drafted."""
+        return self.controller in ("feedback", "goodput")

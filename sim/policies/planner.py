@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from math import exp, sqrt
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pdvsim.sim.core import Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel, Load
@@ -210,6 +213,10 @@ class Planner:
         """The host's part in one launch of `rows`."""
         return self._host.launch_s + self._host.completed_s(rows)
 
+    def forward_s(self, rows: int, tokens: int, context: int, packed: int = 0) -> float:
+        """A forward of the target over `rows` of up to so many new tokens, of `packed` in all."""
+        return self.models["target"].price(rows, tokens, 1, context, packed=packed).seconds(context)
+
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A verify of `rows`; of drafts that are looked up, those that are found."""
         target = self.models["target"]
@@ -235,3 +242,51 @@ class Planner:
         load = Load(priority=priority, solo_s=price.seconds)
         model.demand(load, self.peak, price.bytes, price.flops, rows, tokens, steps)
         return load
+
+
+class StepCosts:
+    """Costs of a step that drafts k tokens per row and verifies some of them, by the number of its tokens.
+
+    As vLLM has them: T tokens of min(T, `most_rows`) requests, each with a context of `context_len` tokens. With
+    `context_len` 0: of the requests at hand and their context.
+    """
+
+    def __init__(self, planner: Planner, k: int, most_rows: int, context_len: int) -> None:
+        self.planner, self.k = planner, k
+        self.most_rows, self.context_len = most_rows, context_len
+        self._verify_s = np.zeros(0)  # by tokens, at the fixed context
+        self._lines: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # at the rows' own: seconds, and per token
+
+    def seconds(self, rows: int, context: int, tokens: int, slots: int) -> NDArray[np.float64]:
+        """Of a step of `rows` with `tokens` that are no drafts, if it verifies 0 to `slots` drafts besides.
+
+        It never falls: a step that is faster with more tokens is an accident of its kernels.
+        """
+        planner = self.planner
+        if not self.context_len:
+            draft_s = planner.round_s(rows, context, self.k) - planner.forward_s(rows, self.k + 1, context)
+            verify_s = self._at_hand(rows, tokens, slots) @ np.array([1.0, context])
+            return draft_s + np.maximum.accumulate(verify_s)
+        if len(self._verify_s) <= tokens + slots:
+            known = range(len(self._verify_s), 2 * (tokens + slots) + 1)
+            costs_s = [self._profiled_s(count) for count in known]
+            self._verify_s = np.maximum.accumulate(np.concatenate((self._verify_s, costs_s)))
+        drafter = planner.models["draft"]
+        held = rows * self.context_len
+        return drafter.price(rows, 1, self.k, held).seconds(held) + self._verify_s[tokens : tokens + slots + 1]
+
+    def _profiled_s(self, tokens: int) -> float:
+        """A forward of so many tokens as vLLM times it at its start."""
+        rows = max(1, min(tokens, self.most_rows))
+        return self.planner.forward_s(rows, -(-tokens // rows), rows * self.context_len, packed=tokens)
+
+    def _at_hand(self, rows: int, tokens: int, slots: int) -> NDArray[np.float64]:
+        lines = self._lines.get((rows, tokens, slots))
+        if lines is None:
+            target, width = self.planner.models["target"], self.k + 1
+            costs = [target.price(rows, 1, packed=tokens)]
+            costs += [target.price(rows, width, packed=tokens + count) for count in range(1, slots + 1)]
+            lines = np.array([(cost.seconds_0, cost.seconds_1) for cost in costs])
+            if tokens == rows:  # a memory of steps without prompts, which recur
+                self._lines[rows, tokens, slots] = lines
+        return lines

@@ -30,6 +30,7 @@ class Rounds(Admission):
         if self.early:
             return self.early
         queued = self.backlog(self.verify_lane) if self.handed else 0
+        self.controller.scheduled = len(rows) + len(self.prefilling)
         return self.controller.draft_length(rows, queued, self.env.now)
 
     @decides("every round")
@@ -57,7 +58,11 @@ class Rounds(Admission):
         if k and self.looks_up:
             k = rows.k
             packed = sum([row.state.k + 1 for row in rows]) if k and not self.settings.pad_drafts else 0
-        if k and (not atomic or self.looks_up):
+        elif k and rows and self.controller.selects:
+            self.controller.select(rows, chunks)
+            packed = sum([row.state.k + 1 for row in rows])
+            k, packed = (k, packed) if packed > len(rows) else (0, 0)
+        if k and (not atomic or self.looks_up or packed):
             rows.count_undrafted()
         return Launch(
             ("verify" if k else "decode") if rows else "prefill", "target", lane, rows, k + 1, 1, chunks,

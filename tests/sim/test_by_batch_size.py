@@ -1,0 +1,113 @@
+"""A table of draft lengths by batch size in service, as vLLM applies it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdvsim.decide.draft_table import IDLE_DRAFTER
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.policies.controllers import ByBatchSize
+from pdvsim.sim.records import Result
+from pdvsim.sim.run import simulate
+
+
+def served(concurrency: int = 6, tiers: str = "", prompt: int = 60, **server: Any) -> Experiment:
+    traffic = Traffic(
+        "random", num_prompts=5 * concurrency, input_len=prompt, output_len=60, max_concurrency=concurrency,
+        random_range_ratio=0.5,
+    )  # fmt: skip
+    table = {"controller": "table", "num_speculative_tokens_per_batch_size": tuple(tiers.split())} if tiers else {}
+    return Experiment("colocated", traffic, Acceptance(acceptance_rate=0.7), Server(**table | server))
+
+
+def equal(one: Result, other: Result) -> None:
+    for table in ("requests", "launches", "deliveries"):
+        for name, column in getattr(one, table).items():
+            np.testing.assert_array_equal(column, getattr(other, table)[name], f"{table}.{name}")
+
+
+def widths(result: Result) -> set[int]:
+    """New tokens per row of the target's forwards with rows."""
+    launches = result.launches
+    return {*launches["width"][(launches["role"] == 1) & (launches["rows"] > 0)].tolist()}
+
+
+def test_a_table_of_one_length_is_a_fixed_length() -> None:
+    equal(simulate(served(tiers="1:3")), simulate(served(num_speculative_tokens=3)))
+
+
+def test_at_0_the_drafter_still_runs() -> None:
+    """The same launches at the same times as plain decoding with an idle drafter."""
+    table = simulate(served(tiers="1:0"))
+    idle = simulate(replace(served(num_speculative_tokens=1), arch=IDLE_DRAFTER))
+    for name in ("rows", "tokens", "steps", "width", "start_s", "end_s"):
+        np.testing.assert_allclose(table.launches[name], idle.launches[name], err_msg=name)
+    assert KINDS.index("draft") in table.launches["kind"]
+    assert table.requests["drafted"].sum() == 0
+
+
+def test_a_batch_counts_prefills() -> None:
+    """Prompts of several chunks count in every step that carries one: drafts are shorter than the rows allow."""
+    tiers = "1:4 4:1"
+    alone = simulate(served(3, tiers, prompt=40))
+    assert widths(alone) == {5}, "three requests never reach the second tier"
+    crowded = replace(served(4, tiers, prompt=900), server=replace(served(4, tiers).server, max_num_batched_tokens=64))
+    launches = simulate(crowded).launches
+    with_rows = (launches["role"] == 1) & (launches["rows"] > 0)
+    short = with_rows & (launches["width"] == 2)
+    assert launches["rows"][short].min() < 4, "fewer rows than the border, and a prefill besides"
+
+
+def test_the_length_is_looked_up_in_every_step() -> None:
+    controller = ByBatchSize(served(tiers="1:4 5:2 9:0").server)
+    looked_up = []
+    for controller.scheduled in (1, 4, 5, 8, 9, 20, 8, 4):
+        drafted = controller.draft_length(Batch(), 0, 0.0)
+        looked_up.append((drafted, controller.k, controller.selects))
+    assert looked_up == [
+        (4, 4, False), (4, 4, False), (2, 2, False), (2, 2, False), (1, 0, True), (1, 0, True), (2, 2, False),
+        (4, 4, False),
+    ]  # fmt: skip
+
+
+def test_a_hysteresis_keeps_a_length_until_the_border_is_well_behind() -> None:
+    controller = ByBatchSize(served(tiers="1:4 20:2", table_hold=0.1).server)
+    lengths = []
+    for controller.scheduled in (19, 20, 21, 22, 20, 19, 18, 17, 21):
+        lengths.append(controller.draft_length(Batch(), 0, 0.0))
+    assert lengths == [4, 4, 4, 2, 2, 2, 2, 4, 4]
+
+
+def test_a_jump_to_0_costs_far_more_than_one_to_the_next_length() -> None:
+    """Issue 49548: at the border throughput falls below that of both a longer draft and plain decoding."""
+
+    def speed(**server: Any) -> float:
+        result = simulate(served(24, **server))
+        return float(result.requests["output_tokens"].sum() / result.requests["finish_s"].max())
+
+    longer, shorter, plain = (speed(num_speculative_tokens=k) for k in (2, 1, 0))
+    assert speed(tiers="1:2 23:1") > 0.97 * max(longer, shorter)
+    jumping = speed(tiers="1:2 23:0")
+    assert jumping < 0.95 * min(longer, plain)
+    assert speed(tiers="1:2 23:0", table_hold=0.1) > 1.05 * jumping
+
+
+@pytest.mark.parametrize(
+    ("tiers", "said"),
+    [
+        ((), "needs --num-speculative-tokens-per-batch-size"),
+        (("2:3",), "must begin with 1 and rise"),
+        (("1:3", "1:2"), "must begin with 1 and rise"),
+        (("1:3", "x"), "'x' must be batch size and draft length"),
+        (("1:99",), "from 0 to 32"),
+    ],
+)
+def test_bad_tables_are_refused(tiers: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        Server(controller="table", num_speculative_tokens_per_batch_size=tiers)

@@ -1,0 +1,302 @@
+"""Laws of adaptive verification: which slots are verified, at what cost, and what that gains."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import product
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pdvsim.sim.assembly import make_controller, make_planner, profile_of
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.machine.batch import Batch, apply_verdict
+from pdvsim.sim.policies.planner import Planner, StepCosts
+from pdvsim.sim.policies.verification import AdaptiveVerification, best_budget, widths
+from pdvsim.sim.records import Result
+from pdvsim.sim.relevance import applicable
+from pdvsim.sim.run import simulate
+
+ADAPTIVE = "adaptive-verification"
+CHANCES = st.floats(0.0, 1.0, allow_subnormal=False)
+
+
+def scores_of(chances: list[list[float]]) -> np.ndarray[Any, Any]:
+    return np.cumprod(np.array(chances), axis=1)
+
+
+def tables(rows: tuple[int, int] = (1, 4), k: tuple[int, int] = (1, 3)) -> st.SearchStrategy[list[list[float]]]:
+    return st.integers(*k).flatmap(
+        lambda n: st.lists(st.lists(CHANCES, min_size=n, max_size=n), min_size=rows[0], max_size=rows[1])
+    )
+
+
+class Flat(StepCosts):
+    """Steps that all cost the same."""
+
+    def __init__(self) -> None:
+        pass
+
+    def seconds(self, rows: int, context: int, tokens: int, slots: int) -> np.ndarray[Any, Any]:
+        return np.ones(slots + 1)
+
+
+def rows_of(*runs: int, k: int = 5) -> Batch:
+    rows = [Request(i, 0.0, 10, 50, bytes([run]) * 60) for i, run in enumerate(runs)]
+    for row in rows:
+        row.state.k = k
+    return Batch(rows)
+
+
+@given(tables(), st.data())
+def test_the_budget_is_the_best_of_all(chances: list[list[float]], data: st.DataObject) -> None:
+    """By brute force over all budgets and, for each, over all choices of prefixes."""
+    scores = scores_of(chances)
+    rows, k = scores.shape
+    costs_s = np.array(data.draw(st.lists(st.floats(0.1, 10.0), min_size=rows * k + 1, max_size=rows * k + 1)))
+    budget = best_budget(-np.sort(-scores, axis=None), rows, costs_s)
+    chosen = widths(scores, budget)
+    assert chosen.sum() == budget
+    assert chosen.max(initial=0) <= k
+
+    def speed(prefixes: tuple[int, ...]) -> float:
+        accepted = sum(float(scores[row, :width].sum()) for row, width in enumerate(prefixes))
+        return (rows + accepted) / float(costs_s[sum(prefixes)])
+
+    best = max(speed(prefixes) for prefixes in product(range(k + 1), repeat=rows))
+    assert speed(tuple(chosen.tolist())) == pytest.approx(best)
+
+
+@given(tables((1, 6), (1, 6)))
+def test_never_fewer_expected_tokens_than_with_equal_widths(chances: list[list[float]]) -> None:
+    scores = scores_of(chances)
+    rows, k = scores.shape
+    for width in range(k + 1):
+        chosen = widths(scores, rows * width)
+        expected = sum(float(scores[row, :taken].sum()) for row, taken in enumerate(chosen))
+        assert expected >= float(scores[:, :width].sum()) - 1e-9
+
+
+def test_equal_estimates_and_steps_of_equal_cost_verify_everything() -> None:
+    controller = AdaptiveVerification(Server(controller=ADAPTIVE, num_speculative_tokens=5), Flat())
+    rows = rows_of(0, 1, 2)
+    controller.select(rows, ())
+    assert [(row.state.k, row.state.left_out) for row in rows] == [(5, 0)] * 3
+
+
+def test_an_oracle_verifies_exactly_what_is_accepted() -> None:
+    controller = AdaptiveVerification(Server(controller=ADAPTIVE, confidence_noise=0.0), Flat())
+    rows = rows_of(0, 3, 9, k=5)
+    controller.select(rows, ())
+    assert [row.state.k for row in rows] == [0, 3, 5]
+    assert [*rows.verdict()] == [0, 3, 5]
+
+
+def test_estimates_are_means_of_beta_posteriors() -> None:
+    """Drafts behind the first refused one have no verdict; a request without verdicts has the mean of all."""
+    controller = AdaptiveVerification(Server(controller=ADAPTIVE), Flat())
+    rows = rows_of(5, 1, 0, k=5)
+    controller.observe(rows[:2], [5, 1], 0.0)
+    sure, doubtful, unknown = controller.estimates(rows, 3)[:, 0]
+    mean, weight = controller.acceptance, controller.PRIOR_VERDICTS
+    assert unknown == pytest.approx(mean)
+    assert sure == pytest.approx((weight * mean + 5) / (weight + 5))
+    assert doubtful == pytest.approx((weight * mean + 1) / (weight + 2))
+    controller.finished(list(rows))
+    assert controller.estimates(rows, 1)[0, 0] == pytest.approx(mean)
+
+
+@settings(deadline=None, max_examples=10)
+@given(st.floats(0.3, 2.0), st.integers(0, 4))
+def test_a_noisy_signal_is_calibrated(noise: float, run: int) -> None:
+    """Of first drafts with an estimate of p, a share p is accepted: estimates may be weak but not biased."""
+    controller = AdaptiveVerification(Server(controller=ADAPTIVE, confidence_noise=noise), Flat())
+    rng = np.random.default_rng(run)
+    truth = (rng.random(4000) < controller.acceptance).astype(int)
+    first = controller.estimates(rows_of(*truth.tolist(), k=1), 1)[:, 0]
+    for low, high in ((0.0, 0.4), (0.4, 0.7), (0.7, 1.01)):
+        among = (first >= low) & (first < high)
+        if among.sum() > 200:
+            assert truth[among].mean() == pytest.approx(first[among].mean(), abs=0.08)
+
+
+# costs --------------------------------------------------------------------------------------------------------------
+
+
+def served(**server: Any) -> Experiment:
+    chosen = Server(**{"pair": "llama-3.1-8b", "drafter": "eagle3", "num_speculative_tokens": 5} | server)
+    return Experiment("colocated", server=chosen)
+
+
+@cache
+def planner() -> Planner:
+    experiment = served()
+    return make_planner(experiment, profile_of(experiment))
+
+
+def test_the_table_is_of_requests_of_a_fixed_context() -> None:
+    """As vLLM times it: T tokens are one each of T requests, up to max_num_seqs of them."""
+    at_8192, at_0 = (StepCosts(planner(), 5, 64, context)._profiled_s for context in (8192, 1))
+    target = planner().models["target"]
+    for tokens in (8, 64):
+        assert at_8192(tokens) == target.price(tokens, 1, packed=tokens).seconds(tokens * 8192)
+    more = [at_8192(tokens) - at_0(tokens) for tokens in (16, 32, 64, 128, 256)]
+    assert more[1] == pytest.approx(2 * more[0], rel=0.1), "a token more is a request more"
+    assert more[2] == pytest.approx(2 * more[1], rel=0.1)
+    assert more[4] < 1.5 * more[2], "beyond max_num_seqs it is not"
+
+
+@given(st.integers(1, 64), st.integers(1, 40_000), st.integers(0, 600))
+def test_costs_at_hand_are_those_of_the_launch(rows: int, context: int, prompt: int) -> None:
+    costs_s = StepCosts(planner(), 5, 64, 0).seconds(rows, rows * context, rows + prompt, 5 * rows)
+    assert len(costs_s) == 5 * rows + 1
+    assert np.all(np.diff(costs_s) >= 0)
+    if not prompt:
+        target, held = planner().models["target"], rows * context
+        last = target.price(rows, 6, packed=6 * rows).seconds(held)
+        first = target.price(rows, 1, packed=rows).seconds(held)
+        drafted_s = planner().round_s(rows, held, 5) - planner().forward_s(rows, 6, held)
+        assert costs_s[0] == pytest.approx(drafted_s + first)
+        assert costs_s[-1] >= drafted_s + last - 1e-12
+        wide = [target.price(rows, 6, packed=tokens).seconds(held) for tokens in range(rows + 1, 6 * rows + 1)]
+        assert costs_s[-1] == pytest.approx(drafted_s + max(first, *wide))
+
+
+def test_the_table_is_looked_up_with_the_prompts_of_the_step() -> None:
+    costs = StepCosts(planner(), 5, 64, 8192)
+    alone, carrying = costs.seconds(8, 800, 8, 40), costs.seconds(8, 800, 8 + 500, 40)
+    assert carrying[0] > alone[-1]
+    np.testing.assert_allclose(costs.seconds(8, 80_000, 8, 40), alone, err_msg="it ignores the context of the step")
+
+
+# runs ---------------------------------------------------------------------------------------------------------------
+
+
+def run(concurrency: int = 48, **server: Any) -> Result:
+    chosen = served(**{"controller": ADAPTIVE, "num_speculative_tokens": 7, "max_num_seqs": 64} | server)
+    traffic = Traffic(
+        "random", num_prompts=4 * concurrency, input_len=200, output_len=150, max_concurrency=concurrency,
+        random_range_ratio=0.3,
+    )  # fmt: skip
+    acceptance = Acceptance(acceptance_rate=0.7, acceptance_concentration=4)
+    return simulate(replace(chosen, traffic=traffic, acceptance=acceptance))
+
+
+def speed(result: Result) -> float:
+    return float(result.requests["output_tokens"].sum() / result.requests["finish_s"].max())
+
+
+def test_better_estimates_are_faster() -> None:
+    """An oracle is faster than a noisy signal, this than verdicts alone, and these than verifying everything."""
+    oracle, noisy, verdicts = (speed(run(confidence_noise=noise)) for noise in (0.0, 0.5, None))
+    everything = speed(run(controller="fixed"))
+    assert oracle > noisy > verdicts > everything
+
+
+def test_tokens_are_counted_as_they_are_verified() -> None:
+    result = run(12)
+    requests, launches = result.requests, result.launches
+    np.testing.assert_array_equal(
+        np.bincount(result.deliveries["request"], result.deliveries["tokens"]), requests["output_tokens"]
+    )
+    verifies = np.isin(launches["kind"], [KINDS.index("verify"), KINDS.index("decode")])
+    alone = verifies & (launches["prompt_start"] == 0)
+    assert np.all(launches["tokens"][alone] >= launches["rows"][alone])
+    assert requests["drafted"].sum() < 7 * requests["rounds"].sum()
+    assert np.all(requests["accepted"] <= requests["drafted"])
+
+
+@pytest.mark.parametrize("arch", ["baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"])
+@pytest.mark.parametrize("early", [False, True])
+def test_every_request_gets_its_tokens_in_every_architecture(arch: Arch, early: bool) -> None:
+    """Also where requests are preempted with drafts that were left out."""
+    server = Server(controller=ADAPTIVE, max_num_seqs=8, async_scheduling=early)
+    traffic = Traffic("random", num_prompts=20, input_len=100, output_len=120, max_concurrency=12)
+    hardware = Hardware(kv_capacity_tokens=700)
+    chosen = applicable(Experiment(arch, traffic, Acceptance(acceptance_concentration=4.0), server, hardware))
+    result = simulate(chosen)
+    got = np.bincount(result.deliveries["request"], result.deliveries["tokens"])
+    np.testing.assert_array_equal(got, result.requests["output_tokens"])
+    assert result.requests["preemptions"].sum() > 0
+    assert 0 < result.requests["drafted"].sum() < 4 * result.requests["rounds"].sum()
+
+
+@pytest.mark.parametrize("rereads", [False, True])
+def test_the_drafter_has_read_its_drafts_whether_they_are_verified_or_not(rereads: bool) -> None:
+    """It lags only behind accepted drafts that it reads again, or its own last one."""
+    rows = rows_of(9, 9, 9, k=5)
+    for row, width in zip(rows, (5, 3, 0), strict=True):
+        row.state.k, row.state.left_out = width, 5 - width
+    apply_verdict(list(rows), [5, 3, 0], 1.0, rereads)
+    assert [row.state.drafter_lag for row in rows] == ([5, 3, 0] if rereads else [1, 0, 0])
+    assert [row.taken.drafted for row in rows] == [5, 3, 0]
+    assert [row.taken.drafts for row in rows] == [1, 1, 0]
+
+
+def test_verdicts_are_sought_where_nothing_pays() -> None:
+    """If no slot is worth its cost, acceptance could rise unseen: now and then each row has one verified."""
+
+    class Dear(Flat):
+        def seconds(self, rows: int, context: int, tokens: int, slots: int) -> np.ndarray[Any, Any]:
+            return 1.0 + 10.0 * np.arange(slots + 1)
+
+    controller = AdaptiveVerification(Server(controller=ADAPTIVE), Dear())
+    taken = []
+    for _ in range(2 * (controller.BLIND_STEPS + 1)):
+        rows = rows_of(0, 3, k=4)
+        controller.select(rows, ())
+        taken.append([row.state.k for row in rows])
+    assert taken.count([1, 1]) == 2
+    assert taken.count([0, 0]) == 2 * controller.BLIND_STEPS
+
+
+@pytest.mark.parametrize("arch", ["pdv-ahead", "adaptive"])
+def test_refused_where_drafts_are_planned_as_all_verified(arch: Arch) -> None:
+    with pytest.raises(ValueError, match="no --controller adaptive-verification"):
+        Experiment(arch, server=Server(controller=ADAPTIVE))
+    with pytest.raises(ValueError, match="not --drafter ngram"):
+        Experiment("colocated", server=Server(controller=ADAPTIVE, drafter="ngram"))
+
+
+def test_the_settings_name_it() -> None:
+    chosen = Server(controller=ADAPTIVE, num_speculative_tokens=6, adaptive_verification_profile_context_len=99)
+    controller = make_controller(chosen, planner())
+    assert isinstance(controller, AdaptiveVerification)
+    assert (controller.k, controller.costs.context_len, controller.costs.most_rows) == (6, 99, 128)
+
+
+def test_the_shape_of_published_figures() -> None:
+    """vLLM pull request 52362, DeepSeek-V4 at k=7, tokens per second of plain, all verified and adaptive.
+
+    382, 970, 902 at concurrency 4; 4,095, 6,712, 7,144 at 64; 8,879, 7,852, 13,325 at 256. Verifying everything wins at
+    a low load and is slower than plain decoding at a high one, where adaptive verification is faster than both.
+    """
+    hardware = Hardware(gpu="b200", tensor_parallel_size=8, engine="vllm")
+
+    def rate(concurrency: int, **server: Any) -> float:
+        traffic = Traffic(
+            "random", num_prompts=2 * concurrency, input_len=220, output_len=512, max_concurrency=concurrency,
+            random_range_ratio=0.3,
+        )  # fmt: skip
+        chosen = Server("deepseek-v3", drafter="mtp", max_num_seqs=256, **server)
+        acceptance = Acceptance(acceptance_rate=0.72, acceptance_concentration=4)
+        result = simulate(Experiment("colocated", traffic, acceptance, chosen, hardware))
+        times, tokens = result.deliveries["time_s"], result.deliveries["tokens"]
+        half = (times > 0.2 * times.max()) & (times < 0.7 * times.max())  # without start and drain
+        return float(tokens[half].sum() / (0.5 * times.max()))
+
+    ways: tuple[dict[str, Any], ...] = (
+        {"num_speculative_tokens": 0},
+        {"num_speculative_tokens": 7},
+        {"num_speculative_tokens": 7, "controller": ADAPTIVE, "confidence_noise": 0.5},
+    )
+    plain, everything, adaptive = np.array([[rate(c, **way) for c in (4, 256)] for way in ways])
+    assert everything[0] > 1.4 * plain[0]
+    assert adaptive[0] > 1.4 * plain[0]
+    assert everything[1] < 0.95 * plain[1]
+    assert adaptive[1] > 1.02 * plain[1]
