@@ -4,7 +4,7 @@
   and verifies of 2 to 64 rows, drafts whose first forward has two tokens per row.
 - `rows` adds the points that they lack: batches of 192 and 256 rows.
 - `probe` times `realrun --probe` and keeps what it says of this machine.
-- `runs` serves `tail.plan.jsonl`: the kinds of load with the largest errors.
+- `runs` serves `lanes.plan.jsonl`: the kinds of load with the largest errors.
 - `report` compares what there is with the present profile; the other parts end with it.
 
 FOLDER gets `samples.parquet`, `header.json`, `probe.json`, `runs.jsonl`, `launches.parquet` and `log.txt`. What a part
@@ -29,14 +29,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 DATA = ROOT / "calibration" / "data" / "h200"
-SAMPLES = ("samples.parquet", "header.json")
+SAMPLES, PLAN = ("samples.parquet", "header.json"), "lanes.plan.jsonl"
 MODELS = ("tinyllama-1.1b", "llama-2-7b", "llama-3.2-1b", "llama-3.1-8b", "qwen2-1.5b", "qwen2-7b")
 PAIRS = (
     "qwen2-1.5b:qwen2-7b", "tinyllama-1.1b:codellama-34b", "llama-3.2-1b:llama-3.1-8b", "tinyllama-1.1b:llama-2-7b",
     "gemma-2b:gemma-7b",
 )  # fmt: skip
 PROBED = "llama-3.2-1b:llama-3.1-8b"
-LIMITS_S = {"groups": 500, "rows": 150, "probe": 45, "runs": 240}
+LIMITS_S = {"groups": 500, "rows": 150, "probe": 45, "runs": 330}
 STOPPING_S = 25  # for what a command does after its interruption
 FIRST_NEW_GROUP = 117
 
@@ -97,7 +97,7 @@ def serve(folder: Path, log: Path) -> None:
     from pdvsim.calibration.validate.launches import gather
 
     out, limit_s = folder / "runs.jsonl", LIMITS_S["runs"]
-    words = ["validate", "--serve", str(DATA / "tail.plan.jsonl"), "-o", str(out), "--minutes", str(limit_s / 60 - 0.5)]
+    words = ["validate", "--serve", str(DATA / PLAN), "-o", str(out), "--minutes", str(limit_s / 60 - 0.5)]
     command(limit_s, log, "pdvsim.cli", *words)
     gather(folder)
 

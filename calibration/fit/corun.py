@@ -4,8 +4,8 @@ All coefficients but four are fitted to pairs of dense 16-bit models. Two are fi
 among three, the only case with a choice of the next launch, and the additional room of three. The others are the effect
 of priority between mixtures of experts and the room of 8-bit products, each from groups that have them. Co-running
 launches are measured while the GPU reaches its power limit and single launches on a cool one, so the effect of the
-limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models and priorities),
-models where several pairs were measured, and triples with a fit to pairs alone.
+limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models and
+priorities), models where several pairs were measured, and triples with a fit to pairs alone.
 """
 
 from __future__ import annotations
@@ -34,6 +34,7 @@ SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
 LEAST_RATE = 1e-3
 RATE_AND_DRAW_ITERATIONS = 5
+LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
 
 
 @dataclass(eq=False, kw_only=True)
@@ -192,10 +193,11 @@ def fit_of(x: Floats) -> ContentionFit:
         yielding=float(min(grown[2], 2.0)),
         hold=float(1 / (1 + np.exp(-x[3]))),
         hold_compute=float(min(grown[4], 1.0)),
+        hold_layer_s=float(min(grown[5], LONGEST_HALF_S)),
     )
 
 
-START = np.array([-0.2, 0.0, -1.0, 1.3, -1.8])
+START = np.array([-0.2, 0.0, -1.8, 1.2, -2.1, -7.8])
 
 
 def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
