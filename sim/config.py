@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdvsim.sim.core import Pair, Placement
-from pdvsim.sim.hardware.models import HEADS, is_config, shard, unquantised
+from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
 from pdvsim.sim.limits import INTERNAL, Internal, Range, check, check_ranges
@@ -142,8 +142,8 @@ class Experiment:
             return Pair(whole.draft, target)
         try:
             return Pair(shard(whole.draft, drafters), target)
-        except ValueError as error:
-            raise ValueError(f"{error}; give --draft-tensor-parallel-size 1") from None
+        except CannotShard as error:
+            raise CannotShard(f"{error}; give --draft-tensor-parallel-size 1") from None
 
     @property
     def gpus(self) -> int:

@@ -12,7 +12,7 @@ from pdvsim.common.console import say
 from pdvsim.common.options import parse
 from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
-from pdvsim.decide.advise import advise
+from pdvsim.decide.advise import advise, usual_runs
 from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Contender, drafters, fleets
@@ -155,9 +155,8 @@ def main(argv: list[str]) -> int:
     if args.output:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
-    with Progress(question.budget, "simulations", args.json, after_s=0, bound="at most") as progress:
-        prompts = args.options.traffic.num_prompts
-        bench = Bench(args.options.jobs, lambda done: progress.update(min(question.budget, done)), prompts=prompts)
+    with Progress(usual_runs(question), "simulations", args.json, after_s=0, bound="about") as progress:
+        bench = Bench(args.options.jobs, progress.update, prompts=args.options.traffic.num_prompts)
         advice = advise(question, bench)
     pictures = {}
     if advice.recommended and (files or page):

@@ -68,7 +68,8 @@ def main(argv: list[str]) -> int:
     runs = [without_band(saturated(one))] * len(plan.cases()) * ESTIMATED_RUNS
     forewarn_few(plan.num_runs, len(plan.archs))
     forewarn(runs, args.options.jobs)
-    tuning = most_runs(plan.space, 1) if plan.space else 0
+    tunes = plan.space is not None and plan.space.steps_of(plan.archs)
+    tuning = most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0  # most is rarely needed
     with Progress(len(runs) + tuning, "runs", args.json, after_s=0, bound="about") as progress:
         capacities = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     return deliver(

@@ -57,7 +57,9 @@ class Progress:
         if not self._terminal:
             of = " ".join(filter(None, ("of", self.bound, str(self.total), self.unit)))
             left = ""
-            if done:
+            if done > self.total:  # it was an estimate
+                of = self.unit
+            elif done:
                 left = f", {self.bound or 'about'} {self._elapsed_s * (self.total - done) / done:.0f} s left"
             self._say(f"{done} {of} after {self._elapsed_s:.0f} s{left}")
             self._due_s = time.monotonic() + LINE_EVERY_S

@@ -15,7 +15,7 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.deploy import Block, Deployment, unknown_head
 from pdvsim.decide.fleet import Contender, contender_name
-from pdvsim.decide.flips import Edge, Flips
+from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, Goal, attained, level_title
 from pdvsim.decide.options import BUDGET
 from pdvsim.decide.report import (
@@ -353,7 +353,7 @@ def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
     notes = [f"note: hypothetical: {why}"] if why else []
     for kind in (recorded_elsewhere, is_assumed):
         mine = [c for c in decisive if kind(c)]
-        pays = f"; {_break_even(even, advice)}" if even and even.who in map(name, mine) else ""
+        pays = f"; {even.text(name(best))}" if even and even.who in map(name, mine) else ""
         notes += [f"note: {note}{pays}" for note in acceptance_notes(mine)]
     return notes
 
@@ -468,9 +468,7 @@ def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
 
 
 def _where(advice: Advice) -> list[str]:
-    sides = ((flips, *side) for flips in advice.flips for side in ((flips.below, "down"), (flips.above, "up")))
-    lines = [_edge(flips, edge, side) for flips, edge, side in sides if edge is not None]
-    return lines + _left_out(advice, True)
+    return [line for flips in advice.flips for line in flips.lines] + _left_out(advice, True)
 
 
 def _left_out(advice: Advice, flips: bool) -> list[str]:
@@ -478,72 +476,18 @@ def _left_out(advice: Advice, flips: bool) -> list[str]:
     return [f"not tested (raise --budget): {name}" for name in what]
 
 
-def _edge(flips: Flips, edge: Edge, side: str) -> str:
-    unit = {"load": " req/s", "requests": " requests"}.get(flips.axis, "")
-    unchanged = f"unchanged {side} to {edge.stands:.3g}{unit}"
-    name = f"{flips.axis} {'below' if side == 'down' else 'above'} {flips.here:.3g}{unit}: "
-    if edge.falls is None:
-        spent = edge.reason == "no budget"
-        if edge.stands == flips.here:
-            return f"{name}not tested{' (raise --budget)' if spent else ''}"
-        last = "lowest tested" if side == "down" else "highest tested"
-        return f"{name}{unchanged} ({'raise --budget to test more' if spent else last})"
-    at = f"{name}{unchanged}; at {edge.falls:.3g}{unit} "
-    if edge.reason == "nobody is able":
-        return at + "no finalist meets the goal"
-    return at + f"{edge.challenger} leads" + ("" if math.isnan(edge.lead) else f" by {edge.lead:.1%}")
-
-
 def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
     lines = []
     if advice.alone is not None:
-        lines.append("low concurrency: " + _alone(advice.alone, advice.question.name(best)))
+        lines.append(f"low concurrency: {advice.alone.text(advice.question.name(best))}")
     if advice.break_even is not None:
-        lines.append("poor speculation: " + _break_even(advice.break_even, advice))
+        lines.append(f"poor speculation: {advice.break_even.text(advice.question.name(best))}")
     if advice.balance is not None:
-        lines.append("balanced models: " + _balance(advice.balance))
+        lines.append(f"balanced models: {advice.balance.text}")
     if advice.memory is not None:
         peak, whole = advice.memory.values()
         lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
     return [*lines, *_saturation(advice), *_left_out(advice, False)]
-
-
-def _alone(alone: hazards.Alone, best: str) -> str:
-    held = alone.e2el_ms
-    text = f"at concurrency 1 E2EL is {cell(held.values[best], 0)} ms"
-    alike = [name for name in (held.best, *held.unsure) if name != best]
-    if best in (held.best, *held.unsure):
-        tied = f" (no significant difference from {', '.join(alike)})" if alike else ""
-        text += f", the lowest of the finalists{tied}"
-    else:
-        text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({held.leads[best].mean:.1%} lower)"
-    if alone.speculation_gain is not None:
-        text += f"; drafting is {cell(alone.speculation_gain)} times as fast as plain decoding"
-    return text
-
-
-def _break_even(even: hazards.BreakEven, advice: Advice) -> str:
-    best = advice.recommended
-    who = "drafting" if best is not None and even.who == advice.question.name(best) else f"drafting ({even.who})"
-    if even.wins_at is None:
-        return f"{who} does not beat plain decoding by the objective, even with every draft accepted"
-    if even.loses_at is None:
-        return f"{who} beats plain decoding by the objective even with no draft accepted: the gain is not from drafts"
-    side = "above" if even.here >= even.wins_at else "below" if even.here <= even.loses_at else "at"
-    between = f"between {even.loses_at:.2f} and {even.wins_at:.2f}"
-    return f"{who} breaks even with plain decoding at an acceptance {between}; the {even.here:g} used here is {side} it"
-
-
-def _balance(balance: hazards.Balance) -> str:
-    share = balance.draft_s / (balance.draft_s + balance.verify_s)
-    text = (
-        f"{balance.arch} at {balance.rows} rows: a draft step costs {balance.step_ratio:.2f} of a target step, "
-        f"{balance.k} of them {share:.0%} of a round; a round of {balance.tokens_per_round:.2f} tokens is "
-        f"{balance.speedup:.2f} times as fast as plain steps"
-    )
-    if balance.affordable > 1:
-        return text + f"; it breaks even if the draft costs {balance.affordable:.1f} times as much"
-    return text + ": the verify alone takes longer" if balance.affordable <= 0 else text + ": the draft costs too much"
 
 
 def _saturation(advice: Advice) -> list[str]:

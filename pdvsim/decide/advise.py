@@ -13,12 +13,13 @@ from dataclasses import replace
 from pdvsim.decide import hazards
 from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.finals import chosen, contest_of, decided
+from pdvsim.decide.finals import FINALISTS, chosen, contest_of, decided
 from pdvsim.decide.fleet import servers
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
 from pdvsim.decide.sizing import smallest_fleets, too_small
-from pdvsim.decide.tune import Search
+from pdvsim.decide.space import PROMISING
+from pdvsim.decide.tune import SEEDS, Search
 from pdvsim.sim.config import Experiment
 
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget, used up to the end of each step
@@ -53,6 +54,17 @@ def advise(question: Question, bench: Bench) -> Advice:
         advice.interrupted = True
     advice.runs, advice.spent_s = bench.runs, time.monotonic() - started_s
     return advice
+
+
+def usual_runs(question: Question) -> int:
+    """Estimated simulations of an answer, for its progress; fleets take more."""
+    contenders, seeds = len(question.ways or question.space.archs), question.num_runs
+    tried = PROMISING + len(question.space.controllers) + 4 if question.space.steps() else 0
+    tuning = contenders + SEEDS * min(contenders, RIVALS + 1) * tried
+    finals = min(contenders, FINALISTS + 1) * seeds
+    at_a_place = min(contenders, RIVALS + 2)
+    places = at_a_place * (seeds + 2 * len(LOADS["load"]))  # alone, and others that two seeds decide
+    return min(question.budget, tuning + finals + places + 2 * hazards.SEARCH_RUNS * hazards.FEW_RUNS)
 
 
 def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
@@ -117,7 +129,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     by_rate = all(c.acceptance.by_rate for c in (best, *rivals))
     who = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
-    advice.memory = hazards.memory(best)
+    advice.memory = hazards.memory(advice.rows)
     advice.deployment = deployment(best, _for_engines(advice.search))
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])

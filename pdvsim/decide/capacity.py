@@ -108,20 +108,16 @@ class Plan:
 
     def suffices(self, row: Row) -> bool:
         """Whether runs of this plan are long enough for what a run showed."""
-        start_s = float(row["transient_s"])
-        longer = service_s(row) > CLOSE * self.service_s or not start_s <= CLOSE * self._start_s
-        return self.base.traffic.use_trace_timestamps or not longer
-
-    @property
-    def _start_s(self) -> float:
-        """Start of a run at a rate of 1."""
-        return self.length(1.0).start
+        if self.base.traffic.use_trace_timestamps:
+            return True
+        rate = float(row["load"])
+        return self.lengthened([row]).length(rate).total <= CLOSE * self.length(rate).total
 
     def lengthened(self, rows: Sequence[Row]) -> Plan:
         """The plan with runs that are long enough for what these rows show."""
         longest_s = max(map(service_s, rows))
-        starts_s = (float(row["transient_s"]) for row in rows)
-        start_s = max(2 * self._start_s if math.isnan(start_s) else start_s for start_s in starts_s)
+        starts_s = [float(row["transient_s"]) for row in rows]
+        start_s = max(2 * self.length(1.0).start if math.isnan(start_s) else start_s for start_s in starts_s)
         return replace(self, service_s=max(self.service_s, longest_s), transient_s=max(self.transient_s, start_s))
 
 

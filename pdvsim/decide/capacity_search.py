@@ -1,19 +1,20 @@
 """Searches for the rates that architectures hold: all cases in parallel, one rate at a time each.
 
-A search is a generator that yields rates and is sent the verdict on each. The next rate is guessed from the head-room
-at the rates tested. The guess affects the number of runs, not the result.
+The next rate is guessed from the head-room at the rates tested (`find_edge`). The guess affects the number of runs, not
+the result.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from pdvsim.common.outcomes import Row
+from pdvsim.decide.bracket import Ends, find_edge, lockstep
 from pdvsim.decide.capacity import Capacities, Case, Plan
 from pdvsim.decide.goal import attained
 from pdvsim.decide.runs import (
@@ -33,7 +34,7 @@ WIDE_STEP = 1.25  # largest first step of a search; each later one may be the sq
 COARSE = 0.1  # tolerance of the search before tuning
 NARROW_STEP = 1.06  # the same if the capacity of another seed or of shorter runs is known, which differs little
 COARSE_SHARE = 0.25  # of what a run measures, for tuning
-FIRST_GUESS = 0.25  # time in service, relative to that of a saturated server
+FIRST_GUESS = 0.5  # time in service, relative to that of a saturated server
 ROUNDS = 4  # searches in longer and longer runs
 REACH = 500.0  # search range, as a factor from the starting rate; below it requests hardly overlap
 STEEPNESS = 2.0  # head-room falls with about this power of the rate; used until two rates are known
@@ -68,32 +69,23 @@ def search(start: float, step: float, tolerance: float) -> Bisection:
     same run share it. The first step is at most `step`.
     """
     grid = math.log1p(tolerance)
-    first = at = round(math.log(start) / grid)
-    stride = max(1, round(math.log(step) / grid))
+    first, reach = round(math.log(start) / grid), math.ceil(math.log(REACH) / grid) + 2
+    limits = Ends(first - reach, first + reach)
+    steps = find_edge(first, limits, max(1, round(math.log(step) / grid)), guesses=GUESSES)
     rooms: dict[int, float] = {}
-    held: int | None = None
-    failed: int | None = None
-    guesses = GUESSES
+    at = next(steps)
     while True:
         verdict = yield math.exp(at * grid)
         rooms[at] = _side(verdict)
-        held, failed = (at, failed) if verdict.holds else (held, at)
-        if held is not None and failed is not None:
-            if failed - held == 1:
-                break
-            share = rooms[held] / (rooms[held] - rooms[failed]) if guesses else 0.5
-            at = min(max(held + int(share * (failed - held)), held + 1), failed - 1)
-            guesses -= guesses > 0
-        elif abs(at - first) * grid > math.log(REACH):
+        try:
+            at = steps.send(rooms[at] / (STEEPNESS * grid))
+        except StopIteration as end:
+            low, high = end.value
             break
-        else:
-            guess = math.ceil(abs(rooms[at]) / (STEEPNESS * grid))
-            jump = min(guess, stride) if len(rooms) <= GUESSES else stride
-            at, stride = at + (jump if verdict.holds else -jump), 2 * stride
     return Bracket(
-        0.0 if held is None else math.exp(held * grid),
-        math.inf if failed is None else math.exp(failed * grid),
-        tuple((at * grid, room) for at, room in rooms.items() if held is not None and abs(at - held) * grid < NEAR),
+        math.exp(low * grid) if low in rooms else 0.0,
+        math.exp(high * grid) if high in rooms else math.inf,
+        tuple((at * grid, room) for at, room in rooms.items() if low in rooms and abs(at - low) * grid < NEAR),
     )
 
 
@@ -183,12 +175,14 @@ class _Searches:
         for last in (*[False] * (ROUNDS - 1), True):
             searches = {case: search(start, step, tolerance) for case, start in starts.items()}
             self._lockstep(searches, brackets, shorter=not last)
-            held = {case: bracket.held for case, bracket in brackets.items() if bracket.held}
-            rows = self.bench.rows([self.plan.experiment(case, rate) for case, rate in held.items()])
+            held = ((case, of.held) for case, of in brackets.items() if of.held)
+            rows = self.bench.rows([self.plan.experiment(*one) for one in held])
             if all(map(self.plan.suffices, rows)):
                 break
             self.plan, step = self.plan.lengthened(rows), NARROW_STEP
             starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
+            ends = ((case, rate) for case, of in brackets.items() for rate in (of.held, of.failed))
+            self.bench.rows([self.plan.experiment(*end) for end in ends if 0 < end[1] < math.inf])  # in parallel
         self.brackets = brackets
 
     def _tune(self, space: Space, rates: dict[Arch, float]) -> None:
@@ -202,9 +196,9 @@ class _Searches:
         guesses = {arch: with_best_length(at, space.draft_lengths).server for arch, at in placed.items()}
         coarse = _Searches(replace(plan, servers=guesses, share=COARSE_SHARE), self.bench)
         coarse._settle(starts, WIDE_STEP, COARSE)
-        longer = replace(coarse.plan, share=1.0)
         for case, bracket in coarse.brackets.items():
             rates[case[0]] = bracket.held or rates[case[0]]
+        longer = replace(coarse.plan, share=1.0)
         places = [longer.experiment(case, rates[case[0]]) for case in starts]
         tuning = Search(replace(plan.goal, objective="headroom"), space, plan.tolerance)
         best = tuned(tuning, places, self.bench, alone=True)
@@ -243,18 +237,16 @@ class _Searches:
         With `shorter` an inconclusive run that is too short counts as held for now.
         """
         plan = self.plan
-        asked = {case: next(steps) for case, steps in searches.items()}
-        while asked:
+
+        def judge(asked: dict[Case, float]) -> Iterator[Held]:
             rows = self.bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
-            for case, row in list(zip(asked, rows, strict=True)):
+            for (case, rate), row in zip(asked.items(), rows, strict=True):
                 unclear = shorter and not plan.suffices(row) and keeps_up(row)
                 stable = unclear or row["stability"] == "stable"
-                holds = stable and plan.goal.attains(row) and asked[case] <= self._most_held(case, asked[case])
-                try:
-                    asked[case] = searches[case].send(Held(holds, min(plan.goal.headrooms(row).values())))
-                except StopIteration as end:
-                    brackets[case] = end.value
-                    del asked[case]
+                holds = stable and plan.goal.attains(row) and rate <= self._most_held(case, rate)
+                yield Held(holds, min(plan.goal.headrooms(row).values()))
+
+        lockstep(searches, judge, brackets)
 
     def _saturated(self, arch: Arch) -> Row:
         """A run of an architecture's servers with requests always waiting."""

@@ -23,7 +23,7 @@ from dataclasses import dataclass, replace
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
-from pdvsim.sim.hardware.models import can_load, drafted_by
+from pdvsim.sim.hardware.models import CannotShard, can_load, drafted_by
 from pdvsim.sim.policies import base_arch, policy_of
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 from pdvsim.view.setting import acceptance_source
@@ -184,11 +184,8 @@ def _fitting(fleet: Contender, base: Experiment) -> Contender | None:
     whole = replace(fleet, hardware=replace(fleet.of(base).hardware, draft_tensor_parallel_size=1))
     for way in (fleet, whole):
         mine = way.of(base)
-        try:
+        with suppress(CannotShard):
             return way if kv_capacity(mine, covering_profile(mine)) > 0 else None
-        except ValueError as error:
-            if "cannot be sharded" not in str(error):
-                raise
     return None
 
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from pdvsim.decide.bracket import Ends, find_edge
 from pdvsim.decide.contest import contest, corrected, enough
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.runs import Bench, load_axis, shortened
@@ -25,7 +27,7 @@ from pdvsim.sim.metrics.steady import LEAST, Length, first_uses
 from pdvsim.study.length import length_of, with_length
 from pdvsim.study.stats import Interval
 
-BISECTION_STEPS = 3
+EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
 RUN_SHARE = 0.5  # of what a final run measures
 
 Move = Callable[[Experiment, float], Experiment]
@@ -64,12 +66,32 @@ class Flips:
     below: Edge | None = None
     above: Edge | None = None
 
-    def middle(self, a: float, b: float) -> float:
-        """The place halfway between two others; numbers of requests are whole."""
+    def between(self, a: float, b: float, share: float) -> float:
+        """The place at a share of the way from one to another; numbers of requests are whole."""
         if self.axis == "acceptance":
-            return (a + b) / 2
-        mean = math.sqrt(a * b)
-        return mean if self.axis == "load" else float(round(mean))
+            return a + share * (b - a)
+        place = a * (b / a) ** share
+        return place if self.axis == "load" else float(round(place))
+
+    @property
+    def lines(self) -> list[str]:
+        """One sentence for each side."""
+        sides = ((self.below, "below", "down", "lowest"), (self.above, "above", "up", "highest"))
+        return [self._sentence(edge, *words) for edge, *words in sides if edge is not None]
+
+    def _sentence(self, edge: Edge, side: str, way: str, last: str) -> str:
+        unit = {"load": " req/s", "requests": " requests"}.get(self.axis, "")
+        name = f"{self.axis} {side} {self.here:.3g}{unit}: "
+        unchanged = f"{name}unchanged {way} to {edge.stands:.3g}{unit}"
+        spent = edge.reason == "no budget"
+        if edge.falls is None and edge.stands == self.here:
+            return f"{name}not tested{' (raise --budget)' if spent else ''}"
+        if edge.falls is None:
+            return f"{unchanged} ({'raise --budget to test more' if spent else f'{last} tested'})"
+        at = f"{unchanged}; at {edge.falls:.3g}{unit} "
+        if edge.reason == "nobody is able":
+            return at + "no finalist meets the goal"
+        return at + f"{edge.challenger} leads" + ("" if math.isnan(edge.lead) else f" by {edge.lead:.1%}")
 
 
 @dataclass(frozen=True)
@@ -127,21 +149,27 @@ class _Walk:
             if not self._changed(probe):
                 stands = place
                 continue
-            falls = probe
-            for _ in range(BISECTION_STEPS):
+            return (yield from self._narrowed(stands, probe))
+        return Edge(stands)
+
+    def _narrowed(self, near: float, falls: Probe) -> Generator[None, None, Edge]:
+        """The edge between a place where the decision stands and one where it falls, as far as the budget lasts."""
+        far, stands = falls.at, near
+        cells = find_edge(EDGE_CELLS // 2, Ends(0, EDGE_CELLS))
+        cell = next(cells)
+        with suppress(StopIteration):
+            while True:
                 rivals = [r for r in self.who.rivals if falls.challenger in (None, self.who.search.name(r))]
                 only = replace(self.who, rivals=tuple(rivals))  # at the significance level of all
-                between = self._look(self.flips.middle(stands, falls.at), only)
+                between = self._look(self.flips.between(near, far, cell / EDGE_CELLS), only)
                 yield
                 if between is None:
                     break
-                if self._changed(between):
-                    falls = between
-                else:
-                    stands = between.at
-            reason = "beaten" if falls.challenger else "nobody is able"
-            return Edge(stands, falls.at, falls.challenger, falls.lead, reason)
-        return Edge(stands)
+                changed = self._changed(between)
+                falls, stands = (between, stands) if changed else (falls, between.at)
+                cell = cells.send(-1 if changed else 1)
+        reason = "beaten" if falls.challenger else "nobody is able"
+        return Edge(stands, falls.at, falls.challenger, falls.lead, reason)
 
     def _changed(self, probe: Probe) -> bool:
         """Whether there is a challenger, or nobody meets the goal although some did at the given place."""

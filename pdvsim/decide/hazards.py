@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from pdvsim.common.outcomes import Row
+from pdvsim.decide.bracket import Ends, find_edge, lockstep
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.contest import Contest
@@ -25,9 +26,9 @@ from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import applicable
-from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.stats import Interval, interval
+from pdvsim.view.table import cell
 
 ALONE_PROMPTS = 25
 RATE_CELLS = 32
@@ -43,6 +44,20 @@ class Alone:
 
     e2el_ms: Contest
     speculation_gain: Interval | None  # TPOT of plain decoding over the recommendation's; None if it does not draft
+
+    def text(self, best: str) -> str:
+        """How the recommendation of this name stands."""
+        held = self.e2el_ms
+        text = f"at concurrency 1 E2EL is {cell(held.values[best], 0)} ms"
+        alike = [name for name in (held.best, *held.unsure) if name != best]
+        if best in (held.best, *held.unsure):
+            tied = f" (no significant difference from {', '.join(alike)})" if alike else ""
+            text += f", the lowest of the finalists{tied}"
+        else:
+            text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({held.leads[best].mean:.1%} lower)"
+        if self.speculation_gain is not None:
+            text += f"; drafting is {cell(self.speculation_gain)} times as fast as plain decoding"
+        return text
 
 
 def alone(who: Rivalry, bench: Bench) -> Alone:
@@ -61,7 +76,8 @@ def alone(who: Rivalry, bench: Bench) -> Alone:
 def _alone(candidate: Experiment) -> Experiment:
     few = min(candidate.traffic.num_prompts, ALONE_PROMPTS)
     traffic = replace(at_rate(candidate, math.inf).traffic, max_concurrency=1, num_prompts=few)
-    return replace(candidate, traffic=traffic, scoring=replace(candidate.scoring, warmup_requests=0))
+    scoring = replace(candidate.scoring, steady=False, warmup_requests=0)  # each request finds the server idle
+    return replace(candidate, traffic=traffic, scoring=scoring)
 
 
 @dataclass(frozen=True)
@@ -72,6 +88,19 @@ class BreakEven:
     here: float  # its acceptance rate, or the rate with as many tokens per round as the recording
     loses_at: float | None  # highest acceptance tested at which plain decoding is better; None: never
     wins_at: float | None  # lowest at which drafting is better; None: never
+
+    def text(self, best: str) -> str:
+        """Where drafting pays, for a recommendation of this name."""
+        who = "drafting" if self.who == best else f"drafting ({self.who})"
+        if self.wins_at is None:
+            return f"{who} does not beat plain decoding by the objective, even with every draft accepted"
+        if self.loses_at is None:
+            return (
+                f"{who} beats plain decoding by the objective even with no draft accepted: the gain is not from drafts"
+            )
+        side = "above" if self.here >= self.wins_at else "below" if self.here <= self.loses_at else "at"
+        between = f"at an acceptance between {self.loses_at:.2f} and {self.wins_at:.2f}"
+        return f"{who} breaks even with plain decoding {between}; the {self.here:g} used here is {side} it"
 
 
 def has_break_even(candidate: Experiment) -> bool:
@@ -104,26 +133,20 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
     def value(rows: Sequence[Row]) -> float:
         return goal.sign * interval(map(goal.value, rows)).mean
 
-    def wins(cells: Sequence[int]) -> list[bool]:
-        at = {str(c): who.placed(at_acceptance(drafting, c / RATE_CELLS), drafting=True) for c in cells}
-        against, *mine = map(value, bench.replicated({"plain": who.placed(plain)} | at, runs).values())
-        return [one > against for one in mine]
+    def loses(asked: dict[str, int]) -> list[float]:
+        """1 where plain decoding is better, else -1; runs the next lower rate too: the two often are the answer."""
+        [cell] = asked.values()
+        cells = {str(c): at_acceptance(drafting, c / RATE_CELLS) for c in (cell, max(cell - 1, 0))}
+        at = {name: who.placed(one, drafting=True) for name, one in cells.items()}
+        rows = bench.replicated({"plain": who.placed(plain)} | at, runs)
+        return [1 if value(rows["plain"]) >= value(rows[str(cell)]) else -1]
 
-    name = who.search.name(drafting)
+    name, limits = who.search.name(drafting), Ends(-1, RATE_CELLS + 1)
     guess = break_even_rate(drafting, [k for k in who.search.space.draft_lengths if k])
-    low, high, stride = -1, RATE_CELLS + 1, 1  # the highest rate known to lose and the lowest known to win, in cells
-    at = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
-    while high - low > 1:
-        pair = sorted({max(at - 1, low + 1), min(at, high - 1)})  # two in parallel: they often are the answer
-        verdicts = wins(pair)
-        high = next((cell for cell, won in zip(pair, verdicts, strict=True) if won), high)
-        low = max((cell for cell, won in zip(pair, verdicts, strict=True) if not won and cell < high), default=low)
-        if low >= 0 and high <= RATE_CELLS:
-            at = (low + high + 1) // 2
-        else:
-            at = min(low + 1 + stride, RATE_CELLS) if low >= 0 else max(high - stride, 0)
-            stride *= 2
-    losing, winning = (cell / RATE_CELLS if 0 <= cell <= RATE_CELLS else None for cell in (low, high))
+    start = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
+    found: dict[str, Ends] = {}
+    lockstep({name: find_edge(start, limits)}, loses, found)
+    losing, winning = (None if cell in limits else cell / RATE_CELLS for cell in found[name])
     return BreakEven(name, here, losing, winning)
 
 
@@ -160,6 +183,19 @@ class Balance:
         """Factor on the draft's cost at which a round only equals plain steps; 0 or less: it never pays."""
         return (self.tokens_per_round * self.decode_s - self.verify_s) / self.draft_s
 
+    @property
+    def text(self) -> str:
+        """What the draft model costs and yields."""
+        share = self.draft_s / (self.draft_s + self.verify_s)
+        text = (
+            f"{self.arch} at {self.rows} rows: a draft step costs {self.step_ratio:.2f} of a target step, "
+            f"{self.k} of them {share:.0%} of a round; a round of {self.tokens_per_round:.2f} tokens is "
+            f"{self.speedup:.2f} times as fast as plain steps"
+        )
+        if self.affordable > 1:
+            return text + f"; it breaks even if the draft costs {self.affordable:.1f} times as much"
+        return text + ": the verify alone takes longer" if self.affordable <= 0 else text + ": the draft costs too much"
+
 
 def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     """Cost of the mean round of these runs; None if nothing was drafted."""
@@ -180,10 +216,12 @@ def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     return Balance(drafting.arch, batch, k, seconds(draft, 1, k), seconds(target, k + 1), seconds(target, 1), yielded)
 
 
-def memory(recommended: Experiment) -> dict[str, int]:
-    """Peak use and capacity of the KV cache in the first replication's run, in tokens."""
-    meta = simulate(applicable(recommended)).meta
-    return {"peak_tokens": int(meta["kv_peak_tokens"]), "capacity_tokens": int(meta["kv_capacity_tokens"])}
+def memory(rows: Sequence[Row]) -> dict[str, int]:
+    """Peak use of the KV cache in these runs, and its capacity, in tokens."""
+    return {
+        "peak_tokens": max(int(row["kv_peak_tokens"]) for row in rows),
+        "capacity_tokens": int(rows[0]["kv_capacity_tokens"]),
+    }
 
 
 def saturation(who: Rivalry, bench: Bench, usd: float | None) -> Capacities:

@@ -15,6 +15,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from pdvsim.decide.bracket import Ends, find_edge, lockstep
 from pdvsim.decide.fleet import Contender, copies
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
@@ -108,13 +109,15 @@ def _refined(
         return with_best_length(_roomy(goal.prepared(copies(way, base, count).of(base)), space), space.draft_lengths)
 
     length = length_of(shortened(bench.sized(fleet(*next(iter(counts.items())))), RUN_SHARE))
-    met: dict[tuple[Contender, int], bool] = {}
-    going = dict(counts)
-    for _ in range(STEPS):
-        asked = [(way, n) for way, n in going.items() if (way, n) not in met and 1 <= n <= most // way.gpus(base)]
-        rows = bench.rows([with_length(fleet(way, n), length) for way, n in asked])
-        for (way, n), row in zip(asked, rows, strict=True):
-            met[way, n] = goal.met([row])
-            going[way] = n - 1 if met[way, n] else n + 1
-    least = {way: min((n for (mine, n), holds in met.items() if mine == way and holds), default=0) for way in counts}
-    return [copies(way, base, n) for way, n in least.items() if n]
+    least: dict[Contender, int] = {}
+
+    def too_few(asked: dict[Contender, int]) -> list[float]:
+        """1 if so many replicas do not meet the goal, else -1."""
+        rows = bench.rows([with_length(fleet(way, n), length) for way, n in asked.items()])
+        least.update((way, n) for (way, n), row in zip(asked.items(), rows, strict=True) if goal.met([row]))
+        return [-1 if goal.met([row]) else 1 for row in rows]
+
+    limits = {way: Ends(0, most // way.gpus(base) + 1) for way in counts}
+    searches = {way: find_edge(counts[way], limits[way], growth=1) for way in counts}
+    lockstep(searches, too_few, {}, STEPS)
+    return [copies(way, base, least[way]) for way in counts if way in least]

@@ -278,6 +278,10 @@ def _own_name(name: str) -> str:
     return name if plain else model_name(name, PRESETS)
 
 
+class CannotShard(ValueError):
+    """A model whose sizes are no multiple of the number of GPUs."""
+
+
 def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
     """What one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
 
@@ -295,9 +299,9 @@ def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
         experts = replace(experts, intermediate=experts.intermediate // gpus, shared=experts.shared // gpus)
     for what, size in divided.items():
         if size % gpus:
-            raise ValueError(f"{spec.name} cannot be sharded over {gpus} GPUs: its {what}, {size}, is no multiple")
+            raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: its {what}, {size}, is no multiple")
     if spec.latent is None and max(spec.kv_heads, gpus) % min(spec.kv_heads, gpus):
-        raise ValueError(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {spec.kv_heads} KV heads")
+        raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {spec.kv_heads} KV heads")
     return replace(
         spec,
         name=f"{spec.name}/tp{gpus}",

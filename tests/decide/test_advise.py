@@ -25,6 +25,7 @@ from pdvsim.common.commandline import command_line
 from pdvsim.common.options import parse
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import FLIPS, Advice
+from pdvsim.decide.advise import usual_runs
 from pdvsim.decide.contest import contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import advice_figure
@@ -81,6 +82,11 @@ def test_the_command_reproduces_the_figures_exactly() -> None:
     for key, mean in document["expected"].items():
         if key != "attainment" and not math.isnan(mean.mean):
             assert mean.mean == pytest.approx(sum(row[key] for row in whole_advice().rows) / len(whole_advice().rows))
+
+
+def test_the_runs_that_an_answer_takes_are_foreseen() -> None:
+    advice = whole_advice()
+    assert advice.runs / 1.5 < usual_runs(advice.question) < 1.5 * advice.runs
 
 
 def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None:

@@ -43,3 +43,17 @@ def test_a_capacity_holds_five_times_as_long_on_another_seed(name: str) -> None:
         [row] = Bench(1).rows([replace(long, hardware=replace(long.hardware, band=False))])
         verdicts.append(plan.goal.attains(row) and keeps_up(row))
     assert verdicts == [True, False]
+
+
+def test_conversations_of_a_closed_loop_are_all_there() -> None:
+    """64 users of ten turns: one draft token gives more than two; in 256 requests it was the reverse."""
+    talks: dict[str, Any] = {"max_concurrency": 64, "num_turns": 10, "arch": "colocated", "steady": True}
+    short = {k: pdvsim.run(**talks, num_speculative_tokens=k).metrics["output_throughput"] for k in (1, 2)}
+    long = {
+        k: pdvsim.run(**talks, num_speculative_tokens=k, num_prompts=8000, seed=5).metrics["output_throughput"]
+        for k in (1, 2)
+    }
+    assert short[1] > short[2]
+    assert long[1] > long[2]
+    for k in (1, 2):
+        assert short[k] == pytest.approx(long[k], rel=0.03)

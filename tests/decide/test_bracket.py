@@ -1,0 +1,52 @@
+"""The one search for an edge: what it ends with, from anywhere, and how much it asks."""
+
+from __future__ import annotations
+
+import math
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdvsim.decide.bracket import Bracketing, Ends, find_edge, lockstep
+
+
+def drive(steps: Bracketing, edge: float, scale: float) -> tuple[Ends, list[int]]:
+    """A search for an edge, with margins that are its distances times a factor."""
+    asked: list[int] = []
+
+    def judge(places: dict[str, int]) -> list[float]:
+        asked.extend(places.values())
+        return [scale * (edge - place) for place in places.values()]
+
+    found: dict[str, Ends] = {}
+    lockstep({"one": steps}, judge, found)
+    return found["one"], asked
+
+
+@given(
+    edge=st.integers(-400, 400), start=st.integers(-299, 299), stride=st.integers(1, 30), guesses=st.integers(0, 4),
+    scale=st.sampled_from([0.01, 1.0, 50.0]),
+)  # fmt: skip
+def test_it_ends_next_to_the_edge(edge: int, start: int, stride: int, guesses: int, scale: float) -> None:
+    limits = Ends(-300, 300)
+    found, asked = drive(find_edge(start, limits, stride, guesses=guesses), edge + 0.5, scale)
+    low = min(max(edge, limits.low), limits.high - 1)
+    assert found == (low, low + 1)
+    assert len(asked) == len(set(asked))
+    assert all(limits.low < place < limits.high for place in asked)
+    assert len(asked) <= 2 * math.ceil(math.log2(600)) + guesses + 1
+
+
+@given(edge=st.integers(1, 63), start=st.integers(1, 63))
+def test_exact_distances_take_at_most_three_more_places(edge: int, start: int) -> None:
+    """The place that the first margin points to, and those next to it."""
+    found, asked = drive(find_edge(start, Ends(0, 64), 64, guesses=3), edge + 0.5, 1.0)
+    assert found == (edge, edge + 1)
+    assert len(asked) <= 4
+
+
+def test_searches_that_are_cut_short_are_not_found() -> None:
+    found: dict[int, Ends] = {}
+    searches = {edge: find_edge(1, Ends(0, 1000)) for edge in (1, 700)}
+    lockstep(searches, lambda asked: [edge + 0.5 - place for edge, place in asked.items()], found, rounds=3)
+    assert found == {1: (1, 2)}
