@@ -18,7 +18,7 @@ import numpy as np
 
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import KINDS
+from pdvsim.sim.core import KINDS, LOOKED_UP
 from pdvsim.sim.policies import PolicyError, named
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
@@ -123,12 +123,12 @@ def check_books(result: Result, outputs: Sequence[int], arrival_s: Sequence[floa
     made_early = np.sum(launches["rows"][works] * launches["steps"][works])
     _law(made_early == np.sum(early), "every token drafted ahead belongs to a request")
     _law(np.all(used <= early), "a token drafted ahead is used at most once")
-    looked_up = result.experiment.server.drafted_by == "ngram"  # by the host, which has no launches
+    looked_up = result.experiment.server.drafted_by in LOOKED_UP  # by the host, which has no launches
     _law(
         looked_up or made + np.sum(used) == np.sum(drafted),
         "every draft token is drafted by a launch and verified",
     )
-    _law(not looked_up or not drafts.any(), "n-gram drafts have no GPU launches")
+    _law(not looked_up or not drafts.any(), "drafts that are looked up have no GPU launches")
     spent_s = launches["rows"] * (launches["end_s"] - launches["start_s"])
     rounding_s = 2e-9 * (np.sum(launches["rows"]) + 1)  # requests keep whole nanoseconds
     stages = [(verifies, "verify_s"), *([] if looked_up else [(drafts, "draft_s")])]

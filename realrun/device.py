@@ -47,10 +47,10 @@ from pdvsim.sim.core import Chunk, Request, Role
 from pdvsim.sim.hardware.costs import NOTHING, Price
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.batch import Batch, Launch
-from pdvsim.sim.machine.device import HasDraft
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.machine.node import Device
 from pdvsim.sim.records import Columns
+from pdvsim.sim.workload.lookup import Lookup
 
 Pins = Callable[[Launch], "Sequence[int] | None"]
 
@@ -165,16 +165,16 @@ class Flight:
 class Lookups:
     """The host's own copy of every request's tokens, and the drafts for the next verify from a search in it."""
 
-    def __init__(self, prompts: dict[int, list[int]], has_draft: HasDraft | None) -> None:
+    def __init__(self, prompts: dict[int, list[int]], lookup: Lookup | None) -> None:
         self._held = {id: History(prompt) for id, prompt in prompts.items()}
-        self._has_draft = has_draft  # None: whether the search matched
+        self._lookup = lookup  # None: whether the search matched
         self.offers: dict[int, list[int]] = {}
 
     def look(self, row: Request, k: int) -> None:
         """Search for a draft of k tokens: the row has as many as there are, or as it is pinned."""
         drafts = self._held[row.id].drafts(k)
-        if self._has_draft is not None:
-            drafts = [*drafts, *[0] * (k - len(drafts))] if self._has_draft(row) else []
+        if self._lookup is not None:
+            drafts = [*drafts, *[0] * (k - len(drafts))][: self._lookup.length(row, k)]
         self.offers[row.id] = drafts
         row.state.k, row.state.missed = len(drafts), not drafts
 

@@ -48,6 +48,11 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply")
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
+    if server.drafted_by == "suffix":
+        raise ValueError(
+            "--drafter suffix is for pdvsim run: realrun looks drafts up in a request's own tokens, not in other "
+            "answers; it serves ngram"
+        )
     if server.drafted_by == "pard" and experiment.longest_draft > MAX_PARALLEL_DRAFT:
         raise ValueError(f"the GPU kernels take {MAX_PARALLEL_DRAFT} draft tokens of --drafter pard at most")
     ahead = experiment.base_arch == "pdv-ahead"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Columns, Log, Result, request_columns
 from pdvsim.sim.run import no_collector
-from pdvsim.sim.workload.acceptance import found_refused, is_found
+from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.requests import make_requests
 
 WARM_UPS, WARM_UP_S = (1, 4, 16, 64), 4.0  # requests at a time, and seconds after which no more are served
@@ -175,15 +174,14 @@ class RealServer:
         models = {role: model.arch.spec for role, model in rig.models.items()}
         predicted = profile.covering(Pair(models.get("draft", models["target"]), models["target"]))
         latency: dict[Role, CostModel] = {role: predicted.cost_model(model) for role, model in models.items()}
-        lookups = None
+        lookups, lookup = None, lookup_of(settings.drafted_by, experiment.acceptance)
         vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
         texts = prompts(requests, vocab, seed, rig.sequences.device)
         self._next_turns = next_turns(requests)
         if rig.needs.looks_up:
             latency["draft"] = LookupCosts(drafter("ngram", models["target"]))
-            refused = found_refused(experiment.acceptance)
             on_host = {id: text.tolist() for id, text in texts.items()}
-            lookups = Lookups(on_host, None if own else partial(is_found, refused=refused))
+            lookups = Lookups(on_host, None if own else lookup)
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
         sharing = Sharing("fluid", settings.priority, profile.contention)
         host = RealHost()
@@ -199,7 +197,7 @@ class RealServer:
         policy = policy_of(experiment.arch)
         planner = Planner(
             latency, sharing, profile.gpu.peak, host_times(experiment, profile), policy.hands_over(), None,
-            found_refused(experiment.acceptance), not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
+            lookup, not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
         )  # fmt: skip
         self.context = Context(
             env=env,

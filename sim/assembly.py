@@ -14,7 +14,7 @@ import numpy as np
 from simpy.events import Event
 
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
-from pdvsim.sim.core import ModelSpec, Pair, Request, Role
+from pdvsim.sim.core import LOOKED_UP, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
@@ -35,7 +35,7 @@ from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import Controller, Feedback, Goodput
 from pdvsim.sim.policies.planner import Planner, RemoteDrafter
 from pdvsim.sim.records import Log
-from pdvsim.sim.workload.acceptance import found_refused, is_found
+from pdvsim.sim.workload.lookup import lookup_of
 
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
@@ -175,7 +175,8 @@ def make_planner(
     sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
         models, sharing, profile.gpu.peak, host_times(experiment, profile),
-        policy.hands_over(), remote, found_refused(experiment.acceptance), not experiment.server.pad_drafts,
+        policy.hands_over(), remote, lookup_of(experiment.server.drafted_by, experiment.acceptance),
+        not experiment.server.pad_drafts,
         policy.prefill_lane == policy.verify_lane,
     )  # fmt: skip
 
@@ -219,7 +220,7 @@ def reuse_of(experiment: Experiment) -> Reuse | None:
     return Reuse(
         lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
         answers=placement.prefill == (placement.verify,),
-        drafter=experiment.speculates and server.drafted_by != "ngram",
+        drafter=experiment.speculates and server.drafted_by not in LOOKED_UP,
     )
 
 
@@ -320,15 +321,14 @@ class Cluster:
         times, host = self._host_times, SimulatedHost(self._host_times)
         if (spans := self.log.host) is not None:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
-        looked_up = experiment.server.drafted_by == "ngram"
-        has_draft = partial(is_found, refused=found_refused(experiment.acceptance)) if looked_up else None
+        looked_up = experiment.server.drafted_by in LOOKED_UP
         gpus = []
         for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True)):
             sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
             gpus.append(
                 FastForwardGPU(
                     env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
-                    has_draft, blocks=self.blocks,
+                    planner.lookup if looked_up else None, blocks=self.blocks,
                 )
             )  # fmt: skip
         self.gpus += gpus

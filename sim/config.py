@@ -14,7 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-from pdvsim.sim.core import Pair, Placement
+from pdvsim.sim.core import LOOKED_UP, Pair, Placement
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import MOST_GPUS, SHARDED, Contention, Hardware, Host, Priority
@@ -209,7 +209,7 @@ class Experiment:
         hardware, drafter = self.hardware, self.server.drafted_by
         if kind == "pdv-ahead" and drafter not in ("model", "none"):
             raise ValueError(f"pdv-ahead drafts ahead with a draft model: it does not support --drafter {drafter}")
-        if self.placement.gpus > 1 and drafter in (*HEADS, "ngram"):
+        if self.placement.gpus > 1 and drafter in (*HEADS, *LOOKED_UP):
             raise ValueError(f"--drafter {drafter} drafts alongside its target, on one GPU: leave out --place")
         policy = policy_of(self.arch)
         if hardware.place and not policy.placeable():

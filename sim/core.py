@@ -16,7 +16,8 @@ ModelFamily = Literal[
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
 ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
-DrafterKind = Literal["model", "pard", "eagle3", "p-eagle", "dflash", "mtp", "ngram", "none"]
+DrafterKind = Literal["model", "pard", "eagle3", "p-eagle", "dflash", "mtp", "ngram", "suffix", "none"]
+LOOKED_UP: tuple[DrafterKind, ...] = ("ngram", "suffix")  # by the host, in tokens: no model drafts
 
 # what a prompt consists of, as (end in tokens, number of the text): the last text goes on through the answer. A number
 # stands for a text and for all that comes before it; requests with the same number share their tokens up to its end
@@ -105,6 +106,11 @@ class ModelSpec:
     def fused_inputs(self) -> int:
         """The same of a product that only the first forward of a draft, and the reading of prompts, needs."""
         return 0
+
+    @property
+    def drafts_long(self) -> bool:
+        """Whether its further draft tokens cost no further forward, and some of its drafts are long."""
+        return self.parallel or self.name == "suffix"
 
     @property
     def on_host(self) -> bool:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from functools import lru_cache
 
 from pdvsim.sim.config import BY_SEED, TRACES, Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.core import HeadSpec
+from pdvsim.sim.core import LOOKED_UP, HeadSpec
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
 from pdvsim.sim.hardware.names import Note
@@ -85,7 +85,8 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
 def _unlike(experiment: Experiment) -> tuple[str, ...]:
     """Acceptance that was measured with another drafter than the one that drafts."""
     kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
-    if not experiment.has_drafter or not name or (kind == "ngram") == name.endswith("-ngram"):
+    of = name.rpartition("-")[2]  # the drafter it was measured with
+    if not experiment.has_drafter or not name or of == kind or (of not in LOOKED_UP and kind not in LOOKED_UP):
         return ()
     return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
 

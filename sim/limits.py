@@ -60,6 +60,11 @@ _COST_S = Range(0, 1)
 _SPEND_S = Range(0.01, 30 * 86400)
 
 RANGES: dict[str, Range] = {
+    # suffix decoding
+    "suffix_decoding_max_tree_depth": Range(2, 256),
+    "suffix_decoding_max_cached_requests": Range(0, MAX_REQUESTS),
+    "suffix_decoding_max_spec_factor": Range(0, 64),
+    "suffix_decoding_min_token_prob": Range(0, 1),
     # traffic
     "num_prompts": Range(1, MAX_REQUESTS),
     "prompts": Range(1, MAX_REQUESTS),

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.workload.asked import usual_acceptance
 
@@ -120,8 +121,8 @@ NEEDS: tuple[Need, ...] = (
     Need("server.max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
          "an architecture that prefills several prompts per forward"),
     Need("server.async_scheduling",
-         lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter and e.server.drafted_by != "ngram"
-         and e.hardware.predicted_engine == "pdvsim",
+         lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter
+         and e.server.drafted_by not in LOOKED_UP and e.hardware.predicted_engine == "pdvsim",
          "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
     _own("num_workers"),
     _own("max_decode_queue"),

@@ -1,14 +1,17 @@
-"""Make the built-in models of recorded acceptance: `python studies/make_acceptance.py TRACES MODELS`.
+"""Make the built-in models of recorded acceptance: `python studies/make_acceptance.py TRACES… MODELS`.
 
 Each line of the traces is a request: `dataset`, and by drafter the tokens that a round starting at each output position
 would yield (accepted draft tokens plus one). The models hold counts: lengths of accepted runs where a round starts, and
-what a round that starts inside a run accepts.
+what a round that starts inside a run accepts. Where the traces also have the length of the draft at each position
+(`suffix_drafted`), a model has the number of rounds by accepted tokens and length of the draft.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from numpy.typing import NDArray
 from pdvsim.common.files import write_whole
 from pdvsim.sim.workload.acceptance import LONGEST
 
-DRAFTERS = ("eagle3", "ngram")
+DRAFTERS = ("eagle3", "ngram", "suffix")
 CLASSES = 6  # of requests by mean tokens per round, with equal numbers of tokens
 LENGTHS = tuple(range(1, 8))  # draft lengths in the source's figures
 SCALE = 1000  # shares are written in thousandths
@@ -27,14 +30,35 @@ Runs = list[list[int]]
 Counts = NDArray[np.int64]
 
 
-def read(path: Path) -> dict[str, Runs]:
-    """Accepted draft tokens by output position, one list per request, by data set and drafter."""
-    runs: dict[str, Runs] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
+def read(paths: Sequence[Path]) -> tuple[dict[str, Runs], dict[str, Runs]]:
+    """By data set and drafter, one list per request: accepted draft tokens and lengths of drafts by output position."""
+    runs, drafted = defaultdict[str, Runs](list), defaultdict[str, Runs](list)
+    for line in (line for path in paths for line in path.read_text(encoding="utf-8").splitlines()):
         row = json.loads(line)
-        for drafter in DRAFTERS:
-            runs.setdefault(f"{row['dataset']}-{drafter}", []).append([gain - 1 for gain in row[drafter]])
-    return runs
+        for drafter in (drafter for drafter in DRAFTERS if drafter in row):
+            name = f"{row['dataset']}-{drafter}"
+            runs[name].append([gain - 1 for gain in row[drafter]])
+            if f"{drafter}_drafted" in row:
+                drafted[name].append(row[f"{drafter}_drafted"])
+    return runs, drafted
+
+
+def by_length(requests: Runs, drafted: Runs) -> dict[str, Any]:
+    """Rounds by accepted tokens and length of the draft, if drafts are as long as they can be; none without lengths."""
+    if not drafted:
+        return {}
+    counts = np.zeros((LONGEST + 1, LONGEST + 1), dtype=np.int64)
+    for runs, lengths in zip(requests, drafted, strict=True):
+        at = 0
+        while at < len(runs):
+            counts[runs[at], lengths[at]] += 1
+            at += runs[at] + 1
+    seen = counts.sum(axis=1) > 0
+    counts[~seen, ~seen] = 1  # as long as what is accepted
+    rows = [
+        counts[accepted, : counts[accepted].nonzero()[0][-1] + 1] for accepted in range(np.flatnonzero(seen)[-1] + 1)
+    ]
+    return {"drafted": [row.tolist() for row in rows]}
 
 
 def tokens_per_round(requests: Runs, k: int) -> float:
@@ -98,7 +122,8 @@ def write(models: dict[str, Any], path: Path) -> None:
         parts.append(f"  {json.dumps(name)}: {{\n{fields}\n  }}")
     head = {
         "source": "SpecDecode-Bench, simulator/data/llama3.1-8B (the traces of arXiv 2601.11580): "
-        "Llama-3.1-8B-Instruct, accepted runs at every output position; derived counts only",
+        "Llama-3.1-8B-Instruct, accepted runs at every output position, of suffix as looked up by "
+        "studies/suffix_lookups.py; derived counts only",
         "made_by": "studies/make_acceptance.py",
         "unit": f"shares in 1/{SCALE}",
     }
@@ -109,5 +134,6 @@ def write(models: dict[str, Any], path: Path) -> None:
 
 
 if __name__ == "__main__":
-    traces, models = map(Path, sys.argv[1:])
-    write({name: fit(requests) for name, requests in sorted(read(traces).items())}, models)
+    *traces, models = map(Path, sys.argv[1:])
+    recorded, drafted = read(traces)
+    write({name: fit(recorded[name]) | by_length(recorded[name], drafted[name]) for name in sorted(recorded)}, models)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,13 @@ BUDGET = "PDVSIM_NOTEBOOK_PROMPTS"
 WIDGET = "application/vnd.jupyter.widget-view+json"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
+# On a reduced budget nothing is tuned: every map has these settings, unless the notebook gives its own.
+UNTUNED = """
+import functools, pdvsim
+small = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048, "controller": "fixed"}
+pdvsim.winner_map = functools.partial(lambda call, **given: call(**small | given), pdvsim.winner_map)
+"""
+
 
 def paths() -> list[Path]:
     return sorted(FOLDER.glob("*.ipynb"))
@@ -27,10 +35,15 @@ def execute(path: Path, prompts: int | None = None) -> Any:
     """Run a notebook in its own folder, on its full budget or a reduced one; an error in a cell is raised."""
     notebook = nbformat.read(path, as_version=4)
     env = {key: value for key, value in os.environ.items() if key != BUDGET}
-    env |= {BUDGET: str(prompts)} if prompts else {}
     patience = {"timeout": 1800, "startup_timeout": 600}  # in seconds: a busy machine is no reason to fail
     client = NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": FOLDER}}, **patience)
-    client.execute(env=env)
+    with tempfile.TemporaryDirectory() as settings:
+        if prompts:
+            env |= {BUDGET: str(prompts), "IPYTHONDIR": settings}
+            startup = Path(settings) / "profile_default" / "startup"
+            startup.mkdir(parents=True)
+            (startup / "untuned.py").write_text(UNTUNED, encoding="utf-8")
+        client.execute(env=env)
     return notebook
 
 

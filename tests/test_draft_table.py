@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -342,28 +341,6 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "vllm serve" in captured.out
     assert captured.err.count("\n") == 1
     assert "interrupted" in captured.err
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--arch", "pdv"], "unknown option --arch"),
-        (["--drafter", "none"], "a draft table needs a drafter"),
-        (["--against", "5", "--max-k", "3"], "--against 5 is beyond --max-k 3"),
-        (["--max-num-seqs", "5000"], "max-num-seqs must be 1 to 4096, got 5000"),
-        (["--max-k", "0"], "max-k must be 1 to 32"),
-        (["--synthetic-acceptance-rates", "0.8,0.5"], "gives 2 positions; drafts have up to 8"),
-        (["--num-speculative-tokens", "4"], "--num-speculative-tokens"),
-        (["--pair", "tinyllama-0b"], "unknown model 'tinyllama-0b'"),
-        (["--gpu", "h9000"], "unknown gpu 'h9000'"),
-        (["--pair", PAIRS[0], "--input-len", "4000"], "lower --input-len"),
-        (["--indifference", "1"], "indifference must be 0 to 0.99"),
-        (["--padding", "vllm"], "--padding"),
-        (["--acceptance-trace", "/no/such.jsonl"], "/no/such.jsonl"),
-    ],
-)
-def test_bad_input_is_one_line(argv: list[str], says: str, refused: Callable[..., str]) -> None:
-    assert says in refused([*COMMAND, *argv])
 
 
 def test_an_option_that_the_table_chooses_is_refused() -> None:

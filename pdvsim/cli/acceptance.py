@@ -1,11 +1,17 @@
-"""`pdvsim acceptance`: what is known of how many draft tokens are accepted."""
+"""`pdvsim acceptance`: what is known of how many draft tokens are accepted, or what a look-up in your texts gains."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+from pdvsim.common.files import write_whole
 from pdvsim.common.options import parse
+from pdvsim.common.progress import Progress
 from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.workload.suffix import SuffixOptions
 
 LENGTHS = (1, 2, 3, 4, 5, 7)
 ADVICE = (
@@ -16,12 +22,33 @@ ADVICE = (
 
 @dataclass(frozen=True)
 class AcceptanceCommand:
-    """List the acceptance that is recorded, published or assumed, by drafter and task, with its source."""
+    """List the acceptance that is recorded, published or assumed, by drafter and task, with its source.
+
+    Or measure it in your own texts: --drafter ngram or suffix with --texts.
+    """
 
     drafter: DrafterKind | None = None
     """Only this drafter; default: all."""
+    texts: str | None = None
+    """JSONL of your requests, in which to look up drafts: prompt_token_ids and generated_token_ids, or prompt and
+    output as text."""
+    tokenizer: str | None = None
+    """Folder of a local Hugging Face tokenizer, for --texts that hold text."""
+    suffix: SuffixOptions = field(default_factory=SuffixOptions)
+    output: str | None = None
+    """Write the rounds found in --texts to this file, for --acceptance-from."""
+    overwrite: bool = False
+    """Replace that file if it exists already."""
     json: bool = False
     """Print one JSON document instead of a table."""
+
+    def __post_init__(self) -> None:
+        if self.texts is None and (self.tokenizer or self.output or self.overwrite):
+            raise ValueError("--tokenizer, --output and --overwrite need --texts")
+        if self.texts is not None and self.drafter not in ("ngram", "suffix"):
+            raise ValueError("--texts needs --drafter ngram or suffix: other drafts are not looked up in texts")
+        if self.suffix != SuffixOptions() and (self.texts is None or self.drafter != "suffix"):
+            raise ValueError("the options of suffix decoding need --drafter suffix and --texts")
 
 
 def main(argv: list[str]) -> int:
@@ -35,8 +62,44 @@ def main(argv: list[str]) -> int:
     rows = [row for row in known(LENGTHS) if args.drafter in (None, row["drafter"])]
     if not rows:
         raise ValueError(f"--drafter {args.drafter}: no acceptance is known; give yours with --acceptance-from")
+    if args.texts is not None:
+        rows = [_measured(args, args.texts), *rows]
     if args.json:
         print(dumps({"tokens_per_round": rows}))
         return 0
     print(TextTable(rows, notes=(ADVICE,)))
     return 0
+
+
+def _measured(args: AcceptanceCommand, path: str) -> dict[str, Any]:
+    """Look drafts up in the texts, write the rounds where asked, and return the row of the table."""
+    from pdvsim.sim.workload.acceptance import LONGEST
+    from pdvsim.study.lookups import Drafted, looked_up, read_texts, rounds_of
+    from pdvsim.study.output import check_file
+    from pdvsim.view.acceptance import row_of
+
+    texts = read_texts(path, args.tokenizer)
+    kept = args.suffix.suffix_decoding_max_cached_requests
+    if 0 < kept < len(texts):
+        raise ValueError(
+            f"--suffix-decoding-max-cached-requests must be 0 or at least the {len(texts)} requests of {path}"
+        )
+    file = check_file(Path(args.output)) if args.output else None
+    found: list[Drafted] = []
+    with Progress(len(texts), "requests", args.json) as progress:
+        for drafted in looked_up(texts, "suffix" if args.drafter == "suffix" else "ngram", LONGEST, args.suffix):
+            found.append(drafted)
+            progress.update(len(found))
+    tokens = sum(len(one.accepted) for one in found)
+    if not tokens:
+        raise ValueError(f"{path}: the answers have no tokens")
+    means = {k: tokens / sum(len(rounds_of(one.accepted, k)) for one in found) for k in LENGTHS}
+    lengths = [one.lengths[at] for one in found for at in rounds_of(one.accepted, LONGEST)]
+    drafts = [length for length in lengths if length]
+    said = f"{len(drafts) / len(lengths):.0%} of rounds draft, {sum(drafts) / max(1, len(drafts)):.1f} tokens each"
+    if file is not None:
+        rounds = [[one.accepted[at] for at in rounds_of(one.accepted, LONGEST)] for one in found]
+        lines = [json.dumps(counts, separators=(",", ":")) for counts in rounds if counts]
+        write_whole(file, ("\n".join(lines) + "\n").encode(), args.overwrite)
+        said += f": --acceptance-from {file}"
+    return row_of(str(args.drafter), "-", "your texts", means, LENGTHS, f"looked up in {path}: {said}")

@@ -69,7 +69,7 @@ class DraftTableOptions(ExperimentOptions):
             wanted = PREDICTED[self.engine]
             known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
             base = replace(base, hardware=replace(hardware, engine=wanted if known else "pdvsim"))
-        longest = self.max_k or max((*LENGTHS, *LONG_LENGTHS) if base.pair.draft.parallel else LENGTHS)
+        longest = self.max_k or max((*LENGTHS, *LONG_LENGTHS) if base.pair.draft.drafts_long else LENGTHS)
         given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.traffic.num_prompts)
         return DraftQuestion(base, *given)
 

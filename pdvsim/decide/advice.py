@@ -46,7 +46,7 @@ from pdvsim.study import output
 from pdvsim.study.length import length_of, too_short
 from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Highlight, Showable
-from pdvsim.view.setting import acceptance_notes, is_assumed, recorded_elsewhere
+from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.table import DETAIL, TextTable, cell
 
 if TYPE_CHECKING:
@@ -342,8 +342,9 @@ def _without_drafts(advice: Advice, best: Experiment) -> list[str]:
 def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
     """Notes on unmeasured acceptance that the decision depends on, with the rate at which drafting breaks even.
 
-    That is, assumed, or recorded with another target. A drafter that cannot be loaded is said to be hypothetical. If
-    the recommendation drafts, it depends on its own acceptance and on that of its ties; else on every drafter's.
+    That is, assumed, published by others, or recorded with another target. A drafter that cannot be loaded is said to
+    be hypothetical. If the recommendation drafts, it depends on its own acceptance and on that of its ties; else on
+    every drafter's.
     """
     held, name, even = advice.held, advice.question.name, advice.break_even
     assert held is not None
@@ -351,7 +352,7 @@ def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
     decisive = [c for c in advice.finals if name(c) in ties or not best.speculates]
     why = unknown_head(best) if best.speculates else ""
     notes = [f"note: hypothetical: {why}"] if why else []
-    for kind in (recorded_elsewhere, is_assumed):
+    for kind in (recorded_elsewhere, is_published, is_assumed):
         mine = [c for c in decisive if kind(c)]
         pays = f"; {even.text(name(best))}" if even and even.who in map(name, mine) else ""
         notes += [f"note: {note}{pays}" for note in acceptance_notes(mine)]
@@ -526,5 +527,6 @@ def _notes(advice: Advice, best: Experiment) -> list[str]:
         f"{advice.runs} of {ask.budget} simulations used, in {advice.spent_s:.0f} s",
         f"{len(advice.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
         *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),
+        *measure_notes(advice.finals),
         *rests_on(ask.base.traffic, advice.rows),
     ]

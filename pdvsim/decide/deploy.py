@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,11 +19,12 @@ from pdvsim.common.commandline import command_line
 from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import ModelSpec, Pair, ServingEngine
+from pdvsim.sim.core import LOOKED_UP, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
+from pdvsim.sim.workload.suffix import SuffixOptions
 from pdvsim.view.report.sheet import command_html
 
 VLLM = "0.27.1"  # releases that the flags were checked against
@@ -151,6 +152,8 @@ def vllm(served: Served) -> Block:
         config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
         if kind == "ngram":
             config |= {"prompt_lookup_min": ngram.LEAST, "prompt_lookup_max": ngram.MOST}
+        elif kind == "suffix":
+            config |= asdict(SuffixOptions())
         elif kind != "mtp":
             config["model"] = drafter_checkpoint(served.experiment)
         if kind == "model" and _is_fp8(pair.draft):
@@ -158,7 +161,7 @@ def vllm(served: Served) -> Block:
         config["num_speculative_tokens"] = longest
         if kind in ("pard", "p-eagle"):
             config["parallel_drafting"] = True
-        if kind != "ngram" and (size := served.experiment.hardware.tensor_parallel_size) > 1:
+        if kind not in LOOKED_UP and (size := served.experiment.hardware.tensor_parallel_size) > 1:
             config["draft_tensor_parallel_size"] = size
         needs = f"needs vLLM {VLLM_DRAFT_MODELS} or later, for draft models" if kind == "model" else ""
         needs = f"needs vLLM {VLLM_PARALLEL} or later, for parallel drafting" if parallel else needs
@@ -170,6 +173,8 @@ def vllm(served: Served) -> Block:
             needs = f"needs vLLM {VLLM_UNLIKE_VOCABULARIES} or later, for vocabularies of different size"
         words += ["--speculative-config", json.dumps(config)]
         notes += [needs] if needs else []
+        if kind == "suffix":
+            notes.append("needs the package arctic-inference; vLLM then schedules synchronously")
         if kind == "model":
             notes.append(
                 f"{server.max_num_seqs} of --max-num-batched-tokens are the slots that vLLM keeps for its drafter"
@@ -192,6 +197,8 @@ def sglang(served: Served) -> list[Block]:
     if k and kind == "ngram":
         other = "its n-gram drafts are trees from a cache over all requests, which is not what was simulated"
         return [Block(label, "", (*served.notes, other))]
+    if k and kind == "suffix":
+        return [Block(label, "", (*served.notes, "it has no suffix decoding"))]
     if k and (why := unknown_head(served.experiment)):
         return [Block(label, "", (*served.notes, why))]
     if k and kind in ("pard", "p-eagle"):

@@ -15,7 +15,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, cached_property, lru_cache
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -27,13 +27,12 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.workload.acceptance import expected_tokens, mean_round
+from pdvsim.sim.workload.acceptance import mean_round, mean_tokens
 from pdvsim.sim.workload.requests import make_requests
 
 SAMPLED_REQUESTS = 256
 JOINING_ROUNDS = 0.5  # mean wait of a new request
 RATES = tuple(i / 50 for i in range(51))  # acceptance rates tested
-RATE_QUANTILES = 64
 
 
 class Predicted(NamedTuple):
@@ -84,15 +83,11 @@ class Formula:
     def tokens_per_round(self, k: int, acceptance: Acceptance | None = None) -> float:
         """Mean tokens per row from a round of draft length k, expected or measured."""
         given = acceptance or self.experiment.acceptance
-        if given.synthetic_acceptance_rates:
-            return 1.0 + sum(given.synthetic_acceptance_rates[:k])
         if given.acceptance_model is not None:
             return _measured(tuple(r.accept_runs for r in self.requests), k)[0]
         if given.acceptance_trace is not None:
             return 1.0 + float(np.minimum(self._runs, k).mean())
-        rates = rates_of(given)
-        # requests with fewer tokens per round take more rounds, hence a harmonic mean
-        return len(rates) / sum(1 / expected_tokens(rate, k) for rate in rates)
+        return mean_tokens(given, k)
 
     def rounds(self, k: int) -> float:
         """Mean rounds of an output. The first token comes from the prefill; the last round may have a surplus."""
@@ -211,15 +206,3 @@ def break_even_rate(experiment: Experiment, lengths: Sequence[int]) -> float | N
 
     at = bisect_left(RATES, x=True, key=drafts)
     return RATES[at] if at < len(RATES) else None
-
-
-@cache
-def rates_of(acceptance: Acceptance) -> tuple[float, ...]:
-    """The acceptance rates of requests: one for all, or quantiles of a Beta distribution."""
-    rate, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
-    if concentration is None or not 0 < rate < 1:
-        return (rate,)
-    from scipy.special import betaincinv
-
-    middles = (np.arange(RATE_QUANTILES) + 0.5) / RATE_QUANTILES
-    return tuple(betaincinv(rate * concentration, (1 - rate) * concentration, middles).tolist())

@@ -23,6 +23,7 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import applicable
@@ -104,8 +105,8 @@ class BreakEven:
 
 
 def has_break_even(candidate: Experiment) -> bool:
-    """Whether a candidate drafts with an acceptance that a rate can stand for; of n-gram drafts none can."""
-    recorded = candidate.acceptance.acceptance_model is not None and candidate.server.drafted_by != "ngram"
+    """Whether a candidate drafts with an acceptance that a rate can stand for; of look-ups none can."""
+    recorded = candidate.acceptance.acceptance_model is not None and candidate.server.drafted_by not in LOOKED_UP
     return candidate.has_drafter and (candidate.acceptance.by_rate or recorded)
 
 

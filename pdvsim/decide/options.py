@@ -126,7 +126,7 @@ class TunedServer(Server):
             fixed = {"controllers": (controller,)}
             if controller != "fixed":
                 fixed |= {"draft_lengths": (Server.num_speculative_tokens,)}
-        if k is None and controller in (None, "fixed") and named_pair(self.given().pair).draft.parallel:
+        if k is None and controller in (None, "fixed") and named_pair(self.given().pair).draft.drafts_long:
             fixed["draft_lengths"] = (*LENGTHS, *LONG_LENGTHS)
         for name in ("max_num_seqs", "max_num_batched_tokens"):
             if (value := getattr(self, name)) is not None:

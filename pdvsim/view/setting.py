@@ -8,8 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.models import unquantised
-from pdvsim.sim.workload.asked import PUBLISHED, drafter_name, has_rates
+from pdvsim.sim.workload.asked import PUBLISHED, drafter_name, has_rates, published_for
 from pdvsim.sim.workload.options import LENGTHS, PREFIXES
 from pdvsim.view.table import load_text
 
@@ -114,6 +115,12 @@ def is_assumed(experiment: Experiment) -> bool:
     return experiment.has_drafter and experiment.acceptance == Acceptance() and not has_rates(experiment.traffic)
 
 
+def is_published(experiment: Experiment) -> bool:
+    """Whether a run uses the acceptance that somebody published for its drafter."""
+    published = published_for(experiment.server.pair)
+    return experiment.has_drafter and published is not None and published.acceptance == experiment.acceptance
+
+
 def recorded_elsewhere(experiment: Experiment) -> bool:
     """Whether a run uses an acceptance that was recorded with another target."""
     model = experiment.has_drafter and experiment.acceptance.acceptance_model
@@ -131,13 +138,21 @@ def acceptance_notes(experiments: Iterable[Experiment]) -> list[str]:
     others = ", ".join(dict.fromkeys(_target(e) for e in drafting if recorded_elsewhere(e)))
     unlike = f" (not with {others})" if others else ""
     notes = [f"acceptance as recorded with {RECORDED_WITH}{unlike}: {', '.join(recorded)}"] if recorded else []
-    names = dict.fromkeys(
-        drafter_name(e.server.pair) for e in drafting if e.acceptance in [given for given, _ in PUBLISHED.values()]
-    )
-    notes += [f"acceptance of {name} as published: {PUBLISHED[name][1]}" for name in names if name in PUBLISHED]
+    pairs = dict.fromkeys(e.server.pair for e in drafting if is_published(e))
+    sources = {drafter_name(pair): known.source for pair in pairs if (known := published_for(pair)) is not None}
+    notes += [f"acceptance of {name} as published: {source}" for name, source in sources.items()]
     assumed = ", ".join(dict.fromkeys(drafter_name(e.server.pair) for e in drafting if is_assumed(e)))
     give = "give yours with --acceptance-from or --acceptance-rate"
     return [*notes, f"acceptance {ASSUMED_RATE:g} is assumed for {assumed}: {give}"] if assumed else notes
+
+
+def measure_notes(experiments: Iterable[Experiment]) -> list[str]:
+    """How to measure acceptance, where results depend on one that was not measured by the user."""
+    kinds = {e.server.drafted_by for e in experiments if acceptance_notes([e])}
+    how = "--acceptance-from a copy of its /metrics, with --drafter"
+    if kinds <= set(LOOKED_UP):  # whose rounds without a match an engine does not count
+        how = "pdvsim acceptance --texts looks drafts up in your requests"
+    return [f"acceptance of your own server is the best answer: {how}"] if kinds else []
 
 
 def loads_text(points: pd.DataFrame) -> str:

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 from pdvsim.sim.core import ModelSpec, Request
 from pdvsim.sim.hardware.attention import Prompts, pairs
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
+from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S, SUFFIX_ROW_S
 from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.limits import MAX_DRAFT
 
@@ -288,14 +288,15 @@ def cost_model(spec: ModelSpec, terms: ForwardTerms) -> CostModel:
 
 
 class LookupCosts(CostModel):
-    """N-gram drafts, which the host looks up in a request's own tokens: they take host time and no GPU time."""
+    """Drafts that the host looks up in tokens: they take host time and no GPU time."""
 
     def __init__(self, spec: ModelSpec) -> None:
         super().__init__(spec, ForwardTerms(RooflineLayers()))
+        self._row_s, self._token_s = (SUFFIX_ROW_S, 0.0) if spec.name == "suffix" else (LOOKUP_ROW_S, LOOKUP_TOKEN_S)
 
     def price(self, rows: int, *sizes: Any, **more: Any) -> AffineCost:
-        """One search per row through all its tokens, independent of the draft length; prompts need no prefill."""
-        return AffineCost(rows * LOOKUP_ROW_S, LOOKUP_TOKEN_S, 0.0, 0.0, 0.0, 0.0) if rows else NOTHING
+        """One search per row, independent of the draft length; prompts need no prefill."""
+        return AffineCost(rows * self._row_s, self._token_s, 0.0, 0.0, 0.0, 0.0) if rows else NOTHING
 
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
         """Nothing to catch up: the host has all tokens."""

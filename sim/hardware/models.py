@@ -1,7 +1,7 @@
 """Models by name: the presets, any of their families from its Hugging Face configuration, their shards and drafters.
 
 A drafter is a model whose shape follows from its target's: `eagle3-NAME` and `mtp-NAME` are heads of one layer as wide
-as the target's, `ngram` and `none` have no layers. `pard-NAME` is a draft model that was trained to draft in parallel.
+as the target's; `ngram`, `suffix` and `none` have no layers; `pard-NAME` is a draft model trained to draft in parallel.
 EAGLE-3 heads are published so: SpecForge's configurations (github.com/sgl-project/SpecForge, configs/*-eagle3.json,
 August 2026) for Llama-3 8B and 70B, Qwen2.5-7B, Qwen3-4B, 8B and 32B have one layer of the target's widths, and 32,000
 draft tokens but for Qwen2.5-7B's 16,000. Those for mixtures of experts (the same folder: Qwen3-30B and 235B, gpt-oss,
@@ -25,7 +25,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.core import DrafterKind, HeadKind, HeadSpec, ModelSpec, Pair
+from pdvsim.sim.core import LOOKED_UP, DrafterKind, HeadKind, HeadSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS as GPUS
 from pdvsim.sim.hardware.cards import gpu as gpu
 from pdvsim.sim.hardware.configs import FP8_BYTES, NVFP4_BYTES
@@ -171,7 +171,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
 def drafter_kind(pair: str) -> DrafterKind:
     """Who drafts, of a pair written draft:target."""
     draft, _, _ = pair.partition(":")
-    unmodelled: tuple[DrafterKind, ...] = ("ngram", "none")
+    unmodelled: tuple[DrafterKind, ...] = (*LOOKED_UP, "none")
     named = [kind for kind in unmodelled if draft == kind]
     headed: list[DrafterKind] = [kind for kind in HEADS if draft.startswith(f"{kind}-")]
     return next(iter(named + headed), "pard" if draft.startswith(PARD) else "model")
@@ -274,7 +274,7 @@ def _own_name(name: str) -> str:
         return f"{PARD}{_own_name(name.removeprefix(PARD))}"
     if (whole := unquantised(name)) != name:
         return f"{_own_name(whole)}{bits_of(name)}"
-    plain = name in PRESETS or name in ("ngram", "none") or is_config(name)
+    plain = name in PRESETS or name in (*LOOKED_UP, "none") or is_config(name)
     return name if plain else model_name(name, PRESETS)
 
 

@@ -5,7 +5,7 @@ piecewise linear. One host thread launches and completes. It does one thing at a
 order, and the state can advance to the next start without missing one. A completion costs the host a fixed time and,
 on profiles that measured it, a time per row.
 
-N-gram drafts take host time instead of GPU time, a search per row, and only some rows get one.
+Drafts that are looked up take host time instead of GPU time, and rows get one only where it is found, of any length.
 
 Not modelled: memory allocation, graph capture, and other host costs that depend on the batch.
 """
@@ -20,7 +20,7 @@ from operator import attrgetter
 
 from simpy.events import NORMAL, Event
 
-from pdvsim.sim.core import Request, Role
+from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.host import SimulatedHost
@@ -29,11 +29,11 @@ from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import NEVER, Clock
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.records import Launches
+from pdvsim.sim.workload.lookup import Lookup
 
 _ready = attrgetter("ready_s")
 
 Verdict = Callable[[Launch], "Sequence[int] | None"]
-HasDraft = Callable[[Request], bool]
 
 
 class Job(Event, Load):
@@ -72,9 +72,9 @@ class SimulatedGPU:
         replica: int = 0,
         gpu: int = 0,
         power: PowerFit | None = None,
-        has_draft: HasDraft | None = None,
+        lookup: Lookup | None = None,
     ) -> None:
-        self.has_draft = has_draft  # None: drafts are not looked up
+        self.lookup = lookup  # None: drafts are not looked up
         self.env = env
         self.host = host
         self.ledger = Ledger(models, log, replica, gpu)
@@ -96,24 +96,23 @@ class SimulatedGPU:
     def launch(self, launch: Launch) -> Event:
         """Put a launch on its lane's stream."""
         host, env = self.host, self.env
-        if self.has_draft is not None and launch.role == "draft":
-            return self._look_up(launch, self.has_draft)
+        if self.lookup is not None and launch.role == "draft":
+            return self._look_up(launch, self.lookup)
         job = Job(self, launch, host.spend(env._now, host.times.launch_s, "launch"))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)
         return job
 
-    def _look_up(self, launch: Launch, has_draft: HasDraft) -> Event:
+    def _look_up(self, launch: Launch, lookup: Lookup) -> Event:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
         solo_s = self.ledger.price(launch).seconds
         done_s = host.spend(env._now, solo_s, "lookup")
         for row in launch.rows:
             row.taken.draft_s += solo_s
-            row.state.missed = not has_draft(row)
-            if row.state.missed:
-                row.state.k = 0
+            row.state.k = lookup.length(row, row.state.k)
+            row.state.missed = not row.state.k
         done = Event(env)
         return env.at(done_s, done) if launch.watched else done
 

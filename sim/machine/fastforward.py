@@ -4,7 +4,7 @@ While the GPU has no other launch, no event is due and the KV cache has room, a 
 their prices follow from the sums of the batch's forecast. Start and end times are added up in the order of the event
 queue, so they are equal bit for bit.
 
-Not covered: hosts that poll, n-gram drafts, and lanes on several GPUs. Their rounds are simulated one by one.
+Not covered: hosts that poll, looked-up drafts, and lanes on several GPUs. Their rounds are simulated one by one.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class FastForwardGPU(SimulatedGPU):
 
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.foresees = blocks and self.has_draft is None and self.ledger.log.carried is None
+        self.foresees = blocks and self.lookup is None and self.ledger.log.carried is None
         self._round_prices: dict[tuple[tuple[str, str], int, int, tuple[bool, ...]], RoundPrices] = {}
         self._windowed = [model for model in self.ledger.models.values() if model.window]
 

@@ -24,8 +24,8 @@ class Server:
     num_speculative_tokens: int = 4
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
-    """Draft model, eagle3 or mtp head, ngram search, or none; in parallel: pard (a draft model), p-eagle or dflash
-    (heads). Default: as in --pair."""
+    """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
+    dflash (heads). Default: as in --pair."""
     controller: ControllerName = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper) or goodput (best by the latency model)."""
     min_speculative_tokens: int | None = None

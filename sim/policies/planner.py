@@ -14,7 +14,7 @@ from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
-from pdvsim.sim.workload.acceptance import found_share
+from pdvsim.sim.workload.lookup import Lookup
 
 
 class RemoteDrafter(NamedTuple):
@@ -46,7 +46,7 @@ class Planner:
         host: HostTimes,
         lanes: bool = False,
         remote: RemoteDrafter | None = None,
-        refused: float = 0.0,
+        lookup: Lookup | None = None,
         packs: bool = True,
         carries: bool = False,
     ) -> None:
@@ -58,7 +58,7 @@ class Planner:
         self.remote = remote
         self.looks_up = "draft" in models and models["draft"].spec.on_host
         self.packs = packs  # rows of a verify with drafts of unlike length
-        self.refused = refused  # share of rounds with an n-gram draft, of those that have none accepted
+        self.lookup = lookup or Lookup()  # how often and how long drafts are that are looked up
         self.carries = carries  # prompts in the forwards of a round
         self._read: dict[tuple[Role, int, int, int, int], float] = {}
         self.lanes = lanes  # drafts and verifies have a lane each, and hand over to each other
@@ -215,12 +215,12 @@ class Planner:
         target = self.models["target"]
         if not self.looks_up or not k:
             return target.price(rows, k + 1, 1, context).seconds(context)
-        drafted = found_share(rate, self.refused)
+        drafted, length = self.lookup.share(rate), self.lookup.mean_length(rate, k)
         missed = (1 - drafted) ** rows  # chance that no row has a draft: then it is a plain forward
         plain_s = target.price(rows, 1, 1, context).seconds(context)
         if missed == 1:
             return plain_s
-        packed = round(rows * (1 + drafted / (1 - missed) * k)) if self.packs else 0
+        packed = round(rows * (1 + drafted / (1 - missed) * length)) if self.packs else 0
         wide_s = target.price(rows, k + 1, 1, context, packed=packed).seconds(context)
         return missed * plain_s + (1 - missed) * wide_s
 

@@ -4,11 +4,12 @@ One uniform number u[p] is sampled for each output position p of each request. W
 at p is accepted if u[p] < alpha, in any round. So all architectures and draft lengths use the same random numbers, and
 a higher alpha never turns an acceptance into a rejection.
 
-Acceptance may also be sampled from models of recorded EAGLE-3 and n-gram drafts, by data set and drafter. A request
-belongs to one class, easy or hard to draft, for its whole output. A run of accepted drafts starts after a rejection.
-Its length depends on the class and on whether the last run was empty, so that long runs are clustered. A round may also
-start inside a run, if an earlier draft was shorter: its acceptance is sampled given the rest of the run. Classes have
-equally many tokens, not requests. So the mean over a run's tokens is the recorded one for any output lengths.
+Acceptance may also be sampled from models of recorded EAGLE-3, n-gram and suffix drafts, by data set and drafter. A
+request belongs to one class, easy or hard to draft, for its whole output. A run of accepted drafts starts after a
+rejection. Its length depends on the class and on whether the last run was empty, so that long runs are clustered. A
+round may also start inside a run, if an earlier draft was shorter: its acceptance is sampled given the rest of the run.
+Classes have equally many tokens, not requests. So the mean over a run's tokens is the recorded one for any output
+lengths.
 
 Not modelled: tokens themselves; acceptance that falls with the distance from the last verified token, or changes along
 a request (except with `synthetic_acceptance_rates`, a measured model or a recorded trace); trees of drafts. Of measured
@@ -20,7 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
 
@@ -35,13 +36,12 @@ from pdvsim.sim.workload.options import Acceptance
 
 Uniforms = NDArray[np.float32]
 Floats = NDArray[np.float64]
+Counts = NDArray[np.int64]
 
 FIRST_ROUND = 1  # output position of the first round: the prefill emits position 0
 LONGEST_RUN = 255  # a run is stored as a byte; no draft is longer
 _WORD = 2**64 - 1
-# Share of the positions where no n-gram draft is accepted at which one is found, by data set: `realrun.ngram` over the
-# tokens of the same recordings (`studies/ngram_lookups.py`). It gains what was recorded at 97% of positions or more.
-FOUND_REFUSED = {"cnn": 0.162, "gsm8k": 0.136, "instructcoder": 0.168, "sharegpt": 0.145}
+RATE_QUANTILES = 64  # of a Beta distribution of rates
 LONGEST = 20  # longest recorded run of accepted drafts
 BLOCK = 1 << 18  # positions sampled together: many for numpy, few for the CPU cache
 
@@ -49,6 +49,22 @@ BLOCK = 1 << 18  # positions sampled together: many for numpy, few for the CPU c
 def expected_tokens(alpha: float, k: int) -> float:
     """Mean tokens of a round of draft length `k`: (1 - alpha^(k+1)) / (1 - alpha), or k+1 at 1 (Leviathan, eq. 1)."""
     return sum([alpha**i for i in range(k + 1)])  # the same, without division by zero at 1
+
+
+@cache
+def mean_tokens(acceptance: Acceptance, k: int) -> float:
+    """Mean tokens of a round of draft length `k`, by the rates of an acceptance: of requests, or by position."""
+    if acceptance.synthetic_acceptance_rates:
+        return 1.0 + sum(acceptance.synthetic_acceptance_rates[:k])
+    rate, concentration = acceptance.acceptance_rate, acceptance.acceptance_concentration
+    rates = [rate]
+    if concentration is not None and 0 < rate < 1:
+        from scipy.special import betaincinv
+
+        middles = (np.arange(RATE_QUANTILES) + 0.5) / RATE_QUANTILES
+        rates = betaincinv(rate * concentration, (1 - rate) * concentration, middles).tolist()
+    # requests with fewer tokens per round take more rounds, hence a harmonic mean
+    return len(rates) / sum(1 / expected_tokens(rate, k) for rate in rates)
 
 
 def dropped_tokens(alpha: float, k: int) -> float:
@@ -76,23 +92,6 @@ def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
         at = at + gains
 
 
-def found_refused(acceptance: Acceptance) -> float:
-    """Share of positions without an accepted draft at which an n-gram draft is found; default: ShareGPT's."""
-    data, _, _ = (acceptance.acceptance_model or "").partition("-")
-    return FOUND_REFUSED.get(data, FOUND_REFUSED["sharegpt"])
-
-
-def found_share(accepted: float, refused: float) -> float:
-    """Share of rounds with an n-gram draft, if its first token is accepted in `accepted` of all rounds."""
-    return accepted + (1 - accepted) * refused
-
-
-def is_found(request: Request, refused: float) -> bool:
-    """Whether a round at this position has an n-gram draft: if one is accepted, and by chance otherwise."""
-    position = request.state.emitted
-    return request.accept_runs[position] > 0 or _uniform(request, position) < refused
-
-
 def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:
     """Share of verdicts on `k` drafts that drafting ahead guesses right; see `was_guessed`."""
     if not fan:
@@ -112,14 +111,14 @@ def was_guessed(request: Request, accepted: int, fan: int, exponent: float) -> b
     if accepted == request.state.k and request.accept_runs[position] > accepted:
         return True
     others = fan - (accepted == request.state.k)
-    return others > 0 and _uniform(request, position + accepted) < _coverage(others, exponent)
+    return others > 0 and uniform(request, position + accepted) < _coverage(others, exponent)
 
 
 def _coverage(tokens: int, exponent: float) -> float:
     return float(1 - (1 + tokens) ** -exponent)
 
 
-def _uniform(request: Request, position: int) -> float:
+def uniform(request: Request, position: int) -> float:
     """A uniform number that depends only on request and position (splitmix64)."""
     state = int.from_bytes(request.accept_runs[:8], "little") ^ request.id * 0x9E3779B97F4A7C15
     state = (state + (position + 1) * 0xD1B54A32D192ED03) & _WORD
@@ -272,6 +271,7 @@ class MeasuredModel(NamedTuple):
     starts: Floats  # rows by class and by whether the last run was empty
     inside: Floats  # rows by class and rest of the run
     tokens_per_round: tuple[float, ...]  # of the recording, for draft lengths 1, 2, …
+    drafted: Counts  # drafts by accepted tokens and length, where lengths differ; else empty
 
 
 @lru_cache(maxsize=16)
@@ -280,7 +280,11 @@ def measured(name: str) -> MeasuredModel:
     text = (files("pdvsim.sim.workload") / "data" / "acceptance.json").read_text(encoding="utf-8")
     model = json.loads(text)["models"][name]
     starts, inside = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
-    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_per_round"]))
+    drafted = model.get("drafted", [])
+    counts = np.zeros((len(drafted), max(map(len, drafted), default=0)), dtype=np.int64)
+    for accepted, row in enumerate(drafted):
+        counts[accepted, : len(row)] = row
+    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_per_round"]), counts)
 
 
 def _cumulative(rows: list[list[int]]) -> Floats:
@@ -321,5 +325,8 @@ def draw_runs(
     inner = np.flatnonzero(~begins)
     start = np.maximum.accumulate(np.where(begins, np.arange(len(runs)), 0))[inner]
     left = start + runs[start] - inner
-    runs[inner] = _run_lengths(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[inner])
+    decides = inner
+    if len(model.drafted):  # a draft that reaches beyond its run does so where the next run is long
+        decides = np.minimum(start + runs[start] + 1, np.repeat(ends, ends - starts)[inner] - 1)
+    runs[inner] = _run_lengths(model.inside, LONGEST * np.repeat(kind, ends - starts)[inner] + left, uniforms[decides])
     return runs.astype(np.uint8)

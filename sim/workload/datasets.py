@@ -192,6 +192,12 @@ def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
     """
     if folder is None:
         return lambda texts: [math.ceil(len(text) / CHARACTERS_PER_TOKEN) for text in texts]
+    tokens_of = tokenized_by(folder)
+    return lambda texts: [len(ids) for ids in tokens_of(texts)]
+
+
+def tokenized_by(folder: str) -> Callable[[list[str]], list[list[int]]]:
+    """A function from texts to their tokens, by a local tokenizer."""
     accepted = "a local folder of a Hugging Face tokenizer (tokenizer.json, tokenizer_config.json)"
     if "\0" in folder or not Path(folder).is_dir():
         raise bad(folder, "--tokenizer", "is not a folder", accepted)
@@ -207,12 +213,12 @@ def token_counter(folder: str | None) -> Callable[[list[str]], list[int]]:
     except Exception as error:  # a broken folder may raise anything
         raise bad(folder, "--tokenizer", f"cannot be loaded ({type(error).__name__})", accepted) from None
 
-    def count(texts: list[str]) -> list[int]:
+    def tokens(texts: list[str]) -> list[list[int]]:
         # JSON may hold half of a surrogate pair, which no tokenizer takes.
         clean = [text.encode("utf-8", "replace").decode("utf-8") for text in texts]
-        return [len(ids) for ids in tokenizer(clean, verbose=False)["input_ids"]]
+        return [list(ids) for ids in tokenizer(clean, verbose=False)["input_ids"]]
 
-    return count
+    return tokens
 
 
 def read_sharegpt(

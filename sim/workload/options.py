@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 Dataset = Literal["random", "prefix_repetition", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
 
 RECORDED = ("cnn", "gsm8k", "instructcoder", "sharegpt")  # data sets whose acceptance was recorded, ...
-ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter in ("eagle3", "ngram"))  # ... with both
+USUAL_DATA = "sharegpt"  # the recording that stands for other data sets
+RECORDED_DRAFTERS = ("eagle3", "ngram", "suffix")  # ... with each of these
+ACCEPTANCE_MODELS = tuple(f"{data}-{drafter}" for data in RECORDED for drafter in RECORDED_DRAFTERS)
 TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # files of requests
 LENGTHS: dict[str, tuple[int, int]] = {"random": (1024, 128), "prefix_repetition": (256, 128)}  # without a data set
 PREFIXES = (256, 10)  # tokens and number of prefix_repetition's, as in vLLM
@@ -223,7 +225,8 @@ class Acceptance:
     synthetic_acceptance_rates: tuple[float, ...] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
     acceptance_model: str | None = None
-    """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3 or -ngram."""
+    """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3, -ngram or
+    -suffix."""
     acceptance_trace: str | None = None
     """JSONL of recorded rounds: one list of accepted counts per line, assigned to the requests in turn. The largest
     count is the draft length of the recording."""

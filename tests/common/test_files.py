@@ -170,10 +170,11 @@ def test_what_is_interrupted_does_not_replace_what_is_finished(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     small = ["--num-prompts", "30", "--num-runs", "2", "--jobs", "1", "--arch", "pd,pdv", "-o", str(tmp_path)]
-    short = ["--dataset-name", "random", "--input-len", "64", "--output-len", "8"]
+    short = ["--dataset-name", "random", "--input-len", "64", "--output-len", "8", "--num-speculative-tokens", "2"]
+    short += ["--max-num-seqs", "4", "--max-num-batched-tokens", "512"]
     asked = {
-        "capacity": ["--goodput", "ttft:500", "--tolerance", "0.5", "--num-speculative-tokens", "2", *short],
-        "map": ["--concurrency", "1", "--acceptances", "0.5"],
+        "capacity": ["--goodput", "ttft:500", "--tolerance", "0.5", *short],
+        "map": ["--concurrency", "1", "--acceptances", "0.5", *short],
     }
     assert main([name, *small, *asked[name]]) == 0
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}

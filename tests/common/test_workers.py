@@ -85,10 +85,6 @@ def test_workers_leave_ctrl_c_to_their_parent() -> None:
     assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
 
 
-def test_a_point_in_a_process_of_its_own() -> None:
-    assert attempt_alone(talkative, 7, 3, __version__) == Outcome(7, {"point": 3})
-
-
 @pytest.fixture
 def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current folder, with modules named as the standard library's; the file is there once one is imported."""

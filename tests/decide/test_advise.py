@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise
@@ -310,21 +309,6 @@ def test_ctrl_c_tells_what_is_known(
     out, err = capsys.readouterr()
     assert known in out
     assert err.endswith("interrupted: the above uses the runs that had finished\n")
-
-
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ([], "give --request-rate, --concurrency, or --num-prompts alone"),
-        (["--request-rate", "3", "--concurrency", "2"], "give one of --request-rate and --concurrency"),
-        (["--concurrency", "0"], "concurrency must be 1 to"),
-        (["--request-rate", "3", "--num-runs", "1"], "num-runs must be at least 2"),
-        (["--request-rate", "3", "--objective", "headroom"], "objective headroom needs --goodput"),
-        (["--request-rate", "3", "--arch", "pd", "--place", "prefill=1", "verify=1"], "pd verifies in its decode lane"),
-    ],
-)
-def test_bad_input_is_one_line(refused: Callable[..., str], flags: list[str], says: str) -> None:
-    assert says in refused(["advise", *flags])
 
 
 def test_a_load_that_nothing_holds_is_said_so_with_what_it_holds() -> None:

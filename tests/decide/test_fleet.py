@@ -171,6 +171,7 @@ def test_a_head_stays_with_its_target() -> None:
     assert all(fleet.of(base).placement.gpus == 1 for fleet in ways)
 
 
+MTP = {"deepseek-v3", "glm-4.5-air", "glm-4.6", "mimo-7b"}  # presets with MTP layers, by their makers' config.json
 THREE = ("autoregressive", "colocated", "pdv")
 FIGURES = ("output_throughput", "mean_ttft_ms", "mean_e2el_ms", "foundation", "total_output_tokens")
 
@@ -216,7 +217,7 @@ def test_everyone_who_competes_can_be_deployed(target: str) -> None:
     for way in ways:
         block = vllm(served_as(way.of(base)))
         assert "--speculative-config" in block.text
-    assert ("colocated with mtp" in {way.name for way in ways}) == (target == "deepseek-v3")
+    assert ("colocated with mtp" in {way.name for way in ways}) == (target in MTP)
     assert any(way.name == "colocated with ngram" for way in ways)
 
 
@@ -256,6 +257,18 @@ def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
     assert "recorded with" not in str(own).partition("Expected\n")[0]
 
 
+def test_a_published_acceptance_is_named_in_the_verdict_and_ones_own_is_asked_for() -> None:
+    load = {"concurrency": 1, "num_prompts": 8, "num_runs": 2, "budget": 9, "jobs": 1}
+    fixed = {"arch": ["autoregressive", "colocated"], "num_speculative_tokens": 1}
+    advice = pdvsim.advise(model="mimo-7b", drafter="mtp", **fixed, **load)
+    assert advice.recommended.speculates
+    verdict, _, rest = str(advice).partition("Expected\n")
+    assert "note: acceptance of mtp as published: MT-Bench at k=2, vLLM pull request 25136" in verdict
+    assert "acceptance of your own server is the best answer: --acceptance-from" in rest
+    own = pdvsim.advise(model="mimo-7b", drafter="mtp", acceptance_rate=0.8, **fixed, **load)
+    assert "as published" not in str(own)
+
+
 @pytest.mark.parametrize(("rate", "k"), [(0.3, 1), (0.6, 3), (0.8, 5)])
 def test_the_rate_that_stands_for_a_recording_is_that_of_its_rounds(rate: float, k: int) -> None:
     """Leviathan's law the other way round: runs with a rate give it back."""
@@ -293,8 +306,9 @@ def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:
 
 
 def test_an_assumed_acceptance_is_noted_for_its_drafter_and_only_where_it_decides() -> None:
-    load = {"request_rate": 8, "num_prompts": 40, "num_runs": 2, "budget": 90, "jobs": 1}
-    advice = pdvsim.advise(model="llama-3.1-8b", arch=["autoregressive", "colocated"], **load)
+    load = {"request_rate": 8, "num_prompts": 40, "num_runs": 2, "budget": 9, "jobs": 1}
+    fixed = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048}
+    advice = pdvsim.advise(model="llama-3.1-8b", arch=["autoregressive", "colocated"], **fixed, **load)
     note = "note: acceptance 0.6 is assumed for llama-3.2-1b:"
     finalists = {advice.question.name(c): c for c in advice.finals}
     noted = {}

@@ -1,4 +1,4 @@
-"""Decisions hold at their load: found in runs that are long enough, and again in runs five times as long."""
+"""Decisions hold at their load: found in runs that are long enough, and again in runs three times as long."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HELD = {"conversations": (24.0, 31.0), "prefixes": (38.0, 46.0)}
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_capacity_holds_five_times_as_long_on_another_seed(name: str) -> None:
+def test_a_capacity_holds_three_times_as_long_on_another_seed(name: str) -> None:
     """A tenth below the rate that was found holds in a long run, a fifth above it does not."""
     capacities = pdvsim.capacity(**FIXED | (SETTINGS | CASES[name]))
     [entry], plan = capacities.summary(), capacities.plan
@@ -39,7 +39,7 @@ def test_a_capacity_holds_five_times_as_long_on_another_seed(name: str) -> None:
     for factor in (0.9, 1.2):
         run = plan.experiment(("colocated", 7), factor * rate)
         length = length_of(run)
-        long = with_length(run, Length(length.start, 5 * length.measured))
+        long = with_length(run, Length(length.start, 3 * length.measured))
         [row] = Bench(1).rows([replace(long, hardware=replace(long.hardware, band=False))])
         verdicts.append(plan.goal.attains(row) and keeps_up(row))
     assert verdicts == [True, False]

@@ -276,7 +276,7 @@ def text_of(advice: Advice) -> str:
 
 def test_the_same_question_has_the_same_answer_on_any_number_of_cores() -> None:
     first = answer()
-    assert text_of(first) == text_of(answer()) == text_of(answer(jobs=2))
+    assert text_of(first) == text_of(answer(jobs=2))
     assert first.runs <= 90
 
 

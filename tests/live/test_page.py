@@ -81,7 +81,9 @@ def pause(page: Page) -> None:
         assert time.monotonic() < end
         if (button := page.get_by_role("button", name="Pause", exact=True)).count():
             button.click()
-        page.wait_for_timeout(3000)
+        for _ in range(30):
+            if "paused" not in text(page, "status"):
+                page.wait_for_timeout(100)
 
 
 def slide(page: Page, name: str, key: str, times: int) -> None:

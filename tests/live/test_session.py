@@ -27,8 +27,7 @@ from pdvsim.testing import check_alike
 BASE = Experiment("pdv", traffic=Traffic(request_rate=20.0, seed=3), server=Server("tinyllama-1.1b:llama-2-7b", 3))
 
 
-@pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize("users", [None, 6])
+@pytest.mark.parametrize(("arch", "users"), [*((arch, None) for arch in ARCHS), ("colocated", 6), ("pdv-ahead", 6)])
 def test_a_session_left_alone_is_an_ordinary_run(arch: str, users: int | None) -> None:
     """The same requests and the same rows, also with a client that holds requests back."""
     base = replace(BASE, traffic=replace(BASE.traffic, max_concurrency=users))

@@ -82,8 +82,8 @@ def test_experts_multiply_8_bits_by_8_bits(tokens: int, sizes: tuple[int, int]) 
     torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-3)
 
 
-@quick
-@given(st.integers(1, 70), st.sampled_from([(4, 2), (128, 8)]), st.integers(0, 40), st.booleans())
+@settings(quick, max_examples=4)
+@given(st.sampled_from([1, 20, 70]), st.sampled_from([(4, 2), (128, 8)]), st.integers(0, 40), st.booleans())
 def test_tokens_are_routed_and_grouped_alike(tokens: int, sizes: tuple[int, int], layer: int, pinned: bool) -> None:
     count, taken = sizes
     logits, slots = normal(tokens, count, seed=tokens), torch.arange(tokens).int() % 5

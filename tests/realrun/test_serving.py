@@ -169,8 +169,7 @@ def test_moving_draft_lengths_change_no_token(arch: Arch) -> None:
     serve_and_compare(experiment(arch, controller="feedback", max_speculative_tokens=4), output_len=25)
 
 
-@pytest.mark.parametrize("arch", ["colocated", "pd"])
-@pytest.mark.parametrize("noise", [0.0, 0.2])
+@pytest.mark.parametrize(("arch", "noise"), [("colocated", 0.0), ("colocated", 0.2), ("pd", 0.2)])
 def test_early_drafts_change_no_token(arch: Arch, noise: float) -> None:
     """A draft that is launched before the verdict is known begins where the verdict ends, whatever it says."""
     moving = experiment(arch, async_scheduling=True, controller="feedback", max_speculative_tokens=4)
@@ -286,9 +285,9 @@ def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pyte
     assert rows.max() <= 4 * max(1, 4 * fan)  # four requests, of three drafts each
 
 
-@pytest.mark.parametrize("kv_cache", ["reserved", "paged"])
-@pytest.mark.parametrize("fan", [0, 2])
-@pytest.mark.parametrize("k", [3, 14])
+@pytest.mark.parametrize(
+    ("k", "fan", "kv_cache"), [(3, 0, "paged"), (3, 2, "reserved"), (14, 0, "reserved"), (14, 2, "paged")]
+)
 def test_drafts_ahead_find_pages_where_the_cache_is_full(
     kv_cache: KvPolicy, fan: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -103,17 +103,17 @@ def test_sampled_speculation_has_the_targets_distribution() -> None:
         for slot in slots:
             lane.prefill([PromptChunk(slot, 0, 2)]).outcome()
     counts = torch.zeros(vocab, vocab)
-    accepted = 0
+    lengths = set()
     for _ in range(rounds):
         sequences.length[:rows] = 3  # back to the prompt: rollback is the length
         lanes.draft.draft(slots, 2).outcome()
         rows_out = lanes.target.verify(slots, 2).outcome().rows
-        accepted += sum(len(row) - 1 for row in rows_out)
+        lengths |= {len(row) for row in rows_out}
         short = [slot for slot, row in enumerate(rows_out) if len(row) == 1]
         lanes.target.step(short).outcome()
         for a, b in sequences.tokens[:rows, 3:5].tolist():
             counts[a, b] += 1
-    assert 0.2 < accepted / (2 * rounds * rows) < 0.95  # both branches of the rule are exercised
+    assert lengths == {1, 2, 3}  # none, one and both of the drafts are accepted
     assert p_value(counts.flatten(), target_pairs(lanes, prompt, temperature).flatten()) > 1e-3
 
 

@@ -46,10 +46,12 @@ def test_verdicts_are_guessed_as_often_as_the_formula_says(alpha: float, k: int,
     assert abs(np.mean(hits) - expected) <= 4.5 * np.sqrt(expected * (1 - expected) / len(hits)) + 1e-12
 
 
-def speed(arch: str = "pdv-ahead", host: Host = SILENT, at_once: int = 1, gpus: int = 2, **server: Any) -> float:
+def speed(
+    arch: str = "pdv-ahead", host: Host = SILENT, at_once: int = 1, gpus: int = 2, output_len: int = 2000, **server: Any
+) -> float:
     experiment = Experiment(
         arch,
-        Traffic("random", num_prompts=6 * at_once, input_len=16, output_len=2000, max_concurrency=at_once),
+        Traffic("random", num_prompts=6 * at_once, input_len=16, output_len=output_len, max_concurrency=at_once),
         Acceptance(0.8),
         Server(num_speculative_tokens=4, **server),
         Hardware(**({"place": ("prefill=1", "verify=1"), "link": "made up"} if gpus > 1 else {})),
@@ -87,7 +89,7 @@ def test_the_latency_model_chooses_no_worse_than_not_drafting_ahead() -> None:
     """On two GPUs with few requests it gains a quarter and more; on one it leaves off."""
     for at_once, gpus, least in ((1, 2, 1.25), (4, 2, 1.0), (32, 2, 0.98), (1, 1, 0.98), (16, 1, 0.98)):
         host = Host()
-        plain, ahead = (speed(arch, host, at_once, gpus) for arch in ("pdv", "pdv-ahead"))
+        plain, ahead = (speed(arch, host, at_once, gpus, 500) for arch in ("pdv", "pdv-ahead"))
         assert ahead >= least * plain, (at_once, gpus)
 
 
@@ -126,8 +128,16 @@ def test_lanes_have_limits_of_their_own() -> None:
 
 
 def test_measured_acceptance_tells_what_lies_behind_a_draft() -> None:
+    """A round is drafted ahead if all drafts of the one before were accepted, and the position after them as well."""
     traffic = Traffic("random", num_prompts=20, input_len=32, output_len=200, max_concurrency=1)
     acceptance = Acceptance(acceptance_model="sharegpt-eagle3")
     experiment = Experiment("pdv-ahead", traffic, acceptance, Server(ahead_fan=0, ahead_miss="draft"), TWO)
-    requests = simulate(experiment).requests
-    assert 0.05 < requests["ahead_used"].sum() / requests["drafted"].sum() < 0.9
+    used = simulate(experiment).requests["ahead_used"]
+    k = experiment.longest_draft
+    for request in make_requests(traffic, acceptance):
+        guessed, at = 0, 1
+        while at < request.output_tokens:
+            behind = request.accept_runs[at] > k
+            at += min(request.accept_runs[at], k) + 1
+            guessed += behind and at < request.output_tokens
+        assert used[request.id] == k * guessed

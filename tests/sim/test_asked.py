@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,12 @@ from pdvsim.cli.runcommand import AskedExperiment, RunCommand
 from pdvsim.common.commandline import command_line
 from pdvsim.common.options import build, parse
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
+from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.hardware.names import Note
-from pdvsim.sim.workload.acceptance import expected_tokens
+from pdvsim.sim.workload.acceptance import expected_tokens, mean_tokens
 from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.counters import read_acceptance
+from pdvsim.view.setting import acceptance_notes
 
 PAIR = "llama-3.2-1b:llama-3.1-8b"
 EAGLE3 = "eagle3-llama-3.1-8b:llama-3.1-8b"
@@ -137,7 +141,8 @@ def test_what_tells_no_acceptance_is_one_line(
         ("run --acceptance-from {} --acceptance-rate 0.5", "mutually exclusive"),
         ("run --acceptance-from {} --acceptance-model sharegpt-eagle3", "mutually exclusive"),
         ("run --acceptance-from nowhere.txt", "nowhere.txt: cannot be read"),
-        ("run --acceptance-from {} --pair ngram:llama-3.1-8b", "n-gram"),
+        ("run --acceptance-from {} --pair ngram:llama-3.1-8b", "acceptance of ngram drafts"),
+        ("run --acceptance-from {} --pair suffix:llama-3.1-8b", "acceptance of suffix drafts"),
         ("run --acceptance-from {} --num-speculative-tokens 9", "gives 8 positions; drafts have up to 9"),
         ("advise --model llama-3.1-8b --request-rate 2 --acceptance-from {}", "name it with --drafter"),
     ],
@@ -179,6 +184,26 @@ def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
     assert build(AskedExperiment, spread).asked().acceptance == Acceptance(0.6, 5.0)
     assert usual_acceptance("ngram:llama-3.1-8b", Traffic("random")).acceptance_model == "sharegpt-ngram"
     assert usual_acceptance("mtp-llama-3.1-8b:llama-3.1-8b", Traffic()) == Acceptance()
+
+
+MTP = {
+    "deepseek-v3": 3.18,
+    "glm-4.5-air": 1.84,
+    "glm-4.6": 1.84,
+    "mimo-7b": 2.06,
+}  # tokens per round at k=7, as printed
+
+
+@pytest.mark.parametrize("target", MTP)
+def test_the_acceptance_of_a_models_own_mtp_is_the_published_one_and_its_source_is_named(target: str) -> None:
+    for name in (target, f"{target}-fp8") if target != "deepseek-v3" else (target,):
+        experiment = build(AskedExperiment, {"model": name, "drafter": "mtp"}).asked()
+        assert experiment.server.pair == f"mtp-{name}:{name}"
+        assert mean_tokens(experiment.acceptance, 7) == pytest.approx(MTP[target], abs=0.03)
+        assert can_load("mtp", name)
+        [note] = acceptance_notes([replace(experiment, arch="colocated")])
+        assert note.startswith("acceptance of mtp as published: ")
+        assert re.search("issue 109|pull request", note)
 
 
 def test_a_column_of_the_requests_file_comes_before_a_recording(tmp_path: Path) -> None:

@@ -24,7 +24,8 @@ from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.records import Launches
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.acceptance import found_refused, found_share, is_found, measured
+from pdvsim.sim.workload.acceptance import measured
+from pdvsim.sim.workload.lookup import Lookup, lookup_of
 from pdvsim.study.band import spanned
 
 CLOSED = Traffic("random", num_prompts=60, input_len=200, output_len=200, max_concurrency=8)
@@ -120,9 +121,11 @@ def test_acceptance_of_another_drafter_is_doubtful() -> None:
         warn([replace(serving("ngram"), acceptance=Acceptance(acceptance_model="sharegpt-eagle3"))])
     with pytest.warns(Doubt, match="sharegpt-ngram was not measured with --drafter eagle3"):
         warn([replace(serving("eagle3"), acceptance=Acceptance(acceptance_model="sharegpt-ngram"))])
+    with pytest.warns(Doubt, match="sharegpt-ngram was not measured with --drafter suffix"):
+        warn([replace(serving("suffix"), acceptance=Acceptance(acceptance_model="sharegpt-ngram"))])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        for kind in ("eagle3", "ngram"):
+        for kind in ("eagle3", "ngram", "suffix"):
             warn([replace(serving(kind), acceptance=Acceptance(acceptance_model=f"sharegpt-{kind}"))])
 
 
@@ -202,15 +205,16 @@ def test_no_error_is_claimed_that_no_real_run_told() -> None:
 
 
 def test_drafts_are_found_where_one_is_accepted_and_at_that_share_of_the_others() -> None:
-    runs = bytes([0, 3] * 20_000)
+    runs, lookup = bytes([0, 3] * 20_000), Lookup(0.15)
     drafted = []
     for position in range(len(runs)):
         row = Request(7, 0.0, 10, len(runs), runs)
         row.state.emitted = position
-        drafted.append(is_found(row, 0.15))
-    assert all(drafted[1::2])
-    assert np.mean(drafted[::2]) == pytest.approx(0.15, abs=0.01)
-    assert found_share(0.2, 0.15) == pytest.approx(0.2 + 0.8 * 0.15)
+        drafted.append(lookup.length(row, 5))
+    assert set(drafted[1::2]) == {5}
+    assert set(drafted[::2]) == {0, 5}
+    assert np.mean(drafted[::2]) == pytest.approx(5 * 0.15, abs=0.05)
+    assert lookup.share(0.2) == pytest.approx(0.2 + 0.8 * 0.15)
 
 
 @pytest.mark.parametrize("name", ["sharegpt-ngram", "instructcoder-ngram"])
@@ -224,7 +228,7 @@ def test_rounds_gain_what_was_recorded_and_most_have_no_drafts(name: str) -> Non
     first = np.sum(result.deliveries["tokens"] > 1) / rounds  # of its drafts, one or more accepted
     share = requests["drafts"].sum() / rounds
     assert first < share < 0.6
-    assert share == pytest.approx(found_share(first, found_refused(acceptance)), abs=0.01)
+    assert share == pytest.approx(lookup_of("ngram", acceptance).share(first), abs=0.01)
 
 
 # what is chosen ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from pdvsim.calibration.fit.build import save
 from pdvsim.sim.assembly import Cluster, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
-from pdvsim.sim.core import KINDS, GpuSpec, Request
+from pdvsim.sim.core import KINDS, LOOKED_UP, GpuSpec, Request
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
@@ -120,7 +120,7 @@ def scenarios(draw: st.DrawFn, arch: Arch, profiles: tuple[str | None, ...] = (N
     host = draw(st.sampled_from([None, 0.0, 1e-3]))
     options = {
         "server.pair": draw(st.sampled_from([PAIR, PAIR, PAIR, "qwen3-0.6b:qwen3-30b-a3b-fp8"])),
-        "server.drafter": draw(st.sampled_from([None, None, "eagle3", "mtp", "ngram", "none"])),
+        "server.drafter": draw(st.sampled_from([None, None, "eagle3", "mtp", "ngram", "suffix", "none"])),
         "acceptance.acceptance_rate": draw(st.sampled_from([0.0, 0.3, 0.6, 0.9, 1.0])),
         "acceptance.acceptance_concentration": draw(st.sampled_from([None, None, 2.0])),
         "traffic.max_concurrency": draw(st.sampled_from([None, None, 1, 3, 8])),
@@ -393,7 +393,7 @@ def test_a_block_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -
     """Rounds that pass at once give the same records as the event queue, round by round."""
 
     @given(scenario=st.one_of(scenarios(arch, profiles), long_blocks(arch)))
-    @settings(max_examples=50)
+    @settings(max_examples=36)
     def check(scenario: Scenario) -> None:
         assert_same(scenario.run(), scenario.run(blocks=False))
 
@@ -489,8 +489,9 @@ def test_rounds_are_leviathans(arch: Arch) -> None:
             assert result.deliveries["tokens"][mine].tolist() == expected
             assert result.requests["accepted"][request.id] == accepted
             drafts = result.requests["drafts"][request.id]
-            assert result.requests["drafted"][request.id] == k * drafts
-            if experiment.server.drafted_by == "ngram":  # some rows have none
+            drafted, kind = result.requests["drafted"][request.id], experiment.server.drafted_by
+            assert drafted == k * drafts or (kind == "suffix" and accepted <= drafted < k * drafts)
+            if kind in LOOKED_UP:  # some rows have none
                 assert sum(tokens > 1 for tokens in expected[1:]) <= drafts < len(expected)
             else:
                 assert drafts == (len(expected) - 1 if k else 0)
@@ -621,7 +622,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
     Whoever is preempted reads again what left the cache, and nothing else is read twice.
     """
     preempted = 0
-    for seed, options in enumerate(SCARCE * 2):
+    for seed, options in enumerate(SCARCE):
         rng = np.random.default_rng(seed)
         prompts, outputs = rng.choice([1, 30, 64, 200], 14), rng.integers(1, 90, 14)
         need = int((prompts + outputs).max()) + 8

@@ -36,7 +36,7 @@ from pdvsim.sim.machine import lane
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.acceptance import FOUND_REFUSED
+from pdvsim.sim.workload.lookup import FOUND_REFUSED
 
 MS = 1e-3
 NEAR = 1e-6  # of a millisecond: 1e-9 s

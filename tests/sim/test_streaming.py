@@ -217,9 +217,9 @@ def test_memory_does_not_grow_with_saved_records(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] + 16 * 1024  # kB
 
 
-def test_a_quarter_of_an_hour_at_95_percent_load() -> None:
+def test_five_minutes_at_95_percent_load() -> None:
     """Lindley to the nanosecond, Little, a GPU busy for less than all of the time, an empty cache; 24 h by hand."""
     script = Path(__file__).parents[1] / "benchmarks" / "long_run.py"
-    done = subprocess.run([sys.executable, str(script), "--hours", "0.25"], capture_output=True, text=True)
+    done = subprocess.run([sys.executable, str(script), "--hours", "0.08"], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "all laws hold" in done.stdout

@@ -75,9 +75,9 @@ def test_figures_of_engines() -> None:
     sharded = [cell for source in sources if "four GPUs" in source.title for cell in source.predicted]
     assert len(sharded) == 6
     assert sorted(abs(cell.error) for cell in sharded)[-2] < 0.05
-    assert "32 of 46 figures that were not fitted are predicted within 10%" in engines.engines_text(
-        engines.reproduce_engines()
-    )
+    predicted = [cell.within for source in sources for cell in source.predicted]
+    assert len(predicted) == 46
+    assert np.mean(predicted) >= 2 / 3
 
 
 def test_figures_of_mixtures_of_experts() -> None:

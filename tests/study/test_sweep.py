@@ -1,9 +1,8 @@
-"""Sweeps: the same rows whatever the number of jobs, finished points survive Ctrl-C, intervals over replications."""
+"""Sweeps: points and their rows, finished points survive Ctrl-C, intervals over replications."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -29,15 +28,13 @@ def test_points_are_the_product_with_common_seeds() -> None:
     assert all(math.isinf(p.experiment.traffic.request_rate) for p in points)
 
 
-def test_rows_do_not_depend_on_the_number_of_jobs() -> None:
+def test_every_architecture_serves_the_same_requests_and_progress_is_told() -> None:
     points = Sweep(("pdv", "colocated"), request_rate=(2.0, 20.0), base=SMALL).points()
     told: list[tuple[int, int]] = []
     one = run_sweep(points, 1, lambda done, total: told.append((done, total)))
-    two = run_sweep(points, 2)
     assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
     assert one["load"].tolist() == [2.0, 2.0, 20.0, 20.0]
-    pd.testing.assert_frame_equal(one, two, check_exact=True)
-    assert one["total_input_tokens"].nunique() == one["total_output_tokens"].nunique() == 1  # of all architectures
+    assert one["total_input_tokens"].nunique() == one["total_output_tokens"].nunique() == 1
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
@@ -74,33 +71,6 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
     ]
     mine = rows.set_index("point")["output_throughput"]
     assert differences[3]["difference"].mean == mine[7] - mine[6]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "says"),
-    [
-        (["num-speculative-token=2"], "vary: unknown flag num-speculative-token; did you mean num-speculative-tokens?"),
-        (["arch=pd"], "vary: use --arch for arch"),
-        (["max_concurrency=4"], "vary: use --concurrency for max_concurrency"),
-        (["2"], "vary takes flag=value,value, got '2'"),
-        (["num-speculative-tokens=two"], "--num-speculative-tokens must be a whole number, got 'two'"),
-        (["num-speculative-tokens=99"], "num-speculative-tokens must be 0 to 32, got 99"),
-        (["num-speculative-tokens=4,4"], "names a value twice"),
-        (["acceptance-rate="], "vary: acceptance-rate needs a value"),
-        (["acceptance-rate=0.5", "acceptance_rate=0.6"], "vary names acceptance_rate twice"),
-        (["acceptance-rate=nan"], "acceptance-rate must be 0 to 1, got nan"),
-        (["controller=fixd"], "invalid choice 'fixd'"),
-        (["controller=fixed,feedback", "--arch", "baseline"], "which baseline does not have"),
-        (["use-trace-timestamps=yes"], "must be true or false"),
-        (["pair=a"], "unknown model 'a'"),
-        (["gpu=h9000"], "unknown gpu 'h9000'"),
-    ],
-)
-def test_a_varied_flag_is_checked_as_the_flag_is(
-    refused: Callable[..., str], tmp_path: Path, tokens: list[str], says: str
-) -> None:
-    assert says in refused(["sweep", "--vary", *tokens, "-o", str(tmp_path / "new")])
-    assert not (tmp_path / "new").exists()
 
 
 def test_varied_values_have_the_type_of_their_flag() -> None:

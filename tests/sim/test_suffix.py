@@ -1,0 +1,237 @@
+"""Suffix decoding: the look-up against plain counting, and what its drafts cost and gain in runs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdvsim.cli import main
+from pdvsim.decide.deploy import deployment
+from pdvsim.decide.formula import Formula
+from pdvsim.realrun.machine import Machine, refuse
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
+from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.hardware.costs import LookupCosts
+from pdvsim.sim.hardware.host import SUFFIX_ROW_S
+from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.acceptance import measured
+from pdvsim.sim.workload.asked import usual_acceptance
+from pdvsim.sim.workload.lookup import lookup_of
+from pdvsim.sim.workload.suffix import SuffixCache, SuffixOptions
+from pdvsim.view.setting import measure_notes
+from studies.make_acceptance import by_length, read, tokens_per_round
+from studies.suffix_gains import gain
+
+# the look-up ---------------------------------------------------------------------------------------------------------
+
+Texts = Sequence[Sequence[int]]
+
+
+def followers(texts: Texts, stretch: Sequence[int]) -> Iterator[int | None]:
+    """What follows a stretch wherever it stands, in the order in which it came; None at the end of a text."""
+    for text in texts:
+        for at in range(len(text) - len(stretch) + 1):
+            if list(text[at : at + len(stretch)]) == list(stretch):
+                end = at + len(stretch)
+                yield text[end] if end < len(text) else None
+
+
+def plain(texts: Texts, context: Sequence[int], k: int, options: SuffixOptions) -> tuple[float, list[int]]:
+    """The best draft by counting anew for every stretch."""
+    best: tuple[float, list[int]] = 0.0, []
+    for match in range(1, min(len(context), options.suffix_decoding_max_tree_depth)):
+        stretch = list(context[-match:])
+        if not list(followers(texts, stretch)):
+            break
+        draft, chance, expected = list[int](), 1.0, 0.0
+        while len(draft) < min(k, int(match * options.suffix_decoding_max_spec_factor + 1e-6)):
+            seen = list(followers(texts, stretch + draft))
+            counts: dict[int, int] = {}
+            likeliest = None
+            for token in seen:
+                if token is not None:
+                    counts[token] = counts.get(token, 0) + 1
+                    if likeliest is None or counts[token] > counts[likeliest]:
+                        likeliest = token
+            if likeliest is None or match + len(draft) >= options.suffix_decoding_max_tree_depth:
+                break
+            chance *= counts[likeliest] / len(seen)
+            if chance < options.suffix_decoding_min_token_prob:
+                break
+            draft.append(likeliest)
+            expected += chance
+        if expected >= best[0]:
+            best = expected, draft
+    return best
+
+
+tokens = st.lists(st.integers(0, 3), max_size=30)
+
+
+@given(
+    prompt=tokens,
+    answers=st.lists(tokens, max_size=3),
+    own=tokens,
+    k=st.integers(1, 9),
+    options=st.builds(
+        SuffixOptions,
+        suffix_decoding_max_tree_depth=st.sampled_from([2, 5, 24]),
+        suffix_decoding_max_cached_requests=st.sampled_from([0, 10_000]),
+        suffix_decoding_max_spec_factor=st.sampled_from([0.5, 1.0, 2.0]),
+        suffix_decoding_min_token_prob=st.sampled_from([0.0, 0.1, 0.4]),
+    ),
+)
+def test_it_drafts_what_plain_counting_does(
+    prompt: list[int], answers: list[list[int]], own: list[int], k: int, options: SuffixOptions
+) -> None:
+    cache = SuffixCache(options)
+    for number, answer in enumerate(answers):
+        cache.start(number, [9])  # other prompts are not in the cache
+        cache.extend(number, answer)
+        cache.stop(number)
+    cache.start(99, prompt)
+    for token in own:
+        cache.extend(99, [token])
+    context = [*prompt, *own][-options.suffix_decoding_max_tree_depth :]
+    mine = plain([[*prompt, *own]], context, k, options)
+    others = plain([*answers, own] if options.suffix_decoding_max_cached_requests else [], context, k, options)
+    assert cache.drafts(99, k) == (mine[1] if mine[0] >= others[0] else others[1])
+
+
+def test_a_draft_is_as_long_as_its_match() -> None:
+    """Four tokens agree, so four are drafted, though more followed; from another answer where the own text has none."""
+    cache = SuffixCache()
+    cache.start(0, [1, 2, 3, 4, 5, 6, 7, 8, 9])
+    cache.extend(0, [1, 2, 3, 4])
+    assert cache.drafts(0, 32) == [5, 6, 7, 8]
+    assert cache.drafts(0, 2) == [5, 6]
+    cache.start(1, [0])
+    cache.extend(1, [1, 2])
+    assert cache.drafts(1, 32) == [3, 4]
+
+
+# runs ----------------------------------------------------------------------------------------------------------------
+
+
+def served(k: int, clients: int = 8, data: str = "sharegpt", drafter: str = "suffix") -> Experiment:
+    traffic = Traffic("random", num_prompts=4 * clients + 8, max_concurrency=clients, input_len=200, output_len=200)
+    return Experiment(
+        "colocated",
+        traffic,
+        Acceptance(acceptance_model=f"{data}-{drafter}"),
+        Server(f"{drafter}:llama-3.1-8b", num_speculative_tokens=k, max_num_seqs=256),
+    )
+
+
+def test_a_draft_takes_one_look_up_per_row_on_the_host_whatever_its_length() -> None:
+    """It would fail if k draft tokens cost k forwards, or anything on the GPU."""
+    costs = LookupCosts(pair("suffix:llama-3.1-8b").draft)
+    for k in (1, 5, 12):
+        price = costs.price(7, 1, k, 3000).at(3000)
+        assert price.seconds == pytest.approx(7 * SUFFIX_ROW_S)
+        assert (price.bytes, price.flops) == (0, 0)
+        result = simulate(served(k, clients=1))
+        assert not np.any(result.launches["role"] == 0)
+        np.testing.assert_allclose(result.requests["draft_s"], result.requests["rounds"] * SUFFIX_ROW_S)
+
+
+@pytest.mark.parametrize("data", ["gsm8k", "instructcoder"])
+def test_rounds_draft_and_gain_what_the_look_up_did(data: str) -> None:
+    """Widths of a verify differ from row to row, and their mean is the recorded one."""
+    counts, k = measured(f"{data}-suffix").drafted, 12
+    rounds, lengths = counts.sum(), np.arange(counts.shape[1])
+    result = simulate(served(k, clients=16, data=data))
+    done = result.requests
+    drafted, accepted = (done[name].sum() / done["rounds"].sum() for name in ("drafted", "accepted"))
+    assert drafted == pytest.approx(float((counts @ lengths).sum() / rounds), rel=0.05)
+    assert accepted == pytest.approx(float(counts.sum(axis=1) @ np.arange(len(counts)) / rounds), rel=0.05)
+    launches = result.launches
+    verify = (launches["kind"] == KINDS.index("verify")) & (launches["rows"] == 16)
+    assert np.all(launches["tokens"][verify] < (16 * launches["width"])[verify])
+    assert len(set(launches["width"][verify].tolist())) > 3
+
+
+def test_a_draft_is_at_least_what_is_accepted_of_it_and_at_most_what_is_asked_for() -> None:
+    lookup, random = lookup_of("suffix", Acceptance()), np.random.default_rng(0)
+    for id in range(300):
+        request = Request(id, 0.0, 10, 50, bytes(random.integers(0, 9, 50).tolist()))
+        for k in (1, 3, 12):
+            length = lookup.length(request, k)
+            assert min(k, request.accept_runs[0]) <= length <= k
+
+
+@pytest.mark.parametrize("k", [2, 8])
+def test_the_formula_expects_the_drafts_that_a_run_has(k: int) -> None:
+    experiment = served(k, clients=100)
+    formula = Formula(experiment)
+    lookup, rate = formula.planner.lookup, formula.acceptance
+    done = simulate(experiment).requests
+    assert lookup.share(rate) == pytest.approx(done["drafts"].sum() / done["rounds"].sum(), rel=0.05)
+    assert lookup.mean_length(rate, k) == pytest.approx(done["drafted"].sum() / done["drafts"].sum(), rel=0.05)
+
+
+@pytest.mark.parametrize(("data", "pays"), [("gsm8k", False), ("sharegpt", False), ("instructcoder", True)])
+def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays: bool) -> None:
+    """The direction of ArcticInference's issue 185 on vLLM: refused drafts fill a large batch; edits of code gain."""
+    gains = {clients: gain(data, clients) for clients in (1, 128)}
+    assert gains[1] > 1.2
+    assert gains[1] > 1.2 * gains[128]
+    assert (gains[128] > 1) == pays
+
+
+# commands ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_to_measure_is_said_for_look_ups_and_for_models() -> None:
+    assert "acceptance --texts" in measure_notes([served(4)])[0]
+    modelled = replace(served(4), acceptance=Acceptance(), server=Server("llama-3.2-1b:llama-3.1-8b"))
+    assert "--acceptance-from" in measure_notes([served(4), modelled])[0]
+    assert measure_notes([replace(modelled, acceptance=Acceptance(0.7))]) == []
+
+
+def test_the_recorded_acceptance_is_the_default_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert usual_acceptance("suffix:llama-3.1-8b", Traffic()).acceptance_model == "sharegpt-suffix"
+    assert main(["acceptance", "--drafter", "suffix", "--json"]) == 0
+    listed = json.loads(capsys.readouterr().out)["tokens_per_round"]
+    assert {row["task"] for row in listed} == {"cnn", "gsm8k", "instructcoder", "sharegpt"}
+
+
+def test_it_is_deployed_with_the_options_it_was_looked_up_with() -> None:
+    experiment = replace(served(8), hardware=replace(served(8).hardware, tensor_parallel_size=2))
+    vllm, sglang, *_ = deployment(experiment)
+    config = json.loads(vllm.text.partition("--speculative-config '")[2].partition("'")[0])
+    assert config == {
+        "method": "suffix",
+        "suffix_decoding_max_tree_depth": 24,
+        "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0,
+        "suffix_decoding_min_token_prob": 0.1,
+        "num_speculative_tokens": 8,
+    }
+    assert not sglang.text
+    with pytest.raises(ValueError, match="--drafter suffix is for pdvsim run"):
+        refuse(served(4), Machine())
+
+
+def test_the_shipped_counts_are_those_of_the_traces(tmp_path: Path) -> None:
+    """A trace of two requests, counted by hand: rounds start after what the round before yields."""
+    rows = [
+        {"dataset": "chat", "suffix": [1, 3, 2, 1, 2], "suffix_drafted": [0, 4, 1, 0, 1]},
+        {"dataset": "chat", "suffix": [1, 1], "suffix_drafted": [2, 0]},
+    ]
+    path = tmp_path / "traces.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    recorded, drafted = read([path])
+    assert recorded == {"chat-suffix": [[0, 2, 1, 0, 1], [0, 0]]}
+    # rounds at 0 (0 of 0), 1 (2 of 4), 4 (1 of 1); 0 (0 of 2), 1 (0 of 0)
+    counts = by_length(recorded["chat-suffix"], drafted["chat-suffix"])["drafted"]
+    assert counts == [[2, 0, 1], [0, 1], [0, 0, 0, 0, 1]]
+    assert tokens_per_round(recorded["chat-suffix"], 7) == pytest.approx((1 + 3 + 2 + 1 + 1) / 5)
