@@ -121,10 +121,24 @@ def groups(quick: bool = False) -> list[GroupPlan]:
         (own[2], chats[0]),
         (library[0], chats[0]),
     ]
+    # drafts whose first forward has two tokens per row; chats' prompts next to verifies, where both fill the GPU
+    caught = [
+        grid.draft(r, k, CONTEXT, True) for r, k in ((24, 2), (16, 2), (24, 1), (24, 4), (32, 2), (8, 2), (48, 2))
+    ]
+    checks = [grid.decode(r, 4, CONTEXT) for r in (2, 8, 16, 24, 40, 64)]
+    short = grid.prefill(256), grid.prefill(128, chunks=2)
+    late = [(rows, prompts) for rows in checks for prompts in short]
+    late += [(rows, prompt[512]) for rows in caught]
+    late += [(caught[0], prompts) for prompts in (prompt[128], *short, grid.prefill(768), prompt[1024])]
+    late += [(checks[r], grid.prefill(256, 1024)) for r in (0, 3)]
+    late += [(checks[r], grid.prefill(512, 1024)) for r in (0, 1)]
+    late += [(checks[1], grid.prefill(192)), (checks[3], grid.prefill(192)), (checks[3], grid.prefill(768))]
+    late += [(grid.decode(r, 1, CONTEXT), grid.prefill(256)) for r in (24, 48)]
     both = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])][: 4 if quick else None]
     plan = [(setting, members) for members in both for setting in SETTINGS]
     if not quick:
         plan += [("ordered", members) for members in far_off] + [("equal", members) for members in equal]
+        plan += [("ordered", members) for members in late]
     return [(number, *entry) for number, entry in enumerate(plan)]
 
 

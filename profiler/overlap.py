@@ -23,8 +23,11 @@ def window(members: Sequence[Spans]) -> tuple[float, float] | None:
     return (begin, end) if begin < end else None
 
 
-def work_done_s(spans: Spans, solo_s: float, within: tuple[float, float]) -> float:
-    """Seconds that a member's launches in the window would have taken alone; those cut by its ends count by share."""
+def work_done_s(spans: Spans, solo_s: float | NDArray[np.float64], within: tuple[float, float]) -> float:
+    """Seconds that a member's launches in the window would have taken alone; those cut by its ends count by share.
+
+    `solo_s` is that of each launch, or the same for all.
+    """
     length = spans[:, 1] - spans[:, 0]
     covered = np.clip(np.minimum(spans[:, 1], within[1]) - np.maximum(spans[:, 0], within[0]), 0.0, None)
-    return float(solo_s * (covered / length).sum())
+    return float((solo_s * covered / length).sum())

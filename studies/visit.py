@@ -1,9 +1,10 @@
 """One visit to a GPU, in parts with a time limit each: `python studies/visit.py FOLDER [PART ...]`.
 
-- `profile` adds to the shipped samples the points, pairs and groups that they lack: batches of 192 and 256 rows, 8-bit
-  weights beside other launches, and prompts of chats beside 16 to 48 rows.
+- `groups` adds to the shipped samples the groups of concurrent launches that they lack: prompts of chats next to drafts
+  and verifies of 2 to 64 rows, drafts whose first forward has two tokens per row.
+- `rows` adds the points that they lack: batches of 192 and 256 rows.
 - `probe` times `realrun --probe` and keeps what it says of this machine.
-- `runs` serves `tail.plan.jsonl`: the kinds of load with the largest errors.
+- `runs` serves `lanes.plan.jsonl`: the kinds of load with the largest errors.
 - `report` compares what there is with the present profile; the other parts end with it.
 
 FOLDER gets `samples.parquet`, `header.json`, `probe.json`, `runs.jsonl`, `launches.parquet` and `log.txt`. What a part
@@ -28,14 +29,14 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 DATA = ROOT / "calibration" / "data" / "h200"
-SAMPLES = ("samples.parquet", "header.json")
-MODELS = ("llama-3.1-8b", "llama-3.2-1b", "llama-2-7b", "tinyllama-1.1b")
+SAMPLES, PLAN = ("samples.parquet", "header.json"), "lanes.plan.jsonl"
+MODELS = ("tinyllama-1.1b", "llama-2-7b", "llama-3.2-1b", "llama-3.1-8b", "qwen2-1.5b", "qwen2-7b")
 PAIRS = (
-    "llama-3.2-1b:llama-3.1-8b-fp8", "llama-3.2-1b:llama-3.1-8b", "qwen2-1.5b:qwen2-7b", "tinyllama-1.1b:llama-2-7b",
+    "qwen2-1.5b:qwen2-7b", "tinyllama-1.1b:codellama-34b", "llama-3.2-1b:llama-3.1-8b", "tinyllama-1.1b:llama-2-7b",
     "gemma-2b:gemma-7b",
 )  # fmt: skip
 PROBED = "llama-3.2-1b:llama-3.1-8b"
-LIMITS_S = {"profile": 360, "probe": 45, "runs": 240}
+LIMITS_S = {"groups": 500, "rows": 150, "probe": 45, "runs": 330}
 STOPPING_S = 25  # for what a command does after its interruption
 FIRST_NEW_GROUP = 117
 
@@ -59,14 +60,22 @@ def command(limit_s: float, log: Path, *words: str) -> float:
     return took_s
 
 
-def profile(folder: Path, log: Path) -> None:
-    """Continue the shipped samples; parts are made elsewhere, as there are many."""
+def groups(folder: Path, log: Path) -> None:
+    """Concurrent launches that the shipped samples lack."""
+    _profile("groups", folder, log, "--pairs", ",".join(PAIRS), "--pair-budget-s", "85")
+
+
+def rows(folder: Path, log: Path) -> None:
+    """Points that the shipped samples lack."""
+    _profile("rows", folder, log, "--models", ",".join(MODELS), "--budget-s", "40")
+
+
+def _profile(part: str, folder: Path, log: Path, *options: str) -> None:
+    """Continue the shipped samples, or those of this visit; their many parts are made elsewhere."""
     with tempfile.TemporaryDirectory() as name:
         for file in SAMPLES:
-            shutil.copy(DATA / file, name)
-        options = ["--models", ",".join(MODELS), "--pairs", ",".join(PAIRS), "-o", name, "--jobs", "16"]
-        limits = ["--budget-s", "40", "--pair-budget-s", "75"]
-        command(LIMITS_S["profile"], log, "pdvsim.cli", "profile", *options, *limits)
+            shutil.copy(folder / file if (folder / file).exists() else DATA / file, name)
+        command(LIMITS_S[part], log, "pdvsim.cli", "profile", *options, "-o", name, "--jobs", "16")
         for file in SAMPLES:
             shutil.copy(Path(name) / file, folder)
 
@@ -88,7 +97,7 @@ def serve(folder: Path, log: Path) -> None:
     from pdvsim.calibration.validate.launches import gather
 
     out, limit_s = folder / "runs.jsonl", LIMITS_S["runs"]
-    words = ["validate", "--serve", str(DATA / "tail.plan.jsonl"), "-o", str(out), "--minutes", str(limit_s / 60 - 0.5)]
+    words = ["validate", "--serve", str(DATA / PLAN), "-o", str(out), "--minutes", str(limit_s / 60 - 0.5)]
     command(limit_s, log, "pdvsim.cli", *words)
     gather(folder)
 
@@ -135,11 +144,11 @@ def _report_samples(folder: Path) -> None:
             _by_shapes(groups, corun.slowdowns(groups, known.contention))
 
 
-def _by_shapes(groups: Sequence[object], predicted: np.typing.NDArray[np.float64]) -> None:
+def _by_shapes(found: Sequence[object], predicted: np.typing.NDArray[np.float64]) -> None:
     """Measured and predicted slowdown of each member, the mean over pairs."""
     rows: dict[tuple[str, bool], list[tuple[float, ...]]] = {}
     at = 0
-    for group in groups:
+    for group in found:
         count = len(group.members)  # type: ignore[attr-defined]
         both = (*group.measured, *predicted[at : at + count])  # type: ignore[attr-defined]
         rows.setdefault((group.shapes, group.ordered), []).append(both)  # type: ignore[attr-defined]
@@ -193,7 +202,7 @@ def main(argv: Sequence[str]) -> int:
         return 2
     folder, parts = Path(argv[0]), argv[1:] or [*LIMITS_S]
     folder.mkdir(parents=True, exist_ok=True)
-    for part, run in (("profile", profile), ("probe", probe), ("runs", serve)):
+    for part, run in (("groups", groups), ("rows", rows), ("probe", probe), ("runs", serve)):
         if part in parts:
             run(folder, folder / "log.txt")
     report(folder)

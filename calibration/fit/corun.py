@@ -3,9 +3,9 @@
 All coefficients but four are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of priority
 among three, the only case with a choice of the next launch, and the additional room of three. The others are the effect
 of priority between mixtures of experts and the room of 8-bit products, each from groups that have them. Co-running
-launches are measured on a power-throttled GPU and single launches on a cool one, so the effect of the power limit is
-removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models and priorities),
-models where several pairs were measured, and triples with a fit to pairs alone.
+launches are measured while the GPU reaches its power limit and single launches on a cool one, so the effect of the
+limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models and
+priorities), models where several pairs were measured, and triples with a fit to pairs alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel, Load, Price
+from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
 
@@ -34,6 +34,7 @@ SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
 LEAST_RATE = 1e-3
 RATE_AND_DRAW_ITERATIONS = 5
+LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
 
 
 @dataclass(eq=False, kw_only=True)
@@ -115,43 +116,44 @@ def groups_of(
             context, model = float(part["context_total"].mean()), models[first["model"]]
             members.append(_member(first, rate, context, solo, gpu, model, power))
         if power:
-            _cool(members, power)
+            _cool(members, spans, within, power)
         shapes = " + ".join(" ".join(str(part.iloc[0][key]) for key in SHAPE) for part in parts)
         groups.append(Group(str(pair), shapes, members))
     return groups
 
 
-def _cool(members: Sequence[Member], power: Power) -> None:
-    """Remove the effect of the lowered clock from the measured rates, at the mean draw of all members."""
-    hot, rest_w = [member.measured for member in members], power.fit.rest_w
+def _cool(members: Sequence[Member], spans: Sequence[Floats], within: tuple[float, float], power: Power) -> None:
+    """Remove the effect of the lowered clock from the measured rates.
+
+    A group lasts some tens of milliseconds, not much longer than the GPU takes to lower its clock. So each launch has
+    the mean draw up to its own start, from the power at rest towards what all members draw together.
+    """
+    rest_w, begin_s = power.fit.rest_w, min(float(each[:, 0].min()) for each in spans)
     for _ in range(RATE_AND_DRAW_ITERATIONS):
-        mean_w = rest_w + sum(m.measured * (m.draw.watts - rest_w) for m in members if m.draw)
-        for member, rate in zip(members, hot, strict=True):
-            assert member.draw is not None
-            member.measured = min(1.0, rate * power.taken_s(mean_w, member.draw, member.solo_s) / member.solo_s)
+        drawn_w = rest_w + sum(m.measured * (m.draw.watts - rest_w) for m in members if m.draw)
+        for member, each in zip(members, spans, strict=True):
+            draw = member.draw
+            assert draw is not None
+            means_w = [power.mean_w(rest_w, start_s - begin_s, drawn_w) for start_s in each[:, 0].tolist()]
+            taken_s = np.array([power.taken_s(mean_w, draw, member.solo_s) for mean_w in means_w])
+            member.measured = min(1.0, overlap.work_done_s(each, taken_s, within) / (within[1] - within[0]))
 
 
 def _member(
     row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: CostModel, power: Power | None
 ) -> Member:
     """Demands from the bytes and flops of the launch over its measured time alone."""
-    names = ("bucket_rows", "steps", "tokens", "chunks", "chunk_start", "chunk_tokens")
+    names = ("rows", "steps", "tokens", "chunks", "chunk_start", "chunk_tokens")
     rows, steps, tokens, chunks, start, prompt = (int(row[name]) for name in names)
-    spec, prompts = model.spec, [(start, prompt // chunks)] * chunks if chunks else []
-    if rows:
-        alone = model.price(rows, tokens, steps, context).at(context)._replace(seconds=solo_s)
-    else:  # the shipped sharing model was fitted to tokens that are not padded, and to all experts
-        cache = chunks * start * spec.kv_bytes_per_token
-        weights = spec.common_bytes + spec.routes * spec.expert_bytes + spec.head_params * spec.dtype_bytes
-        pairs = prompt * (start + (prompt / chunks + 1) / 2)
-        flops = 2.0 * spec.active_params * prompt + spec.attention_flops_per_pair * pairs
-        alone = Price(solo_s, weights + cache + prompt * spec.kv_bytes_per_token, flops, cache)
+    prompts = [(start, prompt // chunks)] * chunks if chunks else []
+    cost = model.price(rows, tokens, steps, context, prompts, chunks if row["emits"] else 0)
+    alone = cost.at(context)._replace(seconds=solo_s)
     member = Member(
         kind=str(row["kind"]),
         priority=int(row["priority"]),
         measured=rate,
         solo_s=solo_s,
-        draw=power.draw(alone, power.fit.flop_factor(spec)) if power else None,
+        draw=power.draw(alone, power.fit.flop_factor(model.spec)) if power else None,
     )
     peak = gpu.flops_per_s, gpu.bandwidth_bytes_per_s
     model.demand(member, peak, alone.bytes, alone.flops, rows, tokens, steps, prompts)
@@ -191,10 +193,11 @@ def fit_of(x: Floats) -> ContentionFit:
         yielding=float(min(grown[2], 2.0)),
         hold=float(1 / (1 + np.exp(-x[3]))),
         hold_compute=float(min(grown[4], 1.0)),
+        hold_layer_s=float(min(grown[5], LONGEST_HALF_S)),
     )
 
 
-START = np.array([-0.2, 0.0, -1.0, 1.3, -1.8])
+START = np.array([-0.2, 0.0, -1.8, 1.2, -2.1, -7.8])
 
 
 def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:

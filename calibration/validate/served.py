@@ -30,6 +30,7 @@ SHIPPED = (
     "prefixes.jsonl",
     "tail.jsonl",
     "parallel.jsonl",
+    "lanes.jsonl",
 )
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")

@@ -202,7 +202,10 @@ class Sharing:
     def _hold(self, load: Load) -> float:
         """The part of the GPU that a launch occupies at full speed; at most all, so that sharing beats taking turns."""
         fit = self.fit
-        held = fit.hold + fit.hold_compute * load.compute
+        free = 1.0 - fit.hold
+        if fit.hold_layer_s:
+            free /= 1.0 + load.layer_s / fit.hold_layer_s
+        held = 1.0 - free + fit.hold_compute * load.compute
         if held > 1.0:
             held = 1.0
         if load.eight_bits:

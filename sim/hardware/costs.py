@@ -211,17 +211,19 @@ class CostModel:
             return
         if self.spec.parallel:
             tokens, steps = tokens + steps - 1, 1
-        width = tokens if steps == 1 else 1
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.layer_s = solo_s / (steps * self.spec.layers)
-        new = self.terms.graphs.rows(rows) * width + sum([count for _, count in prompts])
-        load.small_kernel_share = self.terms.small.share(new, solo_s / steps)
+        padded, small, step_s = self.terms.graphs.rows(rows), self.terms.small, solo_s / steps
+        share = small.share(padded * tokens + sum([count for _, count in prompts]), step_s)
+        if steps > 1:  # the first forward of a draft may have several tokens per row, and so larger kernels
+            share = (share + (steps - 1) * small.share(padded, step_s)) / steps
+        load.small_kernel_share = share
         if prompts:
             share = min(1.0, self._prefill_s(prompts) / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
         load.eight_bits = self.spec.multiplies_8_bits and self.spec.experts is None
         if self.spec.experts is not None:
-            load.experts_read = self._distinct(rows, width, prompts) / self.spec.experts.count
+            load.experts_read = self._distinct(rows, tokens if steps == 1 else 1, prompts) / self.spec.experts.count
 
     def _forward(self, before: AffineCost, tokens: int, logits: int, experts: float) -> AffineCost:
         """`before` and a forward's linear layers: over `tokens`, with `logits` and `experts` read per layer."""

@@ -90,9 +90,12 @@ class ContentionFit:
     # Kernels of experts have many short blocks. When a block ends, one of the stream with the higher priority is
     # scheduled: of two launches that read all experts, its share is this many times larger.
     expert_weight: float = 1.0
-    # How much of the GPU a work holds at full speed, so that nothing else finds room: this much, and more with the
-    # arithmetic it uses, 1 at most. All held together is at most 1. Zeros: no limit.
+    # How much of the GPU a work holds at full speed, so that nothing else finds room: this much of one with very short
+    # kernels. Of what that leaves, half at this time per layer (0: none), as pauses between kernels and their last
+    # blocks matter less in longer ones. And more with the arithmetic it uses. All held together is at most 1. Zeros: no
+    # limit.
     hold: float = 0.0
+    hold_layer_s: float = 0.0
     hold_compute: float = 0.0
     crowd_hold: float = 1.0  # where three or more run they find more room: times so much
     # A launch of a dense model that multiplies in 8 bits occupies less: times so much. Mixtures in 8 bits were not
@@ -114,6 +117,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "yielding": _EXPONENT,
     "expert_weight": _WEIGHT,
     "hold": Range(0, 1),
+    "hold_layer_s": _TIME_S,
     "hold_compute": Range(0, 10),
     "crowd_hold": Range(0.1, 1),
     "hold_8bit": Range(0.1, 1),

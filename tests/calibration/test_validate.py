@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -71,20 +71,19 @@ def test_predictions_for_a_known_machine_are_within_a_few_percent_of_the_gpu(her
 
 
 MISSED = [
-    (False, None, 0.10, "11%"),
-    (True, None, 0.08, "11%"),
-    (True, "mean_tpot_ms", 0.04, "4.8%"),
-    (True, "output_throughput", 0.025, "3.9%"),
+    (True, None, 0.08, "9.4%: TTFT and ITL of lanes near saturation"),
+    (True, "mean_tpot_ms", 0.04, "4.8%: host time in short warm-ups"),
+    (True, "output_throughput", 0.025, "3.7%: the same"),
 ]
 
 
-def missed(figure: str) -> pytest.MarkDecorator:
-    cause = "prefills concurrent with other lanes take longer in service than in the profile"
-    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=f"{figure}: {cause}")
+def missed(reason: str) -> pytest.MarkDecorator:
+    return pytest.mark.xfail(strict=True, raises=AssertionError, reason=reason)
 
 
 @pytest.mark.parametrize(
-    ("held_out", "metric", "most"), [pytest.param(*case, marks=missed(figure)) for *case, figure in MISSED]
+    ("held_out", "metric", "most"),
+    [(False, None, 0.10), *(pytest.param(*case, marks=missed(reason)) for *case, reason in MISSED)],
 )
 def test_the_95th_percentile_of_errors_meets_its_target(
     everything: Validation, held_out: bool, metric: str | None, most: float
@@ -132,11 +131,12 @@ def within_a_run(part: dict[str, Any]) -> bool:
     return math.floor(0.85 * runs) <= round(part["covered"] * runs) <= math.ceil(0.95 * runs)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError,
-    reason="too wide: of 66 ShareGPT runs they hold 97%, of 48 at half the capacity 98% where the pace is known",
-)  # fmt: skip
-@pytest.mark.parametrize("known", get_args(Known))
+TOO_WIDE = pytest.mark.xfail(
+    strict=True, raises=AssertionError, reason="too wide: of 85 runs at up to 0.65 of the capacity they hold 97%"
+)
+
+
+@pytest.mark.parametrize("known", ["any machine", pytest.param("this machine", marks=TOO_WIDE)])
 def test_bars_hold_nine_of_ten_in_every_group(everything: Validation, known: Known) -> None:
     """Of runs that they were not made of: 85% to 95%.
 
@@ -145,7 +145,8 @@ def test_bars_hold_nine_of_ten_in_every_group(everything: Validation, known: Kno
     """
     seen, held = everything.by_machine(held_out=False)[known], everything.by_machine(held_out=True)[known]
     coverage = covered(cross_hits(seen) + hits_of(held, bars(seen)))
-    assert coverage["runs"] == len(seen) + len(held) >= 120
+    served = {one.run.id for one in (*seen, *held)}  # one of the twelve questions was served twice
+    assert coverage["runs"] == len(served) >= 120
     groups = {(kind, name): part for kind in coverage if kind[:3] == "by_" for name, part in coverage[kind].items()}
     large = {group: part for group, part in groups.items() if part["runs"] >= 20}
     assert len(large) > 30
@@ -203,7 +204,7 @@ def test_held_out_runs_of_a_kind_are_within_three_percent(everything: Validation
 
 TTFT = pytest.mark.xfail(
     strict=True, raises=AssertionError,
-    reason="20%: TTFT of mixtures in lanes, whose prefills are concurrent with decoding",
+    reason="14%: TTFT of mixtures in lanes, whose prefills are concurrent with decoding",
 )  # fmt: skip
 
 
@@ -213,11 +214,8 @@ def test_nineteen_of_twenty_errors_of_a_kind_are_within_a_tenth(everything: Vali
 
 
 @pytest.mark.parametrize("run", SHARED, ids=lambda run: run.id)
-def test_the_gpu_found_as_many_cached_tokens(run: ServedRun, request: pytest.FixtureRequest) -> None:
+def test_the_gpu_found_as_many_cached_tokens(run: ServedRun) -> None:
     """To the token; where evictions depend on timing, within 1%."""
-    if run.id == "47298b040c4d":
-        reason = "1.4%: evictions of a small cache follow the host times of the median machine"
-        request.applymarker(pytest.mark.xfail(reason=reason, strict=True, raises=AssertionError))
     real, simulated = run.metrics, summarise(simulate(run.experiment))
     assert simulated["prefix_cache_queries"] == real["prefix_cache_queries"]
     small = run.experiment.hardware.kv_capacity_tokens is not None

@@ -56,6 +56,7 @@ measured = st.one_of(
         yielding=st.floats(0.0, 1.5),
         hold=share,
         hold_compute=share,
+        hold_layer_s=st.sampled_from([0.0, 1e-4, 1e-3]),
         hold_8bit=st.floats(0.5, 1.0),
     ),
 )
@@ -87,7 +88,8 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
 
 def hold(fit: ContentionFit, load: Load, beside: Sequence[Load]) -> float:
     """What a load holds of the GPU among those that it shares turns with."""
-    held = min(1.0, fit.hold + fit.hold_compute * load.compute) * (1 - load.empty)
+    shrunk = 1 / (1 + load.layer_s / fit.hold_layer_s) if fit.hold_layer_s else 1.0
+    held = min(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * load.compute) * (1 - load.empty)
     held *= fit.hold_8bit if load.eight_bits else 1.0
     return held * fit.crowd_hold if len(beside) > 2 else held
 
@@ -348,7 +350,7 @@ def test_the_small_kernels_of_a_draft_are_those_of_its_steps() -> None:
     """
     gpu, *_ = h200("stream")
     rows = batch(20, 300)
-    for tokens, steps, share in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 1.0)):
+    for tokens, steps, share in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 0.75)):
         job = beside_others(gpu, Launch("draft", "draft", "decode", rows, tokens, steps))
         assert job.small_kernel_share == share
         assert job.layer_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
