@@ -194,30 +194,29 @@ class Experiment:
         sized = self.traffic.dataset_path is not None or self.traffic.num_turns > 1 or self.traffic.prefixes[0] > 0
         if sized and self.traffic.model_context != (context := self.context):
             object.__setattr__(self, "traffic", replace(self.traffic, model_context=context))
-        kind = self.base_arch
+        policy = policy_of(self.arch)
         if self.scoring.warmup_requests >= self.traffic.num_prompts:
             raise ValueError(
                 f"no request is left to measure: num-prompts is {self.traffic.num_prompts}, "
                 f"warmup-requests {self.scoring.warmup_requests}"
             )
-        if kind == "baseline" and self.server.controller == "feedback":
-            raise ValueError("--controller feedback needs a verify queue, which baseline does not have")
+        if policy.workers == "requests" and self.server.controller == "feedback":
+            raise ValueError(f"--controller feedback needs a verify queue, which {self.arch} does not have")
         if (controller := self.server.controller) in ("table", "adaptive-verification"):
-            if kind in ("pdv-ahead", "adaptive"):
-                raise ValueError(f"{kind} plans with drafts that are all verified: no --controller {controller}")
+            if policy.verifies_all:
+                raise ValueError(f"{self.arch} plans with drafts that are all verified: no --controller {controller}")
             if self.server.drafted_by in LOOKED_UP:
                 looked_up = self.server.drafted_by
                 raise ValueError(f"--controller {controller} needs a drafter on the GPU, not --drafter {looked_up}")
-        if kind == "pdv-ahead":
+        if policy.drafts_ahead:
             drawn = self.acceptance
             if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:
-                raise ValueError("pdv-ahead needs --acceptance-rate or --acceptance-model")
+                raise ValueError(f"{self.arch} needs --acceptance-rate or --acceptance-model")
         hardware, drafter = self.hardware, self.server.drafted_by
-        if kind == "pdv-ahead" and drafter not in ("model", "none"):
-            raise ValueError(f"pdv-ahead drafts ahead with a draft model: it does not support --drafter {drafter}")
+        if policy.drafts_ahead and drafter not in ("model", "none"):
+            raise ValueError(f"{self.arch} drafts ahead with a draft model: it does not support --drafter {drafter}")
         if self.placement.gpus > 1 and drafter in (*HEADS, *LOOKED_UP):
             raise ValueError(f"--drafter {drafter} drafts alongside its target, on one GPU: leave out --place")
-        policy = policy_of(self.arch)
         if hardware.place and not policy.placeable():
             fitting = archs_where(lambda other: other.placeable())
             raise ValueError(f"--place needs separate lanes ({', '.join(fitting)}), not {self.arch}")

@@ -48,6 +48,7 @@ class Ahead(PDV):
     least_gpus = 2
     options: OwnOptions = (*PDV.options, "ahead_fan")
     tuned: Tuned = ("verify_gather", ("auto", "never"))
+    drafts_ahead = verifies_all = True
     not_in_engines = "drafts while it verifies, from guesses of the result"
 
     def __init__(self, context: Context) -> None:

@@ -51,7 +51,7 @@ class Adaptive(Hybrid):
     Plain decoding teaches nothing about acceptance, so drafts are tried now and then.
     """
 
-    plain_rounds = True
+    plain_rounds = verifies_all = True
     drafter_follows = False  # while it decodes plainly
     options: OwnOptions = PDV.options
     tuned: Tuned = ("verify_gather", ("auto", "never"))

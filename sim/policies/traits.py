@@ -37,6 +37,8 @@ class PolicyTraits:
     workers: Workers = "lanes"
     atomic_rounds = False  # may also verify on the draft lane
     plain_rounds = False  # may go on without draft tokens whatever the draft length is
+    drafts_ahead = False  # drafts while a request is verified, from guesses of the verdict
+    verifies_all = False  # plans with drafts that are all verified
     least_gpus = 1  # with fewer it is not worth trying
     options: OwnOptions = ()  # server settings that act in it alone
     tuned: Tuned = None  # one of them, and the values that a search tries
