@@ -289,11 +289,12 @@ def warm_up(rig: ServingRig, experiment: Experiment, machine: Machine, requests:
     parts: list[Columns] = []
     policy, served_s = policy_of(experiment.arch), 0.0
     server = replace(experiment.server, async_scheduling=False)  # it would hide the host
+    longest = max(WARM_UP_PROMPT, rig.needs.prompt_tokens[0])  # nothing is ready for shorter forwards than the run has
     for users in sorted({min(users, rig.needs.slots) for users in WARM_UPS}):
         if len(parts) > 1 and served_s > WARM_UP_S:
             break
         few = [  # of several runs, whose numbers may be the same
-            Request(at, 0.0, min(r.prompt_tokens, WARM_UP_PROMPT), min(r.output_tokens, WARM_UP_OUTPUT), r.accept_runs)
+            Request(at, 0.0, min(r.prompt_tokens, longest), min(r.output_tokens, WARM_UP_OUTPUT), r.accept_runs)
             for at, r in enumerate(requests[: 2 * users])
         ]
         traffic = replace(experiment.traffic, max_concurrency=users)

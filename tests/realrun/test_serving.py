@@ -355,6 +355,18 @@ def test_a_warm_up_leaves_nothing_behind() -> None:
     assert outputs[0] == outputs[1]
 
 
+def test_prompts_that_are_all_longer_than_a_warm_up_s_are_warmed_up_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is ready for forwards shorter than the run has."""
+    monkeypatch.setattr("pdvsim.realrun.site.WARM_UP_PROMPT", 4)
+    chosen = experiment("colocated", max_prompts_per_forward=1, max_num_batched_tokens=128)
+    chosen = replace(chosen, traffic=replace(chosen.traffic, random_range_ratio=0.0))
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = rig_for(chosen, requests)
+    assert rig.needs.prompt_tokens[0] == 30
+    warm_up(rig, chosen, OWN, requests)
+    assert len(rig.warm_launches["rows"])
+
+
 def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
     chosen = experiment("pd")
     requests = make_requests(chosen.traffic, chosen.acceptance)
