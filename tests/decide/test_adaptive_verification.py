@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from pdvsim.common.options import build
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.options import TunedServer
+from pdvsim.decide.options import DecisionOptions
 from pdvsim.decide.space import ADAPTIVE, ADAPTIVE_LENGTH, complexity, settings_text
 from pdvsim.sim.config import Experiment, Server
 
@@ -31,18 +32,18 @@ def served(**more: Any) -> Experiment:
     ],
 )
 def test_it_competes_where_drafts_are_cheap_and_nothing_else_is_asked(server: dict[str, Any], competes: bool) -> None:
-    asked = TunedServer(**server)
+    asked = build(DecisionOptions, server)
     space = asked.space(("colocated", "pdv"))
-    colocated, pdv = (Experiment(arch, server=asked.given()) for arch in ("colocated", "pdv"))
+    colocated, pdv = (Experiment(arch, server=asked.server) for arch in ("colocated", "pdv"))
     tried = [way.server for way in space.drafts(colocated) if way.server.controller == ADAPTIVE]
     assert [way.num_speculative_tokens for way in tried] == [ADAPTIVE_LENGTH] * competes
     assert not any(way.server.controller == ADAPTIVE for way in space.drafts(pdv))
 
 
 def test_it_is_tried_where_it_is_asked_for() -> None:
-    asked = TunedServer(**HEAD, controller=ADAPTIVE)
+    asked = build(DecisionOptions, HEAD | {"controller": ADAPTIVE})
     for arch in ("colocated", "pdv"):
-        ways = asked.space((arch,)).drafts(Experiment(arch, server=asked.given()))
+        ways = asked.space((arch,)).drafts(Experiment(arch, server=asked.server))
         assert {(way.server.controller, way.server.num_speculative_tokens) for way in ways} == {(ADAPTIVE, 8)}
 
 

@@ -146,7 +146,7 @@ def test_a_reserved_cache_has_no_prefixes() -> None:
 
 
 def test_a_prefix_aware_router_keeps_a_prefix_on_one_server() -> None:
-    traffic = Traffic("prefix_repetition", num_prompts=240, prefix_len=512, num_prefixes=24, request_rate=20)
+    traffic = Traffic("prefix_repetition", num_prompts=240, prefix_len=512, num_prefixes=24, request_rate=10)
     rates = {}
     for router in ("round-robin", "least-loaded", "prefix-aware"):
         hardware = Hardware(replicas=4, router=router, kv_capacity_tokens=20_000)  # type: ignore[arg-type]

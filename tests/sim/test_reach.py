@@ -144,7 +144,7 @@ def test_a_run_outside_says_which_way_and_how_far() -> None:
 def test_tables_of_many_runs_name_the_furthest() -> None:
     from pdvsim.study.stats import over_replications
 
-    options: dict[str, Any] = {"dataset_name": "random", "input_len": 16, "output_len": 40, "num_prompts": 200}
+    options: dict[str, Any] = {"dataset_name": "random", "input_len": 16, "output_len": 40, "num_prompts": 400}
     options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}
     points = pdvsim.sweep(arch=["colocated"], concurrency=[2, 300], num_runs=2, jobs=1, **options)
     assert points["outside_measured_share"].tolist()[:2] == [0.0, 0.0]
@@ -154,7 +154,7 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
     assert len(said) == 1
     assert said[0].startswith("colocated, outside the measured range: ")
     assert "rows up to " in said[0]
-    assert "(measured to 128)" in said[0]
+    assert "(measured to 256)" in said[0]
 
 
 # where the ranges come from ----------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:
     assert profile.measured == ranges["measured"]
     assert profile.measured_together == ranges["measured_together"]
     assert set(profile.measured) == set(profile.models)
-    assert profile.measured["llama-2-7b"] == Reach(128, 8, 8000, 2048, 7700, 2048)
+    assert profile.measured["llama-2-7b"] == Reach(256, 8, 8000, 2048, 7700, 2048)
     assert profile.measured_together == Reach(64, 4, 6000, 2048, 6000, 2048)
 
 
