@@ -6,6 +6,7 @@ import ast
 import subprocess
 import sys
 import tomllib
+from collections import Counter
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -230,3 +231,9 @@ def test_what_is_public_says_its_contract() -> None:
             d for d in tree(module).body if isinstance(d, ast.FunctionDef | ast.ClassDef) and not d.name.startswith("_")
         ]
         assert [d.name for d in public if not (ast.get_docstring(d) or "").splitlines()[:1]] == [], module
+
+
+def test_a_test_file_has_a_name_of_its_own() -> None:
+    """pytest imports test files by their name, without their folder."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
