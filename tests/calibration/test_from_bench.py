@@ -146,17 +146,6 @@ def test_steps_with_drafts_are_steps_of_both_models(tmp_path: Path, capsys: pyte
     assert abs(document["results"][0]["after"]["mean_tpot_ms"]) < 0.05
 
 
-@pytest.mark.parametrize(
-    ("more", "why"),
-    [
-        (("--from-vllm", "x.log"), "--from-bench can be combined only with"),
-        (("--name", "x"), "--from-bench can be combined only with"),
-    ],
-)
-def test_what_cannot_be_combined(tmp_path: Path, refused: Callable[..., str], more: tuple[str, ...], why: str) -> None:
-    assert why in refused(["calibrate", "--from-bench", str(tmp_path / "a.json"), *more])
-
-
 def test_results_that_say_too_little(tmp_path: Path, refused: Callable[..., str]) -> None:
     result = served(tmp_path, 2)
     path = tmp_path / "a.json"

@@ -164,9 +164,3 @@ def test_bad_input_is_one_line(
     path = bench_of(served(2, max_concurrency=8), tmp_path / "bench.json", **change)
     pair = [] if "--pair" in more else ["--pair", PAIR]
     assert says in refused(["validate", "--bench", path, *pair, *more])
-
-
-def test_options_of_a_server_need_a_bench(refused: Callable[..., str]) -> None:
-    assert "--bench needs the served models" in refused(["validate", "--bench", "x.json"])
-    for more in (["--pair", PAIR], ["--gpu", "h100-sxm"], ["--drafter", "ngram"], ["--num-speculative-tokens", "2"]):
-        assert "can be used only with --bench" in refused(["validate", *more])

@@ -1,4 +1,4 @@
-"""The command line: what it prints, where, and that bad input is one line and exit code 2."""
+"""The command line: what it prints, and where; tests/test_refusals.py lists what it refuses."""
 
 from __future__ import annotations
 
@@ -24,56 +24,6 @@ from pdvsim.common.options import options
 from pdvsim.sim.policies import USUAL_ARCHS
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["rum"], "did you mean run?"),
-        (["--frob"], "unknown option '--frob'"),
-        (["run", "--request-rat", "8"], "unknown option --request-rat; did you mean --request-rate?"),
-        (["run", "--tp", "2"], "unknown option --tp; did you mean --tensor-parallel-size?"),
-        (["capacity", "--slo", "ttft:9"], "unknown option --slo; did you mean --goodput?"),
-        (["run", "--rate", "8"], "unknown option --rate; did you mean --request-rate?"),
-        (["sweep", "--overwrite"], "unknown option --overwrite: results are never overwritten"),
-        (["run", "-x"], "unknown option -x"),
-        (["run", "8"], "unexpected argument '8'"),
-        (["run", "--seed", "1", "2"], "unexpected argument '2'"),
-        (["run", "--seed"], "argument --seed: expected one argument"),
-        (["run", "--goodput", "--json"], "argument --goodput: expected at least one argument"),
-        (["run", "--json=yes"], "argument --json/--no-json: ignored explicit argument 'yes'"),
-        (["run", "--num-prompts", "many"], "--num-prompts must be a whole number, got 'many'"),
-        (["run", "--request-rate", "fast"], "--request-rate must be a number, got 'fast'"),
-        (["run", "--metric-percentiles", "50,all"], "--metric-percentiles must be a number, got 'all'"),
-        (["run", "--arch", "pdx"], "unknown arch 'pdx' (did you mean pd?); known: autoregressive"),
-        (["run", "--goodput", "ttfx:5"], "goodput: unknown metric 'ttfx'"),
-        (["run", "--dataset-name", "azure"], "needs --dataset-path"),
-        (["run", "--config", "/no/such.toml"], "cannot read /no/such.toml: No such file"),
-        (["sweep", "--concurrency", "1", "--request-rate", "2"], "are mutually exclusive"),
-        (["sweep", "--concurrency", "1", "--max-concurrency", "2"], "are mutually exclusive"),
-        (["sweep", "--concurrency", "0"], "concurrency must be 1 to 10000000, got 0"),
-        (["sweep", "--concurrency", "1.5"], "--concurrency must be a whole number, got '1.5'"),
-        (["sweep", "--arch", "pdv,pdv"], "names a value twice"),
-        (["profile", "--all"], "unknown option --all"),
-    ],
-)
-def test_bad_input_is_one_line(refused: Callable[..., str], argv: list[str], says: str) -> None:
-    assert says in refused([*argv])
-
-
-@pytest.mark.parametrize(
-    ("argv", "says"),
-    [
-        (["--gpu", "h9000"], "unknown gpu 'h9000'"),
-        (["--pair", "tinyllama-1.1b:"], "unknown model ''"),
-        (["--pair", "tinyllama-1.1b:gpt-9"], "unknown model 'gpt-9'"),
-        (["--profile", "/no/such.json"], "/no/such.json"),
-        (["--dataset-name", "mooncake", "--dataset-path", "/no/such.jsonl"], "/no/such.jsonl"),
-        (["--warmup-requests", "8"], "no request is left"),
-    ],
-)
-def test_what_only_the_run_can_refuse_is_one_line_too(refused: Callable[..., str], argv: list[str], says: str) -> None:
-    assert says in refused(["run", *([] if "mooncake" in argv else SMALL), *argv])
 
 
 def test_unwritable_outputs_are_refused_before_the_run(

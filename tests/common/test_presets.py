@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.cli import main
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.capacity import CapacityCommand
 from pdvsim.cli.draft_table import DraftTableCommand
@@ -83,8 +82,3 @@ def test_what_is_given_overrides_it(tmp_path: Path) -> None:
     file = tmp_path / "flags.toml"
     file.write_text('preset = "pd-verify"\noutput_len = 50\n')
     assert values(parse(RunCommand, ["--config", str(file)]).experiment) == ORIGINAL | {"output_len": 50}
-
-
-def test_an_unknown_preset_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["sweep", "--preset", "pdverify"]) == 2
-    assert capsys.readouterr().err == "pdvsim: error: --preset: invalid choice 'pdverify'; one of pd-verify\n"

@@ -165,9 +165,7 @@ def test_a_port_that_is_taken_is_named_before_anything_is_made(
     assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is not an address of this machine\n"
 
 
-def test_elsewhere_a_token_is_needed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["live", "--no-browser", "--port", "0", "--token", "short"]) == 2
-    assert "token" in capsys.readouterr().err
+def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:
     shared = served(tmp_path, "--address", "0.0.0.0", "--token", "a-token-of-mine")
     try:
         assert shared.url.endswith("/?token=a-token-of-mine")

@@ -194,19 +194,3 @@ def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
 def test_what_is_no_part_does_not_merge(shelf: Path, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="not a part of samples"):
         merge([shelf / SAMPLES], tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("argv", "line"),
-    [
-        (["profile"], "nothing to measure"),
-        (["profile", "--models", "gpt-5"], "unknown model 'gpt-5'"),
-        (["profile", "--models", "llama-2-7b", "--budget-s", "0"], "budget-s must be 0.01 to 2592000, got 0"),
-        (["profile", "--models", "llama-2-7b"], "no CUDA device: profiling needs one"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    argv: list[str], line: str, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    assert line in refused(argv)
