@@ -10,16 +10,13 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 from resultdirs import sweep_folder
 
-import pdvsim.decide.runs as runs_module
 from pdvsim.cli import main
 from pdvsim.common.files import TEMPORARY, check_writable, whole, write_all, write_whole
-from pdvsim.study.sweep import SweepInterrupted
+from pdvsim.study.output import save
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
@@ -148,45 +145,14 @@ def test_a_label_stays_in_its_folder(refused: Callable[..., str], tmp_path: Path
     assert [path.parent for path in tmp_path.rglob("*.json")] == [inner]
 
 
-def test_a_run_says_whether_it_is_whole(
-    capsys: pytest.CaptureFixture[str], refused: Callable[..., str], tmp_path: Path
-) -> None:
-    path = tmp_path / "r.json"
-    assert main([*RUN, "-o", str(path), "--save-detailed"]) == 0
-    assert main(["sweep", "--check", str(path)]) == 0
-    assert "the document is complete, and 3 of 3 record files" in capsys.readouterr().out
-    launches = tmp_path / "r.launches.parquet"
-    launches.write_bytes(launches.read_bytes()[:-1])
-    assert main(["sweep", "--check", str(path)]) == 1
-    assert "damaged or missing: r.launches.parquet" in capsys.readouterr().out
-    path.write_text(path.read_text().replace('"seed": 0', '"seed": 1', 1))
-    assert main(["sweep", "--check", str(path), "--json"]) == 1
-    assert json.loads(capsys.readouterr().out)[str(path)]["whole"] is False
-    assert "neither a sweep's folder nor a run's JSON file" in refused(["sweep", "--check", str(tmp_path / "none")])
-
-
-@pytest.mark.parametrize("name", ["capacity", "map"])
+@pytest.mark.parametrize(("done", "beside"), [(b"part", ["map-interrupted.json"]), (None, [])])
 def test_what_is_interrupted_does_not_replace_what_is_finished(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    done: bytes | None, beside: list[str], tmp_path: Path
 ) -> None:
-    small = ["--num-prompts", "30", "--num-runs", "2", "--jobs", "1", "--arch", "pd,pdv", "-o", str(tmp_path)]
-    short = ["--dataset-name", "random", "--input-len", "64", "--output-len", "8", "--num-speculative-tokens", "2"]
-    short += ["--max-num-seqs", "4", "--max-num-batched-tokens", "512"]
-    asked = {
-        "capacity": ["--goodput", "ttft:500", "--tolerance", "0.5", *short],
-        "map": ["--concurrency", "1", "--acceptances", "0.5", *short],
-    }
-    assert main([name, *small, *asked[name]]) == 0
-    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
-    assert sorted(before) == [f"{name}.{kind}" for kind in ("json", "parquet", "png")]
-
-    def interrupted(points: Any, *rest: Any) -> pd.DataFrame:
-        raise SweepInterrupted(pd.DataFrame())
-
-    monkeypatch.setattr(runs_module, "run_sweep", interrupted)
-    assert main([name, *small, *asked[name], "--seed", "7"]) == 130
-    assert capsys.readouterr().err.splitlines()[-1].startswith("pdvsim: interrupted: 0 of ")
-    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+    (tmp_path / "map.json").write_text("finished")
+    assert save({tmp_path / "map.json": done}, "some of 4 cells") == 130
+    assert (tmp_path / "map.json").read_text() == "finished"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*beside, "map.json"]
 
 
 def writes(path: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,11 +10,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import pandas as pd
 import pytest
 from joblib.externals.loky import process_executor
 
@@ -23,7 +26,7 @@ from pdvsim.common.workers import _forget_calls_given_up, attempt_alone, ctrl_c_
 
 PATIENCE_S = 60  # on a busy machine
 LONG = [
-    "--dataset-name", "random", "--input-len", "32", "--output-len", "64", "--num-prompts", "1000", "--arch", "pdv",
+    "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "1000", "--arch", "pdv",
     "--concurrency", "8", "--num-runs", "300", "--jobs", "2",
 ]  # fmt: skip
 
@@ -134,30 +137,44 @@ def sweeping(folder: Path) -> Iterator[subprocess.Popen[str]]:
         running.wait()
 
 
-def first_child(running: subprocess.Popen[str], words: str) -> int:
+def first(running: subprocess.Popen[str], seen: Callable[[], list[Any]]) -> Any:
+    """The first of what is waited for."""
     end_s = time.monotonic() + PATIENCE_S
-    while not (lines := [line for line in children(running.pid) if words in line]):
+    while not (found := seen()):
         assert running.poll() is None
         assert time.monotonic() < end_s
         time.sleep(0.002)
-    return int(lines[0].split()[0])
+    return found[0]
+
+
+def first_child(running: subprocess.Popen[str], words: str) -> int:
+    return int(first(running, lambda: [line for line in children(running.pid) if words in line]).split()[0])
 
 
 def says_how_far(err: str, folder: Path) -> bool:
     """Whether that is all it says; a busy machine may finish points, and tell so, before it comes to the Ctrl-C."""
     end = rf"pdvsim: interrupted: \d+ of 300 points are in {re.escape(str(folder))}; continue with --resume\n"
-    return re.fullmatch(rf"(pdvsim: \d+ of 300 points after \d+ s\n)*{end}", err) is not None
+    return re.fullmatch(rf"(pdvsim: \d+ of 300 points after \d+ s(, about \d+ s left)?\n)*{end}", err) is not None
 
 
-@pytest.mark.parametrize("words", ["tracker", "popen_loky"])
-def test_ctrl_c_while_workers_start(tmp_path: Path, words: str) -> None:
-    """A terminal's Ctrl-C reaches every process, here as soon as there is a tracker, or a worker."""
-    with sweeping(tmp_path / "s") as running:
-        first_child(running, words)
+@pytest.mark.parametrize("moment", ["tracker", "popen_loky", "points"])
+def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path, moment: str) -> None:
+    """A terminal's Ctrl-C reaches every process, here as soon as there is a tracker, a worker, or three points."""
+    folder = tmp_path / "s"
+    with sweeping(folder) as running:
+        if moment == "points":
+            first(running, lambda: list(folder.glob("parts/[0-9]*"))[2:])
+        else:
+            first_child(running, moment)
         os.killpg(running.pid, signal.SIGINT)
         _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
-    assert says_how_far(err, tmp_path / "s")
+    assert says_how_far(err, folder)
+    if moment == "points":
+        rows = pd.read_parquet(folder / "summary.parquet")
+        assert 3 <= len(rows) < 300
+        assert f"interrupted: {len(rows)} of 300" in err
+        assert [json.loads(path.read_text())["point"] for path in sorted(folder.glob("parts/*"))] == [*rows["point"]]
 
 
 def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:

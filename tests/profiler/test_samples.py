@@ -12,8 +12,6 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from small import part_header, written_parts
 
 import pdvsim.calibration
@@ -158,28 +156,6 @@ def test_broken_headers_are_refused(
 ) -> None:
     reheader(copied(shelf, tmp_path), change)
     check_refused(tmp_path, HEADER, field)
-
-
-@settings(max_examples=60)
-@given(data=st.data())
-def test_any_torn_file_is_loaded_or_refused_in_one_line(shelf: Path, data: st.DataObject) -> None:
-    folder = shelf.parent / "broken" / "torn"
-    folder.mkdir(parents=True, exist_ok=True)
-    copied(shelf, folder)
-    path = folder / data.draw(st.sampled_from((SAMPLES, HEADER)))
-    content = bytearray(path.read_bytes())
-    at = data.draw(st.integers(0, len(content) - 1))
-    if data.draw(st.booleans()):
-        content = content[:at]
-    else:
-        content[at] ^= data.draw(st.integers(1, 255))
-    path.write_bytes(content)
-    reason = None
-    try:
-        load(folder)
-    except ValueError as error:
-        reason = str(error)
-    assert reason is None or (str(folder) in reason and "\n" not in reason)
 
 
 def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:

@@ -57,12 +57,10 @@ def dask() -> Iterator[Any]:
             yield cluster
 
 
-def test_loky_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path) -> None:
-    assert result(tmp_path, "--jobs", "2") == alone
-
-
-def test_dask_gives_the_same_bytes(alone: dict[str, bytes], tmp_path: Path, dask: Any) -> None:
-    assert result(tmp_path, "--scheduler", dask.scheduler_address) == alone
+@pytest.mark.parametrize("name", ["loky", "dask"])
+def test_every_backend_gives_the_same_bytes(name: str, alone: dict[str, bytes], tmp_path: Path, dask: Any) -> None:
+    where = ["--jobs", "2"] if name == "loky" else ["--scheduler", dask.scheduler_address]
+    assert result(tmp_path, *where) == alone
 
 
 def outcomes(task: Any, argument: Any, backend: Backend) -> list[Outcome]:
@@ -120,28 +118,21 @@ def test_a_worker_of_another_version_is_not_trusted() -> None:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        (["--scheduler", "tcp://127.0.0.1:9"], "no Dask scheduler answers"),
-        (["--scheduler", "nonsense:x"], "no Dask scheduler answers"),
-        (["--scheduler", "foo://bar"], "no Dask scheduler answers"),
-        (["--scheduler", "tcp://127.0.0.1:9", "--jobs", "2"], "the cluster of --scheduler has its own workers"),
+        ("tcp://127.0.0.1:9", "no Dask scheduler answers"),
+        ("nonsense:x", "no Dask scheduler answers"),
+        ("foo://bar", "no Dask scheduler answers"),
+        ("127.0.0.1:{silent}", "--scheduler 127.0.0.1:{silent}: no "),  # it says nothing, and is not waited for
+        ("tcp://127.0.0.1:9 --jobs 2", "the cluster of --scheduler has its own workers"),
     ],
 )
 def test_a_cluster_that_is_not_there_is_one_line(
-    refused: Callable[..., str], tmp_path: Path, where: list[str], says: str, monkeypatch: pytest.MonkeyPatch
+    refused: Callable[..., str], tmp_path: Path, where: str, says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pdvsim.study.backends.PATIENCE_S", 0.5)
-    assert says in refused(["sweep", *SMALL, *where, "-o", str(tmp_path / "s")])
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        where, says = (text.replace("{silent}", str(listening.getsockname()[1])) for text in (where, says))
+        assert says in refused(["sweep", *SMALL, "-o", str(tmp_path / "s"), "--scheduler", *where.split()])
     assert not (tmp_path / "s").exists()
-
-
-def test_a_port_that_says_nothing_is_not_waited_for(
-    refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("pdvsim.study.backends.PATIENCE_S", 0.5)
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        where = f"127.0.0.1:{silent.getsockname()[1]}"
-        said = refused(["sweep", *SMALL, "--scheduler", where, "-o", str(tmp_path / "s")])
-    assert said.startswith(f"pdvsim: error: --scheduler {where}: no ")
 
 
 @pytest.fixture

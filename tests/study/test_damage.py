@@ -143,12 +143,16 @@ def test_files_of_nobody_are_named_and_left(whole: Path, tmp_path: Path, capsys:
         ("run.launches.parquet", "gone"),
     ],
 )
-def test_a_damaged_run_is_named(name: str, how: str, whole: Path, tmp_path: Path, refused: Callable[..., str]) -> None:
+def test_a_damaged_run_is_named(
+    name: str, how: str, whole: Path, tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
     for path in whole.glob("run.*"):
         shutil.copy(path, tmp_path)
     SPOIL[how](tmp_path / name)
     result = str(tmp_path / "run.json")
-    assert main(["sweep", "--check", result]) == 1
+    capsys.readouterr()
+    assert main(["sweep", "--check", result, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[result]["whole"] is False
     assert str(tmp_path / name) in refused(["report", result, "-o", str(tmp_path / "report.html")])
     if name == "run.json":  # pictures are of the figures, not of the records
         refused(["plot", result, "--var-y", "mean_ttft_ms", "-o", str(tmp_path / "plots")])

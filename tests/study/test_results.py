@@ -190,11 +190,6 @@ def test_a_sweep_that_lacks_points_is_said_to(
         assert [line for line in said if " points" in line] == [f"pdvsim: {line}" for line in says]
 
 
-def spoil_json(folder: Path) -> None:
-    path = folder / "sweep.json"
-    path.write_text(path.read_text()[:40])
-
-
 def drop(folder: Path, column: str) -> None:
     path = folder / "summary.parquet"
     pd.read_parquet(path).drop(columns=column).to_parquet(path, index=False)
@@ -207,17 +202,13 @@ def cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
-        (spoil_json, "sweep.json: not JSON, or cut short"),
         (lambda f: (f / "sweep.json").unlink(), "sweep.json: No such file: not a sweep's folder"),
-        (lambda f: (f / "sweep.json").write_text("[]"), "sweep.json: expected a JSON object"),
         (lambda f: edited(f / "sweep.json", schema_version=99), "sweep.json: schema_version is 99, this version reads"),
         (lambda f: edited(f / "sweep.json", pdvsim_version=None), "sweep.json: pdvsim_version: Field required"),
         (lambda f: edited(f / "sweep.json", sweep=3), "sweep.json: sweep: "),
-        (lambda f: (f / "summary.parquet").unlink(), "summary.parquet: No such file: the sweep has not saved"),
         (lambda f: cut(f / "summary.parquet"), "summary.parquet: not parquet, or cut short"),
         (lambda f: drop(f, "stability"), "summary.parquet: column stability is missing"),
         (lambda f: cut(f / "details" / "00000.requests.parquet"), "00000.requests.parquet: not parquet, or cut short"),
-        (lambda f: (f / "details" / "00001.launches.parquet").unlink(), "00001.launches.parquet: No such file"),
     ],
 )  # fmt: skip
 def test_bad_results_are_refused_in_one_line(

@@ -8,9 +8,6 @@ import multiprocessing
 import os
 import random
 import shutil
-import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -114,29 +111,6 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     assert main(argv) == 0
     assert content(folder) == content(uninterrupted)
     assert not list(folder.rglob(TEMPORARY))
-
-
-def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path) -> None:
-    """A real Ctrl-C at a real sweep on two processes."""
-    argv = [
-        "sweep",
-        *SMALL[:-4],
-        *ONE,
-        *["--num-prompts", "500", "--jobs", "2", "--num-runs", "200", "--concurrency", "1"],
-    ]
-    folder = tmp_path / "s"
-    command = [sys.executable, "-m", "pdvsim.cli", *argv, "-o", str(folder)]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, stdout=subprocess.DEVNULL)
-    while parts(folder) < 3:
-        assert running.poll() is None
-        time.sleep(0.01)
-    running.send_signal(signal.SIGINT)
-    _, err = running.communicate()
-    assert running.returncode == 130
-    check_whole(folder)
-    rows = pd.read_parquet(folder / "summary.parquet")
-    assert 3 <= len(rows) < 200
-    assert f"interrupted: {len(rows)} of 200 points are in {folder}; continue with --resume" in err
 
 
 @pytest.mark.parametrize(
