@@ -40,7 +40,8 @@ GPU, FILE = "<!-- needs a GPU -->", "<!-- needs your file -->"
 SERVES = "<!-- serves until Ctrl-C -->"
 BUDGET: dict[str, float] = {"num-prompts": 6, "num-runs": 2, "budget": 9, "budget-s": 0.1, "jobs": 1}  # at most
 SERVER: dict[str, float] = {"output-len": 16, "max-num-seqs": 4, "num-speculative-tokens": 2}  # soon full: few runs
-SMALLER = {"capacity": SERVER | {"tolerance": 0.5}, "map": SERVER}  # these two simulate as long as they need to
+SMALLER = {"capacity": SERVER | {"tolerance": 0.5, "think-time-s": 0.05}, "map": SERVER}  # which take what they need
+GIVEN = ("think-time-s",)  # less of it where it is given, and nowhere else
 LISTS, FEW = ("--acceptances", "--concurrency", "--pairs"), 2
 FILE_MARK = re.compile(r"<!-- file (\S+) -->")
 FILE_NAME = re.compile(r"# (\w+\.py)\n")
@@ -121,7 +122,7 @@ def reduced(argv: list[str]) -> list[str]:
         if flag in argv:
             at = argv.index(flag)
             argv = [*argv[: at + 1], str(min(most, float(argv[at + 1]))).removesuffix(".0"), *argv[at + 2 :]]
-        elif accepted(command, [*argv, flag, str(most)]):
+        elif name not in GIVEN and accepted(command, [*argv, flag, str(most)]):
             argv = [*argv, flag, str(most)]
     return argv
 

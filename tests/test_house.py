@@ -12,6 +12,8 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 FLOORS = (  # from the ground: an import goes down, or stays within its room
     ("sim",),
@@ -217,12 +219,24 @@ def test_data_is_never_run() -> None:
         assert not called & {"eval", "exec"}, module
 
 
-def test_simulating_needs_no_torch() -> None:
-    code = (
-        "import sys, pdvsim; pdvsim.run(arch='pdv', num_prompts=5, request_rate=4);"
-        "assert not {'torch', 'transformers', 'seaborn'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
+COMMAND = "from pdvsim.cli import main\ntry: main({!r}.split())\nexcept SystemExit: pass"
+LIGHT = [  # what runs, and what it does not load
+    ("import pdvsim", "argparse numpy pandas simpy"),
+    (COMMAND.format("--help"), "argparse numpy pandas simpy"),
+    (COMMAND.format("run --help"), "numpy pandas simpy rich"),
+    ("import pdvsim; pdvsim.run(arch='pdv', num_prompts=5, request_rate=4)", "torch transformers seaborn"),
+    (  # the machine with the card may have little more than torch
+        "import pdvsim.profiler.measure, pdvsim.profiler.corun, pdvsim.profiler.precompile",
+        "pydantic simpy pandas pyarrow rich scipy",
+    ),
+]
+
+
+@pytest.mark.parametrize(("code", "unwanted"), LIGHT)
+def test_what_is_heavy_is_loaded_where_it_is_needed(code: str, unwanted: str) -> None:
+    code = f"import sys\n{code}\nprint('loaded:', *sorted(set({unwanted!r}.split()) & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.endswith("loaded:\n")
 
 
 def test_what_is_public_says_its_contract() -> None:
