@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from time import monotonic
@@ -32,6 +33,17 @@ PAIR = "tiny-a:tiny-b"
 
 def quiet(text: str) -> None:
     """Nobody reads along."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_repeats() -> Iterator[None]:
+    """Two of each launch, which takes far longer here than on a card."""
+    two = rig.Effort(warm_up=0, least=2, most=2, floor=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rig, "QUICK", two)
+        patch.setattr(corun, "QUICK", two)
+        patch.setattr(hostcost, "WARM_UP", 0)
+        yield
 
 
 @pytest.fixture(scope="module")
