@@ -76,11 +76,14 @@ def _pages_are_free_cached_or_held_once(monkeypatch: pytest.MonkeyPatch) -> None
 def test_caching_changes_no_token(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
     chosen = sharing(arch, BOTH)
-    (cached, result), (computed, without) = tokens_of(chosen), tokens_of(uncached(chosen))
-    assert cached == computed == one_after_the_other(chosen)
+    cached, result = tokens_of(chosen)
+    assert cached == one_after_the_other(chosen)
     assert result.requests["num_cached_tokens"].sum() > 100
-    assert result.launches["tokens"].sum() < without.launches["tokens"].sum()
-    assert (without.requests["num_cached_tokens"] == -1).all()
+    if arch == "colocated":  # that others change no token without a cache is test_serving's
+        computed, without = tokens_of(uncached(chosen))
+        assert computed == cached
+        assert result.launches["tokens"].sum() < without.launches["tokens"].sum()
+        assert (without.requests["num_cached_tokens"] == -1).all()
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pdv"])
