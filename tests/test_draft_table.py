@@ -128,7 +128,6 @@ def test_the_lowest_k_is_the_engines(pair: str) -> None:
     low = by_formula(pair, 0.05, "tensorrt-llm")
     assert set(low.best) == {1}
     assert low.plain_from == 1
-    assert "lowest k is 1" in str(low)
     with pytest.raises(ValueError, match="below the lowest k of tensorrt-llm"):
         question(pair, engine="tensorrt-llm", against=0)
 
@@ -158,7 +157,6 @@ def test_each_engine_is_simulated_as_it_pads() -> None:
         asked = question(engine=engine)
         assert {run.hardware.padding for k in (PLAIN, 1) for run in asked.loops(8, k)} == {facts.padding}
         assert facts.pads in str(by_formula(engine=engine))
-    assert "multiples of 16 up to 512" in str(by_formula())
 
 
 def test_tensorrt_llm_takes_the_table_by_its_last_sizes() -> None:
@@ -208,7 +206,6 @@ def test_no_batch_of_a_range_gains_less_than_its_worst(pair: str) -> None:
         assert tier.first <= tier.worst <= tier.last
         assert tier.worst_over_plain <= min(gains) + 1e-9
         assert tier.worst_over_plain <= min(tier.over_plain) + 1e-9
-        assert f"{tier.worst_over_plain:+.1%} at {tier.worst}" in str(table)
 
 
 def test_small_gains_get_no_range_of_their_own() -> None:
@@ -216,7 +213,6 @@ def test_small_gains_get_no_range_of_their_own() -> None:
     assert len(few.tiers) < len(every.tiers)
     assert every.lost == 0
     assert 0 < few.lost <= few.question.indifference == 0.02
-    assert f"at most {few.lost:.1%} faster" in str(few)
 
 
 @pytest.mark.parametrize("pair", PAIRS)
@@ -289,7 +285,6 @@ def test_what_memory_does_not_hold_is_not_simulated() -> None:
     assert table.fits == 1500 // table.context
     assert max(rows for rows, _ in table.simulated) == table.fits
     assert k_at(table, table.fits) == k_at(table, MOST)
-    assert f"holds about {table.fits} requests" in str(table)
 
 
 def test_runs_are_paired_by_seed_and_measured_after_the_first_batch() -> None:
@@ -363,7 +358,7 @@ def test_it_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_a_border_costs_what_the_table_loses_when_it_is_served_there() -> None:
-    """Against the better of both lengths in the same closed loop; the notes name the worst."""
+    """Against the better of both lengths in the same closed loop."""
     table = simulated(PAIRS[1])
     crossed = [(left, right) for left, right in pairwise(table.ranges()) if (right[0], left[2]) in table.simulated]
     assert len(table.borders) == len(crossed) > 0
@@ -375,8 +370,6 @@ def test_a_border_costs_what_the_table_loses_when_it_is_served_there() -> None:
         server = replace(loops[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers)
         speeds = [speed(replace(loop, server=server)) for loop in loops]
         assert border["lost"] == pytest.approx(1 - sum(speeds) / len(speeds) / better)
-    worst = max(border["lost"] for border in table.borders)
-    assert f"that costs {max(0.0, worst):.1%}" in str(table)
 
 
 def test_a_hysteresis_is_printed_where_it_saves() -> None:

@@ -51,7 +51,6 @@ def test_a_closed_loop_has_so_many_outstanding_and_is_for_throughput() -> None:
     advice = loop()
     assert advice.question.goal.objective == "throughput"
     assert {row["max_concurrent_requests"] for row in advice.rows} == {4}
-    assert "at concurrency 4" in str(advice)
     assert advice.capacity is None
     [flips, *_] = advice.flips
     assert flips.axis == "concurrency"
@@ -62,10 +61,8 @@ def test_a_closed_loop_has_so_many_outstanding_and_is_for_throughput() -> None:
 def test_a_batch_job_is_for_the_time_to_finish() -> None:
     """All of it counts: no warm-up, and tokens per second times the time are the job's tokens, on every seed."""
     advice = batch()
-    text, best = str(advice), advice.recommended
+    best = advice.recommended
     assert best.scoring.warmup_requests == 0
-    assert "at a batch of 96 requests" in text
-    assert "Time to finish (s)" in text
     for row in advice.rows:
         assert row["completed"] == 96
         assert row["output_throughput"] * row["duration"] == pytest.approx(row["total_output_tokens"])

@@ -106,7 +106,6 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
     assert ask.name(best) in ("colocated tp2", "pdv-ahead on 1+1")  # no significant difference between these two
     assert ask.name(advice.cheapest) == "1x colocated"
     document = advice.report().document
-    assert "Cheapest finalist that meets the goal: 1x colocated, k=4" in str(advice)
     assert document["recommendation"]["fleet"] == ask.name(best)
     for finalist, rows in zip(document["finalists"], advice.finals.values(), strict=True):
         assert all(map(keeps_up, rows))  # so that all requests that are sent are delivered
@@ -123,7 +122,6 @@ def test_fleets_have_a_price_per_conversation() -> None:
     given = {"arch": ("colocated",), "num_runs": 2, "budget": 12, "random_range_ratio": 0.0, "num_turns": 3}
     options = build(AdviseOptions, PRICED | SHORT | SETTLED | given | {"input_len": 20})
     advice = advise(options.question(), Bench(1))
-    assert "$ per 1000 conversations" in str(advice)
     for finalist in advice.report().document["finalists"]:
         million, talk = finalist["per_million_output_tokens"], finalist["per_conversation"]
         assert talk.mean == pytest.approx(million.mean * 3 * 32 / 1e6)

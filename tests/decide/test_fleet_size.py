@@ -81,4 +81,3 @@ def test_the_fleet_is_the_smallest_that_lindley_allows(
     assert advice.held_rate.mean + advice.held_rate.half_width >= rate
     usd = least * HOUR_USD / 3600 / rate * 1e6  # one token for each request
     assert advice.per_million(advice.recommended).mean == pytest.approx(usd, rel=0.02)
-    assert f"{least}x autoregressive" in str(advice)

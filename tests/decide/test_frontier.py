@@ -74,7 +74,6 @@ def test_figures_and_verdicts_are_those_of_the_runs(frontier: Frontier) -> None:
             assert a < (1 - lead_error(Experiment(), frontier.x)) * x
             assert b < (1 - lead_error(Experiment(), frontier.y)) * y
     assert [p.x.mean for p in frontier.points] == sorted(p.x.mean for p in frontier.points)
-    assert f"{lead_error(Experiment(), frontier.x):.1%} of Mean TTFT" in str(frontier)
 
 
 def test_the_picture_has_a_marker_a_point_and_the_level(frontier: Frontier) -> None:

@@ -288,14 +288,10 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
         assert advice.runs <= max(budget, SEEDS + finals + budget // 2)
         assert {len(rows) for rows in advice.finals.values()} == {5}
         assert advice.left_out
-        for what in advice.left_out:
-            assert f"not tested (raise --budget): {what}" in str(advice)
-        assert f"; {advice.search.skipped} more were not tested; " in str(advice)
         assert advice.report().document["search"]["left_out"] == advice.left_out
     whole = answer(budget=5000)
     assert not whole.left_out
     assert not whole.search.skipped
-    assert "left out" not in str(whole).replace("% left out", "")
 
 
 # ---- what may be tried -----------------------------------------------------------------------------------------------

@@ -75,7 +75,6 @@ def test_nobody_loses_for_drafts_that_need_not_be() -> None:
     assert passes.settings["colocated"].server.num_speculative_tokens > 4
     assert (passes.winner, passes.sure) == ("colocated", True)
     k = passes.settings["colocated"].server.num_speculative_tokens
-    assert f"colocated k={k} +" in str(answer)
     shown = answer.points.groupby(["place", "arch"])["settings"].unique()
     assert shown[1.0, "colocated"].tolist() == [f"k={k}, batch 128, chunk 2048"]
 
@@ -125,12 +124,9 @@ def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> Non
         concurrency=[1], jobs=1, num_speculative_tokens=4, profile=str(tmp_path / "card.json"),
         dataset_name="random", num_prompts=6, input_len=32, output_len=8,
     )  # fmt: skip
-    assert "gemma-2b:gemma-7b (0.29)" in str(answer)
     limits = {cell.place: cell.contest.thresholds for cell in answer.cells if cell.contest}
     error = lead_error(Experiment(), "output_throughput")  # of the card that was measured
     assert [set(limit.values()) for limit in limits.values()] == [{error}, {0.3}]
-    reason = "depending on the pair and the binding level, are within the profile's error"
-    assert f"leads up to {error:.1%} to 30.0%, {reason}" in str(answer)
 
 
 COMMAND = [
