@@ -149,7 +149,7 @@ def for_drafter(policy: Rounds, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         if gap:  # it reads cached tokens that only the target has, with what follows them
             chunk = Chunk(chunk.request, chunk.start - gap, chunk.tokens + gap)
             state.drafter_cache_gap = 0
-        if follows and not state.drafter_lag:
+        if follows and not state.drafter_lag and not chunk.as_row:
             reads.append(chunk)
         else:
             state.drafter_lag += chunk.tokens
