@@ -96,7 +96,7 @@ class KvTiers:
                 if more <= 0:
                     continue
                 saved_s = self.prefill_s(cached, more, request.to_read - cached - more)
-                if tier.arrives_s(now_s, more) - now_s >= saved_s:
+                if tier.arrives_s(now_s, more) - now_s > saved_s:
                     slower[at] = more
                     break
                 tokens[at] = more

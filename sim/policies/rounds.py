@@ -165,7 +165,7 @@ def fast_forward(policy: Rounds, rows: Batch, k: int, verify_lane: str) -> int:
     controller = policy.controller
     if not rows or not policy.fast_forwards or not controller.by_sums or policy.untried:
         return 0
-    if policy.waiting and policy.asked == "while waiting":
+    if policy.waiting and (policy.asked == "while waiting" or policy.kv.tiers is not None):  # links become free
         return 0
     forecast = rows.foresee(k, policy.kv, policy.deliveries, policy.rereads)
     lanes, depth = (policy.draft_lane, verify_lane), policy.backlog(policy.draft_lane)
