@@ -19,7 +19,7 @@ from __future__ import annotations
 import csv
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
@@ -61,6 +61,7 @@ DENSE = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
 NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever a row calls them
 IN_8_BITS = ("deepseek-v3", "minimax-m2")  # as they are published
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
+ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
 TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
 LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
 LARGER_STEP = 32_768  # in those for SGLang with Qwen3.5 and GLM-5 on a B200
@@ -185,7 +186,8 @@ class SiliconRow:
             max_num_batched_tokens=self.tokens_per_step,
             kv_cache_dtype="fp8" if self.kv_cache_dtype == "fp8" else "auto",
         )
-        return Experiment("autoregressive", traffic, server=server, hardware=hardware_of(self))
+        arch = "autoregressive" if self.prefill is None else "pd"
+        return Experiment(arch, traffic, server=server, hardware=hardware_of(self))
 
     def like(self, *varied: str) -> tuple[object, ...]:
         """All that a row states, but for what was measured and what may vary."""
@@ -203,11 +205,20 @@ def hardware_of(row: SiliconRow) -> Hardware:
     With prefill apart, `row.prefill` is the layout of the servers that prefill, `row.prefill.workers` their number, and
     the row's own fields and `row.workers` are those of the servers that decode.
     """
-    if row.prefill is not None:
-        raise ValueError("servers with prefill apart are not simulated")
-    if row.kind == "expert-parallel":
+    if row.data_parallel > 1 or row.expert_parallel > 1:
         raise ValueError("expert and data parallelism are not simulated")
-    return Hardware(gpu=row.card, engine=row.engine, tensor_parallel_size=row.tensor_parallel, band=False)
+    hardware = Hardware(gpu=row.card, engine=row.engine, tensor_parallel_size=row.tensor_parallel, band=False)
+    if row.prefill is None:
+        return hardware
+    if row.prefill.data_parallel > 1 or row.prefill.expert_parallel > 1:
+        raise ValueError("expert and data parallelism of the servers that prefill are not simulated")
+    return replace(
+        hardware,
+        disaggregate=f"{row.prefill.workers}p{row.workers}d",
+        prefill_tensor_parallel_size=row.prefill.tensor_parallel,
+        kv_link=hardware.link if row.card in ONE_NVLINK else "400gbe",
+        kv_transfer="prompt",
+    )
 
 
 def not_simulated(rows: Iterable[SiliconRow]) -> dict[str, str]:
