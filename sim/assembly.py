@@ -420,9 +420,7 @@ class Cluster:
     def _host(self, replica: int) -> SimulatedHost:
         if (spans := self.log.host) is None:
             return SimulatedHost(self._host_times)
-        return WatchedHost(
-            self._host_times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s))
-        )
+        return WatchedHost(self._host_times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
 
     def _gpu(
         self, env: Clock, experiment: Experiment, host: SimulatedHost, planner: Planner, profile: Profile,
@@ -474,13 +472,13 @@ class Cluster:
         prefill = [self._engine(env, PrefillEngine, sides.prefill, replica, at) for at in range(counts[0])]
         decode = [self._engine(env, DecodeEngine, sides.decode, replica, counts[0] + at) for at in range(counts[1])]
         self.servers += [*decode, *prefill]
-        self.fabrics.append(fabric := Fabric(LINKS[experiment.hardware.kv_link or experiment.hardware.link], sum(counts)))
+        self.fabrics.append(
+            fabric := Fabric(LINKS[experiment.hardware.kv_link or experiment.hardware.link], sum(counts))
+        )
         aware = experiment.hardware.router == "prefix-aware"
         return Disaggregated(prefill, decode, shipping_of(experiment, sides, fabric), aware)
 
-    def _engine(
-        self, env: Clock, kind: type[AnyPolicy], side: Experiment, replica: int, at: int
-    ) -> AnyPolicy:
+    def _engine(self, env: Clock, kind: type[AnyPolicy], side: Experiment, replica: int, at: int) -> AnyPolicy:
         [profile] = profiles_of(side, side_profile(self.experiment, side, self.profile), self.end)
         [models] = cost_models(side, [profile])
         host, planner = self._host(replica), make_planner(side, profile, [models])

@@ -4,7 +4,8 @@
 one set of options sets each aside where it does not act, and refuses it only if it acts in none of them.
 
 Left out: fields that no option sets; --place, --disaggregate, --cards and --tensor-parallel-size, which are refused
-wherever an architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the models.
+wherever an architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the
+models.
 """
 
 from __future__ import annotations

@@ -271,7 +271,9 @@ def test_a_disaggregated_server_is_its_engines_and_a_router(drafter: Any, draft_
         disaggregate="2p3d", tensor_parallel_size=4, prefill_tensor_parallel_size=2, draft_kv=draft_kv, engine="vllm"
     )
     blocks = {block.label: block for block in deployment(Experiment("pd", TRAFFIC, server=server, hardware=hardware))}
-    engines = {name: [block for label, block in blocks.items() if label.startswith(name)] for name in ("vLLM", "SGLang")}
+    engines = {
+        name: [block for label, block in blocks.items() if label.startswith(name)] for name in ("vLLM", "SGLang")
+    }
     for name, transfer, spec in (
         ("vLLM", "--kv-transfer-config", "--speculative-config"),
         ("SGLang", "--disaggregation-mode", "--speculative-algorithm"),

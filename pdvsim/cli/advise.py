@@ -55,7 +55,9 @@ class AdviseOptions(ChoiceOptions):
     def _sized(self) -> bool:
         """Whether the number of GPUs is found, not given."""
         given = self.hardware
-        placed = given.place or given.disaggregate or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1
+        placed = (
+            given.place or given.disaggregate or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1
+        )
         timed = self.request_rate < math.inf or self.traffic.dataset_path is not None
         return bool(self.scoring.goodput) and timed and self.concurrency is None and self.gpus != 1 and not placed
 

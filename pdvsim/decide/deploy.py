@@ -312,7 +312,10 @@ def vllm_apart(experiment: Experiment) -> list[Block]:
         *("--prefiller-hosts", *["localhost"] * counts[0], "--prefiller-ports", *ports[0]),
         *("--decoder-hosts", *["localhost"] * counts[1], "--decoder-ports", *ports[1]),
     ]
-    about = ["from vLLM's repository; it takes engines in turn, simulated: the least loaded", *_transfer_notes(experiment)]
+    about = [
+        "from vLLM's repository; it takes engines in turn, simulated: the least loaded",
+        *_transfer_notes(experiment),
+    ]
     return [*blocks, Block("vLLM, the proxy", _line(proxy), tuple(about))]
 
 

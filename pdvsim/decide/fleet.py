@@ -141,7 +141,8 @@ def fleets(
 
     An architecture whose lanes are separate workers is replicated, and also split over two GPUs or groups; pd into
     engines that prefill and engines that decode. One that drafts ahead is not replicated, as it gains nothing on one
-    GPU. A head or an n-gram search stays with its target. If cost counts, one GPU `alone` is compared too. Fleets without room for a KV cache are excluded.
+    GPU. A head or an n-gram search stays with its target. If cost counts, one GPU `alone` is compared too. Fleets
+    without room for a KV cache are excluded.
     """
     given = base.hardware
     if gpus < 2:

@@ -47,7 +47,7 @@ class Ledger:
         if not chunks and (tokens <= model.widest or launch.role == "target"):
             return model.price(len(rows), tokens, launch.steps, context, (), 0, launch.packed).at(context)
         prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
-        if launch.role == "target" and any([chunk.as_row for chunk in chunks]):
+        if launch.role == "target" and any(chunk.as_row for chunk in chunks):
             return self._price_joining(launch)
         if launch.role == "target" or not rows:
             emits = [c for c in chunks if launch.role == "target" and c.start + c.tokens >= c.request.to_read]

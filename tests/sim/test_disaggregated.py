@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,11 @@ FIXED = Traffic("random", num_prompts=40, input_len=600, output_len=30, random_r
 
 
 def apart(
-    groups: str, traffic: Traffic = FIXED, server: dict[str, Any] | None = None, host: Host | None = None, **hardware: Any
+    groups: str,
+    traffic: Traffic = FIXED,
+    server: dict[str, Any] | None = None,
+    host: Host | None = None,
+    **hardware: Any,
 ) -> Experiment:
     hardware = {"profile": "roofline", "band": False} | hardware
     settings = Server(**{"pair": PAIR} | (server or {}))
@@ -89,7 +94,7 @@ def test_what_is_cached_where_it_decodes_is_not_sent() -> None:
     tokens = sent(result) / apart("1p1d").pair.target.kv_bytes_per_token
     prompts = result.requests["prompt_tokens"]
     first = prompts[result.requests["turn"] == 0].sum()
-    new = sum(later - 32 - before for before, later in zip(prompts[:-1], prompts[1:], strict=True) if later > before)
+    new = sum(later - 32 - before for before, later in pairwise(prompts) if later > before)
     later = (result.requests["turn"] > 0).sum()
     assert first + new <= tokens <= first + new + 32 * later  # up to two blocks more per turn
     alone = simulate(apart("1p1d", talk, {"drafter": "none", "enable_prefix_caching": False}))

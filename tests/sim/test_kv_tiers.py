@@ -33,7 +33,9 @@ ENDLESS_GB, SMALL_TOKENS = 1e6, 9000
 PAIR = "tinyllama-1.1b:llama-2-7b"
 
 
-def served(traffic: Traffic = TALKS, arch: str = "colocated", server: dict[str, Any] | None = None, **hardware: Any) -> Result:
+def served(
+    traffic: Traffic = TALKS, arch: str = "colocated", server: dict[str, Any] | None = None, **hardware: Any
+) -> Result:
     hardware = {"kv_capacity_tokens": SMALL_TOKENS, "band": False} | hardware
     settings = Server(**{"pair": PAIR} | (server or {}))
     free = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
@@ -52,8 +54,7 @@ def by_tier(result: Result) -> list[float]:
 def test_an_endless_tier_hits_like_an_endless_cache(arch: str) -> None:
     """A turn finds all that its conversation has computed, on the GPU or behind it."""
     small, tier, large = (
-        served(TALKS, arch, **options)
-        for options in ({}, {"kv_offload_gb": ENDLESS_GB}, {"kv_capacity_tokens": 10**7})
+        served(TALKS, arch, **options) for options in ({}, {"kv_offload_gb": ENDLESS_GB}, {"kv_capacity_tokens": 10**7})
     )
     assert hits(small) < 0.6 * hits(large)
     assert hits(tier) == hits(large)
@@ -100,7 +101,7 @@ def test_a_fetch_costs_its_bytes(server: dict[str, Any]) -> None:
 
 
 def test_an_ssd_is_behind_the_host() -> None:
-    """What the host has lost comes from the SSD; only what is faster to compute is missing of an endless cache's hits."""
+    """What the host has lost comes from the SSD; only what is faster to compute is missing of all hits."""
     pair = {"pair": "none:qwen2.5-72b", "drafter": None}  # whose prefill takes long
     card = {"tensor_parallel_size": 4, "kv_capacity_tokens": 12_000}
     host, both = (
