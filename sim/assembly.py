@@ -30,6 +30,7 @@ from pdvsim.sim.machine.fastforward import FastForwardGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
+from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import ByBatchSize, Controller, Feedback, Goodput
@@ -38,6 +39,7 @@ from pdvsim.sim.policies.verification import AdaptiveVerification
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.lookup import lookup_of
 
+WAITING_WEIGHT = 4  # running requests that count as much as one that waits, in vLLM's choice of a rank
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 
@@ -189,8 +191,9 @@ def make_planner(
 
 
 def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
-    """Bytes per second of each GPU of a server."""
-    return [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
+    """Bytes per second of each GPU of a server, or of each of its data-parallel ranks."""
+    each = [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
+    return each * experiment.hardware.data_parallel_size
 
 
 def link_of(experiment: Experiment) -> LinkSpec:
@@ -199,7 +202,10 @@ def link_of(experiment: Experiment) -> LinkSpec:
 
 
 def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
-    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest."""
+    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest.
+
+    Of data-parallel ranks, that of one: each has the KV cache of its own requests.
+    """
     hardware = experiment.hardware
     if hardware.kv_capacity_tokens is not None:
         return [hardware.kv_capacity_tokens] * experiment.placement.gpus
@@ -313,15 +319,22 @@ class Cluster:
         self.gpus: list[SimulatedGPU] = []
         self.fabrics: list[Fabric] = []
         self._turn = 0
+        self._next_rank = [0] * experiment.hardware.replicas  # by replica
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         self._host_times = host_times(experiment, profile)
         self._read_at_s = 0.0  # when the host has read all requests that arrived
         # requests that were sent together do not arrive together: equal ones would finish in one step for ever
         self._lateness = np.random.default_rng([experiment.traffic.seed, 8])
         for replica in range(experiment.hardware.replicas):
-            self.servers.append(self._server(env, replica))
+            if experiment.hardware.data_parallel_size == 1:
+                self.servers.append(self._server(env, replica))
+            else:
+                group = RankGroup(env)
+                ranks = range(experiment.hardware.data_parallel_size)
+                self.servers += [self._server(env, replica, group, rank) for rank in ranks]
 
-    def _server(self, env: Clock, replica: int) -> Policy:
+    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
+        """A server, or one of its ranks."""
         experiment = self.experiment
         settings, placement = engine_settings(experiment), experiment.placement
         planner = make_planner(experiment, self.profile, self._models)
@@ -329,15 +342,15 @@ class Cluster:
         if (spans := self.log.host) is not None:
             host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
         looked_up = experiment.server.drafted_by in LOOKED_UP
-        gpus = []
+        gpus: list[FastForwardGPU | RankGPU] = []
         for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True)):
             sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
-            gpus.append(
-                FastForwardGPU(
-                    env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
-                    planner.lookup if looked_up else None, blocks=self.blocks,
-                )
-            )  # fmt: skip
+            parts = (env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica)
+            own = (one.power, planner.lookup if looked_up else None)
+            if group is not None:
+                gpus.append(RankGPU(group, *parts, rank, *own))
+            else:
+                gpus.append(FastForwardGPU(*parts, at, *own, blocks=self.blocks))
         self.gpus += gpus
         device: Device = gpus[0]
         if len(gpus) > 1:
@@ -402,22 +415,37 @@ class Cluster:
             self.route(request).submit(request)
 
     def route(self, request: Request) -> Policy:
-        """The server that takes a request."""
-        servers, router = self.servers, self.experiment.hardware.router
-        if len(servers) == 1:
+        """The server that takes a request, and of its data-parallel ranks the one that does."""
+        router, size = self.experiment.hardware.router, self.experiment.hardware.data_parallel_size
+        replicas = [self.servers[at : at + size] for at in range(0, len(self.servers), size)]
+        if len(replicas) == 1:
             at = 0
         elif router in ("least-loaded", "prefix-aware"):
-            loads = [server.in_flight + len(server.waiting) for server in servers]
-            cached = [0] * len(servers)
+            loads = [sum([rank.in_flight + len(rank.waiting) for rank in ranks]) for ranks in replicas]
+            cached = [0] * len(replicas)
             if router == "prefix-aware" and max(loads) - min(loads) <= max(UNEVEN, min(loads) // 2):
-                cached = [server.kv.cached(request) for server in servers]
-            at = min(range(len(servers)), key=lambda i: (-cached[i], loads[i]))
+                cached = [max([rank.kv.cached(request) for rank in ranks]) for ranks in replicas]
+            at = min(range(len(replicas)), key=lambda i: (-cached[i], loads[i]))
         elif router == "random":
-            at = int(self._rng.integers(len(servers)))
+            at = int(self._rng.integers(len(replicas)))
         else:
-            at, self._turn = self._turn, (self._turn + 1) % len(servers)
+            at, self._turn = self._turn, (self._turn + 1) % len(replicas)
         request.taken.replica = at
-        return servers[at]
+        return replicas[at][0] if size == 1 else self._rank(at, replicas[at])
+
+    def _rank(self, replica: int, ranks: Sequence[Policy]) -> Policy:
+        """The rank that takes a request, as engines deal them by default.
+
+        vLLM: the one with the least running requests and four times those that wait. TensorRT-LLM: the one with the
+        fewest requests. SGLang: each in turn.
+        """
+        engine, first = self.experiment.hardware.predicted_engine, self._next_rank[replica]
+        if engine != "sglang":
+            waits = 1 if engine == "trtllm" else WAITING_WEIGHT
+            turns = [*range(first, len(ranks)), *range(first)]  # of equal ones not always the same
+            first = min(turns, key=lambda i: ranks[i].in_flight + waits * len(ranks[i].waiting))
+        self._next_rank[replica] = (first + 1) % len(ranks)
+        return ranks[first]
 
     def settled_s(self) -> float:
         """Until when every launch that began is in the log."""

@@ -137,18 +137,24 @@ class Experiment:
         """The models as a GPU runs them: those that are sharded by one of their shards."""
         whole, hardware = self.server.models(), self.hardware
         drafters = hardware.draft_tensor_parallel_size or (1 if self.placement.apart else hardware.tensor_parallel_size)
-        target = shard(whole.target, hardware.tensor_parallel_size)
+        layout = hardware.data_parallel_size, hardware.enable_expert_parallel, hardware.all2all_backend
+        target = shard(whole.target, hardware.tensor_parallel_size, *layout)
         if not self.speculates:
             return Pair(whole.draft, target)
         try:
-            return Pair(shard(whole.draft, drafters), target)
+            return Pair(shard(whole.draft, drafters, *layout), target)
         except CannotShard as error:
             raise CannotShard(f"{error}; give --draft-tensor-parallel-size 1") from None
 
     @property
     def gpus(self) -> int:
         """GPUs of a server, those of its groups counted one by one."""
-        return sum(self.group(at) for at in self.placement.used)
+        return sum(self.group(at) for at in self.placement.used) * self.hardware.data_parallel_size
+
+    @property
+    def batches(self) -> int:
+        """Batches that requests are dealt to: the data-parallel ranks of all replicas."""
+        return self.hardware.replicas * self.hardware.data_parallel_size
 
     def group(self, at: int) -> int:
         """How many GPUs stand behind one that lanes are placed on: they do the same at the same time."""
@@ -224,6 +230,7 @@ class Experiment:
             raise ValueError("--place verify: pd verifies in its decode lane")
         if not policy.hands_over() and len(self.placement.draft) > 1:
             raise ValueError("--place decode: pd verifies in its decode lane, on one GPU; use --replicas for more")
+        self._check_ranks()
         empty = set(range(self.placement.gpus)).difference(self.placement.used)
         if empty:
             raise ValueError(f"--place leaves GPU {min(empty)} empty")
@@ -234,3 +241,15 @@ class Experiment:
                 raise ValueError("--cards: the GPUs of one lane must be of one type")
         if hardware.cards and self.placement.gpus == 1:
             raise ValueError("--cards needs several GPUs per server (--place); use --gpu for one")
+
+    def _check_ranks(self) -> None:
+        """Refuse data-parallel ranks where they cannot be."""
+        if self.hardware.data_parallel_size == 1:
+            return
+        if self.server.models().target.experts is None:
+            raise ValueError("--data-parallel-size needs a target with experts; --replicas are copies of a dense model")
+        if not policy_of(self.arch).in_steps():
+            fitting = archs_where(lambda other: other.in_steps())
+            raise ValueError(f"--data-parallel-size: ranks step together, as in {', '.join(fitting)}, not {self.arch}")
+        if self.server.async_scheduling:
+            raise ValueError("--data-parallel-size: ranks agree on each step before it begins: no --async-scheduling")

@@ -3,8 +3,9 @@
 `NEEDS` is the table of which options act in which experiment. A command that runs several architectures or loads with
 one set of options sets each aside where it does not act, and refuses it only if it acts in none of them.
 
-Left out: fields that no option sets; --place, --cards and --tensor-parallel-size, which are refused wherever an
-architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the models.
+Left out: fields that no option sets; --place, --cards, --tensor-parallel-size and --data-parallel-size, which are
+refused wherever an architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter, which
+name the models.
 """
 
 from __future__ import annotations
@@ -139,7 +140,14 @@ NEEDS: tuple[Need, ...] = (
          "a KV cache sized by memory, without --kv-capacity-tokens"),
     Need("hardware", "draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
          "an architecture that drafts, and --tensor-parallel-size above 1"),
-    Need("hardware", "link", lambda e: e.gpus > 1, "several GPUs per server (--tensor-parallel-size or --place)"),
+    Need("hardware", "enable_expert_parallel",
+         lambda e: e.pair.target.experts is not None and e.hardware.tensor_parallel_size * e.hardware.data_parallel_size > 1,
+         "a target with experts, and --tensor-parallel-size or --data-parallel-size above 1"),
+    Need("hardware", "all2all_backend",
+         lambda e: e.hardware.data_parallel_size > 1 and e.hardware.enable_expert_parallel,
+         "--data-parallel-size above 1 and --enable-expert-parallel"),
+    Need("hardware", "link", lambda e: e.gpus > 1,
+         "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"),
     Need("hardware", "router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
 )  # fmt: skip
 

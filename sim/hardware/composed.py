@@ -70,7 +70,8 @@ class ComposedProfile(Profile):
         drafter = pair.draft.name if pair.draft.name != pair.target.name else ""
         fits = {name: compose(self.tables, self.step, spec, name == drafter) for name, spec in specs.items()}
         if link is not None and link != LINKS["nvlink4"]:  # the tables are of the card's usual link
-            fits |= {name: with_collectives(fits[name], spec, link) for name, spec in specs.items() if spec.shards > 1}
+            shared = {name: spec for name, spec in specs.items() if spec.shards > 1 or spec.data_ranks > 1}
+            fits |= {name: with_collectives(fits[name], spec, link) for name, spec in shared.items()}
         bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
 
@@ -105,9 +106,10 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     expert_s = parts.expert_s() * min(1.0, step.experts)
     quantised_s = step.quantised_s if product_kind(spec) in ("fp8", "nvfp4") else 0.0
     experts = parts.experts(tokens) * step.experts ** (1 - share) * step.expert_prompts**share
-    layers = parts.products(tokens, quantised_s) + experts + parts.small(tokens)
+    alone = float(spec.data_ranks == 1)  # else experts take the tokens of other ranks too, and are priced apart
+    layers = parts.products(tokens, quantised_s) + alone * experts + parts.small(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
-    layer = np.maximum.accumulate(factor * (layers - expert_s * read) + spec.layers * step.layer_s)
+    layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + spec.layers * step.layer_s)
     layer += step.draft_s if drafts else 0.0
     rows, fixed, slopes = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
@@ -129,6 +131,12 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s),
         overhead=terms.PromptOverhead(step.prompts * prompt_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
+        spread=terms.SpreadExperts(
+            knots_at(TOKENS, np.maximum.accumulate(factor * np.maximum(0.0, experts - expert_s * read)) + step.ranks_s),
+            knots_at(TOKENS, step.exchange * parts.exchange(tokens)),
+        )
+        if spec.data_ranks > 1
+        else terms.SpreadExperts(),
         fused=terms.FusedInputs(knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
         collectives=terms.Collectives(reduces, knots_at(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
     )
@@ -156,10 +164,8 @@ class ModelKernels:
         s, experts = self.spec, self.spec.experts
         if experts is None:
             return np.zeros(tokens.shape)
-        one = self.tables.experts(
-            expert_kind(s), tokens, s.hidden, experts.intermediate, experts.per_token, experts.count
-        )
-        return s.expert_layers * one
+        sizes = s.hidden, experts.intermediate, experts.per_token, experts.count, experts.ranks
+        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *sizes)
 
     def expert_s(self) -> float:
         """Reading one further expert in all layers that have experts."""
@@ -233,6 +239,12 @@ class ModelKernels:
         """All-reduces of all layers."""
         s = self.spec
         return ALL_REDUCES_PER_LAYER * s.layers * self.tables.reduce_s(s.shards, tokens * s.hidden)
+
+    def exchange(self, tokens: Floats) -> Floats:
+        """Sending the tokens of data-parallel ranks to the experts of all layers, and the results back."""
+        s, experts = self.spec, self.spec.experts
+        assert experts is not None
+        return s.expert_layers * self.tables.exchange_s(experts.all2all, s.data_ranks, tokens, s.hidden)
 
     def gather(self, tokens: Floats) -> Floats:
         """Gathering logits, which sends half as much as an all-reduce of the same size."""
