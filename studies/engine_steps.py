@@ -16,7 +16,8 @@ import zlib
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from pdvsim.calibration.validate.silicon import UNSTATED, Prediction, SiliconRow, oddities, predict, read_rows
+from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
+from pdvsim.calibration.validate.silicon import UNSTATED, Prediction, oddities, predict
 from pdvsim.common.workers import parallel_map
 from pdvsim.sim.hardware.composed import ModelKernels, engine_profile, product_kind
 from pdvsim.sim.hardware.steps import EngineStep
@@ -91,7 +92,9 @@ def attempted(row: SiliconRow) -> Prediction | None:
 
 def main() -> None:
     share = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    rows = [row for row in read_rows() if not row.held_out]
+    rows = [row for row in read_rows() if not row.held_out and row.kind == "plain"]
+    absent = not_simulated(rows)
+    rows = [row for row in rows if row.id not in absent]
     odd = oddities(rows)
     rows = [row for row in rows if row.id not in odd and zlib.crc32(row.id.encode()) // 3 % share == 0]
     predictions = [one for one in parallel_map(attempted, ((row,) for row in rows), lambda: None) if one is not None]
