@@ -141,7 +141,7 @@ NEEDS: tuple[Need, ...] = (
     Need("hardware", "draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
          "an architecture that drafts, and --tensor-parallel-size above 1"),
     Need("hardware", "enable_expert_parallel",
-         lambda e: e.pair.target.experts is not None and e.hardware.tensor_parallel_size * e.hardware.data_parallel_size > 1,
+         lambda e: e.pair.target.experts is not None and e.pair.target.experts.ranks > 1,
          "a target with experts, and --tensor-parallel-size or --data-parallel-size above 1"),
     Need("hardware", "all2all_backend",
          lambda e: e.hardware.data_parallel_size > 1 and e.hardware.enable_expert_parallel,

@@ -205,9 +205,16 @@ def hardware_of(row: SiliconRow) -> Hardware:
     """
     if row.prefill is not None:
         raise ValueError("servers with prefill apart are not simulated")
-    if row.kind == "expert-parallel":
-        raise ValueError("expert and data parallelism are not simulated")
-    return Hardware(gpu=row.card, engine=row.engine, tensor_parallel_size=row.tensor_parallel, band=False)
+    if row.expert_parallel > 1 and row.moe_tp > 1:
+        raise ValueError("experts that are both spread and sharded are not simulated")
+    return Hardware(
+        gpu=row.card,
+        engine=row.engine,
+        tensor_parallel_size=row.tensor_parallel,
+        data_parallel_size=row.data_parallel,
+        enable_expert_parallel=row.expert_parallel > 1,
+        band=False,
+    )
 
 
 def not_simulated(rows: Iterable[SiliconRow]) -> dict[str, str]:

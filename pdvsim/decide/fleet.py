@@ -1,6 +1,7 @@
 """Contenders other than architectures alone: ways to use several GPUs, and drafters of a model.
 
-A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, or lanes on different GPUs.
+A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, lanes on different GPUs or,
+for a mixture of experts, expert parallelism with tensor or data parallelism.
 Fleets of the same size are compared on the same requests, each with its best settings (`tune`). So a GPU for one lane
 is compared with a second server, and with one server sharded over all GPUs. With a price, one GPU alone is compared
 too. Under service levels at a request rate the number of GPUs is not given but found (`sizing`), from the kinds of
@@ -75,13 +76,19 @@ class Contender:
 
 
 def fleet_name(candidate: Experiment) -> str:
-    """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, pdv on 1+1 (drafter, target)."""
+    """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, colocated dp8 ep, pdv on 1+1.
+
+    1+1 are the GPUs of drafter and target.
+    """
     hardware, placement, name = candidate.hardware, candidate.placement, str(candidate.arch)
     if placement.gpus > 1:
         other = placement.prefill[0] if candidate.base_arch == "pd" else placement.draft[0]
         name += f" on {candidate.group(other)}+{candidate.group(placement.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
+    if hardware.data_parallel_size > 1:
+        name += f" dp{hardware.data_parallel_size}"
+    name += " ep" if hardware.enable_expert_parallel else ""
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
@@ -138,9 +145,10 @@ def fleets(
     given = base.hardware
     if gpus < 2:
         raise ValueError(f"gpus must be at least 2, got {gpus}")
-    if given.place or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1:
+    if chosen(given):
         raise ValueError(
-            "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
+            "--gpus chooses the placement: leave out --place, --cards, --replicas, --tensor-parallel-size, "
+            "--data-parallel-size and --enable-expert-parallel"
         )
     possible = list(_possible(base, archs, gpus, alone, drafted))
     fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
@@ -149,6 +157,12 @@ def fleets(
     if len(fitting) < 2:
         raise ValueError("--gpus needs at least two ways to use them")
     return tuple(fitting)
+
+
+def chosen(given: Hardware) -> bool:
+    """Whether the layout of GPUs is given, so that there is none to find."""
+    sizes = given.replicas, given.tensor_parallel_size, given.data_parallel_size
+    return bool(given.place or given.cards or given.enable_expert_parallel or max(sizes) > 1)
 
 
 def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hardware]:
@@ -166,8 +180,12 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hard
         if alone:
             yield given
         yield shared(1, given)
+    mixture = base.server.models().target.experts is not None
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
         yield shared(size, replace(given, tensor_parallel_size=size))
+        if mixture:  # the layouts between these, with some of both, are seldom best
+            yield shared(size, replace(given, tensor_parallel_size=size, enable_expert_parallel=True))
+            yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
     for target in SHARDED if policy.placeable() and apart else ():
         # pd runs the target in both lanes; the others draft on one GPU, or on as many as the target
         for other in sorted({target} if kind == "pd" else {1, target}):

@@ -159,7 +159,7 @@ class Formula:
     def at(self, k: int) -> Predicted:
         """Prediction for one draft length at the experiment's load."""
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
-        servers = self.experiment.hardware.replicas
+        servers = self.experiment.batches
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             concurrency = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
             [(rows, speed)] = self.loops(k, [concurrency])

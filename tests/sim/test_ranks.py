@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -101,7 +102,7 @@ def test_all_ranks_step_together_and_the_slowest_sets_the_pace() -> None:
     launches = result.launches
     steps = sorted({(start, end) for start, end in zip(launches["start_s"], launches["end_s"], strict=True)})
     assert len(steps) < len(launches["start_s"])  # some are of several ranks
-    assert all(end <= start + 1e-12 for (_, end), (start, _) in zip(steps, steps[1:], strict=False))
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(steps))
     model = costs(one)
     for start, end in steps:
         mine = np.flatnonzero(launches["start_s"] == start)
@@ -166,7 +167,7 @@ def test_experts_on_all_gpus_leave_more_room_than_a_copy_of_the_model() -> None:
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 @pytest.mark.parametrize("tokens", [1, 2, 4, 16, 64, 256, 2048])
 def test_reads_of_the_fullest_gpu_are_those_of_drawn_experts(ranks: int, tokens: int) -> None:
-    """Against draws of experts: the distinct ones on the GPU that has the most of them, and never more than it holds."""
+    """Against draws of experts: the distinct ones on the GPU that has the most; never more than it holds."""
     experts = shard(model("qwen3-235b-a22b"), 1, ranks, True).experts
     assert experts is not None
     rng = np.random.default_rng(tokens)
@@ -209,7 +210,7 @@ def test_tables_know_experts_on_several_gpus(engine: Any) -> None:
         model = costs(one)
         sent = [model.routed(0, prompts=[(0, tokens)]) for tokens in (512, 4096)]
         times.append([model.shared([one]).seconds - interpolate(spread.exchange_knots, one[0].tokens) for one in sent])
-    assert all(fewer > more for pair in zip(times, times[1:], strict=False) for fewer, more in zip(*pair, strict=True))
+    assert all(fewer > more for pair in pairwise(times) for fewer, more in zip(*pair, strict=True))
     low, high = (
         costs(experiment(8, pair="none:deepseek-v3", engine=engine, all2all_backend=how)).terms.spread.exchange_knots
         for how in ("deepep_low_latency", "deepep_high_throughput")

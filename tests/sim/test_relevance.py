@@ -64,7 +64,8 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
         "ahead_fan": 2,
         "priority": "none", "contention": "serial", "gpu_memory_utilization": 0.5,
-        "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency", "link": "pcie4", "draft_tensor_parallel_size": 1,
+        "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency",
+        "link": "pcie4", "draft_tensor_parallel_size": 1,
         "router": "random", "num_prefixes": 3, "think_time_s": 1.0, "window": "peak",
     }  # fmt: skip
     part = replace(getattr(experiment, need.group), **{need.name: values[need.name]})
