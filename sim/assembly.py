@@ -292,8 +292,8 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
         return ""
     for size in (size for size in SHARDED if size > hardware.tensor_parallel_size):
         for drafters in (None, 1):
-            wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
-            with suppress(ValueError):  # models that cannot be divided so
+            with suppress(ValueError):  # models that cannot be divided so, or too many GPUs for a server
+                wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
                 if kv_capacity(replace(experiment, hardware=wider), profile) >= tokens:
                     return f", or give --tensor-parallel-size {size}"
     return ""

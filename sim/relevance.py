@@ -242,7 +242,8 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
     """A group of cards over a link that they do not have."""
     cards = hardware.cards or (hardware.gpu,)
     bare = [card for card in cards if card in NO_NVLINK]
-    if hardware.tensor_parallel_size == 1 or hardware.link != "nvlink4" or not bare:
+    alone = hardware.tensor_parallel_size == hardware.data_parallel_size == 1
+    if alone or hardware.link != "nvlink4" or not bare:
         return ()
     return (f"{bare[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
 

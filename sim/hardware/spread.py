@@ -46,13 +46,19 @@ class SpreadCosts(CostModel):
         first_tokens: int = 0, packed: int = 0,
     ) -> AffineCost:  # fmt: skip
         """`CostModel.price` of a rank where all ranks do the same."""
+        key = (rows, tokens, steps, packed, self.is_past_window(rows, context))
+        if not prompts and key in self._costs:
+            return self._costs[key]
         own = self.own.price(rows, tokens, steps, context, prompts, first_tokens, packed)
         shared = self.shared([self.routed(rows, tokens, steps, prompts, packed)] * self.spec.data_ranks)
-        return own._replace(
+        cost = own._replace(
             seconds_0=own.seconds_0 + shared.seconds,
             bytes_0=own.bytes_0 + shared.bytes,
             flops_0=own.flops_0 + shared.flops,
         )
+        if not prompts:
+            self._costs[key] = cost
+        return cost
 
     def routed(
         self, rows: int, tokens: int = 1, steps: int = 1, prompts: Prompts = (), packed: int = 0

@@ -29,7 +29,8 @@ TARGET = "qwen3-30b-a3b"
 
 def experiment(ranks: int = 2, arch: str = "autoregressive", pair: str = f"none:{TARGET}", **more: Any) -> Experiment:
     server = Server(pair=pair, max_num_seqs=64)
-    hardware = Hardware(gpu="h200", data_parallel_size=ranks, enable_expert_parallel=more.pop("spread", True), **more)
+    layout = {"data_parallel_size": ranks, "enable_expert_parallel": more.pop("spread", True)}
+    hardware = Hardware(**{"gpu": "h200", **layout, **more})
     return Experiment(arch, Traffic(input_len=200, output_len=40, num_prompts=16), server=server, hardware=hardware)
 
 
@@ -155,6 +156,8 @@ def test_each_rank_has_room_of_its_own() -> None:
     assert admitted[2] >= min(finished[:2])
     with pytest.raises(ValueError, match="needs 1504 tokens of KV cache and the server has 1000"):
         simulate(one, requests=requests((0, 1400, 100)))
+    with pytest.raises(ValueError, match="leave no room for a KV cache on this GPU"):
+        simulate(experiment(8, pair="none:deepseek-v3", gpu="l40s", link="pcie4"))
 
 
 def test_experts_on_all_gpus_leave_more_room_than_a_copy_of_the_model() -> None:
