@@ -64,7 +64,7 @@ BLACKWELL = ("b200", "b300", "gb200", "gb300")
 TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
 LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
 LARGER_STEP = 32_768  # in those for SGLang with Qwen3.5 and GLM-5 on a B200
-Kind = Literal["plain", "expert-parallel", "apart"]
+ServerKind = Literal["plain", "expert-parallel", "apart"]
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class SiliconRow:
         return zlib.crc32(self.id.encode()) % HELD_OUT == 0
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ServerKind:
         """How its GPUs work together."""
         if self.prefill is not None:
             return "apart"

@@ -27,7 +27,7 @@ from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
-from pdvsim.sim.hardware.links import LINKS, LinkSpec
+from pdvsim.sim.hardware.links import LINKS, LinkSpec, nvlink_of
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
@@ -69,7 +69,8 @@ class ComposedProfile(Profile):
         assert self.tables is not None
         drafter = pair.draft.name if pair.draft.name != pair.target.name else ""
         fits = {name: compose(self.tables, self.step, spec, name == drafter) for name, spec in specs.items()}
-        if link is not None and link != LINKS["nvlink4"]:  # the tables are of the card's usual link
+        usual = (LINKS["nvlink4"], LINKS[nvlink_of(self.gpu.name)[0]])  # what the tables were timed on
+        if link is not None and link not in usual:
             fits |= {name: with_collectives(fits[name], spec, link) for name, spec in specs.items() if spec.shards > 1}
         bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
