@@ -162,7 +162,7 @@ class SiliconRow:
     @property
     def _tuned(self) -> bool:
         """InferenceX's scripts for MiniMax-M2.5 on Blackwell since vLLM 0.19."""
-        return self.card in BLACKWELL and self.version.startswith("0.19")
+        return self.card in BLACKWELL and self.version.startswith(("0.19", "nightly"))
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -222,8 +222,6 @@ def _obstacle(row: SiliconRow) -> str:
         return "its layout is not known"
     if not row.concurrency:
         return "its concurrency is not stated"
-    if row.weights.startswith("int4"):
-        return "weights of 4-bit integers are not simulated"
     try:
         covering_profile(row.experiment)
     except ValueError as error:
