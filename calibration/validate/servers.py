@@ -60,6 +60,7 @@ MODELS = {
 DENSE = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
 NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever a row calls them
 IN_8_BITS = ("deepseek-v3", "minimax-m2")  # as they are published
+IN_4_BITS = ("kimi-k2.5",)  # the same of its experts
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
 LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
@@ -222,6 +223,8 @@ def _obstacle(row: SiliconRow) -> str:
         return "its layout is not known"
     if not row.concurrency:
         return "its concurrency is not stated"
+    if row.weights.startswith("int4") and MODELS[row.model] not in IN_4_BITS:
+        return "weights of 4-bit integers are not simulated"
     try:
         covering_profile(row.experiment)
     except ValueError as error:

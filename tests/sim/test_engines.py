@@ -265,3 +265,32 @@ def test_all_reduces_over_nvlink_are_those_of_the_tables(link: LinkName) -> None
         assert profile.covering(pair, LINKS[link]).models[name] == profile.covering(pair).models[name]
     slow = engine_profile("vllm", "b200").covering(pair, LINKS["pcie5"]).models[name]
     assert slow.collectives.reduce_s(64) > profile.covering(pair).models[name].collectives.reduce_s(64)
+
+
+def test_experts_of_mxfp4_have_their_own_constants() -> None:
+    step = EngineStep(experts=1.1, expert_prompts=1.6, mxfp4_experts=0.86)
+    assert step.expert_factors("nvfp4") == (1.1, 1.6)
+    assert step.expert_factors("w4a16_mxfp4") == (0.86, 1.6)
+
+
+def test_norms_over_all_heads_are_one_more_all_reduce_per_layer() -> None:
+    """Of MiniMax's models, where they are sharded: as many small messages as layers."""
+    tables, whole = tables_of("vllm", "b200"), model("minimax-m2")
+    spec, tokens = shard(whole, 4), np.array([64.0])
+    smallest = float(tables.reduce_s(4, 4 * tokens)[0])
+    own, without = (compose(tables, EngineStep(), one).collectives for one in (spec, replace(spec, family="qwen3")))
+    assert own.reduce_s(64) - without.reduce_s(64) == pytest.approx(spec.layers * smallest, rel=1e-6)
+    assert not compose(tables, EngineStep(), whole).collectives.reduce_s(64)
+
+
+def test_experts_of_integers_are_their_own_kernels() -> None:
+    """Kimi-K2.5 as published, and NVIDIA's version with 4-bit floats, which the card multiplies."""
+    tables, tokens = tables_of("vllm", "b200"), np.array([4096.0])
+    integers, floats = (
+        ModelKernels(tables, shard(model(name), 8)).experts(tokens)[0] for name in ("kimi-k2.5", "kimi-k2.5-nvfp4")
+    )
+    at = tables.arrays["moe/int4_wo/tokens"].tolist().index(4096)
+    shape = tables.arrays["moe/int4_wo/shapes"].tolist().index([7168, 256, 8, 384])
+    timed = float(np.exp(unpacked(tables.arrays["moe/int4_wo/t"]))[shape, at])
+    assert integers == pytest.approx(60 * timed, rel=1e-6)
+    assert floats < 0.5 * integers
