@@ -29,7 +29,17 @@ from pdvsim.sim.hardware.kernels import (
     unpacked,
 )
 
-SYSTEMS = {"a100-80gb": "a100_sxm", "h100-sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
+SYSTEMS = {
+    "a100-80gb": "a100_sxm",
+    "h100-sxm": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "l40s": "l40s",
+}
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
 LEAST_SIDE = 128  # of a product; narrower ones are routers, which cost a kernel's fixed time
 LEAST_TESTED = 512  # sides of the products that are left out in turn: those of models' layers
 # A kind of products whose fastest takes so many times as long as the fastest of 16 bits was timed waiting for the host:
@@ -44,14 +54,16 @@ LARGEST_GROUP = 8
 TOPK, EXCHANGE_SMS = 8, 20
 LEAST_EXPERTS = 2000  # rows of a table of experts; a later version may hold a single new model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
-# Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on a
-# B200 (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
+# Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on
+# Blackwell (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
 BORROWED: dict[tuple[str, str], dict[str, str]] = {
-    ("trtllm", "b200"): {"fp8_block": "sglang", "w4a8_mxfp4_mxfp8": "sglang"},
-    ("vllm", "b200"): {"w4a8_mxfp4_mxfp8": "sglang"},
+    **{("trtllm", card): {"fp8_block": "sglang", "w4a8_mxfp4_mxfp8": "sglang"} for card in BLACKWELL},
+    **{("vllm", card): {"w4a8_mxfp4_mxfp8": "sglang"} for card in BLACKWELL},
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
+# Groups over several nodes of a rack were timed on the GB300 alone; smaller ones take as long on both
+RACKS = {"gb200": "gb300"}
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -64,7 +76,11 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     arrays |= _products(source.table("gemm", "gemm_perf"))
     arrays |= _decode(source.table("attention", "generation_attention_perf"))
     arrays |= _prefill(source.table("attention", "context_attention_perf"))
-    arrays |= _reduce(source.table("comm", "custom_allreduce_perf"))
+    reduces = source.table("comm", "custom_allreduce_perf")
+    if (like := RACKS.get(gpu.name)) is not None:
+        others = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
+        reduces = pd.concat([reduces, others[others.num_gpus > reduces.num_gpus.max()]])
+    arrays |= _reduce(reduces)
     for op, name, pack_one in (
         ("moe", "moe_perf", _experts),
         ("mla", "generation_mla_perf", _latent_decode),
@@ -80,7 +96,7 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
         others = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
         arrays |= {name: values for name, values in others.items() if name.split("/")[1] == kind}
     about = {
-        "borrowed": borrowed,
+        "borrowed": borrowed | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {}),
         "engine": engine,
         "system": SYSTEMS[gpu.name],
         "versions": source.versions,

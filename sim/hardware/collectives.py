@@ -3,7 +3,8 @@
 Data-parallel ranks gather the tokens of all before the experts of a layer, and reduce and scatter the results. Each
 sends half as much as an all-reduce of the same size, so both are taken as one all-reduce: an assumption.
 
-NVLink times are published measurements by number of GPUs and bytes. Other links follow NCCL's ring model: two steps for
+NVLink times are published measurements on NVLink 4 by number of GPUs and bytes; NVLink 5 is assumed to take as long,
+as most messages are short. Other links follow NCCL's ring model: two steps for
 each other GPU, each with a latency and its part of the bytes. Gathering logits sends half as much as an all-reduce of
 the same size.
 
@@ -45,7 +46,7 @@ def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
     """Seconds until every GPU of a group has the sum of `size` bytes of each."""
     if gpus == 1:
         return 0.0
-    if link == LINKS["nvlink4"]:
+    if link in (LINKS["nvlink4"], LINKS["nvlink5"]):
         at, micros = zip(*CURVES[gpus], strict=True)
         micros = tuple(accumulate(micros, max))  # more bytes are never faster
         if size > at[-1]:

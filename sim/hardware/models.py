@@ -13,7 +13,8 @@ Keys and values that DFlash makes of hidden states are priced as tokens of its f
 as causal.
 
 `NAME-fp8` is a model whose layers' weights have 8 bits, `NAME-nvfp4` one of 4 bits with NVIDIA's scales; embeddings,
-output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, nvfp4 means its experts.
+output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, or whose experts have 4-bit
+integers, nvfp4 means its experts.
 """
 
 from __future__ import annotations
@@ -119,7 +120,8 @@ def bits_of(name: str) -> str:
 def quantised(spec: ModelSpec, bits: str = FP8) -> ModelSpec:
     """The model with fewer bits in its layers' weights; a ValueError if they have so few already."""
     name, item = f"{spec.name}{bits}", FP8_BYTES if bits == FP8 else NVFP4_BYTES
-    if bits == NVFP4 and spec.layer_bytes == FP8_BYTES and spec.experts is not None:
+    own = None if spec.experts is None else spec.experts.weight_bytes or spec.layer_bytes
+    if bits == NVFP4 and spec.experts is not None and own is not None and own > NVFP4_BYTES:
         return replace(spec, name=name, experts=replace(spec.experts, weight_bytes=item))
     if spec.is_quantised:
         raise ValueError(f"{spec.name} has quantised weights as it is published: leave out {bits[1:]}")

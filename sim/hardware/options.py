@@ -26,7 +26,8 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "python-threads": {"notify_s": 50e-6},
 }
 
-VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "l40s")  # whose default engine is vLLM; the H200 has pdvsim's, measured
+# whose default engine is vLLM; the H200 has pdvsim's, measured
+VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "b300", "gb200", "gb300", "l40s")
 MOST_GPUS = 8  # of one server that lanes are placed on
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
 
@@ -79,7 +80,8 @@ class Hardware:
     cards: tuple[str, ...] = ()
     """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all."""
     link: LinkName = "nvlink4"
-    """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
+    """Link between the GPUs of a server: nvlink4, nvlink5 (Blackwell), pcie5, pcie4 (16 lanes), infiniband-xdr (one
+    adapter of 800 Gb/s per GPU), 400gbe, 100gbe. All-reduces over NVLink are those that the profile was timed with."""
     replicas: Gpus = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"

@@ -205,7 +205,7 @@ class Profile:
         if link is None or not shards:
             return whole
         fits = {name: with_collectives(whole.fit(spec), spec, link) for name, spec in shards.items()}
-        how = "as published" if link == LINKS["nvlink4"] else "as a ring's"
+        how = "as published" if link in (LINKS["nvlink4"], LINKS["nvlink5"]) else "as a ring's"
         return replace(
             whole, foundation=f"{whole.foundation}; all-reduces {how}, within {BAR:.0%}", models=whole.models | fits
         )
