@@ -30,6 +30,7 @@ from pdvsim.sim.machine.fastforward import FastForwardGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
+from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.machine.tiers import KvTier, KvTiers
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
@@ -41,6 +42,7 @@ from pdvsim.sim.records import Log
 from pdvsim.sim.workload.lookup import lookup_of
 
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
+WAITING_WEIGHT = 4  # running requests that count as much as one that waits, in vLLM's choice of a rank
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 
@@ -225,14 +227,16 @@ def make_planner(
 
 
 def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
-    """Bytes per second of each GPU of a server."""
+    """Bytes per second of each GPU of a server, or of each of its data-parallel ranks."""
     if experiment.sides is not None:
-        prefill, decode = experiment.hardware.groups()
-        cards = (gpu(experiment.sides.prefill.hardware.gpu), profile.gpu)
-        if experiment.sides.prefill.hardware.gpu == experiment.sides.decode.hardware.gpu:
-            cards = (profile.gpu, profile.gpu)
-        return [card.bandwidth_bytes_per_s for card, n in zip(cards, (prefill, decode), strict=True) for _ in range(n)]
-    return [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
+        sides = experiment.sides
+        same = sides.prefill.hardware.gpu == sides.decode.hardware.gpu
+        cards = (profile.gpu if same else gpu(sides.prefill.hardware.gpu), profile.gpu)
+        groups = zip(experiment.hardware.groups(), sides, strict=True)
+        ranks = [count * side.hardware.data_parallel_size for count, side in groups]
+        return [card.bandwidth_bytes_per_s for card, count in zip(cards, ranks, strict=True) for _ in range(count)]
+    each = [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
+    return each * experiment.hardware.data_parallel_size
 
 
 def link_of(experiment: Experiment) -> LinkSpec:
@@ -241,7 +245,10 @@ def link_of(experiment: Experiment) -> LinkSpec:
 
 
 def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
-    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest."""
+    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest.
+
+    Of data-parallel ranks, that of one: each has the KV cache of its own requests.
+    """
     hardware = experiment.hardware
     if hardware.kv_capacity_tokens is not None:
         return [hardware.kv_capacity_tokens] * experiment.placement.gpus
@@ -283,7 +290,7 @@ def tiers_of(experiment: Experiment, models: dict[Role, CostModel]) -> KvTiers |
     links, token_bytes = {"host": LINKS[hardware.kv_offload_link], "ssd": SSD}, 0.0
     for model in models.values():
         token_bytes += model.spec.kv_bytes_per_token
-    group_bytes = token_bytes * hardware.tensor_parallel_size
+    group_bytes = token_bytes * hardware.tensor_parallel_size * hardware.data_parallel_size
 
     def prefill_s(start: int, tokens: int, rest: int) -> float:
         whole, without = [(start, tokens + rest)], [(start + tokens, rest)]
@@ -360,8 +367,8 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
         return ""
     for size in (size for size in SHARDED if size > hardware.tensor_parallel_size):
         for drafters in (None, 1):
-            wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
-            with suppress(ValueError):  # models that cannot be divided so
+            with suppress(ValueError):  # models that cannot be divided so, or too many GPUs for a server
+                wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
                 if kv_capacity(replace(experiment, hardware=wider), profile) >= tokens:
                     return f", or give --tensor-parallel-size {size}"
     return ""
@@ -385,28 +392,33 @@ class Cluster:
         self.capacity_tokens = kv_capacity(experiment, profile)
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []  # every engine
-        self.fronts: list[Policy | Disaggregated] = []  # one per replica
+        self.fronts: list[list[Policy | Disaggregated]] = []  # of each replica its ranks
         self.gpus: list[SimulatedGPU] = []
         self.fabrics: list[Fabric] = []
         self._turn = 0
+        self._next_rank = [0] * experiment.hardware.replicas  # by replica
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         self._host_times = host_times(experiment, profile)
         self._read_at_s = 0.0  # when the host has read all requests that arrived
         # requests that were sent together do not arrive together: equal ones would finish in one step for ever
         self._lateness = np.random.default_rng([experiment.traffic.seed, 8])
         for replica in range(experiment.hardware.replicas):
-            if experiment.sides is None:
-                self.servers.append(self._server(env, replica))
-                self.fronts.append(self.servers[-1])
-            else:
-                self.fronts.append(self._disaggregated(env, replica, experiment.sides))
+            if experiment.sides is not None:
+                self.fronts.append([self._disaggregated(env, replica, experiment.sides)])
+                continue
+            size = experiment.hardware.data_parallel_size
+            group = RankGroup(env) if size > 1 else None
+            ranks = [self._server(env, replica, group, rank) for rank in range(size)]
+            self.servers += ranks
+            self.fronts.append([*ranks])
 
-    def _server(self, env: Clock, replica: int) -> Policy:
+    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
+        """A server, or one of its ranks."""
         experiment = self.experiment
         placement, host = experiment.placement, self._host(replica)
         planner = make_planner(experiment, self.profile, self._models)
         gpus = [
-            self._gpu(env, experiment, host, planner, one, models, replica, at)
+            self._gpu(env, experiment, host, planner, one, models, replica, rank if group else at, group)
             for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True))
         ]
         device: Device = gpus[0]
@@ -424,14 +436,15 @@ class Cluster:
 
     def _gpu(
         self, env: Clock, experiment: Experiment, host: SimulatedHost, planner: Planner, profile: Profile,
-        models: dict[Role, CostModel], replica: int, at: int,
-    ) -> FastForwardGPU:  # fmt: skip
+        models: dict[Role, CostModel], replica: int, at: int, group: RankGroup | None = None,
+    ) -> FastForwardGPU | RankGPU:  # fmt: skip
         sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
-        looked_up = experiment.server.drafted_by in LOOKED_UP
-        one = FastForwardGPU(
+        looked_up = planner.lookup if experiment.server.drafted_by in LOOKED_UP else None
+        parts = (
             env, host, models, sharing, self.log.launches, drawn_verdict, profile.gpu.peak, replica, at, profile.power,
-            planner.lookup if looked_up else None, blocks=self.blocks,
+            looked_up,
         )  # fmt: skip
+        one = FastForwardGPU(*parts, blocks=self.blocks) if group is None else RankGPU(group, *parts)
         self.gpus.append(one)
         return one
 
@@ -468,22 +481,31 @@ class Cluster:
 
     def _disaggregated(self, env: Clock, replica: int, sides: Sides) -> Disaggregated:
         """Engines that prefill and engines that decode, and the ports between them."""
-        experiment, counts = self.experiment, self.experiment.hardware.groups()
-        prefill = [self._engine(env, PrefillEngine, sides.prefill, replica, at) for at in range(counts[0])]
-        decode = [self._engine(env, DecodeEngine, sides.decode, replica, counts[0] + at) for at in range(counts[1])]
+        experiment, (prefills, decodes) = self.experiment, self.experiment.hardware.groups()
+        prefill = self._engines(env, PrefillEngine, sides.prefill, replica, prefills, 0)
+        decode = self._engines(env, DecodeEngine, sides.decode, replica, decodes, len(prefill))
         self.servers += [*decode, *prefill]
-        self.fabrics.append(
-            fabric := Fabric(LINKS[experiment.hardware.kv_link or experiment.hardware.link], sum(counts))
-        )
+        link = LINKS[experiment.hardware.kv_link or experiment.hardware.link]
+        self.fabrics.append(fabric := Fabric(link, len(prefill) + len(decode)))
         aware = experiment.hardware.router == "prefix-aware"
         return Disaggregated(prefill, decode, shipping_of(experiment, sides, fabric), aware)
 
-    def _engine(self, env: Clock, kind: type[AnyPolicy], side: Experiment, replica: int, at: int) -> AnyPolicy:
+    def _engines(
+        self, env: Clock, kind: type[AnyPolicy], side: Experiment, replica: int, count: int, first: int
+    ) -> list[AnyPolicy]:
+        """So many engines of one kind, or all of their data-parallel ranks; their GPUs are numbered from `first` on."""
         [profile] = profiles_of(side, side_profile(self.experiment, side, self.profile), self.end)
         [models] = cost_models(side, [profile])
-        host, planner = self._host(replica), make_planner(side, profile, [models])
-        device = self._gpu(env, side, host, planner, profile, models, replica, at)
-        return self._started(env, kind, self._context(env, side, device, planner, kv_capacity(side, profile), models))
+        room, size = kv_capacity(side, profile), side.hardware.data_parallel_size
+        engines: list[AnyPolicy] = []
+        for _ in range(count):
+            group = RankGroup(env) if size > 1 else None
+            for _ in range(size):
+                host, planner = self._host(replica), make_planner(side, profile, [models])
+                at = first + len(engines)
+                device = self._gpu(env, side, host, planner, profile, models, replica, at, group)
+                engines.append(self._started(env, kind, self._context(env, side, device, planner, room, models)))
+        return engines
 
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""
@@ -523,22 +545,37 @@ class Cluster:
             self.route(request).submit(request)
 
     def route(self, request: Request) -> Policy | Disaggregated:
-        """The server that takes a request."""
-        servers, router = self.fronts, self.experiment.hardware.router
-        if len(servers) == 1:
+        """The server that takes a request, and of its data-parallel ranks the one that does."""
+        router, replicas = self.experiment.hardware.router, self.fronts
+        if len(replicas) == 1:
             at = 0
         elif router in ("least-loaded", "prefix-aware"):
-            loads = [server.load for server in servers]
-            cached = [0] * len(servers)
+            loads = [sum([rank.load for rank in ranks]) for ranks in replicas]
+            cached = [0] * len(replicas)
             if router == "prefix-aware" and max(loads) - min(loads) <= max(UNEVEN, min(loads) // 2):
-                cached = [server.cached(request) for server in servers]
-            at = min(range(len(servers)), key=lambda i: (-cached[i], loads[i]))
+                cached = [max([rank.cached(request) for rank in ranks]) for ranks in replicas]
+            at = min(range(len(replicas)), key=lambda i: (-cached[i], loads[i]))
         elif router == "random":
-            at = int(self._rng.integers(len(servers)))
+            at = int(self._rng.integers(len(replicas)))
         else:
-            at, self._turn = self._turn, (self._turn + 1) % len(servers)
+            at, self._turn = self._turn, (self._turn + 1) % len(replicas)
         request.taken.replica = at
-        return servers[at]
+        ranks = [rank for rank in replicas[at] if isinstance(rank, Policy)]
+        return replicas[at][0] if len(ranks) < 2 else self._rank(at, ranks)
+
+    def _rank(self, replica: int, ranks: Sequence[Policy]) -> Policy:
+        """The rank that takes a request, as engines deal them by default.
+
+        vLLM: the one with the least running requests and four times those that wait. TensorRT-LLM: the one with the
+        fewest requests. SGLang: each in turn.
+        """
+        engine, first = self.experiment.hardware.predicted_engine, self._next_rank[replica]
+        if engine != "sglang":
+            waits = 1 if engine == "trtllm" else WAITING_WEIGHT
+            turns = [*range(first, len(ranks)), *range(first)]  # of equal ones not always the same
+            first = min(turns, key=lambda i: ranks[i].in_flight + waits * len(ranks[i].waiting))
+        self._next_rank[replica] = (first + 1) % len(ranks)
+        return ranks[first]
 
     def settled_s(self) -> float:
         """Until when every launch that began is in the log."""

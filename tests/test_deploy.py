@@ -301,3 +301,28 @@ def test_kv_tiers_have_flags() -> None:
     ssd = deployment(replace(COLOCATED, traffic=talks, hardware=replace(hardware, kv_offload_ssd_gb=1000.0)))
     assert "LMCache" in " ".join(ssd[0].notes)
     assert flags(ssd[1].text)["--hicache-storage-backend"] == "file"
+
+
+def test_ranks_and_spread_experts_have_each_engines_own_flags() -> None:
+    """Two ranks of four GPUs. SGLang counts the GPUs of all ranks as tensor parallelism, and its limits are of all."""
+    server = Server("none:deepseek-v3", max_num_seqs=64, max_num_batched_tokens=8192)
+    hardware = Hardware(tensor_parallel_size=4, data_parallel_size=2, enable_expert_parallel=True)
+    low = replace(hardware, all2all_backend="deepep_low_latency")
+    mine, theirs, none, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=low))
+    given = flags(mine.text)
+    assert (given["--data-parallel-size"], given["--tensor-parallel-size"]) == ("2", "4")
+    assert "--enable-expert-parallel" in given
+    assert given["--all2all-backend"] == "deepep_low_latency"
+    assert given["--max-num-seqs"] == "64"
+    given = flags(theirs.text)
+    assert (given["--dp-size"], given["--tensor-parallel-size"], given["--ep-size"]) == ("2", "8", "8")
+    assert "--enable-dp-attention" in given
+    assert (given["--moe-a2a-backend"], given["--deepep-mode"]) == ("deepep", "low_latency")
+    assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "16384")
+    assert not none.text
+    assert "data-parallel over all GPUs or over none" in none.notes[0]
+    all_ranks = replace(hardware, tensor_parallel_size=1, data_parallel_size=8)
+    _, _, third, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=all_ranks))
+    assert third.label.startswith("TensorRT-LLM")
+    assert (flags(third.text)["--tp_size"], flags(third.text)["--ep_size"]) == ("8", "8")
+    assert "enable_attention_dp: true" in " ".join(third.notes)

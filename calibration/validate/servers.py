@@ -31,6 +31,7 @@ from pdvsim.sim.core import ServingEngine
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in so many
+SHARED_IMAGE, CONFIGURED = "1.1.0rc2.post2", "_cfg"  # of rows that drafts may have been made for, and that tell
 SPREAD = (0.9, 1 / 9)  # InferenceX's lengths: mean over stated, and half the width over the mean
 # NVIDIA's rows do not state theirs. Visible rows of SGLang look as if requests stayed in step for ever; those of the
 # others as if they drifted apart, as with this spread
@@ -60,12 +61,13 @@ MODELS = {
 DENSE = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
 NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever a row calls them
 IN_8_BITS = ("deepseek-v3", "minimax-m2")  # as they are published
+IN_4_BITS = ("kimi-k2.5",)  # the same of its experts
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
 TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
 LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
 LARGER_STEP = 32_768  # in those for SGLang with Qwen3.5 and GLM-5 on a B200
-Kind = Literal["plain", "expert-parallel", "apart"]
+ServerKind = Literal["plain", "expert-parallel", "apart"]
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class SiliconRow:
         return zlib.crc32(self.id.encode()) % HELD_OUT == 0
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> ServerKind:
         """How its GPUs work together."""
         if self.prefill is not None:
             return "apart"
@@ -163,7 +165,7 @@ class SiliconRow:
     @property
     def _tuned(self) -> bool:
         """InferenceX's scripts for MiniMax-M2.5 on Blackwell since vLLM 0.19."""
-        return self.card in BLACKWELL and self.version.startswith("0.19")
+        return self.card in BLACKWELL and self.version.startswith(("0.19", "nightly"))
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -205,18 +207,30 @@ def hardware_of(row: SiliconRow) -> Hardware:
     With prefill apart, `row.prefill` is the layout of the servers that prefill, `row.prefill.workers` their number, and
     the row's own fields and `row.workers` are those of the servers that decode.
     """
-    if row.data_parallel > 1 or row.expert_parallel > 1:
-        raise ValueError("expert and data parallelism are not simulated")
-    hardware = Hardware(gpu=row.card, engine=row.engine, tensor_parallel_size=row.tensor_parallel, band=False)
+    sides = [(row.expert_parallel, row.moe_tp)]
+    if row.prefill is not None:
+        own = row.prefill
+        sides.append((own.expert_parallel, own.tensor_parallel * own.data_parallel // own.expert_parallel))
+        if (own.expert_parallel > 1) != (row.expert_parallel > 1):
+            raise ValueError("servers that spread experts on one side alone are not simulated")
+    if any(spread > 1 and sharded > 1 for spread, sharded in sides):
+        raise ValueError("experts that are both spread and sharded are not simulated")
+    hardware = Hardware(
+        gpu=row.card,
+        engine=row.engine,
+        tensor_parallel_size=row.tensor_parallel,
+        data_parallel_size=row.data_parallel,
+        enable_expert_parallel=row.expert_parallel > 1,
+        band=False,
+    )
     if row.prefill is None:
         return hardware
-    if row.prefill.data_parallel > 1 or row.prefill.expert_parallel > 1:
-        raise ValueError("expert and data parallelism of the servers that prefill are not simulated")
     return replace(
         hardware,
         disaggregate=f"{row.prefill.workers}p{row.workers}d",
         prefill_tensor_parallel_size=row.prefill.tensor_parallel,
-        kv_link=hardware.link if row.card in ONE_NVLINK else "400gbe",
+        prefill_data_parallel_size=row.prefill.data_parallel,
+        kv_link="nvlink5" if row.card in ONE_NVLINK else "400gbe",
         kv_transfer="prompt",
     )
 
@@ -233,7 +247,7 @@ def _obstacle(row: SiliconRow) -> str:
         return "its layout is not known"
     if not row.concurrency:
         return "its concurrency is not stated"
-    if row.weights.startswith("int4"):
+    if row.weights.startswith("int4") and MODELS[row.model] not in IN_4_BITS:
         return "weights of 4-bit integers are not simulated"
     try:
         covering_profile(row.experiment)
@@ -245,9 +259,27 @@ def _obstacle(row: SiliconRow) -> str:
 def read_rows(folder: Path = FOLDER) -> list[SiliconRow]:
     """The rows of both files."""
     with (folder / "rows.csv").open(newline="", encoding="utf-8") as file:
-        rows = [SiliconRow(**_typed(row)) for row in csv.DictReader(file)]
+        rows = _marked([SiliconRow(**_typed(row)) for row in csv.DictReader(file)])
     with (folder / "apart.csv").open(newline="", encoding="utf-8") as file:
         return rows + [_apart(row) for row in csv.DictReader(file)]
+
+
+def _marked(rows: list[SiliconRow]) -> list[SiliconRow]:
+    """The rows with those marked that may have been drafted for.
+
+    InferenceX serves DeepSeek-R1 from one image of TensorRT-LLM with and without MTP drafts. One of its imports, whose
+    names have the number of a configuration, has plain rows alone. The others do not tell: their rows are plain where
+    they equal a row of that import.
+    """
+    measured = {(row.card, row.ttft_ms, row.tpot_ms) for row in rows if CONFIGURED in row.id}
+    return [
+        replace(row, drafts="unstated")
+        if row.version == SHARED_IMAGE
+        and MODELS[row.model] == "deepseek-v3"
+        and (row.card, row.ttft_ms, row.tpot_ms) not in measured
+        else row
+        for row in rows
+    ]
 
 
 def _apart(row: dict[str, str]) -> SiliconRow:

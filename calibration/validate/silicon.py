@@ -9,7 +9,7 @@ import csv
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +17,8 @@ import numpy as np
 from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.hardware.composed import compose, engine_profile
-from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.kernels import Floats
-from pdvsim.sim.hardware.models import shard
 from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.run import simulate
 
@@ -96,7 +94,7 @@ def _oddity(row: SiliconRow) -> str:
     target, profile = experiment.pair.target, covering_profile(experiment)
     if target.weight_bytes > profile.gpu.memory_bytes:
         return f"its weights, {target.weight_bytes / 1e9:.0f} GB per GPU, do not fit the card"
-    if row.kind != "plain":
+    if row.kind == "apart":
         return ""
     run_ms = row.ttft_ms + row.tokens_out * row.tpot_ms
     kernels_ms = row.concurrency * _prefill_s(experiment) * 1000
@@ -114,12 +112,10 @@ def _prefill_s(experiment: Experiment) -> float:
     hardware, traffic = experiment.hardware, experiment.traffic
     assert hardware.engine is not None
     assert traffic.input_len is not None
-    tables = engine_profile(hardware.engine, hardware.gpu).tables
-    assert tables is not None
-    spec = shard(experiment.server.models().target, hardware.tensor_parallel_size)
-    prices, tokens = CostModel(spec, compose(tables, EngineStep(), spec)), traffic.input_len
-    prompts = [(0, tokens)] * max(1, LARGE_FORWARD // tokens)
-    return prices.price(0, prompts=prompts).seconds_0 / len(prompts)
+    kernels = replace(engine_profile(hardware.engine, hardware.gpu), step=EngineStep()).covering(experiment.pair)
+    prompts = [(0, traffic.input_len)] * max(1, LARGE_FORWARD // traffic.input_len)
+    seconds = kernels.cost_model(experiment.pair.target).price(0, prompts=prompts).seconds_0
+    return seconds / len(prompts) / hardware.data_parallel_size  # each rank prefills as many
 
 
 @dataclass(frozen=True)

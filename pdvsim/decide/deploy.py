@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pdvsim.common.commandline import command_line
 from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.core import LOOKED_UP, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
@@ -46,7 +46,10 @@ SIDES = ("the engines that prefill", "the engines that decode")
 VLLM_ROLES = ("kv_producer", "kv_consumer")
 GIB = 2**30
 SEPARATE_PREFILL = "with a drafter it prefills in separate batches, not together with decoding as colocated"
-ENGINES: dict[str, ServingEngine] = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm"}
+ENGINES: dict[str, ServingEngine] = {
+    "vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm", "TensorRT-LLM": "trtllm",
+}  # fmt: skip
+DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}  # SGLang's names
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,8 @@ def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[
         engines = [*vllm_apart(served.experiment), *sglang_apart(served.experiment)]
     else:
         engines = [vllm(served), *sglang(served)]
+        if (block := trtllm_serve(served)) is not None:
+            engines.append(block)
     engines = [_of_engine(block, experiment) for block in engines]
     return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
 
@@ -164,6 +169,7 @@ def vllm(served: Served) -> Block:
         *("--max-num-seqs", server.max_num_seqs, "--max-num-batched-tokens", max(budget, server.max_num_seqs)),
         *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
         *_shared_flags(served, longest, "--max-model-len", "fp8", "--no-enable-prefix-caching"),
+        *_vllm_ranks(served.experiment.hardware),
     ]
     notes = _shared_notes(served, longest)
     if host_gb := served.experiment.hardware.kv_offload_gb:
@@ -252,11 +258,15 @@ def sglang(served: Served) -> list[Block]:
     if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
         unlike = f"it rejects vocabularies of different size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
         return [Block(label, "", (*served.notes, unlike))]
+    hardware = served.experiment.hardware
+    ranks = hardware.data_parallel_size  # SGLang divides both limits by them
     words = [
         *("python3", "-m", "sglang.launch_server", "--model-path", checkpoint(pair.target)),
-        *("--max-running-requests", server.max_num_seqs, "--chunked-prefill-size", server.max_num_batched_tokens),
-        *("--mem-fraction-static", served.experiment.hardware.gpu_memory_utilization),
-        *_shared_flags(served, k, "--context-length", "fp8_e4m3", "--disable-radix-cache"),
+        *("--max-running-requests", ranks * server.max_num_seqs),
+        *("--chunked-prefill-size", ranks * server.max_num_batched_tokens),
+        *("--mem-fraction-static", hardware.gpu_memory_utilization),
+        *_shared_flags(served, k, "--context-length", "fp8_e4m3", "--disable-radix-cache", ranks),
+        *_sglang_ranks(hardware),
     ]
     notes = _shared_notes(served, k)
     hardware = served.experiment.hardware
@@ -363,6 +373,44 @@ def tensorrt_llm(served: Served) -> Block:
     return Block(label, json.dumps({"max_draft_len": served.longest, "draft_len_schedule": schedule}), notes)
 
 
+def _vllm_ranks(hardware: Hardware) -> list[Any]:
+    """vLLM's flags of data-parallel ranks and of experts on several GPUs."""
+    flags: list[Any] = ["--data-parallel-size", hardware.data_parallel_size] if hardware.data_parallel_size > 1 else []
+    flags += ["--enable-expert-parallel"] if hardware.enable_expert_parallel else []
+    usual = hardware.all2all_backend == Hardware.all2all_backend
+    return flags if usual else [*flags, "--all2all-backend", hardware.all2all_backend]
+
+
+def _sglang_ranks(hardware: Hardware) -> list[Any]:
+    """The same of SGLang, whose tensor parallelism counts the GPUs of all ranks."""
+    ranks, gpus = hardware.data_parallel_size, hardware.data_parallel_size * hardware.tensor_parallel_size
+    flags: list[Any] = ["--enable-dp-attention", "--dp-size", ranks] if ranks > 1 else []
+    flags += ["--ep-size", gpus] if hardware.enable_expert_parallel else []
+    mode = DEEPEP_MODES.get(hardware.all2all_backend)
+    return flags if mode is None else [*flags, "--moe-a2a-backend", "deepep", "--deepep-mode", mode]
+
+
+def trtllm_serve(served: Served) -> Block | None:
+    """The TensorRT-LLM server where ranks or experts are on several GPUs; None elsewhere."""
+    hardware, server = served.experiment.hardware, served.experiment.server
+    ranks, gpus = hardware.data_parallel_size, hardware.data_parallel_size * hardware.tensor_parallel_size
+    if ranks == 1 and not hardware.enable_expert_parallel:
+        return None
+    label = f"TensorRT-LLM (names as of {TENSORRT_LLM})"
+    if served.longest:
+        return Block(label, "", (*served.notes, "its drafters are set in a file, which is not written here"))
+    if 1 < ranks < gpus:
+        return Block(label, "", (*served.notes, "its attention is data-parallel over all GPUs or over none"))
+    words = [
+        *("trtllm-serve", checkpoint(served.pair.target), "--tp_size", gpus),
+        *(("--ep_size", gpus) if hardware.enable_expert_parallel else ()),
+        *("--max_batch_size", server.max_num_seqs, "--max_num_tokens", server.max_num_batched_tokens),
+        *(("--config", "ranks.yaml") if ranks > 1 else ()),
+    ]
+    notes = [*served.notes, *(["ranks.yaml has the line enable_attention_dp: true"] if ranks > 1 else [])]
+    return Block(label, _line(words), tuple(notes))
+
+
 def realrun(experiment: Experiment) -> Block:
     """The run of the same policy on this machine's GPU, or why there is none."""
     try:
@@ -401,12 +449,13 @@ def _is_fp8(model: ModelSpec) -> bool:
     return bits_of(model.name) == FP8 and unquantised(model.name) != model.name
 
 
-def _shared_flags(served: Served, k: int, context: str, fp8: str, uncached: str) -> list[Any]:
+def _shared_flags(served: Served, k: int, context: str, fp8: str, uncached: str, ranks: int = 1) -> list[Any]:
     """Flags of both engines: context, shards, 8-bit weights and KV cache, and no prefix cache.
 
-    The context is the drafter's if it is shorter than the target's: nothing was simulated beyond it.
+    The context is the drafter's if it is shorter than the target's: nothing was simulated beyond it. `ranks` are those
+    that the engine counts among its shards.
     """
-    server, size = served.experiment.server, served.experiment.hardware.tensor_parallel_size
+    server, size = served.experiment.server, ranks * served.experiment.hardware.tensor_parallel_size
     mine, whole = (model.max_position_embeddings for model in (served.pair.draft, served.pair.target))
     flags: list[Any] = [context, mine] if k and mine is not None and (whole is None or mine < whole) else []
     flags += ["--tensor-parallel-size", size] if size > 1 else []

@@ -272,6 +272,5 @@ def map_figure(answer: WinnerMap) -> Figure:
 def _colour(candidate: Experiment) -> str:
     """Colour of its architecture; paler if a server that can be split is replicated."""
     policy, hardware = policy_of(candidate.arch), candidate.hardware
-    single = (candidate.arch in ("pd", "pdv") or policy.in_steps()) and hardware.tensor_parallel_size == 1
-    whole = single and not hardware.place and hardware.disaggregate is None
-    return paler(arch_colour(candidate.arch), 0.45 if whole else 0.0)
+    single = (candidate.arch in ("pd", "pdv") or policy.in_steps()) and candidate.gpus == 1
+    return paler(arch_colour(candidate.arch), 0.45 if single and not hardware.place else 0.0)

@@ -1,7 +1,8 @@
 """Contenders other than architectures alone: ways to use several GPUs, and drafters of a model.
 
-A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, lanes on different GPUs, or
-engines that prefill and engines that decode. Of these splits the formula names the most promising (`SPLITS`).
+A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, lanes on different GPUs,
+engines that prefill and engines that decode or, for a mixture of experts, expert parallelism with tensor or data
+parallelism. Of the splits into engines that prefill and decode the formula names the most promising (`SPLITS`).
 Fleets of the same size are compared on the same requests, each with its best settings (`tune`). So a GPU for one lane
 is compared with a second server, and with one server sharded over all GPUs. With a price, one GPU alone is compared
 too. Under service levels at a request rate the number of GPUs is not given but found (`sizing`), from the kinds of
@@ -78,18 +79,29 @@ class Contender:
 
 
 def fleet_name(candidate: Experiment) -> str:
-    """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, pd 3p1d, pdv on 1+1 (drafter, target)."""
+    """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, colocated dp8 ep, pd 3p1d, pdv on 1+1.
+
+    1+1 are the GPUs of drafter and target.
+    """
     hardware, placement, name = candidate.hardware, candidate.placement, str(candidate.arch)
     if hardware.disaggregate is not None:
+        sizes = (
+            ("tp", hardware.prefill_tensor_parallel_size, hardware.tensor_parallel_size),
+            ("dp", hardware.prefill_data_parallel_size, hardware.data_parallel_size),
+        )
         name += f" {hardware.disaggregate}"
-        sizes = (hardware.prefill_tensor_parallel_size or hardware.tensor_parallel_size, hardware.tensor_parallel_size)
-        if max(sizes) > 1:
-            name += f" tp{sizes[0]}" + (f"+{sizes[1]}" if sizes[0] != sizes[1] else "")
-    elif placement.gpus > 1:
+        for kind, prefill, decode in sizes:
+            if max(prefill or 1, decode) > 1:
+                name += f" {kind}{prefill or decode}" + (f"+{decode}" if prefill not in (None, decode) else "")
+        return f"{name} ep" if hardware.enable_expert_parallel else name
+    if placement.gpus > 1:
         other = placement.prefill[0] if candidate.base_arch == "pd" else placement.draft[0]
         name += f" on {candidate.group(other)}+{candidate.group(placement.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
+    if hardware.data_parallel_size > 1:
+        name += f" dp{hardware.data_parallel_size}"
+    name += " ep" if hardware.enable_expert_parallel else ""
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
@@ -147,10 +159,10 @@ def fleets(
     given = base.hardware
     if gpus < 2:
         raise ValueError(f"gpus must be at least 2, got {gpus}")
-    if given.place or given.disaggregate or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1:
+    if chosen(given):
         raise ValueError(
-            "--gpus chooses the placement: leave out --place, --disaggregate, --cards, --replicas and "
-            "--tensor-parallel-size"
+            "--gpus chooses the placement: leave out --place, --disaggregate, --cards, --replicas, "
+            "--tensor-parallel-size, --data-parallel-size and --enable-expert-parallel"
         )
     possible = list(_possible(base, archs, gpus, alone, drafted))
     fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
@@ -159,6 +171,13 @@ def fleets(
     if len(fitting) < 2:
         raise ValueError("--gpus needs at least two ways to use them")
     return tuple(fitting)
+
+
+def chosen(given: Hardware) -> bool:
+    """Whether the layout of GPUs is given, so that there is none to find."""
+    sizes = given.replicas, given.tensor_parallel_size, given.data_parallel_size
+    placed = given.place or given.cards or given.disaggregate
+    return bool(placed or given.enable_expert_parallel or max(sizes) > 1)
 
 
 def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> Iterator[Hardware]:
@@ -176,8 +195,12 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> 
         if alone:
             yield given
         yield shared(1, given)
+    mixture = base.server.models().target.experts is not None
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
         yield shared(size, replace(given, tensor_parallel_size=size))
+        if mixture:  # the layouts between these, with some of both, are seldom best
+            yield shared(size, replace(given, tensor_parallel_size=size, enable_expert_parallel=True))
+            yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
     if arch == "pd":
         yield from _splits(replace(base, arch=arch), gpus)[:splits]
     for target in SHARDED if policy.placeable() and apart and kind != "pd" else ():
@@ -194,7 +217,7 @@ def _splits(base: Experiment, gpus: int) -> list[Hardware]:
     """Disaggregated servers on so many GPUs, most promising first: by the formula, those that keep up by the time of an
     answer, the others by throughput. Those without room for the models are left out.
     """
-    ranked = []
+    ranked, mixture = [], base.server.models().target.experts is not None
     for prefill_size in SHARDED:
         for size in SHARDED:
             for decode in range(1, gpus // size + 1):
@@ -202,11 +225,14 @@ def _splits(base: Experiment, gpus: int) -> list[Hardware]:
                 if left or not prefill:
                     continue
                 other = prefill_size if prefill_size != size else None
-                hardware = replace(
-                    base.hardware, disaggregate=f"{prefill}p{decode}d", tensor_parallel_size=size,
-                    prefill_tensor_parallel_size=other,
-                )  # fmt: skip
-                if (fitting := _fitting(Contender("", base.arch, hardware), base)) is not None:
+                split = replace(base.hardware, disaggregate=f"{prefill}p{decode}d")
+                ways = [replace(split, tensor_parallel_size=size, prefill_tensor_parallel_size=other)]
+                if mixture and max(size, prefill_size) > 1:
+                    spread = replace(split, enable_expert_parallel=True)
+                    ways.append(replace(spread, data_parallel_size=size, prefill_data_parallel_size=other))
+                for hardware in ways:
+                    if (fitting := _fitting(Contender("", base.arch, hardware), base)) is None:
+                        continue
                     formula, k = Formula(fitting.of(base)), base.longest_draft
                     predicted = formula.at(k)
                     order = formula.answer_s(k) if predicted.keeps_up else -predicted.tokens_per_s

@@ -138,7 +138,9 @@ class Formula:
         """Share of their time in which the engines that prefill are busy at a request rate; 0 where there are none."""
         if self.prefill is None:
             return 0.0
-        engines = self.experiment.hardware.replicas * self.experiment.hardware.groups()[0]
+        hardware = self.experiment.hardware
+        ranks = hardware.prefill_data_parallel_size or hardware.data_parallel_size
+        engines = hardware.replicas * hardware.groups()[0] * ranks
         return rate / engines * self.prefill.prompt_s(k if self.prefill.experiment.speculates else 0)
 
     def answer_s(self, k: int) -> float:
@@ -183,7 +185,7 @@ class Formula:
     def at(self, k: int) -> Predicted:
         """Prediction for one draft length at the experiment's load."""
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
-        servers = self.experiment.hardware.replicas * max(1, self.experiment.hardware.groups()[1])
+        servers = self.experiment.batches
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             concurrency = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
             [(rows, speed)] = self.loops(k, [concurrency])

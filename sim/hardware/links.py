@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-LinkName = Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+LinkName = Literal["nvlink4", "nvlink5", "pcie5", "pcie4", "infiniband-xdr", "400gbe", "100gbe"]
 
 # there, in microseconds: baseLat 8.4 for a ring with the Simple protocol, hwLat 3.4 (NVLink), 5.7 (PCI), 9.6 (network)
 _NCCL = "latency as NCCL assumes it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
@@ -31,11 +31,23 @@ class LinkSpec:
 
 LINKS: dict[LinkName, LinkSpec] = {
     "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 18 links of 50 GB/s, both ways; {_NCCL}", 3.4e-6),
+    "nvlink5": LinkSpec(11.8e-6, 900e9, f"data sheet, NVIDIA B200: 18 links of 100 GB/s, both ways; {_NCCL}", 3.4e-6),
     "pcie5": LinkSpec(14.1e-6, 63.0e9, f"PCI Express 5.0: 16 lanes of 32 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
     "pcie4": LinkSpec(14.1e-6, 31.5e9, f"PCI Express 4.0: 16 lanes of 16 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
+    "infiniband-xdr": LinkSpec(18.0e-6, 100e9, f"one ConnectX-8 per GPU, 800 Gb/s, line rate; {_NCCL}", 9.6e-6),
     "400gbe": LinkSpec(18.0e-6, 50e9, f"IEEE 802.3bs, line rate; {_NCCL}", 9.6e-6),
     "100gbe": LinkSpec(18.0e-6, 12.5e9, f"IEEE 802.3ba, line rate; {_NCCL}", 9.6e-6),
 }
+
+NVLINK5_CARDS = ("b200", "b300", "gb200", "gb300")
+RACK = 72  # GPUs that NVLink joins in a GB200 or GB300 NVL72; elsewhere it joins those of a node
+NODE = 8
+
+
+def nvlink_of(card: str) -> tuple[LinkName, int]:
+    """The NVLink of a card that has one, and how many GPUs it joins."""
+    return "nvlink5" if card in NVLINK5_CARDS else "nvlink4", RACK if card in ("gb200", "gb300") else NODE
+
 
 TOKEN_BYTES = 4  # an int32
 VERDICT_BYTES = 2 * TOKEN_BYTES  # how many drafts were accepted, and the target's own token

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
-from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.core import All2All, ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
@@ -30,7 +30,8 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "python-threads": {"notify_s": 50e-6},
 }
 
-VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "l40s")  # whose default engine is vLLM; the H200 has pdvsim's, measured
+# whose default engine is vLLM; the H200 has pdvsim's, measured
+VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "b300", "gb200", "gb300", "l40s")
 MOST_GPUS = 8  # of one server that lanes are placed on
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
 MOST_GROUPS = 64  # of each kind in a disaggregated server
@@ -76,6 +77,14 @@ class Hardware:
     draft_tensor_parallel_size: Shards | None = None
     """Number of GPUs the drafter is sharded over: 1 or as many as the target. Default: as the target, or 1 if the
     drafter has a GPU of its own."""
+    data_parallel_size: Shards = 1
+    """Number of groups of --tensor-parallel-size GPUs that have attention, KV cache and requests of their own: 1, 2, 4
+    or 8. They step together, and the experts of each layer are divided over all GPUs. For mixtures of experts."""
+    enable_expert_parallel: bool = False
+    """Divide whole experts among the GPUs of a server instead of a share of every expert."""
+    all2all_backend: All2All = "allgather_reducescatter"
+    """How tokens of data-parallel groups reach experts on other GPUs: allgather_reducescatter, deepep_low_latency or
+    deepep_high_throughput."""
     place: tuple[str, ...] = ()
     """GPU of each lane, as lane=number; default: GPU 0. prefill=1 verify=1 leaves GPU 0 to the drafter. prefill=0+1
     prefills on two GPUs; decode=0+1 drafts on two (pdv and variants). KV moves from prefill to where the target
@@ -85,6 +94,8 @@ class Hardware:
     that prefill and one that decodes (docs/large-models.md)."""
     prefill_tensor_parallel_size: Shards | None = None
     """Number of GPUs of each prefill engine (--disaggregate); default: --tensor-parallel-size."""
+    prefill_data_parallel_size: Shards | None = None
+    """Number of data-parallel groups of each prefill engine (--disaggregate); default: --data-parallel-size."""
     kv_link: LinkName | None = None
     """Link between prefill and decode engines (--disaggregate), one per GPU; RDMA is 400gbe. Default: --link."""
     kv_transfer: KvTransfer = "layers"
@@ -96,7 +107,8 @@ class Hardware:
     """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all. With --disaggregate, of prefill
     and decode engines."""
     link: LinkName = "nvlink4"
-    """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
+    """Link between the GPUs of a server: nvlink4, nvlink5 (Blackwell), pcie5, pcie4 (16 lanes), infiniband-xdr (one
+    adapter of 800 Gb/s per GPU), 400gbe, 100gbe. All-reduces over NVLink are those that the profile was timed with."""
     replicas: Gpus = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"
@@ -113,6 +125,16 @@ class Hardware:
         for name, size in zip(names, (*sizes, prefill), strict=True):
             if size not in SHARDED:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, SHARDED))}, got {size}")
+        if self.data_parallel_size not in SHARDED:
+            choices = ", ".join(map(str, SHARDED))
+            raise ValueError(f"data-parallel-size must be one of {choices}, got {self.data_parallel_size}")
+        if (every := sizes[0] * self.data_parallel_size) > SHARDED[-1]:
+            raise ValueError(
+                f"data-parallel-size {self.data_parallel_size} x tensor-parallel-size {sizes[0]} are {every} GPUs: a "
+                f"server has {SHARDED[-1]} at most"
+            )
+        if self.data_parallel_size > 1 and (self.place or self.cards):
+            raise ValueError("data-parallel-size: all groups do the same work; leave out --place and --cards")
         if sizes[1] not in (1, sizes[0]):
             raise ValueError(
                 f"draft-tensor-parallel-size must be 1 or tensor-parallel-size, {sizes[0]}, got {sizes[1]}"

@@ -35,12 +35,21 @@ class EngineStep:
     prompts: float = 1.0  # ... and of those over many
     experts: float = 1.0  # ... and of experts, besides
     expert_prompts: float = 1.0
+    mxfp4_experts: float | None = None  # the same of MXFP4, which other kernels multiply; None: as of the others
+    mxfp4_prompts: float | None = None
     reduces: float = 1.0  # ... and of all-reduces, which engines fuse with norms
+    exchange: float = 1.0  # ... and of the exchange of tokens between data-parallel ranks
+    ranks_s: float = 0.0  # per forward of data-parallel ranks: agreeing on its size
     quantised_s: float = 0.0  # more per product of 8 or 4 bits; below 0 where tables quantise what engines fuse
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
     round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
     draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
+
+    def expert_factors(self, kind: str) -> tuple[float, float]:
+        """Times as long as in the tables that experts of a type take, over few tokens and over many."""
+        own = (self.mxfp4_experts, self.mxfp4_prompts) if "mxfp4" in kind else (None, None)
+        return (self.experts if own[0] is None else own[0], self.expert_prompts if own[1] is None else own[1])
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,8 @@ def constants(engine: str, card: str, version: str = "") -> tuple[EngineStep, En
     """An engine's constants, and its errors on a card; of all cards where none was measured on this one."""
     document = _document()
     eras = document["steps"].get(engine, [])
-    older = (one for one in eras if version and "before" in one and _numbers(version) < _numbers(one["before"]))
+    own = _numbers(version)  # a nightly build has none and counts as new
+    older = (one for one in eras if own and "before" in one and own < _numbers(one["before"]))
     step = next(older, eras[-1] if eras else {})
     errors = document["errors"].get(engine, {})
     found = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)
