@@ -288,6 +288,8 @@ def _apart(row: dict[str, str]) -> SiliconRow:
     gpus = int(own["tensor_parallel"]) * int(own["data_parallel"])
     own["moe_tp"] = str(gpus // int(own["expert_parallel"]))
     own.pop("layout")
+    if own["engine"] == "trtllm" and own["version"].startswith("0."):
+        own["version"] = ""  # it is that of Dynamo, which starts the servers
     return SiliconRow(**_typed(own), prefill=ServerLayout(**sizes))
 
 
