@@ -1,9 +1,9 @@
 """Forward times of an engine on a card, composed from its kernels: the second maker of cost models.
 
 A forward is the sum of its layers' kernels at their real shapes (a shard's under tensor parallelism): matrix products,
-decode and prefill attention, experts, all-reduces by message. Norms, activations and rotary embeddings go by their
-bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to measured servers of all
-models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
+decode and prefill attention, experts, all-reduces and exchanges of tokens by message. Norms, activations and rotary
+embeddings go by their bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to
+measured servers of all models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
 
 Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
 attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
@@ -135,8 +135,8 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         overhead=terms.PromptOverhead(step.prompts * prompt_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
         spread=terms.SpreadExperts(
-            knots_at(TOKENS, np.maximum.accumulate(factor * np.maximum(0.0, experts - expert_s * read)) + step.ranks_s),
-            knots_at(TOKENS, step.exchange * parts.exchange(tokens)),
+            knots_at(TOKENS, np.maximum.accumulate(factor * np.maximum(0.0, experts - expert_s * read))),
+            knots_at(TOKENS, parts.exchange(tokens)),
         )
         if spec.data_ranks > 1
         else terms.SpreadExperts(),

@@ -38,8 +38,6 @@ class EngineStep:
     mxfp4_experts: float | None = None  # the same of MXFP4, which other kernels multiply; None: as of the others
     mxfp4_prompts: float | None = None
     reduces: float = 1.0  # ... and of all-reduces, which engines fuse with norms
-    exchange: float = 1.0  # ... and of the exchange of tokens between data-parallel ranks
-    ranks_s: float = 0.0  # per forward of data-parallel ranks: agreeing on its size
     quantised_s: float = 0.0  # more per product of 8 or 4 bits; below 0 where tables quantise what engines fuse
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
