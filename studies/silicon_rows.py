@@ -14,6 +14,8 @@ The collection states some layouts wrongly. What is corrected, and how it is kno
   parallelism 4 with --enable-expert-parallel, or data parallelism where `dp-attn` is set; Kimi-K2.5's pass no expert
   parallelism at all.
 - `batch_size` is per data-parallel rank; `silicon_concurrency` is the load generator's, for the whole server.
+- 19 rows of NVIDIA without expert parallelism state a load of two to 32 times their batch. Several servers or ranks
+  shared it, and which is not stated: their concurrency is written as 0.
 - Servers with prefill apart: only one import states workers, expert parallelism of decoding, and data parallelism.
   Rows of the others have its layout where their times are equal to all digits ("twin"), or that of InferenceX's
   configurations where one alone fits ("configuration"). Otherwise they have 0 workers.
@@ -90,8 +92,8 @@ def together(row: Row) -> dict[str, Any]:
         if experts > 1:  # their data parallelism shows in the batch alone
             ranks = out["concurrency"] // batch
             tensor //= ranks
-        else:
-            out["concurrency"] = batch  # of one of several replicas
+        elif batch != out["concurrency"]:
+            out["concurrency"] = 0
     elif row["backend"] == "vllm" and ranks > 1:
         experts = tensor
         ranks = tensor if row["id"].endswith(DATA_PARALLEL) else 1

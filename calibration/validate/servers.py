@@ -93,7 +93,7 @@ class SiliconRow:
     weights: str
     tokens_in: int
     tokens_out: int
-    concurrency: int  # of the whole server, not of a data-parallel rank; 0: not stated
+    concurrency: int  # of the whole server, not of a data-parallel rank; 0: not known
     tensor_parallel: int  # these three of the servers that decode, where prefill is apart
     data_parallel: int  # ranks that attention is replicated over; 1: none
     expert_parallel: int  # GPUs that experts are spread over; 1: they are sharded like all else
@@ -246,7 +246,7 @@ def _obstacle(row: SiliconRow) -> str:
     if row.prefill is not None and not (row.workers and row.prefill.workers):
         return "its layout is not known"
     if not row.concurrency:
-        return "its concurrency is not stated"
+        return "its concurrency is not known"
     if row.weights.startswith("int4") and MODELS[row.model] not in IN_4_BITS:
         return "weights of 4-bit integers are not simulated"
     try:

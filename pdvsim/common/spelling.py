@@ -39,6 +39,7 @@ OTHER_SPELLINGS = {
     "prefix_repetition_output_len": "output_len",
 }
 MISSING_OPTIONS = {
+    "gpus": "--replicas copies the server, --tensor-parallel-size divides the model; pdvsim advise --gpus chooses",
     "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",
     "overwrite": "results are never overwritten: name another folder with -o, or continue with --resume",
     "force": "results are never overwritten: name another folder with -o, or continue with --resume",

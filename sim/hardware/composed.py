@@ -1,9 +1,9 @@
 """Forward times of an engine on a card, composed from its kernels: the second maker of cost models.
 
 A forward is the sum of its layers' kernels at their real shapes (a shard's under tensor parallelism): matrix products,
-decode and prefill attention, experts, all-reduces by message. Norms, activations and rotary embeddings go by their
-bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to measured servers of all
-models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
+decode and prefill attention, experts, all-reduces and exchanges of tokens by message. Norms, activations and rotary
+embeddings go by their bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to
+measured servers of all models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
 
 Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
 attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
@@ -100,7 +100,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
 
     What drafting costs besides kernels is part of them, so that simulations, formulas and controllers all have it.
     """
-    parts = ModelKernels(tables, spec)
+    parts = ModelKernels(tables, spec, step.block_products)
     tokens = np.array(TOKENS, float)
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
     share = np.clip(np.log(tokens / 256) / np.log(8), 0, 1)
@@ -135,8 +135,8 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         overhead=terms.PromptOverhead(step.prompts * prompt_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
         spread=terms.SpreadExperts(
-            knots_at(TOKENS, np.maximum.accumulate(factor * np.maximum(0.0, experts - expert_s * read)) + step.ranks_s),
-            knots_at(TOKENS, step.exchange * parts.exchange(tokens)),
+            knots_at(TOKENS, np.maximum.accumulate(factor * np.maximum(0.0, experts - expert_s * read))),
+            knots_at(TOKENS, parts.exchange(tokens)),
         )
         if spec.data_ranks > 1
         else terms.SpreadExperts(),
@@ -148,13 +148,14 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
 class ModelKernels:
     """Seconds of the parts of a forward of one model, from the tables."""
 
-    def __init__(self, tables: KernelTables, spec: ModelSpec) -> None:
+    def __init__(self, tables: KernelTables, spec: ModelSpec, block_products: str = "fp8_block") -> None:
         self.tables, self.spec = tables, spec
+        self.kind = block_products if product_kind(spec) == "fp8_block" else product_kind(spec)
         self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
 
     def products(self, tokens: Floats, more_s: float = 0.0) -> Floats:
         """The layers' matrix products that every token takes, each with `more_s` besides its kernel."""
-        kind, total = product_kind(self.spec), np.zeros(tokens.shape)
+        kind, total = self.kind, np.zeros(tokens.shape)
         for count, products in self.spec.layer_kinds:
             for inputs, outputs in products:
                 router = outputs == self.spec.routes

@@ -121,6 +121,10 @@ def test_older_versions_have_their_own_constants():
     old, new = constants("trtllm", "h100-sxm", "1.0.0rc3")[0], constants("trtllm", "h100-sxm")[0]
     assert old != new
     assert constants("trtllm", "h100-sxm", "1.2.0rc6")[0] == new
+    assert constants("vllm", "h200", "nightly-5b8c30d6")[0] == constants("vllm", "h200")[0]
+    assert [constants("vllm", "h200", f"0.{n}.0")[0].block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + [
+        "fp8"
+    ]
     old, new = constants("sglang", "h100-sxm", "0.5.9")[0], constants("sglang", "h100-sxm", "0.5.14")[0]
     assert replace(old, round_s=new.round_s) == new  # overlapped scheduling shortens rounds alone
     assert new.round_s < old.round_s
