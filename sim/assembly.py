@@ -27,9 +27,9 @@ from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.fastforward import FastForwardGPU
-from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
+from pdvsim.sim.machine.kv import KvCache, capacity_tokens, states_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
-from pdvsim.sim.machine.prefix import Reuse
+from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import ByBatchSize, Controller, Feedback, Goodput
@@ -225,10 +225,19 @@ def reuse_of(experiment: Experiment) -> Reuse | None:
     if not (server.enable_prefix_caching and experiment.paged):
         return None
     return Reuse(
+        snapshot_blocks=max(1, experiment.pair.target.snapshot_tokens // BLOCK),
         lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
         answers=placement.prefill == (placement.verify,),
         drafter=experiment.speculates and server.drafted_by not in LOOKED_UP,
     )
+
+
+def states_held(experiment: Experiment) -> int:
+    """States that a request holds in layers that keep one, as in vLLM: one per token of a verify.
+
+    With prefix caching there is one more, of the last snapshot (vLLM's mamba_cache_mode align).
+    """
+    return 1 + experiment.longest_draft + (reuse_of(experiment) is not None)
 
 
 def cached_facts(caches: Sequence[KvCache]) -> dict[str, int]:
@@ -342,8 +351,9 @@ class Cluster:
         device: Device = gpus[0]
         if len(gpus) > 1:
             self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
-            device = Node(env, host, gpus, placement, fabric, self.pair.target.kv_bytes_per_token)
-        verifying = self._models[placement.verify]
+            target = self.pair.target
+            device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.state_bytes)
+        verifying = [model.spec for model in self._models[placement.verify].values()]
         context = Context(
             env=env,
             device=device,
@@ -355,7 +365,8 @@ class Cluster:
                 experiment.longest_draft,
                 experiment.paged,
                 reuse_of(experiment),
-                () if experiment.traffic.shares else windows_of([model.spec for model in verifying.values()]),
+                () if experiment.traffic.shares else windows_of(verifying),
+                states_tokens(verifying, states_held(experiment)),
             ),
             deliveries=self.log.deliveries,
             prefill_workers=len(placement.prefill),

@@ -1,4 +1,4 @@
-"""Communication of a tensor-parallel group in a forward: two all-reduces per layer, and the logits at the end.
+"""Communication of a tensor-parallel group in a forward: an all-reduce after every mixer and MLP, and the logits.
 
 NVLink times are published measurements by number of GPUs and bytes. Other links follow NCCL's ring model: two steps for
 each other GPU, each with a latency and its part of the bytes. Gathering logits sends half as much as an all-reduce of
@@ -22,7 +22,6 @@ from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.terms import Collectives, Knots
 from pdvsim.sim.hardware.transfer import TOKENS
 
-ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP
 _KIB, _MIB = 2**10, 2**20
 
 # (bytes, microseconds) on H100s over NVLink 4. Up to 4 MiB: the kernel of SGLang pull request 2904, which times fp32
@@ -54,7 +53,7 @@ def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
 
 def with_collectives(terms: ForwardTerms, spec: ModelSpec, link: LinkSpec) -> ForwardTerms:
     """A shard's forward with what it exchanges with the others of its group."""
-    reduced = _knots(link, spec.shards, spec.hidden * spec.dtype_bytes, ALL_REDUCES_PER_LAYER * spec.layers)
+    reduced = _knots(link, spec.shards, spec.hidden * spec.dtype_bytes, spec.all_reduces)
     gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
     return replace(terms, collectives=Collectives(reduced, gathered))
 

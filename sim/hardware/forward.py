@@ -28,6 +28,7 @@ class ForwardTerms:
     experts: terms.ExpertReads = field(default_factory=terms.ExpertReads)
     fused: terms.FusedInputs = field(default_factory=terms.FusedInputs)
     collectives: terms.Collectives = field(default_factory=terms.Collectives)
+    states: terms.StateUpdates = field(default_factory=terms.StateUpdates)
     steps: terms.DraftSteps = field(default_factory=terms.DraftSteps)
     small: terms.SmallKernels = field(default_factory=terms.SmallKernels)
     graphs: terms.GraphSizes = field(default_factory=terms.GraphSizes)
@@ -44,12 +45,15 @@ class ForwardTerms:
             int(item * flops / (2 * bandwidth)),
         )  # where both are equal
         layer_flops = flops_of(spec, gpu)
+        state_s = spec.state_bytes / bandwidth
+        states = terms.StateUpdates(((0, 0.0), (1, state_s)), ((0, 0.0), (1, spec.state_flops / flops)))
         return cls(
             layers=terms.RooflineLayers(0.0, spec.common_bytes / bandwidth, 2 * spec.active_params / layer_flops),
             head=terms.OutputProjection(spec.head_params * item / bandwidth, 2 * spec.head_params / flops),
             rows=attended,
             prompts=attended,
             experts=terms.ExpertReads(spec.expert_bytes / bandwidth),
+            states=states if state_s else terms.StateUpdates(),
             fused=terms.FusedInputs(((ridge, fused_s), (2 * ridge, 2 * fused_s)) if fused_s else ()),
         )
 
