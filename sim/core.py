@@ -198,7 +198,7 @@ class ModelSpec:
     def is_uniform(self) -> bool:
         """Whether all layers have attention of the same products, and an MLP."""
         unlike = self.window is not None and (self.window.kv_heads or self.window.head_dim or self.shared_keys)
-        return not (unlike or self.state or self.sparse or self.bare_layers)
+        return not (unlike or self.state_layers or self.sparse or self.bare_layers)
 
     @property
     def routes(self) -> int:

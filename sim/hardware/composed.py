@@ -45,7 +45,8 @@ TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
 ACTIVATIONS_BYTES = 2  # per value between kernels
 PADDING: dict[str, Padding] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 LEAST_SHARE = 0.4  # of a product's time in the tables
-TIMED_STATE_BYTES = 4  # per value of a state, of those that were timed
+# Per value of a state, of those that were timed: TensorRT-LLM's are faster than the memory allows for 32 bits
+TIMED_STATE_BYTES = {"vllm": 4, "sglang": 4, "trtllm": 2}
 READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
 
 
@@ -162,10 +163,9 @@ class ModelKernels:
         s, experts = self.spec, self.spec.experts
         if experts is None:
             return np.zeros(tokens.shape)
-        one = self.tables.experts(
-            expert_kind(s), tokens, experts.latent or s.hidden, experts.intermediate, experts.per_token, experts.count
-        )
-        return s.expert_layers * (one if s.gated else one * 2 / 3)  # those that were timed have three matrices
+        width = experts.latent or s.hidden
+        shape = width, experts.intermediate, experts.per_token, experts.count, s.gated
+        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape)
 
     def expert_s(self) -> float:
         """Reading one further expert in all layers that have experts."""
@@ -314,14 +314,14 @@ class ModelKernels:
 
     def states(self, kernels: float, prompts: float) -> terms.StateUpdates:
         """Layers that keep a state, with the engine's factors of small forwards and of prompts."""
-        if (state := self.spec.state) is None:
+        if (state := self.spec.state) is None or not state.layers:
             return terms.StateUpdates()
         prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
         rows_s, scan_s = prices.states(copies), prices.scan(tokens)
         if (timed := self.tables.states("decode", state.kind, state.key_heads, state.value_heads)) is not None:
             copies, rows_s = 2 * timed[0], state.layers * timed[1]  # a row reads a state and writes one
             least = rows_s.min()
-            rows_s = least + (rows_s - least) * state.item_bytes / TIMED_STATE_BYTES
+            rows_s = least + (rows_s - least) * state.item_bytes / TIMED_STATE_BYTES[self.tables.engine]
         if (timed := self.tables.states("prefill", state.kind, state.key_heads, state.value_heads)) is not None:
             tokens, scan_s = timed[0], state.layers * timed[1]
         return terms.StateUpdates(

@@ -99,10 +99,13 @@ class KernelTables:
             self._cache[kind] = _filled(shares, axes), axes
         return self._cache[kind]
 
-    def experts(self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int) -> Floats:
+    def experts(
+        self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int, gated: bool = True
+    ) -> Floats:
         """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
 
-        Sizes that were not timed take the share of the roofline that the nearest ones reach.
+        Sizes that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
+        no gate were timed with their two matrices; from others, two of three are taken.
         """
         known = self.kinds("moe")
         if not known:
@@ -119,7 +122,9 @@ class KernelTables:
         at, logs = at[given], logs[given]
         shares = logs - np.log(experts_roofline(self.gpu, kind, at, *shapes[best]))
         here = np.interp(np.log(tokens), np.log(at), shares)
-        return np.asarray(np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted))
+        seconds = np.asarray(np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted))
+        timed = tuple(shapes[best][[0, 2, 3]]) == (hidden, per_token, count)
+        return seconds if gated or timed else seconds * 2 / 3
 
     def decode(self, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0) -> tuple[Floats, ...]:
         """Decode attention of a layer as lines: rows, seconds at no context, seconds per cached token of all rows."""

@@ -48,8 +48,8 @@ LATENT_QUERIES = 64  # queries that a program of MLA takes at most
 # Of a layer of experts, besides the router's product: choose and sort, two grouped products, sum, as in vLLM's
 # fused_moe. Their fixed times are taken to be the narrow kernel's.
 EXPERT_KERNELS = 4
-# Layers that keep a state: kernels of rows (convolution, update) and of prompts (convolution, scan). A scan reaches this
-# share of the arithmetic: on an H200, vLLM's gated delta kernel takes 399 us for 8,192 tokens of 32 heads
+# Layers that keep a state: kernels of rows (convolution, update) and of prompts (convolution, scan). A scan reaches
+# this share of the arithmetic: on an H200, vLLM's gated delta kernel takes 399 us for 8,192 tokens of 32 heads
 # (AIConfigurator's tables, Apache-2.0). The convolution reads and writes its channels.
 STATE_KERNELS = 2
 SCAN_SHARE = 0.09
@@ -299,7 +299,7 @@ def forward_terms(prices: Prices) -> ForwardTerms:
         overhead=terms.PromptOverhead(prices.mixed()),
         experts=terms.ExpertReads(prices.expert()),
         fused=terms.FusedInputs(fused),
-        states=state_updates(prices) if spec.state else terms.StateUpdates(),
+        states=state_updates(prices) if spec.state_layers else terms.StateUpdates(),
         steps=terms.DraftSteps(prices.c.draft_ratio),
         small=terms.SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),
         graphs=terms.GraphSizes(engine.row_buckets, engine.chunk_buckets),

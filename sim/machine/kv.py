@@ -10,7 +10,8 @@ Layers with a sliding window keep no more than that of each request, so a long r
 size per request: a state, and one per draft token, as vLLM's do (`states_tokens`). With prefix caching a prefix is
 reused at snapshots of the state only, and a request holds one more.
 
-Not modelled: swapping to the host, snapshots of states that no request uses (they take no room), and second copies of blocks that two requests have computed.
+Not modelled: swapping to the host, the room of snapshots that no request uses, and second copies of blocks that two
+requests have computed.
 """
 
 from __future__ import annotations

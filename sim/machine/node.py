@@ -52,7 +52,10 @@ class Node(Device):
         kv_token_bytes: int,
         state_bytes: int = 0,
     ) -> None:
-        """`kv_token_bytes` are a target GPU's of a token: each shard sends its own, by its own port. So are `state_bytes`, of a request."""
+        """`kv_token_bytes` are a target GPU's of a token: each shard sends its own, by its own port.
+
+        So are `state_bytes`, of a request.
+        """
         self.env = env
         self.host = host
         self.gpus = gpus
