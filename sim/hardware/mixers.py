@@ -102,7 +102,7 @@ def _scanning_layers(config: Mapping[str, Any]) -> int:
     """Layers that select for themselves; the others use an earlier one's selection (GLM-5.2)."""
     layers, pattern = size(config, "num_hidden_layers"), config.get("index_topk_pattern")
     if isinstance(pattern, str | list):
-        return layers - sum(letter == "S" for letter in pattern)
+        return layers - int(sum(letter == "S" for letter in pattern))
     every, offset = size_or_none(config, "index_topk_freq") or 1, size_or_none(config, "index_skip_topk_offset")
     first = 1 if offset is None else offset - 1
     return sum(max(0, at - first) % every == 0 for at in range(layers))
@@ -112,12 +112,27 @@ def state(config: Mapping[str, Any]) -> State | None:
     """The layers that keep a state."""
     kind = config["model_type"]
     if kind in GATED_DELTA:
-        sizes = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim")
-        shape = [size(config, key) for key in sizes]
-        return State("gdn", _linear_layers(config), *shape, size(config, "linear_conv_kernel_dim"), _item(config))
+        return State(
+            "gdn",
+            _linear_layers(config),
+            key_heads=size(config, "linear_num_key_heads"),
+            value_heads=size(config, "linear_num_value_heads"),
+            key_dim=size(config, "linear_key_head_dim"),
+            value_dim=size(config, "linear_value_head_dim"),
+            convolution=size(config, "linear_conv_kernel_dim"),
+            item_bytes=_item(config),
+        )
     if kind == "nemotron_h" and (layers := blocks(config).states):
-        sizes = ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel")
-        return State("mamba2", layers, *(size(config, key) for key in sizes), _item(config))
+        return State(
+            "mamba2",
+            layers,
+            key_heads=size(config, "n_groups"),
+            value_heads=size(config, "mamba_num_heads"),
+            key_dim=size(config, "ssm_state_size"),
+            value_dim=size(config, "mamba_head_dim"),
+            convolution=size(config, "conv_kernel"),
+            item_bytes=_item(config),
+        )
     if kind == "kimi_linear":
         own = config.get("linear_attn_config")
         if not isinstance(own, dict):  # as transformers has come to write it
