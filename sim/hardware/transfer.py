@@ -139,8 +139,8 @@ class Transfer:
         return math.expm1(math.hypot(self.model_bar, card_bar))
 
     def widened(self, bar: float, spec: ModelSpec) -> float:
-        """The bar of a model, where a dense one of 16 bits has `bar`."""
-        if spec.experts is None and not spec.is_quantised:
+        """The bar of a model, where a dense one of 16 bits has `bar`; that of mixtures where its kind is assumed."""
+        if spec.experts is None and not spec.is_quantised and not (spec.state or spec.sparse):
             return bar
         return math.expm1(math.sqrt(math.log1p(bar) ** 2 + self.other_bar**2 - self.model_bar**2))
 

@@ -189,7 +189,9 @@ def test_the_timed_kernels_are_near_what_their_bytes_suggest() -> None:
 def hybrid_runs(pair: str, **more: Any) -> Experiment:
     traffic = Traffic(num_prompts=10, max_concurrency=5, request_rate=float("inf"), input_len=700, output_len=200)
     server = Server(pair, **more.pop("server", {}))
-    return Experiment("colocated", more.pop("traffic", traffic), server=server, hardware=Hardware(band=False, **more))
+    return Experiment(
+        "colocated", more.pop("traffic", traffic), server=server, hardware=Hardware(**{"band": False} | more)
+    )
 
 
 @pytest.mark.parametrize("pair", ["mtp-qwen3-next-80b-a3b:qwen3-next-80b-a3b", "mtp-glm-5:glm-5"])
@@ -269,3 +271,12 @@ def test_a_hybrid_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> 
     assert from_config(config, "m").layers == 2
     with pytest.raises(ValueError, match=says):
         from_config(config | more, "m")
+
+
+def test_assumed_kernels_are_named_and_have_the_wider_range() -> None:
+    """The range of forward times is that of mixtures, not of measured kinds of layers."""
+    experiment = hybrid_runs("none:qwen3.5-27b", band=True)
+    result = simulate(replace(experiment, arch="autoregressive"))
+    assert "states and sparse attention by their bytes and arithmetic, assumed" in result.meta["foundation"]
+    bars = [shipped().widened(0.1, PRESETS[name]) for name in ("qwen3-8b", "qwen3.5-27b", "qwen3-30b-a3b")]
+    assert bars[0] < bars[1] == bars[2]
