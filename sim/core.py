@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from pdvsim.sim.layers import Sparse, State, Window
+from pdvsim.sim.layers import SlidingWindow, Sparse, State
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
@@ -86,7 +86,7 @@ class ModelSpec:
     latent: Latent | None = None  # None: keys and values are cached as they are
     layer_bytes: float | None = None  # per weight of the layers' products, where quantised; None: dtype_bytes
     kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
-    window: Window | None = None  # layers that attend to the last tokens only
+    window: SlidingWindow | None = None  # layers that attend to the last tokens only
     sparse: Sparse | None = None  # layers that attend to selected tokens
     state: State | None = None  # layers that keep a state instead of a KV cache
     value_dim: int | None = None  # of attention's values; None: head_dim

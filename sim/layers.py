@@ -16,7 +16,7 @@ PAGE_TOKENS = 16  # vLLM rounds the block of a hybrid up to a multiple of this
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class SlidingWindow:
     """Layers whose queries attend to the last `tokens` only. Heads are the model's where they have no sizes here."""
 
     layers: int

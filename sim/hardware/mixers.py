@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pdvsim.sim.hardware.sizes import size, size_or_none
-from pdvsim.sim.layers import Sparse, State, Window
+from pdvsim.sim.layers import SlidingWindow, Sparse, State
 from pdvsim.sim.reading import quoted
 
 # Of so many layers one has no window where a configuration does not list them, by transformers' defaults
@@ -52,7 +52,7 @@ def blocks(config: Mapping[str, Any]) -> Blocks:
     return Blocks(mixers, mixers - mlps, counts["mamba"], counts["mlp"] if counts["moe"] else 0, counts["moe"])
 
 
-def window(config: Mapping[str, Any]) -> Window | None:
+def window(config: Mapping[str, Any]) -> SlidingWindow | None:
     """The layers with a sliding window, or with a chunk that attention keeps to, if contexts can be longer."""
     kind, pattern = str(config["model_type"]), config.get("hybrid_layer_pattern")
     key = "attention_chunk_size" if kind == "llama4_text" else "sliding_window"
@@ -63,10 +63,10 @@ def window(config: Mapping[str, Any]) -> Window | None:
         return None
     layers = sum(map(bool, pattern)) if isinstance(pattern, list) else _windowed_layers(config, kind)
     if kind == "mimo_v2_flash":
-        return Window(layers, tokens, size(config, "swa_num_key_value_heads"), size(config, "swa_head_dim"))
+        return SlidingWindow(layers, tokens, size(config, "swa_num_key_value_heads"), size(config, "swa_head_dim"))
     if kind == "gemma4_text":  # the model's own heads are those of layers without a window
-        return Window(layers, tokens, size(config, "num_key_value_heads"), size(config, "head_dim"))
-    return Window(layers, tokens) if layers else None
+        return SlidingWindow(layers, tokens, size(config, "num_key_value_heads"), size(config, "head_dim"))
+    return SlidingWindow(layers, tokens) if layers else None
 
 
 def _windowed_layers(config: Mapping[str, Any], kind: str) -> int:

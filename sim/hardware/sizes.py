@@ -72,12 +72,14 @@ def given_key(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
 
 
 def first_size(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
+    """The size under the first of several names that a configuration has; a ValueError if it has none."""
     if not (key := given_key(config, keys)):
         raise ValueError(f"{keys[0]} is missing")
     return size(config, key)
 
 
 def size_or_none(config: Mapping[str, Any], key: str) -> int | None:
+    """The size, or None where it is missing or null."""
     return None if config.get(key) is None else size(config, key)
 
 

@@ -16,7 +16,7 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, drafter, from_config, shard
 from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.layers import Window
+from pdvsim.sim.layers import SlidingWindow
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.run import simulate
 from pdvsim.testing import check_alike
@@ -108,7 +108,7 @@ def pairs(window: int, start: int, tokens: int) -> int:
 @given(window=st.integers(1, 40), start=st.integers(0, 90), tokens=st.integers(1, 60))
 def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: int, tokens: int) -> None:
     """Counted pair by pair, in a model whose layers all have the window."""
-    spec = replace(PRESETS["mistral-7b-v0.1"], window=Window(32, window))
+    spec = replace(PRESETS["mistral-7b-v0.1"], window=SlidingWindow(32, window))
     latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
     flops = latency.price(0, prompts=[(start, tokens)]).flops_0 - 2 * spec.active_params * tokens
     assert flops == pytest.approx(pairs(window, start, tokens) * spec.attention_flops_per_pair)
@@ -167,4 +167,4 @@ def test_heads_have_no_window_and_shards_have_their_models() -> None:
     for name in WINDOWED:
         assert drafter("eagle3", PRESETS[name]).window is None
     part = shard(PRESETS["gemma-3-27b"], 2)
-    assert part.window == Window(52, 1024)
+    assert part.window == SlidingWindow(52, 1024)
