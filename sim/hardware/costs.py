@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Any, NamedTuple
 
 from pdvsim.sim.core import ModelSpec, Request
@@ -310,4 +311,4 @@ def widest_draft(spec: ModelSpec) -> int:
 
 def total(costs: Sequence[AffineCost]) -> AffineCost:
     """The cost of several launches, or parts of one."""
-    return AffineCost._make(map(sum, zip(*costs, strict=True)))
+    return reduce(lambda before, cost: AffineCost._make(map(add, before, cost)), costs, NOTHING)

@@ -14,7 +14,7 @@ except in conversations; ramps of the rate; and correlation between arrivals and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property
@@ -70,6 +70,7 @@ class Workload:
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK_REQUESTS) -> None:
         self.traffic, self.chunk = traffic, chunk
+        self._single: list[DrawnRequests] | None = None
         seeds = np.random.SeedSequence(traffic.seed).spawn(7)
         rngs = [np.random.default_rng(s) for s in seeds]
         self._arrivals, self._lengths, coins, rates, self._spreads, self._prefixes, self._thinking = rngs
@@ -197,8 +198,13 @@ class Workload:
         for drawn in self._drawn():
             yield drawn.lengths
 
-    def _drawn(self) -> Iterator[DrawnRequests]:
-        """Lengths, rows of the file and conversations, chunk by chunk."""
+    def _drawn(self) -> Iterable[DrawnRequests]:
+        """Lengths, rows of the file and conversations, chunk by chunk; a single chunk is kept."""
+        if self._single is None and len(self) <= self.chunk:
+            self._single = list(self._draw())
+        return self._draw() if self._single is None else self._single
+
+    def _draw(self) -> Iterator[DrawnRequests]:
         rng, spreads, traffic = deepcopy(self._lengths), deepcopy(self._spreads), self.traffic
         prefix_len, longest = traffic.prefixes[0], traffic.longest_request or math.inf
         grows = self._talk is None and traffic.num_turns > 1
