@@ -36,7 +36,7 @@ def _lags(k: int, rereads: bool) -> bytes:
     return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
 
 
-class Path(NamedTuple):
+class RequestPath(NamedTuple):
     """The rounds of a request to its end."""
 
     gains: bytes  # of each round
@@ -46,19 +46,18 @@ class Path(NamedTuple):
 
 
 @lru_cache(maxsize=4096)  # a search serves the same requests again and again
-def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> Path:
+def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
     """The rounds of k draft tokens from token `at` on."""
-    rounds = []
+    rounds = [] if k else [1] * (end - at)
     runs = runs.translate(_gains(k))
-    while at < end:
+    while k and at < end:
         gained = runs[at]
         rounds.append(gained)
         at += gained
     gains = bytes(rounds)
     counts = np.frombuffer(gains, np.uint8).astype(np.int64)
-    return Path(
-        gains, counts, counts.cumsum() - counts, np.frombuffer(gains[:-1].translate(_lags(k, rereads)), np.uint8)
-    )
+    lags = np.frombuffer(gains[:-1].translate(_lags(k, rereads)), np.uint8)
+    return RequestPath(gains, counts, counts.cumsum() - counts, lags)
 
 
 class ForeseenState:
