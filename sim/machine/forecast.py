@@ -303,11 +303,14 @@ class Forecast:
             return rounds
         return int(self._held[self.round : self.round + rounds].searchsorted(free, "right"))
 
-    def pass_rounds(self, times_s: list[float], context: int, spent_s: tuple[float, float, float]) -> None:
+    def spend(self, draft_s: float, wait_s: float, verify_s: float) -> None:
+        """Rounds took so long."""
+        self.draft_s += draft_s
+        self.wait_s += wait_s
+        self.verify_s += verify_s
+
+    def pass_rounds(self, times_s: list[float], context: int) -> None:
         """So many rounds are over, at these times, with so much context then; there was room for them."""
-        self.draft_s += spent_s[0]
-        self.wait_s += spent_s[1]
-        self.verify_s += spent_s[2]
         self.times_s.fromlist(times_s)
         self.round += len(times_s)
         self.context = context
