@@ -181,7 +181,8 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
 
 def engine_settings(experiment: Experiment) -> Server:
     """The server's settings, scheduled as the chosen engine does."""
-    return replace(experiment.server, separate_prefill=experiment.hardware.predicted_engine == "sglang")
+    server, separate = experiment.server, experiment.hardware.predicted_engine == "sglang"
+    return server if server.separate_prefill == separate else replace(server, separate_prefill=separate)
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:
