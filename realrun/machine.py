@@ -73,8 +73,6 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("host costs are real here: --host, --launch-s and the like are for pdvsim run")
     if server.priority == "preemptive":
         raise ValueError("no GPU supports --priority preemptive; use stream, none or partition")
-    if server.priority == "dynamic":
-        raise ValueError("--priority dynamic is for pdvsim run: the priority of a CUDA stream is fixed")
     if experiment.longest_draft > MAX_DRAFT - ahead:
         most = f"{MAX_DRAFT - ahead}{' after a guess' if ahead else ''}"
         raise ValueError(f"the GPU kernels take a draft length of at most {most}, got {experiment.longest_draft}")
