@@ -439,7 +439,8 @@ class Cluster:
             device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.state_bytes)
         verifying = self._models[placement.verify]
         context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
-        return self._started(env, policy_of(experiment.arch), context)
+        kind: type[Policy] = policy_of(experiment.arch)
+        return self._started(env, kind, context)
 
     def _host(self, replica: int) -> SimulatedHost:
         if (spans := self.log.host) is None:
