@@ -10,8 +10,9 @@ Layers with a sliding window keep no more than that of each request, so a long r
 size per request: a state, and one per draft token, as vLLM's do (`states_tokens`). With prefix caching a prefix is
 reused at snapshots of the state only, and a request holds one more.
 
-Not modelled: swapping to the host, the room of snapshots that no request uses, and second copies of blocks that two
-requests have computed.
+With `tiers`, what leaves the GPU is kept behind it (`tiers`).
+
+Not modelled: the room of snapshots that no request uses, and second copies of blocks that two requests have computed.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
+from pdvsim.sim.machine.tiers import KvTiers
 
 Windows = tuple[tuple[int, float], ...]  # tokens, and the share of a token's bytes that is in layers of this window
 
@@ -33,11 +35,12 @@ class KvCache:
 
     def __init__(
         self, capacity_tokens: int, lookahead: int, paged: bool = False, reuse: Reuse | None = None,
-        windows: Windows = (), state_tokens: int = 0,
+        windows: Windows = (), tiers: KvTiers | None = None, state_tokens: int = 0,
     ) -> None:  # fmt: skip
         assert reuse is None or paged
         assert state_tokens % BLOCK == 0
         self.reuse = reuse
+        self.tiers = tiers
         self.windows = windows  # none where requests have chains
         self.state_tokens = state_tokens  # that the states of a request take the room of
         self.prefixes = PrefixBlocks()
@@ -183,6 +186,8 @@ class KvCache:
                 self._unread.difference_update(block_hashes(chain, 0, read))
             if read < named:
                 self._unread.update(block_hashes(chain, read, named))
+        if self.tiers is not None:
+            self.tiers.store(chain, named)
         idle = self.prefixes.release(chain, named)
         self.used_tokens += BLOCK * (named - idle)
         self.cached_tokens += BLOCK * idle
