@@ -87,8 +87,8 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     arrays |= _prefill(source.table("attention", "context_attention_perf"))
     reduces = source.table("comm", "custom_allreduce_perf")
     if (like := RACKS.get(gpu.name)) is not None:
-        others = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
-        reduces = pd.concat([reduces, others[others.num_gpus > reduces.num_gpus.max()]])
+        rack = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
+        reduces = pd.concat([reduces, rack[rack.num_gpus > reduces.num_gpus.max()]])
     arrays |= _reduce(reduces)
     for op, name, pack_one in (
         ("moe", "moe_perf", _experts),

@@ -127,6 +127,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         token_bytes=ports * sum(model.kv_bytes_per_token for model in models),
         state_bytes=ports * sum(model.state_bytes for model in models),
         windows=() if experiment.traffic.shares else windows_of(models),
+        state_bytes=ports * sum(model.state_bytes for model in models),
         drafter=drafter,
         first_token=hardware.predicted_engine in ("sglang", "trtllm"),
     )

@@ -50,6 +50,7 @@ class Experts:
     latent: int | None = None  # width that tokens are compressed to before the experts; None: the hidden size
     ranks: int = 1  # GPUs that whole experts are divided among; 1: each GPU has all, or a share of every one
     all2all: All2All = "allgather_reducescatter"  # how tokens of data-parallel ranks reach their experts, and return
+    latent: int | None = None  # width that tokens are compressed to before the experts; None: the hidden size
 
     @property
     def resident(self) -> int:

@@ -128,7 +128,7 @@ class KernelTables:
         shares = logs - np.log(experts_roofline(self.gpu, kind, at, *shapes[best]))
         here = np.interp(np.log(tokens), np.log(at), shares)
         seconds = np.asarray(np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted))
-        timed = tuple(shapes[best][[0, 2, 3]]) == (hidden, per_token, count)
+        timed = np.array_equal(shapes[best][[0, 2, 3]], wanted[[0, 2, 3]])
         return seconds if gated or timed else seconds * 2 / 3
 
     def decode(self, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0) -> tuple[Floats, ...]:

@@ -43,6 +43,7 @@ class KvShipping:
     token_bytes: float  # over the busiest port of a group, of both models where the drafter's is sent
     state_bytes: float = 0.0  # the same of a request's state, in layers that keep one
     windows: Windows = ()
+    state_bytes: float = 0.0  # of layers that keep a state, sent with the end of a prompt
     drafter: bool = False  # the drafter's is sent too
     first_token: bool = False  # the prefill's token is sent too
 
