@@ -63,6 +63,8 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
+# Groups over several nodes of a rack were timed on the GB300 alone; smaller ones take as long on both
+RACKS = {"gb200": "gb300"}
 # Hidden sizes of the models whose sparse attention was timed; others of the same sizes have the same kernels
 SPARSE_MODELS = {
     "deepseek-ai/DeepSeek-V3.2": 7168,
@@ -71,8 +73,6 @@ SPARSE_MODELS = {
     "MiniMaxAI/MiniMax-M3": 6144,
 }
 LEAST_SPARSE_HEADS, LEAST_SPARSE_CONTEXT = 8, 63
-# Groups over several nodes of a rack were timed on the GB300 alone; smaller ones take as long on both
-RACKS = {"gb200": "gb300"}
 Arrays = dict[str, NDArray[Any]]
 
 

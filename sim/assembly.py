@@ -125,7 +125,6 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         fabric,
         layers=models[0].layers if hardware.kv_transfer == "layers" else 1,
         token_bytes=ports * sum(model.kv_bytes_per_token for model in models),
-        state_bytes=ports * sum(model.state_bytes for model in models),
         windows=() if experiment.traffic.shares else windows_of(models),
         state_bytes=ports * sum(model.state_bytes for model in models),
         drafter=drafter,
@@ -284,14 +283,6 @@ def reuse_of(experiment: Experiment) -> Reuse | None:
     )
 
 
-def states_held(experiment: Experiment) -> int:
-    """States that a request holds in layers that keep one, as in vLLM: one per token of a verify.
-
-    With prefix caching there is one more, of the last snapshot (vLLM's mamba_cache_mode align).
-    """
-    return 1 + experiment.longest_draft + (reuse_of(experiment) is not None)
-
-
 def tiers_of(experiment: Experiment, models: dict[Role, CostModel]) -> KvTiers | None:
     """What is behind the KV cache of a server whose GPU runs these models; None: nothing is."""
     hardware, reuse = experiment.hardware, reuse_of(experiment)
@@ -321,6 +312,14 @@ def tier_facts(caches: Sequence[KvCache]) -> dict[str, float]:
         for name, value in (kv.tiers.facts() if kv.tiers is not None else {}).items():
             facts[name] = value if name.endswith("_ms") else facts.get(name, 0) + value
     return facts
+
+
+def states_held(experiment: Experiment) -> int:
+    """States that a request holds in layers that keep one, as in vLLM: one per token of a verify.
+
+    With prefix caching there is one more, of the last snapshot (vLLM's mamba_cache_mode align).
+    """
+    return 1 + experiment.longest_draft + (reuse_of(experiment) is not None)
 
 
 def cached_facts(caches: Sequence[KvCache]) -> dict[str, int]:
@@ -464,7 +463,8 @@ class Cluster:
         self, env: Clock, experiment: Experiment, device: Device, planner: Planner, capacity_tokens: int,
         models: dict[Role, CostModel],
     ) -> Context:  # fmt: skip
-        settings, specs = engine_settings(experiment), [model.spec for model in models.values()]
+        settings = engine_settings(experiment)
+        specs = [model.spec for model in models.values()]
         return Context(
             env=env,
             device=device,
@@ -477,8 +477,8 @@ class Cluster:
                 experiment.paged,
                 reuse_of(experiment),
                 () if experiment.traffic.shares else windows_of(specs),
-                tiers_of(experiment, models),
                 states_tokens(specs, states_held(experiment)),
+                tiers_of(experiment, models),
             ),
             deliveries=self.log.deliveries,
             prefill_workers=len(experiment.placement.prefill),

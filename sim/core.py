@@ -47,7 +47,6 @@ class Experts:
     # counts give 0.78 to 0.84: github.com/Luce-Org/lucebox/pull/501, github.com/ml-explore/mlx-lm/pull/1485
     overlap: float = 0.8
     weight_bytes: float | None = None  # per weight of an expert, where quantised apart from the other products
-    latent: int | None = None  # width that tokens are compressed to before the experts; None: the hidden size
     ranks: int = 1  # GPUs that whole experts are divided among; 1: each GPU has all, or a share of every one
     all2all: All2All = "allgather_reducescatter"  # how tokens of data-parallel ranks reach their experts, and return
     latent: int | None = None  # width that tokens are compressed to before the experts; None: the hidden size

@@ -46,10 +46,10 @@ class ForwardTerms:
             int(item * flops / (2 * bandwidth)),
         )  # where both are equal
         layer_flops = flops_of(spec, gpu)
-        state_s = spec.state_bytes / bandwidth
-        states = terms.StateUpdates(((0, 0.0), (1, state_s)), ((0, 0.0), (1, spec.state_flops / flops)))
         nothing, ranks = ((1, 0.0), (2, 0.0)), spec.data_ranks > 1
         own_params = spec.common_params if ranks else spec.active_params  # of experts on ranks the reading is counted
+        state_s = spec.state_bytes / bandwidth
+        states = terms.StateUpdates(((0, 0.0), (1, state_s)), ((0, 0.0), (1, spec.state_flops / flops)))
         return cls(
             layers=terms.RooflineLayers(0.0, spec.common_bytes / bandwidth, 2 * own_params / layer_flops),
             head=terms.OutputProjection(spec.head_params * item / bandwidth, 2 * spec.head_params / flops),

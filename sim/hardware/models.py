@@ -341,9 +341,9 @@ def shard(
         vocab=-(-spec.vocab // gpus),
         shards=gpus,
         experts=experts,
+        data_ranks=ranks,
         window=window,
         state=None if state is None else state.shard(gpus),
-        data_ranks=ranks,
     )
 
 

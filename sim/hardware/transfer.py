@@ -48,16 +48,16 @@ LATENT_QUERIES = 64  # queries that a program of MLA takes at most
 # Of a layer of experts, besides the router's product: choose and sort, two grouped products, sum, as in vLLM's
 # fused_moe. Their fixed times are taken to be the narrow kernel's.
 EXPERT_KERNELS = 4
-# Layers that keep a state: kernels of rows (convolution, update) and of prompts (convolution, scan). A scan reaches
-# this share of the arithmetic: on an H200, vLLM's gated delta kernel takes 399 us for 8,192 tokens of 32 heads
-# (AIConfigurator's tables, Apache-2.0). The convolution reads and writes its channels.
-STATE_KERNELS = 2
-SCAN_SHARE = 0.09
 NO_EXCHANGE = ((1, 0.0), (2, 0.0))  # of tokens between ranks, before a link is known
 # The GPU with the most tokens of experts on R GPUs has R ** 0.23 times the mean: 1.4 times of 4, 1.6 times of 8. That
 # is how much longer the kernels of TensorRT-LLM and vLLM take for 16,384 tokens with a power law of exponent 1.01 than
 # with balanced routing (aiconfigurator-core 0.12.0, DeepSeek-V3 and Qwen3-235B-A22B on H200)
 IMBALANCE = 0.23
+# Layers that keep a state: kernels of rows (convolution, update) and of prompts (convolution, scan). A scan reaches
+# this share of the arithmetic: on an H200, vLLM's gated delta kernel takes 399 us for 8,192 tokens of 32 heads
+# (AIConfigurator's tables, Apache-2.0). The convolution reads and writes its channels.
+STATE_KERNELS = 2
+SCAN_SHARE = 0.09
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ class KvCache:
 
     def __init__(
         self, capacity_tokens: int, lookahead: int, paged: bool = False, reuse: Reuse | None = None,
-        windows: Windows = (), tiers: KvTiers | None = None, state_tokens: int = 0,
+        windows: Windows = (), state_tokens: int = 0, tiers: KvTiers | None = None,
     ) -> None:  # fmt: skip
         assert reuse is None or paged
         assert state_tokens % BLOCK == 0

@@ -41,7 +41,6 @@ class KvShipping:
     fabric: Fabric  # ports of prefill engines first
     layers: int  # that are sent one by one; 1: a prompt is sent when it is prefilled
     token_bytes: float  # over the busiest port of a group, of both models where the drafter's is sent
-    state_bytes: float = 0.0  # the same of a request's state, in layers that keep one
     windows: Windows = ()
     state_bytes: float = 0.0  # of layers that keep a state, sent with the end of a prompt
     drafter: bool = False  # the drafter's is sent too
@@ -233,12 +232,11 @@ class Disaggregated:
     def _send(self, engine: DecodeEngine, parcel: Parcel, cached: int) -> None:
         """Send what the decode engine does not have; it has reserved room for it."""
         shipping, now_s, source = self.shipping, engine.env.now, self.prefill[parcel.source]
-        pieces, last, forwards = [], cached, source.computed[parcel.copy]
-        for begin_s, end_s, stop in forwards:
+        pieces, last = [], cached
+        for begin_s, end_s, stop in source.computed[parcel.copy]:
             if stop > last:
                 size = shipping.bytes_after(stop) - shipping.bytes_after(last)
-                if stop == forwards[-1][2]:  # with the state after the prompt
-                    size += shipping.state_bytes
+                size += shipping.state_bytes if stop == parcel.copy.prompt_tokens else 0.0
                 overlaps = shipping.layers > 1 and now_s == parcel.ready_s
                 pieces.append(Piece(begin_s, end_s, size) if overlaps else Piece(now_s, now_s, size))
                 last = stop
