@@ -303,7 +303,7 @@ def tiers_of(experiment: Experiment, models: dict[Role, CostModel]) -> KvTiers |
     tiers = [
         KvTier(name, links[name], int(size * 1e9 // group_bytes), token_bytes) for name, size in sizes.items() if size
     ]
-    return KvTiers(tiers, prefill_s, reuse.lost_blocks)
+    return KvTiers(tiers, prefill_s, reuse)
 
 
 def tier_facts(caches: Sequence[KvCache]) -> dict[str, float]:
