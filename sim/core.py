@@ -479,3 +479,4 @@ class Chunk:
     request: Request
     start: int
     tokens: int
+    as_row: bool = False  # the last token of a prompt that was prefilled elsewhere, computed as a row that decodes

@@ -33,7 +33,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import yaml
+import yaml  # type: ignore[import-untyped]
 
 CARDS = {"h100_sxm": "h100-sxm", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300"}
 ENGINES = {"trtllm": "trt", "sglang": "sglang", "vllm": "vllm"}  # as InferenceX's configurations end
@@ -166,12 +166,12 @@ def apart(rows: list[Row], clone: Path) -> Iterator[dict[str, Any]]:
             kinds = {one[0] for one in fitting}
             drafts = kinds.pop() if len(kinds) == 1 else "unstated"
             if len({one[1:] for one in fitting}) == 1:
-                _, *found = next(iter(fitting))
-                layout = "configuration"
+                _, *both = next(iter(fitting))
+                found, layout = (both[0], both[1]), "configuration"
             else:
                 found, layout = ((0, *here[0][1:]), (0, *here[1][1:])), "unknown"
-        for side, sizes in zip(SIDES, found, strict=True):
-            out |= {f"{side}_{part}": size for part, size in zip(LAYOUT, sizes, strict=True)}
+        for side, of_side in zip(SIDES, found, strict=True):
+            out |= {f"{side}_{part}": size for part, size in zip(LAYOUT, of_side, strict=True)}
         yield out | {"drafts": drafts, "layout": layout}
 
 

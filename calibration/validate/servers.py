@@ -63,6 +63,7 @@ NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever
 IN_8_BITS = ("deepseek-v3", "minimax-m2")  # as they are published
 IN_4_BITS = ("kimi-k2.5",)  # the same of its experts
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
+ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
 TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
 LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
 LARGER_STEP = 32_768  # in those for SGLang with Qwen3.5 and GLM-5 on a B200
@@ -187,7 +188,8 @@ class SiliconRow:
             max_num_batched_tokens=self.tokens_per_step,
             kv_cache_dtype="fp8" if self.kv_cache_dtype == "fp8" else "auto",
         )
-        return Experiment("autoregressive", traffic, server=server, hardware=hardware_of(self))
+        arch = "autoregressive" if self.prefill is None else "pd"
+        return Experiment(arch, traffic, server=server, hardware=hardware_of(self))
 
     def like(self, *varied: str) -> tuple[object, ...]:
         """All that a row states, but for what was measured and what may vary."""
@@ -205,17 +207,31 @@ def hardware_of(row: SiliconRow) -> Hardware:
     With prefill apart, `row.prefill` is the layout of the servers that prefill, `row.prefill.workers` their number, and
     the row's own fields and `row.workers` are those of the servers that decode.
     """
+    sides = [(row.expert_parallel, row.moe_tp)]
     if row.prefill is not None:
-        raise ValueError("servers with prefill apart are not simulated")
-    if row.expert_parallel > 1 and row.moe_tp > 1:
+        own = row.prefill
+        sides.append((own.expert_parallel, own.tensor_parallel * own.data_parallel // own.expert_parallel))
+        if (own.expert_parallel > 1) != (row.expert_parallel > 1):
+            raise ValueError("servers that spread experts on one side alone are not simulated")
+    if any(spread > 1 and sharded > 1 for spread, sharded in sides):
         raise ValueError("experts that are both spread and sharded are not simulated")
-    return Hardware(
+    hardware = Hardware(
         gpu=row.card,
         engine=row.engine,
         tensor_parallel_size=row.tensor_parallel,
         data_parallel_size=row.data_parallel,
         enable_expert_parallel=row.expert_parallel > 1,
         band=False,
+    )
+    if row.prefill is None:
+        return hardware
+    return replace(
+        hardware,
+        disaggregate=f"{row.prefill.workers}p{row.workers}d",
+        prefill_tensor_parallel_size=row.prefill.tensor_parallel,
+        prefill_data_parallel_size=row.prefill.data_parallel,
+        kv_link="nvlink5" if row.card in ONE_NVLINK else "400gbe",
+        kv_transfer="prompt",
     )
 
 
@@ -272,6 +288,8 @@ def _apart(row: dict[str, str]) -> SiliconRow:
     gpus = int(own["tensor_parallel"]) * int(own["data_parallel"])
     own["moe_tp"] = str(gpus // int(own["expert_parallel"]))
     own.pop("layout")
+    if own["engine"] == "trtllm" and own["version"].startswith("0."):
+        own["version"] = ""  # it is that of Dynamo, which starts the servers
     return SiliconRow(**_typed(own), prefill=ServerLayout(**sizes))
 
 

@@ -43,6 +43,10 @@ SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
 
 METHODS = {"model": "draft_model", "pard": "draft_model", "p-eagle": "eagle3"}  # vLLM's, if not as the drafter
 ALGORITHMS = {"model": "STANDALONE", "mtp": "EAGLE", "dflash": "DFLASH"}  # SGLang's, if not EAGLE3
+SIDES = ("the engines that prefill", "the engines that decode")
+VLLM_ROLES = ("kv_producer", "kv_consumer")
+GIB = 2**30
+SEPARATE_PREFILL = "with a drafter it prefills in separate batches, not together with decoding as colocated"
 ENGINES: dict[str, ServingEngine] = {
     "vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm", "TensorRT-LLM": "trtllm",
 }  # fmt: skip
@@ -83,9 +87,14 @@ class Served(NamedTuple):
 def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:
     """Commands for an experiment; if engines do not support it, `fixed` is colocated batching at its best k."""
     served = served_as(experiment, fixed)
-    engines = [Block("vLLM, SGLang", "", (served,))] if isinstance(served, str) else [vllm(served), *sglang(served)]
-    if isinstance(served, Served) and (block := trtllm_serve(served)) is not None:
-        engines.append(block)
+    if not isinstance(served, Served):
+        engines = [Block("vLLM, SGLang", "", (served,))]
+    elif served.experiment.sides is not None:
+        engines = [*vllm_apart(served.experiment), *sglang_apart(served.experiment)]
+    else:
+        engines = [vllm(served), *sglang(served)]
+        if (block := trtllm_serve(served)) is not None:
+            engines.append(block)
     engines = [_of_engine(block, experiment) for block in engines]
     return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
 
@@ -121,9 +130,10 @@ class Deployment:
 def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:
     """What engines serve for an experiment, or why they cannot."""
     follows = experiment.speculates and experiment.server.varies_length
-    if experiment.arch in ("autoregressive", "colocated") and not follows:
+    apart = experiment.sides is not None
+    if (apart or experiment.arch in ("autoregressive", "colocated")) and not follows:
         return _of(experiment)
-    if experiment.arch == "colocated":
+    if apart or experiment.arch == "colocated":
         cannot = f"no engine flag corresponds to --controller {experiment.server.controller}"
     else:
         does = policy_of(experiment.arch).not_in_engines if experiment.arch in ARCHITECTURES else "is a custom policy"
@@ -163,6 +173,11 @@ def vllm(served: Served) -> Block:
         *_vllm_ranks(served.experiment.hardware),
     ]
     notes = _shared_notes(served, longest)
+    if host_gb := served.experiment.hardware.kv_offload_gb:
+        size = f"{host_gb * 1e9 / GIB:.4g}"
+        words += ["--kv-offloading-size", size, "--kv-offloading-backend", "native"]
+    if served.experiment.hardware.kv_offload_ssd_gb:
+        notes.append("for the SSD use LMCache (--kv-offloading-backend lmcache, and its local_disk)")
     if longest:
         parallel = pair.draft.parallel
         config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
@@ -255,6 +270,12 @@ def sglang(served: Served) -> list[Block]:
         *_sglang_ranks(hardware),
     ]
     notes = _shared_notes(served, k)
+    hardware = served.experiment.hardware
+    if hardware.kv_offload_gb:
+        size = f"{hardware.kv_offload_gb / hardware.tensor_parallel_size:.4g}"  # of each GPU
+        words += ["--enable-hierarchical-cache", "--hicache-size", size, "--hicache-write-policy", "write_through"]
+    if hardware.kv_offload_ssd_gb:
+        words += ["--hicache-storage-backend", "file"]
     if k:
         words += ["--speculative-algorithm", ALGORITHMS.get(kind, "EAGLE3")]
         if kind != "mtp":
@@ -265,7 +286,7 @@ def sglang(served: Served) -> list[Block]:
         words += ["--speculative-num-draft-tokens", k + 1]
         if kind == "model":
             notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
-        notes.append("with a drafter it prefills in separate batches, not together with decoding as colocated")
+        notes.append(SEPARATE_PREFILL)
     elif served.experiment.hardware.predicted_engine != "sglang":  # it was simulated with prompts in separate batches
         words.append("--enable-mixed-chunk")
     blocks = [Block(label, _line(words), tuple(notes))]
@@ -279,6 +300,68 @@ def sglang(served: Served) -> list[Block]:
             )
         blocks.append(Block("SGLang's adaptive configuration, a file", json.dumps(slots), tuple(about)))
     return blocks
+
+
+def vllm_apart(experiment: Experiment) -> list[Block]:
+    """Every kind of vLLM server of a disaggregated one, and the proxy before them."""
+    sides, counts = experiment.sides, experiment.hardware.groups()
+    assert sides is not None
+    blocks = []
+    for name, role, side, count, port in zip(SIDES, VLLM_ROLES, sides, counts, (8100, 8200), strict=True):
+        one = vllm(_of(side))
+        if not one.text:
+            return [one]
+        config = {"kv_connector": "NixlConnector", "kv_role": role}
+        words = f"{one.text} --port {port} {_line(['--kv-transfer-config', json.dumps(config)])}"
+        notes = [*one.notes, *_counted(count, "another --port and VLLM_NIXL_SIDE_CHANNEL_PORT")]
+        if side.hardware.kv_offload_gb:
+            notes.append("name both connectors, of the transfer and of the KV tier, in a MultiConnector")
+        blocks.append(Block(f"{one.label}, {name}", words, tuple(notes)))
+    ports = [[str(first + at) for at in range(count)] for first, count in zip((8100, 8200), counts, strict=True)]
+    proxy = [
+        *("python", "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py", "--port", "8000"),
+        *("--prefiller-hosts", *["localhost"] * counts[0], "--prefiller-ports", *ports[0]),
+        *("--decoder-hosts", *["localhost"] * counts[1], "--decoder-ports", *ports[1]),
+    ]
+    about = [
+        "from vLLM's repository; it takes engines in turn, simulated: the least loaded",
+        *_transfer_notes(experiment),
+    ]
+    return [*blocks, Block("vLLM, the proxy", _line(proxy), tuple(about))]
+
+
+def sglang_apart(experiment: Experiment) -> list[Block]:
+    """Every kind of SGLang server of a disaggregated one, and the router before them."""
+    sides, counts = experiment.sides, experiment.hardware.groups()
+    assert sides is not None
+    blocks, router = [], ["python3", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    for name, mode, side, count, port in zip(SIDES, ("prefill", "decode"), sides, counts, (30100, 30200), strict=True):
+        one, *more = sglang(_of(side))
+        if not one.text:
+            return [one]
+        words = one.text.removesuffix(" --enable-mixed-chunk")
+        words += f" --port {port} --disaggregation-mode {mode} --disaggregation-transfer-backend nixl"
+        notes = [note for note in one.notes if note != SEPARATE_PREFILL] + _counted(count, "another --port")
+        blocks += [Block(f"{one.label}, {name}", words, tuple(notes)), *(more if mode == "decode" else [])]
+        for at in range(count):
+            router += [f"--{mode}", f"http://localhost:{port + at}"]
+    router += ["--policy", "cache_aware" if experiment.hardware.router == "prefix-aware" else "power_of_two"]
+    router += ["--port", "8000"]
+    return [*blocks, Block("SGLang, the router", _line(router), tuple(_transfer_notes(experiment)))]
+
+
+def _counted(count: int, changed: str) -> list[str]:
+    return [f"start {count} of them, each with {changed} and its own GPUs"] if count > 1 else []
+
+
+def _transfer_notes(experiment: Experiment) -> list[str]:
+    """How the transfer of the KV cache was simulated."""
+    hardware = experiment.hardware
+    sent = "layer by layer during the prefill" if hardware.kv_transfer == "layers" else "after the prefill"
+    notes = [f"simulated with the KV cache sent {sent}, over {hardware.kv_link or hardware.link}"]
+    if hardware.kv_transfer == "layers":
+        notes.append("NIXL sends it after the prefill: --kv-transfer prompt")
+    return notes
 
 
 def tensorrt_llm(served: Served) -> Block:
@@ -390,6 +473,8 @@ def _shared_notes(served: Served, k: int) -> list[str]:
     notes, hardware = list(served.notes), served.experiment.hardware
     if bits_of(served.pair.target.name) == NVFP4:
         notes.append("name a checkpoint with NVFP4 weights instead")
+    if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
+        notes.append("simulated with fetches only where they are faster than a prefill; the engine always fetches")
     if hardware.replicas > 1:
         notes.append(f"start {hardware.replicas} of them behind a router; data parallelism turns vLLM's table off")
     if k and hardware.draft_tensor_parallel_size not in (None, hardware.tensor_parallel_size):

@@ -9,8 +9,9 @@ and what a copy takes of the GPU's memory bandwidth.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 LinkName = Literal["nvlink4", "nvlink5", "pcie5", "pcie4", "infiniband-xdr", "400gbe", "100gbe"]
 
@@ -62,6 +63,17 @@ def verdict_bytes(rows: int, owed: int = 0) -> float:
     return VERDICT_BYTES * rows + TOKEN_BYTES * owed
 
 
+class Piece(NamedTuple):
+    """Bytes that come into being between two times, layer by layer."""
+
+    begin_s: float
+    end_s: float
+    size: float
+
+
+SSD = LinkSpec(80e-6, 6.9e9, "data sheet, Samsung PM9A3 (PCI Express 4.0, 4 lanes): sequential reads; latency assumed")
+
+
 class Fabric:
     """The links of one server: when a transfer arrives, and how much went from where to where."""
 
@@ -74,12 +86,21 @@ class Fabric:
 
     def send(self, now_s: float, source: int, target: int, size: float) -> float:
         """Send `size` bytes that are ready now; when they are there. Calls come in order of time."""
-        takes_s = size / self.spec.bytes_per_s
-        done_s = max(now_s, self._out_free_s[source], self._in_free_s[target]) + takes_s
+        return self.stream(source, target, [Piece(now_s, now_s, size)])
+
+    def stream(self, source: int, target: int, pieces: Iterable[Piece], layers: int = 1) -> float:
+        """Send pieces as their layers come into being; when all are there.
+
+        A piece can be under way once its first layer exists, and its last layer is sent after the end of the piece.
+        """
+        done_s, way = max(self._out_free_s[source], self._in_free_s[target]), (source, target)
+        for begin_s, end_s, size in pieces:
+            takes_s = size / self.spec.bytes_per_s
+            first_s = begin_s + (end_s - begin_s) / layers
+            done_s = max(max(done_s, first_s) + takes_s, end_s + takes_s / layers)
+            self.bytes[way] = self.bytes.get(way, 0.0) + size
+            self.busy_s[way] = self.busy_s.get(way, 0.0) + takes_s
         self._out_free_s[source] = self._in_free_s[target] = done_s
-        way = (source, target)
-        self.bytes[way] = self.bytes.get(way, 0.0) + size
-        self.busy_s[way] = self.busy_s.get(way, 0.0) + takes_s
         return done_s + self.spec.latency_s
 
     def alone_s(self, size: float) -> float:
