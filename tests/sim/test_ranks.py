@@ -279,6 +279,7 @@ def test_plain_decoding_of_a_mixture_may_have_the_acceptance_of_its_drafter() ->
     brought = usual_acceptance(pair, traffic)
     assert brought.synthetic_acceptance_rates
     refuse_idle([Experiment("autoregressive", traffic, brought, Server(pair=pair), Hardware(tensor_parallel_size=8))])
+    given = replace(brought, synthetic_acceptance_rates=(0.5,) * 8)
+    asked = Experiment("autoregressive", traffic, given, Server(pair=pair))
     with pytest.raises(ValueError, match="--synthetic-acceptance-rates has no effect here"):
-        given = replace(brought, synthetic_acceptance_rates=(0.5,) * 8)
-        refuse_idle([Experiment("autoregressive", traffic, given, Server(pair=pair))])
+        refuse_idle([asked])
