@@ -7,124 +7,27 @@
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
     pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8], against="pd")
     pdvsim.draft_table(model="llama-3.1-8b", gpu="h200")
+    pdvsim.traffic("requests.csv")
 
-Keywords are the flags of the command of the same name, with underscores.
+Keywords are the flags of the command of the same name, with underscores. The functions are in `pdvsim.api`, which is
+imported when the first of them is used.
 """
 
-from __future__ import annotations
+from typing import Any
 
-from typing import TYPE_CHECKING, Any
+from pdvsim.common.version import __version__ as __version__
 
-from pdvsim.common.version import __version__
-from pdvsim.view.run import Run
-
-if TYPE_CHECKING:
-    from pdvsim.decide.advice import Advice
-    from pdvsim.decide.capacity import Capacities
-    from pdvsim.decide.draft_table import DraftTable
-    from pdvsim.decide.winners import WinnerMap
-    from pdvsim.view.points import SweepPoints
-
-__all__ = [
-    "Run",
-    "__version__",
-    "advise",
-    "capacity",
-    "draft_table",
-    "run",
-    "sweep",
-    "winner_map",
-]
+__all__ = ["Run", "__version__", "advise", "capacity", "draft_table", "run", "sweep", "traffic", "winner_map"]
 
 
-def run(**options: Any) -> Run:
-    """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
-    from pdvsim.cli.runcommand import AskedExperiment
-    from pdvsim.common.options import build
-    from pdvsim.sim.run import simulate
-    from pdvsim.study.band import ends
-    from pdvsim.study.inputs import checked
-    from pdvsim.study.length import long_enough
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'pdvsim' has no attribute {name!r}")
+    from pdvsim import api
 
-    asked = build(AskedExperiment, options).asked()
-    checked(asked)
-    experiment = long_enough(asked)
-    return Run(simulate(experiment), ends(experiment))
+    globals()[name] = found = api.Run if name == "Run" else api.function(name)
+    return found
 
 
-def sweep(**options: Any) -> SweepPoints:
-    """Simulate architectures x loads x replications; keywords are the flags of `pdvsim sweep`. One row per run.
-
-    The frame prints as a summary and has `plot()`. `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}.
-    Nothing is written.
-    """
-    from dataclasses import asdict
-
-    from pdvsim.cli.sweep import SweepOptions
-    from pdvsim.common.options import build
-    from pdvsim.study.output import tidy
-    from pdvsim.study.sweep import run_sweep
-    from pdvsim.view.points import SweepPoints
-    from pdvsim.view.setting import points_line
-
-    chosen = build(SweepOptions, options)
-    asked = chosen.sweep
-    points = SweepPoints(tidy(run_sweep(asked.points(), backend=chosen.backend)))
-    points.setting = points_line(points, [asdict(asked.base)])
-    return points
-
-
-def capacity(**options: Any) -> Capacities:
-    """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Prints as a table."""
-    from pdvsim.cli.capacity import CapacityOptions
-    from pdvsim.common.options import build
-    from pdvsim.decide.capacity_search import find_capacities
-    from pdvsim.decide.figures import capacity_figure
-    from pdvsim.decide.runs import Bench
-
-    chosen = build(CapacityOptions, options)
-    capacities = find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
-    capacities.drawn_by = capacity_figure
-    return capacities
-
-
-def advise(**options: Any) -> Advice:
-    """What to run for a load, with confidence; keywords are the flags of `pdvsim advise`. Prints as text.
-
-    With `gpus` it also chooses how to use them.
-    """
-    from pdvsim.cli.advise import AdviseOptions
-    from pdvsim.common.options import build
-    from pdvsim.decide.advise import advise as answer
-    from pdvsim.decide.figures import advice_figure
-    from pdvsim.decide.runs import Bench
-
-    chosen = build(AdviseOptions, options)
-    advice = answer(chosen.question(), Bench(chosen.jobs, prompts=chosen.num_prompts))
-    advice.drawn_by = advice_figure
-    return advice
-
-
-def draft_table(**options: Any) -> DraftTable:
-    """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Prints as a table."""
-    from pdvsim.cli.draft_table import DraftTableOptions
-    from pdvsim.common.options import build
-    from pdvsim.decide.draft_lengths import find_table
-    from pdvsim.decide.runs import Bench
-
-    chosen = build(DraftTableOptions, options)
-    return find_table(chosen.question(), Bench(chosen.jobs))
-
-
-def winner_map(**options: Any) -> WinnerMap:
-    """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table."""
-    from pdvsim.cli.map import MapOptions
-    from pdvsim.common.options import build
-    from pdvsim.decide.figures import map_figure
-    from pdvsim.decide.runs import Bench
-    from pdvsim.decide.winners import draw_map
-
-    chosen = build(MapOptions, options)
-    winners = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None, prompts=chosen.num_prompts))
-    winners.drawn_by = map_figure
-    return winners
+def __dir__() -> list[str]:
+    return __all__

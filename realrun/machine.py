@@ -46,6 +46,10 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.gpus > 1:
         raise ValueError("realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply")
+    if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
+        raise ValueError(
+            "--kv-offload-gb and --kv-offload-ssd-gb are for pdvsim run: realrun keeps its KV cache on the GPU"
+        )
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
     if server.drafted_by == "suffix":

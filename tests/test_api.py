@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import inspect
 import io
 import subprocess
 import sys
+from pathlib import Path
+from shutil import copy
 
 import numpy as np
 import pandas as pd
 import pytest
+import stubfile
 
 import pdvsim
+from pdvsim.cli.advise import AdviseOptions
+from pdvsim.common.options import options
 
 SMALL = {"dataset_name": "random", "input_len": 32, "output_len": 8, "num_prompts": 6}
 
@@ -104,3 +110,60 @@ def test_a_run_shows_itself() -> None:
         "seed 0."
     )
     assert "<img" not in pdvsim.run(detailed=False, **SMALL)._repr_html_()  # there are no records to draw
+
+
+def test_functions_have_the_options_of_their_commands_as_keywords() -> None:
+    given = inspect.signature(pdvsim.advise).parameters
+    assert set(given) == {*options(AdviseOptions), "model"} | {name for name in given if "prefix" in name}
+    assert given["gpu"].default == "h200"
+    assert all(one.kind is inspect.Parameter.KEYWORD_ONLY for one in given.values())
+    assert "request_rate: Load in requests per second" in (inspect.getdoc(pdvsim.advise) or "")
+    assert dir(pdvsim) == sorted(pdvsim.__all__)
+
+
+def test_the_stub_is_what_the_options_say() -> None:
+    written = stubfile.FILE.read_text(encoding="utf-8")
+    assert written == stubfile.text(), "write it again: python tests/stubfile.py"
+
+
+def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
+    """With the stub mypy passes a user's script, and finds a wrong name and a wrong type."""
+    package, script = tmp_path / "pdvsim", tmp_path / "mine.py"
+    package.mkdir()
+    copy(stubfile.FILE, package)
+    script.write_text(
+        "import pdvsim\n"
+        "pdvsim.run(arch='pdv', request_rate=8, goodput=['ttft:500'])\n"
+        "pdvsim.advise(model='llama-3.1-8b', request_rate=8, drafter='eagle3')\n"
+        "pdvsim.run(request_rat=8)\n"
+        "pdvsim.run(num_prompts='many')\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--cache-dir", str(tmp_path / "cache")]
+    checked = subprocess.run([*command, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
+    found = [
+        line.split(":")[1] for line in checked.stdout.splitlines() if line.startswith("mine.py") and "error" in line
+    ]
+    assert found == ["4", "5"], checked.stdout
+
+
+def test_an_experiment_prints_as_the_keywords_that_run_it() -> None:
+    run = pdvsim.run(arch="pd", request_rate=8, num_speculative_tokens=2, gpu="h100-sxm", **SMALL)
+    again = eval(f"pdvsim.run({run.result.experiment})")
+    assert again.result.experiment == run.result.experiment
+    assert "\n" not in str(run.result.experiment)
+
+
+def test_a_keyword_without_effect_is_refused() -> None:
+    with pytest.raises(ValueError, match="--acceptances needs --y acceptance"):
+        pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], acceptances=[0.5])
+
+
+def test_a_trace_describes_itself(tmp_path: Path) -> None:
+    path = tmp_path / "requests.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},{100 + at},20\n" for at in range(50)))
+    trace = pdvsim.traffic(path)
+    assert trace.summary()["requests"] == 50
+    assert repr(trace).startswith("requests.csv: 50 requests\nover 49 s: 1 req/s on average")
+    assert len(trace.plot().axes) == 4
+    with pytest.raises(ValueError, match="unknown option column; did you mean columns"):
+        pdvsim.traffic(path, column="prompt=x")

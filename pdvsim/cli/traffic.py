@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from pdvsim.common.arguments import parse
 from pdvsim.common.files import in_place
 from pdvsim.common.options import Placed
 from pdvsim.view.figure import DPI
 
+if TYPE_CHECKING:
+    from pdvsim.view.traffic import TraceAccount
+
 
 @dataclass(frozen=True)
-class TrafficCommand:
-    """Summarise and plot a trace: rates over time, burstiness, lengths, acceptance and sessions."""
+class TrafficOptions:
+    """A trace, and how to read it."""
 
     file: Placed[str]
     """CSV or JSONL of requests: your own, or an Azure, BurstGPT or Mooncake trace."""
@@ -25,6 +29,28 @@ class TrafficCommand:
     text)."""
     tokenizer: str | None = None
     """Folder of a local Hugging Face tokenizer, for a file that holds prompts as text."""
+
+    @cached_property
+    def kind(self) -> str:
+        """The kind of the trace."""
+        from pdvsim.sim.workload.own import kind_of
+
+        return self.dataset_name or ("custom" if self.columns else kind_of(self.file))
+
+    def account(self) -> TraceAccount:
+        """The trace and its statistics."""
+        from pdvsim.sim.workload.own import read_requests
+        from pdvsim.view.traffic import TraceAccount
+
+        trace = read_requests(self.kind, self.file, self.tokenizer, self.columns)
+        return TraceAccount.of(Path(self.file).name, trace)
+
+
+@dataclass(frozen=True)
+class TrafficCommand:
+    """Summarise and plot a trace: rates over time, burstiness, lengths, acceptance and sessions."""
+
+    given: TrafficOptions
     output: str | None = None
     """Also plot it to this file (PNG or SVG)."""
     overwrite: bool = False
@@ -37,31 +63,25 @@ def main(argv: list[str]) -> int:
     """Run the command; returns the exit code."""
     args = parse(TrafficCommand, argv, "pdvsim traffic")
 
-    from pdvsim.sim.workload.own import kind_of, read_requests
     from pdvsim.study.output import check_file, dumps, picture, save
-    from pdvsim.study.traffic import account
-    from pdvsim.view.traffic import traffic_figure, traffic_text
 
-    path = Path(args.output) if args.output else None
+    path, given = Path(args.output) if args.output else None, args.given
     if path is not None:
         check_file(path)
         if path.exists() and not args.overwrite and not in_place(path):
             raise ValueError(f"{path} exists already; use --overwrite to replace it")
-    kind = args.dataset_name or ("custom" if args.columns else kind_of(args.file))
-    trace = read_requests(kind, args.file, args.tokenizer, args.columns)
-    statistics = account(Path(args.file).name, trace)
+    statistics = given.account()
+    notes = statistics.trace.notes
     if args.json:
-        print(dumps({"file": args.file, "dataset_name": kind, "notes": trace.notes, **statistics.summary()}))
+        print(dumps({"file": given.file, "dataset_name": given.kind, "notes": notes, **statistics.summary()}))
     else:
-        for note in trace.notes:
-            print(note)
-        print(traffic_text(statistics))
-        named = f"--dataset-name {kind} --dataset-path {args.file}"
-        named += f" --columns {','.join(args.columns)}" if args.columns else ""
+        print("\n".join([*notes, str(statistics)]))
+        named = f"--dataset-name {given.kind} --dataset-path {given.file}"
+        named += f" --columns {','.join(given.columns)}" if given.columns else ""
         if statistics.window_s:
             print(f"replay it: pdvsim run {named} --use-trace-timestamps")
             rate, shape = statistics.summary()["request_rate"], statistics.summary()["burstiness"]
             print(f"use its lengths at any rate: pdvsim run {named} --request-rate {rate:.3g} --burstiness {shape:.2g}")
     if path is not None:
-        return save({path: picture(traffic_figure(statistics), path, DPI)})
+        return save({path: picture(statistics.plot(), path, DPI)})
     return 0

@@ -13,8 +13,8 @@ from functools import cache, partial
 from shutil import get_terminal_size
 from typing import Any, NoReturn, TypeVar
 
-from pdvsim.common.options import Option, build, by_name, converted, groups_of, hints_of, options
-from pdvsim.common.spelling import OTHER_SPELLINGS, nearest
+from pdvsim.common.options import Option, build, by_name, converted, groups_of, hints_of, options, other_spellings
+from pdvsim.common.spelling import nearest
 from pdvsim.sim.limits import INTERNAL
 from pdvsim.sim.policies import file_of
 from pdvsim.sim.reading import read_toml, said
@@ -91,10 +91,9 @@ def _parser(command: type) -> _Parser:
             parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
         else:
             parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
-    for other, name in OTHER_SPELLINGS.items():
-        if name in options(command) and other not in options(command):
-            many = "+" if options(command)[name].is_list else None
-            parser.add_argument(f"--{other.replace('_', '-')}", dest=other, nargs=many)
+    for other, name in other_spellings(command):
+        many = "+" if options(command)[name].is_list else None
+        parser.add_argument(f"--{other.replace('_', '-')}", dest=other, nargs=many)
     return parser
 
 
@@ -139,7 +138,7 @@ def _help(command: type, prog: str, everything: bool) -> str:
     for title, group in groups.items():
         section = parser.add_argument_group(title)
         for option in group:
-            text = _described(option).replace("%", "%%")
+            text = described(option).replace("%", "%%")
             if option.placed:
                 section.add_argument(option.name, metavar=option.name.upper(), help=text)
             elif option.one is bool:  # the form that changes the default
@@ -168,7 +167,7 @@ def _takes(option: Option) -> str:
     return {int: "N", float: "X"}.get(option.one, "TEXT") + (" ..." if option.paths else ",..." * option.is_list)
 
 
-def _described(option: Option) -> str:
+def described(option: Option) -> str:
     """Its text with the default, unless the text states it."""
     value, text = option.default, option.text
     if "default" in text or value in (MISSING, None, ()) or isinstance(value, bool):

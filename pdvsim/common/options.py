@@ -158,6 +158,12 @@ def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> d
     return spelt
 
 
+def other_spellings(command: type) -> list[tuple[str, str]]:
+    """Other names of options of a command, each with the name that it has here."""
+    known = options(command)
+    return [(other, name) for other, name in OTHER_SPELLINGS.items() if name in known and other not in known]
+
+
 def _filled(command: type[T], values: Mapping[str, Any]) -> T:
     """Assign each value to the field of its name, outer fields first; what is redefined also to its group."""
     kind: type = command

@@ -147,14 +147,15 @@ class Capacities(Answer):
             rows = self._of(arch)
             if not rows:
                 continue
-            numbers = ["rate", "output_tokens_per_s", "usd_per_million_output_tokens", "attainment"]
+            numbers = ["output_tokens_per_s", "usd_per_million_output_tokens", "attainment"]
             numbers += ["usd_per_conversation"] if self.plan.base.traffic.converses else []
             settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
             entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
-            entry |= {name: interval(row[name] for row in rows) for name in numbers}
-            below, rate = interval(row["may_hold"] for row in rows).mean, entry["rate"]
+            rates, below = [row["rate"] for row in rows], interval(row["may_hold"] for row in rows).mean
+            rate = interval(rates, grid=self.plan.tolerance * sum(rates) / len(rates))
             # at least as wide as from the rate to the upper limit of the capacity; nan, from one replication, stays
             entry["rate"] = replace(rate, half_width=max(rate.half_width, below - rate.mean))
+            entry |= {name: interval(row[name] for row in rows) for name in numbers}
             entry["held_in"] = sum(row["rate"] > 0 for row in rows)
             entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
             entries.append(entry)

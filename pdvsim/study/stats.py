@@ -33,11 +33,14 @@ class Interval:
     n: int
 
 
-def interval(values: Iterable[float], confidence: float = CONFIDENCE, within: Iterable[float] = ()) -> Interval:
+def interval(
+    values: Iterable[float], confidence: float = CONFIDENCE, within: Iterable[float] = (), grid: float = 0.0
+) -> Interval:
     """Student t interval of the mean over replications. Replications without a value are ignored.
 
     `within` are the standard errors of the values, each from its own run. They are the least deviation between runs,
-    unless all runs have the same value, which is then not random.
+    unless all runs have the same value, which is then not random. Values that were rounded to multiples of `grid`
+    deviate by at least what rounding hides, grid / sqrt(12), even if they agree.
     """
     import numpy as np
 
@@ -55,6 +58,7 @@ def interval(values: Iterable[float], confidence: float = CONFIDENCE, within: It
     deviation = float(sample.std(ddof=1))
     if len(inside) and deviation > SAME * abs(float(sample.mean())):
         deviation = max(deviation, math.sqrt(np.square(inside).mean()))
+    deviation = max(deviation, grid / math.sqrt(12))
     half_width = quantile * deviation / math.sqrt(len(sample))
     return Interval(float(sample.mean()), half_width, len(sample))
 

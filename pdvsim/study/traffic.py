@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,6 +37,18 @@ class Account:
     trace: Trace
     window_s: float  # of the counts; 0 without arrival times
     counts: NDArray[np.int64]  # of requests in each window
+
+    @classmethod
+    def of(cls, name: str, trace: Trace) -> Self:
+        """The account of a trace."""
+        duration_s = float(np.ptp(trace.arrival_s))
+        if not trace.timed or not duration_s:
+            return cls(name, trace, 0.0, np.zeros(0, dtype=np.int64))
+        windows = max(1, min(MOST_WINDOWS, len(trace.lengths) // LEAST_REQUESTS_PER_WINDOW))
+        window_s = min((step for step in STEPS_S if step * windows >= duration_s), default=duration_s / windows)
+        at = ((trace.arrival_s - trace.arrival_s.min()) / window_s).astype(np.int64)
+        whole_windows = max(1, int(duration_s / window_s))  # without the last, which is incomplete
+        return cls(name, trace, window_s, np.bincount(at, minlength=whole_windows)[:whole_windows])
 
     @property
     def gaps_s(self) -> NDArray[np.float64]:
@@ -83,18 +95,6 @@ class Account:
             "gap_variation": variation,
             "burstiness": 1 / variation**2 if variation > 0 else math.inf,
         } | ({"index_of_dispersion": float(self.counts.var(ddof=1) / mean)} if len(self.counts) > 1 else {})
-
-
-def account(name: str, trace: Trace) -> Account:
-    """An account of a trace."""
-    duration_s = float(np.ptp(trace.arrival_s))
-    if not trace.timed or not duration_s:
-        return Account(name, trace, 0.0, np.zeros(0, dtype=np.int64))
-    windows = max(1, min(MOST_WINDOWS, len(trace.lengths) // LEAST_REQUESTS_PER_WINDOW))
-    window_s = min((step for step in STEPS_S if step * windows >= duration_s), default=duration_s / windows)
-    at = ((trace.arrival_s - trace.arrival_s.min()) / window_s).astype(np.int64)
-    whole_windows = max(1, int(duration_s / window_s))  # without the last, which is incomplete
-    return Account(name, trace, window_s, np.bincount(at, minlength=whole_windows)[:whole_windows])
 
 
 def repeated_share(trace: Trace) -> float:

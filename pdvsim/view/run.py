@@ -6,6 +6,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.common.version import __version__
+from pdvsim.study.sweep import flatten
+
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
@@ -62,7 +65,6 @@ class Run:
     @property
     def values(self) -> dict[str, Any]:
         """The metrics as one flat level, with the setting, as the tables print them."""
-        from pdvsim.study.sweep import flatten
         from pdvsim.view.setting import acceptance_source, is_assumed
 
         experiment = self.result.experiment
@@ -95,7 +97,6 @@ class Run:
 
     def page(self) -> str:
         """The run as one HTML page: plot, table and provenance."""
-        from pdvsim.common.version import __version__
         from pdvsim.study.output import settings
         from pdvsim.view.report.sheet import Sheet
 

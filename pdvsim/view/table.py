@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -69,6 +70,14 @@ PREFIXES = (
     ("Mean cached tokens of a request:", "mean_num_cached_tokens", 2),
     ("Mean TTFT of hits (ms):", "mean_ttft_hit_ms", 2),
     ("Mean TTFT of misses (ms):", "mean_ttft_miss_ms", 2),
+    ("Cached tokens on the GPU:", "kv_gpu_hit_tokens", 0),
+    ("Cached tokens fetched from host:", "kv_host_hit_tokens", 0),
+    ("Cached tokens fetched from SSD:", "kv_ssd_hit_tokens", 0),
+    ("On host, but faster to prefill:", "kv_host_slower_tokens", 0),
+    ("On SSD, but faster to prefill:", "kv_ssd_slower_tokens", 0),
+    ("Prefill of 1,000 tokens (ms):", "kv_prefill_ms", 2),
+    ("Fetch of 1,000 from host (ms):", "kv_host_fetch_ms", 2),
+    ("Fetch of 1,000 from SSD (ms):", "kv_ssd_fetch_ms", 2),
     ("Evicted blocks:", "prefix_cache_evictions", 0),
     ("Peak KV tokens:", "kv_peak_tokens", 0),
     ("Peak shared KV tokens:", "kv_peak_shared_tokens", 0),
@@ -102,6 +111,20 @@ class TextTable:
         body = "".join(line("td", row) for row in self.rows)
         notes = f'<p class="note">{"<br>".join(map(html.escape, self.notes))}</p>' if self.notes else ""
         return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{notes}'
+
+
+def continued(command: str) -> str:
+    """A command within the terminal's width, its lines joined by backslashes: flags stay with their values."""
+    words, lines = shlex.split(command), [""]
+    if len(command) <= _width() or shlex.join(words) != command:  # the second: more than words and quotes
+        return command
+    for at, word in enumerate(words):
+        flag = word.startswith("-") and at + 1 < len(words) and not words[at + 1].startswith("-")
+        room = len(shlex.quote(word)) + (1 + len(shlex.quote(words[at + 1])) if flag else 0)
+        if lines[-1].strip() and len(lines[-1]) + 1 + room > _width() - len(" \\"):
+            lines.append("   ")
+        lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n".join([lines[0].lstrip(), *lines[1:]])
 
 
 def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.0,)) -> str:

@@ -19,8 +19,18 @@ COLOUR, BESIDE = "#7f9ae5", "0.15"
 BINS = 40
 
 
-def traffic_text(account: Account) -> str:
-    """The summary as text."""
+class TraceAccount(Account):
+    """A trace and its statistics, which print as text."""
+
+    def __repr__(self) -> str:
+        return _text(self)
+
+    def plot(self) -> Figure:
+        """Rates over time and gaps, if there are arrival times; lengths."""
+        return _figure(self)
+
+
+def _text(account: Account) -> str:
     summary = account.summary()
     lines = [f"{account.name}: {summary['requests']:,} requests"]
     if account.window_s:
@@ -64,8 +74,7 @@ def _arrival_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def traffic_figure(account: Account) -> Figure:
-    """Rates over time and gaps, if there are arrival times; lengths."""
+def _figure(account: Account) -> Figure:
     summary, timed = account.summary(), bool(account.window_s)
     rate = f", {summary['request_rate']:.3g} req/s, burstiness {summary['burstiness']:.2g}" if timed else ""
     caption = f"{account.name}: {summary['requests']:,} requests{rate}. Prompt and output in tokens."

@@ -59,11 +59,12 @@ def rate_length(
 ) -> Length:
     """Length at a request rate, if requests are in service for `service_s` on average.
 
-    `transient_s` is the start that a run showed; at least `least` requests are measured.
+    `transient_s` is the start that a run showed; as much is measured after it, because a load that settles slowly also
+    changes slowly. At least `least` requests are measured.
     """
     rate = traffic.request_rate
     lasts_s = turns * service_s + (turns - 1) * traffic.think_time_s
-    measured_s = max(REQUESTS_LONG * service_s, TALKS_LONG * lasts_s if turns > 1 else 0.0)
+    measured_s = max(REQUESTS_LONG * service_s, TALKS_LONG * lasts_s if turns > 1 else 0.0, transient_s)
     start = max(rate * max(FILL * lasts_s, transient_s), first_uses(traffic))
     return Length(math.ceil(start), max(least, math.ceil(rate * measured_s)))
 

@@ -20,7 +20,7 @@ from pdvsim.sim.workload.columns import NAMES
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.own import kind_of, read_own, read_requests
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.study.traffic import account
+from pdvsim.study.traffic import Account
 
 ROWS = [(0.5, 10, 3, 0.9, "a"), (0.0, 20, 4, 0.1, "b"), (2.0, 30, 5, 0.5, "a")]
 HEADER = ("arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session")
@@ -311,10 +311,10 @@ def test_burstiness_is_that_of_the_gaps(tmp_path: Path) -> None:
     for shape in (0.3, 1.0, 4.0):
         made = [np.cumsum(rng.gamma(shape, 1 / (shape * 5.0), 20_000)) for _ in range(30)]
         lengths = np.full((20_000, 2), 10)
-        summaries = [account("made", Trace(times, lengths)).summary() for times in made]
+        summaries = [Account.of("made", Trace(times, lengths)).summary() for times in made]
         for name, expected in (("burstiness", shape), ("request_rate", 5.0), ("index_of_dispersion", 1 / shape)):
             assert np.mean([one[name] for one in summaries]) == pytest.approx(expected, rel=0.1), name
-    even = account("even", read_own(csv_file(tmp_path, HEADER[:3], [(i, 10, 20) for i in range(100)]))).summary()
+    even = Account.of("even", read_own(csv_file(tmp_path, HEADER[:3], [(i, 10, 20) for i in range(100)]))).summary()
     assert even["gap_variation"] == 0
     assert even["peak_rate"] == pytest.approx(1.0)
     assert "length_correlation" not in even

@@ -71,6 +71,7 @@ def test_at_a_rate_think_times_count_and_more_load_takes_more_requests() -> None
     assert twice == tuple(2 * n for n in rate_length(traffic, 10.0, 2.0))
     assert rate_length(Traffic(request_rate=1.0), 1.0, 0.5) == (1, LEAST)
     assert rate_length(Traffic(request_rate=1.0), 1.0, 0.5, transient_s=70.0).start == 70
+    assert rate_length(Traffic(request_rate=9.0), 1.0, 0.5, transient_s=70.0) == (630, 630)
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,21 @@ def test_two_hundred_intervals_of_a_tail_cover_it(
     assert 0.93 * count <= covered[True]
 
 
+@pytest.mark.parametrize("scatter", [0.1, 0.3, 1.0])
+def test_intervals_of_rounded_values_cover_what_was_rounded(scatter: float) -> None:
+    """Two values rounded down to a grid, as rates held are, often agree; what was rounded may be anywhere between."""
+    rng = np.random.default_rng(11)
+    covered = {0.0: 0, 1.0: 0}
+    for _ in range(400):
+        truth = rng.uniform(0, 1)
+        values = np.floor(rng.normal(truth, scatter, 2)).tolist()
+        for grid in covered:
+            covering = interval(values, grid=grid)
+            covered[grid] += abs(covering.mean + 0.5 - truth) <= covering.half_width
+    assert covered[0.0] < 0.8 * 400
+    assert covered[1.0] >= 0.93 * 400
+
+
 def test_runs_of_a_server_are_covered_by_three_each() -> None:
     """Poisson arrivals: every percentile, in intervals over random threes of 800 runs; 62% of medians of ITL before."""
     traffic = Traffic("random", num_prompts=24, input_len=128, output_len=10, random_range_ratio=0.5, request_rate=60.0)
