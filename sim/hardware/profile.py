@@ -99,8 +99,7 @@ class ContentionFit:
     hold_layer_s: float = 0.0
     hold_compute: float = 0.0
     crowd_hold: float = 1.0  # where three or more run they find more room: times so much
-    # A launch of a dense model that multiplies in 8 bits occupies less: times so much. Mixtures in 8 bits were not
-    # measured next to other launches.
+    # A launch of a dense model that multiplies in 8 bits occupies less: times so much.
     hold_8bit: float = 1.0
 
 
@@ -283,6 +282,8 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     said = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
     if any(spec.has_few_bits for spec in missing.values()):
         said += "; weights of 4 bits by their bytes alone, with an error of at least the range"
+    if any(spec.state or spec.sparse for spec in missing.values()):
+        said += "; states and sparse attention by their bytes and arithmetic, assumed"
     return replace(
         profile,
         foundation=profile.foundation + said,
