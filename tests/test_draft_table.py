@@ -341,13 +341,6 @@ def test_an_interrupt_keeps_the_table(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "interrupted" in captured.err
 
 
-def test_an_option_that_the_table_chooses_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown option controller"):
-        pdvsim.draft_table(controller="goodput")
-    with pytest.raises(ValueError, match="unknown option request_rate"):
-        pdvsim.draft_table(request_rate=8.0)
-
-
 def test_it_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.jsonl"
     trace.write_text("[2, 2, 2]\n", encoding="utf-8")

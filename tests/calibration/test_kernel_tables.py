@@ -118,18 +118,3 @@ def test_the_command_writes_a_profile(systems: Path, tmp_path: Path, capsys: pyt
     assert main([*args, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["about"]["engine"] == "vllm"
     assert path.read_bytes() == as_bytes(pack(systems, "vllm", gpu("a100-80gb")))
-
-
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--engine", "vllm"], "--engine needs --from-kernels"),
-        (["--from-kernels", "."], "needs --engine"),
-        (["--from-kernels", ".", "--engine", "vllm", "--gpu", "l4", "-o", "x.npz"], "kernel tables are known of"),
-        (["--from-kernels", ".", "--engine", "vllm", "--gpu", "h200", "-o", "x.json"], "must end in .npz"),
-        (["--from-kernels", ".", "--engine", "vllm", "--gpu", "h200", "-o", "x.npz"], "no folder data/h200_sxm"),
-    ],
-)
-def test_refusals(args: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        main(args)

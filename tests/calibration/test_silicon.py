@@ -124,19 +124,6 @@ def test_the_command_reports_the_errors_of_its_rows(capsys: pytest.CaptureFixtur
     assert np.all(np.isfinite(errors))
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["--rows", "3"], "--rows can be used only with --silicon"),
-        (["--kind", "plain"], "--kind can be used only with --silicon"),
-        (["--silicon", "all", "--write"], "--silicon can be combined only"),
-    ],
-)
-def test_refusals(args: list[str], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        main(args)
-
-
 def test_servers_with_prefill_apart_have_their_gpus_and_not_dynamos_version() -> None:
     """Workers of both sides, each with its own ranks and shards; of the rows whose layout can be simulated."""
     rows = [row for row in read_rows() if row.prefill is not None and row.workers and row.prefill.workers][::40]

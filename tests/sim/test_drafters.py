@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import pdvsim
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
@@ -93,21 +92,6 @@ def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
     assert named.pair == "mtp-llama-3.1-8b:llama-3.1-8b"
     again = replace(Server("a:b", drafter="eagle3"), pair="c:d")
     assert again.pair == "eagle3-d:d"
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"pair": "ngram:llama-2-7b", "drafter": "model"}, "--drafter model needs a draft model"),
-        ({"pair": "eagle3-llama-2-7b:llama-3.1-8b"}, "is not the head of llama-3.1-8b"),
-        ({"drafter": "eagle3", "arch": "pdv-ahead"}, "does not support --drafter eagle3"),
-        ({"drafter": "eagle3", "place": ("prefill=1", "verify=1")}, "on one GPU"),
-        ({"drafter": "none", "num_speculative_tokens": 5}, "--num-speculative-tokens has no effect here"),
-    ],
-)
-def test_what_a_drafter_cannot_do_is_refused(options: dict[str, object], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
-        pdvsim.run(num_prompts=2, **options)  # type: ignore[arg-type]
 
 
 def test_a_heads_own_configuration_is_not_taken_for_a_model() -> None:

@@ -44,11 +44,6 @@ def test_an_option_that_does_nothing_is_refused(flags: str, refused: Callable[..
     assert any(flag in said for flag in flags.split() if flag.startswith("--"))
 
 
-def test_a_length_of_another_data_set_is_refused() -> None:
-    with pytest.raises(ValueError, match="--random-range-ratio has no effect here: it needs --dataset-name random"):
-        pdvsim.run(num_prompts=2, random_range_ratio=0.2)
-
-
 def changed(need: Any, experiment: Experiment) -> Experiment:
     """The experiment with an option at another value."""
     values: dict[str, Any] = {
