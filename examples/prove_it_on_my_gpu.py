@@ -9,6 +9,8 @@ loads and settings apply to your GPU. If not, measure it: pdvsim profile, then p
 
 import sys
 
+import torch
+
 import pdvsim
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
@@ -29,4 +31,7 @@ def main(tiny: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(tiny="tiny" in sys.argv[1:])
+    tiny = "tiny" in sys.argv[1:]
+    if not tiny and not torch.cuda.is_available():
+        sys.exit("no CUDA device here; to try the script: python prove_it_on_my_gpu.py tiny")
+    main(tiny)

@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 from pdvsim.sim.core import LOOKED_UP, Pair, Placement
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
@@ -107,6 +107,20 @@ class Experiment:
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
+
+    def __str__(self) -> str:
+        """What differs from the defaults, in one line: the keywords of `pdvsim.run`."""
+        groups = (self.traffic, self.acceptance, self.server, self.hardware, self.host, self.scoring)
+        changed = [
+            f"{name}={getattr(group, name)!r}"
+            for group in groups
+            for name, hint in get_type_hints(type(group), include_extras=True).items()
+            if getattr(group, name) != getattr(type(group), name) and INTERNAL not in getattr(hint, "__metadata__", ())
+        ]
+        return ", ".join([f"arch={self.arch!r}", *changed])
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(str(self))  # as a notebook shows it
 
     @property
     def base_arch(self) -> Arch:

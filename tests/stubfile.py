@@ -1,6 +1,6 @@
 """The signatures of the Python API as `pdvsim/__init__.pyi`, for editors and type checkers.
 
-    python tests/stubfile.py    # writes it
+python tests/stubfile.py    # writes it
 """
 
 from __future__ import annotations

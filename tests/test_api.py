@@ -146,6 +146,18 @@ def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
     assert found == ["4", "5"], checked.stdout
 
 
+def test_an_experiment_prints_as_the_keywords_that_run_it() -> None:
+    run = pdvsim.run(arch="pd", request_rate=8, num_speculative_tokens=2, gpu="h100-sxm", **SMALL)
+    again = eval(f"pdvsim.run({run.result.experiment})")
+    assert again.result.experiment == run.result.experiment
+    assert "\n" not in str(run.result.experiment)
+
+
+def test_a_keyword_without_effect_is_refused() -> None:
+    with pytest.raises(ValueError, match="--acceptances needs --y acceptance"):
+        pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], acceptances=[0.5])
+
+
 def test_a_trace_describes_itself(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},{100 + at},20\n" for at in range(50)))

@@ -254,7 +254,7 @@ def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:
 
 def test_the_text_has_every_block() -> None:
     blocks = deployment(COLOCATED)
-    text = str(Deployment(blocks))
+    text = str(Deployment(blocks)).replace(" \\\n   ", "")
     for block in blocks:
         assert f"{block.label}:\n{block.text}" in text
         assert all(f"- {note}" in text for note in block.notes)

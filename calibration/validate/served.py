@@ -88,7 +88,10 @@ def read_runs(path: str | Path, planned: bool = False, own_policies: bool = Fals
         runs = []
         for line in read_text(path, MAX_DATA_BYTES).splitlines():
             number += 1
-            runs.append(_read(parse_json(line), Path(path).parent, planned, own_policies))
+            entry = parse_json(line)
+            if isinstance(entry, dict) and "request_throughput" in entry and "command" not in entry:
+                raise ValueError(f"it is a benchmark's result, for --bench {path} --model NAME")
+            runs.append(_read(entry, Path(path).parent, planned, own_policies))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         where = f", line {number}" if number else ""
         raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None

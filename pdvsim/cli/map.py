@@ -28,6 +28,7 @@ from pdvsim.view.forest import forest_figure
 from pdvsim.view.setting import points_line
 
 LOADS = (1, 4, 16, 64)
+ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
 TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
 
 
@@ -41,8 +42,8 @@ class MapOptions(ChoiceOptions):
     """Loads as concurrent requests (closed loop); default without --request-rate: 1,4,16,64."""
     request_rate: tuple[RequestRate, ...] = ()
     """Loads in requests per second; default for a trace: around its rate."""
-    acceptances: tuple[Share, ...] = (0.1, 0.3, 0.5, 0.7, 0.9)
-    """Acceptance rates for --y acceptance."""
+    acceptances: tuple[Share, ...] = ()
+    """Acceptance rates for --y acceptance; default: 0.1,0.3,0.5,0.7,0.9."""
     pairs: tuple[str, ...] = ()
     """Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes."""
     pair_acceptance: tuple[Share, ...] = ()
@@ -77,7 +78,9 @@ class MapOptions(ChoiceOptions):
         """The map these options describe; a ValueError names what is wrong."""
         rates = self.rates()
         loads = self.concurrency or (() if rates else LOADS)
-        places: tuple[Place, ...] = self.acceptances
+        places: tuple[Place, ...] = self.acceptances or ACCEPTANCES
+        if self.acceptances and self.y != "acceptance":
+            raise ValueError("--acceptances needs --y acceptance")
         if self.y == "size":
             names = sorted(map(pair_name, self.pairs), key=size_ratio)
             places = tuple(names)

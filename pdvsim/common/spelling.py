@@ -41,6 +41,7 @@ MISSING_OPTIONS = {
         ("enable_expert_parallel", "expert_parallel_size", "ep", "ep_size", "moe_ep_size"),
         "expert parallelism is not modelled; --tensor-parallel-size divides every expert",
     ),
+    "gpus": "--replicas copies the server, --tensor-parallel-size divides the model; pdvsim advise --gpus chooses",
     "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",
     "overwrite": "results are never overwritten: name another folder with -o, or continue with --resume",
     "force": "results are never overwritten: name another folder with -o, or continue with --resume",

@@ -419,6 +419,7 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
     units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
     order = list(dict.fromkeys((held.best, *held.behind, *named)))
+    shared = [one for one in settings_text(best) if all(one in settings_text(other) for other in advice.finals)]
     for name in sorted(order, key=lambda name: ask.hourly(named[name])) if ask.by_cost else order:
         candidate, values = named[name], held.values.get(name)
         state = ""
@@ -432,10 +433,13 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
         chosen = ("recommended" if advice.met else "closest") if candidate == best else ""
         costs = [f"{ask.hourly(candidate):.3g}", positive(advice.per_million(candidate), 3)] if advice.priced else []
         costs += [positive(advice.per_conversation(candidate), 3, 1000)] if advice.priced and len(units) > 2 else []
-        row = {"finalist": ask.described(candidate), NAMES[goal.objective]: positive(values)}
+        own = [setting for setting in settings_text(candidate) if setting not in shared]
+        row = {"finalist": ", ".join([name, *own]), NAMES[goal.objective]: positive(values)}
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
     lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
+    if shared:
+        lines.append(f"All with {', '.join(shared)}.")
     if advice.refused:
         lines.append(_refused(advice.refused))
     if ask.by_cost and advice.met:

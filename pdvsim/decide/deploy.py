@@ -28,6 +28,7 @@ from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.workload.suffix import SuffixOptions
 from pdvsim.view.report.sheet import command_html
+from pdvsim.view.table import continued
 
 VLLM = "0.27.1"  # releases that the flags were checked against
 SGLANG = "0.5.18"
@@ -104,7 +105,7 @@ class Deployment:
     def __str__(self) -> str:
         parts = []
         for block in self.blocks:
-            body = [block.text] if block.text else []
+            body = [continued(line) for line in block.text.splitlines()]
             parts.append("\n".join([f"{block.label}:", *body, *(f"- {note}" for note in block.notes)]))
         return "\n\n".join(parts)
 

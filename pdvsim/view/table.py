@@ -9,6 +9,7 @@ from __future__ import annotations
 import html
 import math
 import re
+import shlex
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,20 @@ class TextTable:
         body = "".join(line("td", row) for row in self.rows)
         notes = f'<p class="note">{"<br>".join(map(html.escape, self.notes))}</p>' if self.notes else ""
         return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{notes}'
+
+
+def continued(command: str) -> str:
+    """A command within the terminal's width, its lines joined by backslashes: flags stay with their values."""
+    words, lines = shlex.split(command), [""]
+    if len(command) <= _width() or shlex.join(words) != command:  # the second: more than words and quotes
+        return command
+    for at, word in enumerate(words):
+        flag = word.startswith("-") and at + 1 < len(words) and not words[at + 1].startswith("-")
+        room = len(shlex.quote(word)) + (1 + len(shlex.quote(words[at + 1])) if flag else 0)
+        if lines[-1].strip() and len(lines[-1]) + 1 + room > _width() - len(" \\"):
+            lines.append("   ")
+        lines[-1] += f" {shlex.quote(word)}"
+    return " \\\n".join([lines[0].lstrip(), *lines[1:]])
 
 
 def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.0,)) -> str:

@@ -61,7 +61,7 @@ def test_two_hundred_intervals_of_a_tail_cover_it(
 
 @pytest.mark.parametrize("scatter", [0.1, 0.3, 1.0])
 def test_intervals_of_rounded_values_cover_what_was_rounded(scatter: float) -> None:
-    """Two values rounded down to a grid, as rates held are, often agree; the interval reaches from below to the next."""
+    """Two values rounded down to a grid, as rates held are, often agree; what was rounded may be anywhere between."""
     rng = np.random.default_rng(11)
     covered = {0.0: 0, 1.0: 0}
     for _ in range(400):
@@ -71,7 +71,7 @@ def test_intervals_of_rounded_values_cover_what_was_rounded(scatter: float) -> N
             covering = interval(values, grid=grid)
             covered[grid] += abs(covering.mean + 0.5 - truth) <= covering.half_width
     assert covered[0.0] < 0.8 * 400
-    assert 0.93 * 400 <= covered[1.0]
+    assert covered[1.0] >= 0.93 * 400
 
 
 def test_runs_of_a_server_are_covered_by_three_each() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pandas as pd
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -10,7 +12,7 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.view.points import sweep_table
 from pdvsim.view.style import number_text
-from pdvsim.view.table import DETAIL, TextTable, fitted_table
+from pdvsim.view.table import DETAIL, TextTable, continued, fitted_table
 
 WORDS = st.lists(st.text("abcdef=", min_size=1, max_size=9), min_size=1, max_size=9).map(" ".join)
 FIGURES = st.floats(0, 9999).map(lambda value: f"{value:.2f} ±{value / 9:.2f}")
@@ -105,3 +107,14 @@ def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) ->
 )
 def test_numbers_are_plain(value: float, text: str) -> None:
     assert number_text(value) == text
+
+
+@given(words=st.lists(st.text("abc-{' ", min_size=1, max_size=30), min_size=1, max_size=20))
+def test_a_long_command_is_continued_and_stays_the_same(words: list[str]) -> None:
+    """As a shell joins its lines; only a flag or a word with its value that are too long alone exceed the width."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "60")
+        lines = continued(shlex.join(words)).split(" \\\n")
+    assert shlex.split(" ".join(lines)) == words
+    for line in lines:
+        assert len(line) <= 60 - 2 or len(shlex.split(line)) <= 2 or len(lines) == 1
