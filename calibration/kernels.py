@@ -1,8 +1,8 @@
 """Pack AIConfigurator's kernel tables of one engine on one card into one small file.
 
 The folder is `systems` of the Python package aiconfigurator-core, or of github.com/ai-dynamo/aiconfigurator
-(`aic-core/src/aiconfigurator_core/systems`). The newest version of each table is taken. Expert and data parallelism,
-beams, and windows other than none and 128 tokens are left out.
+(`aic-core/src/aiconfigurator_core/systems`). The newest version of each table is taken. Experts on several GPUs are
+taken whole, those of up to 8 GPUs. Beams, and windows other than none and 128 tokens, are left out.
 """
 
 from __future__ import annotations
@@ -29,7 +29,17 @@ from pdvsim.sim.hardware.kernels import (
     unpacked,
 )
 
-SYSTEMS = {"a100-80gb": "a100_sxm", "h100-sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "l40s": "l40s"}
+SYSTEMS = {
+    "a100-80gb": "a100_sxm",
+    "h100-sxm": "h100_sxm",
+    "h200": "h200_sxm",
+    "b200": "b200_sxm",
+    "b300": "b300_sxm",
+    "gb200": "gb200",
+    "gb300": "gb300",
+    "l40s": "l40s",
+}
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
 LEAST_SIDE = 128  # of a product; narrower ones are routers, which cost a kernel's fixed time
 LEAST_TESTED = 512  # sides of the products that are left out in turn: those of models' layers
 # A kind of products whose fastest takes so many times as long as the fastest of 16 bits was timed waiting for the host:
@@ -39,16 +49,21 @@ MOST_WAIT = 50
 WINDOWS = (0, 128)
 WIDEST_HEAD = 256
 LARGEST_GROUP = 8
+# Exchanges of tokens among ranks, of tokens that take TOPK experts. SGLang's table has a column of the multiprocessors
+# that it uses, of which its default is taken
+TOPK, EXCHANGE_SMS = 8, 20
 LEAST_EXPERTS = 2000  # rows of a table of experts; a later version may hold a single new model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
-# Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on a
-# B200 (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
+# Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on
+# Blackwell (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
 BORROWED: dict[tuple[str, str], dict[str, str]] = {
-    ("trtllm", "b200"): {"fp8_block": "sglang", "w4a8_mxfp4_mxfp8": "sglang"},
-    ("vllm", "b200"): {"w4a8_mxfp4_mxfp8": "sglang"},
+    **{("trtllm", card): {"fp8_block": "sglang", "w4a8_mxfp4_mxfp8": "sglang"} for card in BLACKWELL},
+    **{("vllm", card): {"w4a8_mxfp4_mxfp8": "sglang"} for card in BLACKWELL},
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
+# Groups over several nodes of a rack were timed on the GB300 alone; smaller ones take as long on both
+RACKS = {"gb200": "gb300"}
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -61,7 +76,11 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     arrays |= _products(source.table("gemm", "gemm_perf"))
     arrays |= _decode(source.table("attention", "generation_attention_perf"))
     arrays |= _prefill(source.table("attention", "context_attention_perf"))
-    arrays |= _reduce(source.table("comm", "custom_allreduce_perf"))
+    reduces = source.table("comm", "custom_allreduce_perf")
+    if (like := RACKS.get(gpu.name)) is not None:
+        others = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
+        reduces = pd.concat([reduces, others[others.num_gpus > reduces.num_gpus.max()]])
+    arrays |= _reduce(reduces)
     for op, name, pack_one in (
         ("moe", "moe_perf", _experts),
         ("mla", "generation_mla_perf", _latent_decode),
@@ -70,12 +89,14 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     ):
         if (table := source.optional(op, name)) is not None:
             arrays |= pack_one(table)
+    arrays |= _spread(source) | _exchange(source)
     borrowed = BORROWED.get((engine, gpu.name), {})
     for kind, owner in borrowed.items():
-        others = _experts(_Source(folder, SYSTEMS[gpu.name], owner).table("moe", "moe_perf"))
-        arrays |= {name: values for name, values in others.items() if name.startswith(f"moe/{kind}/")}
+        lender = _Source(folder, SYSTEMS[gpu.name], owner)
+        others = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
+        arrays |= {name: values for name, values in others.items() if name.split("/")[1] == kind}
     about = {
-        "borrowed": borrowed,
+        "borrowed": borrowed | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {}),
         "engine": engine,
         "system": SYSTEMS[gpu.name],
         "versions": source.versions,
@@ -171,15 +192,18 @@ class _Source:
             raise ValueError(f"--from-kernels: no {name} of {self.engine} on {self.system}")
         return table
 
-    def optional(self, op: str, name: str) -> pd.DataFrame | None:
+    def optional(self, op: str, name: str, spread: bool = False, engine: str = "") -> pd.DataFrame | None:
+        """The newest table; of experts, those on one GPU or sharded or, `spread`, whole ones on several GPUs."""
         assert self.root is not None
-        paths = sorted((self.root / self.system / op / self.engine).glob(f"*/{name}.parquet"), key=_version)
+        paths = sorted((self.root / self.system / op / (engine or self.engine)).glob(f"*/{name}.parquet"), key=_version)
         tables = ((path, pd.read_parquet(path)) for path in reversed(paths))
         for path, table in tables:
-            if "moe_ep_size" in table:
+            if "moe_ep_size" in table and spread:
+                table = table[(table.moe_tp_size == 1) & table.moe_ep_size.between(2, LARGEST_GROUP)]
+            elif "moe_ep_size" in table:
                 table = table[(table.moe_ep_size == 1) & (table.moe_tp_size <= LARGEST_GROUP)]
             if len(table) > (LEAST_EXPERTS if op == "moe" else 0):
-                self.versions[op] = path.parent.name
+                self.versions[f"{op} {name}" if op == "comm" else f"{op} spread" if spread else op] = path.parent.name
                 return table
         return None
 
@@ -264,19 +288,65 @@ def _prefill(table: pd.DataFrame) -> Arrays:
     return arrays
 
 
-def _experts(table: pd.DataFrame) -> Arrays:
+def _spread(source: _Source) -> Arrays:
+    """Whole experts on several GPUs."""
+    table = source.optional("moe", "moe_perf", spread=True)
+    return {} if table is None else _experts(table, "moe-ep", ("moe_ep_size",))
+
+
+def _exchange(source: _Source) -> Arrays:
+    """Collectives of NCCL by all values, and DeepEP's dispatch and combine by tokens of a rank."""
+    arrays: Arrays = {}
+    table = source.optional("comm", "nccl_perf", engine="nccl")
+    if table is not None:
+        for operation in ("all_gather", "reduce_scatter"):
+            part = table[(table.op_name == operation) & (table.nccl_dtype == "half")]
+            axes, times = _grid(part, ["num_gpus", "message_size"])
+            found = {"gpus": axes[0], "elements": axes[1], "t": times}
+            arrays |= {f"nccl/{operation}/{name}": values for name, values in found.items()}
+    for mode, part in _deepep(source):
+        axes, times = _grid(part, ["hidden_size", "num_tokens"])
+        found = {"hidden": axes[0], "tokens": axes[1], "t": times}
+        arrays |= {f"deepep/{mode}/{name}": values for name, values in found.items()}
+    return arrays
+
+
+def _deepep(source: _Source) -> Iterator[tuple[str, pd.DataFrame]]:
+    """Its two modes, low latency and high throughput: milliseconds by size of a token and tokens of a rank."""
+    sizes = ["hidden_size", "num_tokens"]
+    if source.engine == "sglang":
+        for mode, name, field in (("ll", "ll", "avg_t_us"), ("ht", "normal", "transmit_us")):
+            table = source.optional("comm", f"wideep_deepep_{name}_perf")
+            if table is not None:
+                table = table[(table.num_topk == TOPK) & (table.node_num == 1)].rename(columns={"num_token": sizes[1]})
+                if "dispatch_sms" in table:
+                    table = table[(table.dispatch_sms == EXCHANGE_SMS) & (table.combine_sms == EXCHANGE_SMS)]
+                yield mode, table.assign(latency=(table[f"dispatch_{field}"] + table[f"combine_{field}"]) * 1e-3)
+        return
+    table = source.optional("comm", "moe_a2a_perf")
+    if table is not None:
+        table = table[(table.topk == TOPK) & table.comm_dtype.isin(("default", "bfloat16")) & (table.node_num == 1)]
+        for mode in ("ll", "ht"):
+            part = table[table.comm_backend.str.endswith(mode)]
+            phases = part.groupby([*sizes, "phase"]).latency.min().unstack()
+            whole = (phases.sum(axis=1, skipna=False) * 1e-3).rename("latency").dropna().reset_index()
+            if len(whole):
+                yield mode, whole
+
+
+def _experts(table: pd.DataFrame, name: str = "moe", more: tuple[str, ...] = ()) -> Arrays:
     arrays: Arrays = {}
     for kind, part in _by(table, "moe_dtype"):
         routing = next(name for name in ROUTING if (part.distribution == name).any())
         part = part[part.distribution == routing]
         part = part.assign(inner=part.inter_size // part.moe_tp_size)
-        columns = ["hidden_size", "inner", "topk", "num_experts"]
+        columns = ["hidden_size", "inner", "topk", "num_experts", *more]
         shapes = part[columns].drop_duplicates().to_numpy()
         codes = {tuple(shape): code for code, shape in enumerate(shapes.tolist())}
         keys = part[columns].itertuples(index=False, name=None)
         axes, times = _grid(part.assign(shape=[codes[key] for key in keys]), ["shape", "num_tokens"])
         found = {"shapes": shapes.astype(np.int32), "tokens": axes[1], "t": times}
-        arrays |= {f"moe/{kind}/{name}": values for name, values in found.items()}
+        arrays |= {f"{name}/{kind}/{part}": values for part, values in found.items()}
     return arrays
 
 

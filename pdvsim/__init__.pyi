@@ -42,15 +42,21 @@ def advise(
     gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
     ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial',
     'max'] = ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float =
-    ..., kv_capacity_tokens: int | None = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None
-    = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., cards: str | PathLike[str] | Sequence[str
-    | PathLike[str]] = ..., link: Literal['nvlink4', 'pcie5', 'pcie4', '400gbe', '100gbe'] = ..., replicas: int = ...,
-    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
-    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
-    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
-    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
-    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
-    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
+    kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
+    | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
+    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
+    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
+    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
+    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
+    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str] | None = ...,
+    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
+    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Advice:
     """What to run for a load, with confidence; keywords are the flags of `pdvsim advise`. Prints as text.
 
@@ -118,15 +124,21 @@ def capacity(
     gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
     ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial',
     'max'] = ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float =
-    ..., kv_capacity_tokens: int | None = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None
-    = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., cards: str | PathLike[str] | Sequence[str
-    | PathLike[str]] = ..., link: Literal['nvlink4', 'pcie5', 'pcie4', '400gbe', '100gbe'] = ..., replicas: int = ...,
-    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
-    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
-    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
-    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
-    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
-    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
+    kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
+    | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
+    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
+    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
+    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
+    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
+    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str] | None = ...,
+    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
+    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Prints as a table.
 
@@ -181,9 +193,15 @@ def draft_table(
     = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic',
     'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ...,
     machine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ...,
-    gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., tensor_parallel_size: int = ...,
-    draft_tensor_parallel_size: int | None = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
-    cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'pcie5', 'pcie4',
+    gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ...,
+    kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ...,
+    draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ...,
+    all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place:
+    str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
+    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
+    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
     '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
     'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
     completion_s: float | None = ..., handoff_s: float | None = ..., model: str | PathLike[str] | None = ...,
@@ -243,16 +261,22 @@ def run(
     | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm',
     'sglang', 'trtllm'] | None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
     Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
-    kv_capacity_tokens: int | None = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None =
-    ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., cards: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., link: Literal['nvlink4', 'pcie5', 'pcie4', '400gbe', '100gbe'] = ..., replicas: int = ...,
-    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
-    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
-    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
-    Sequence[float] = ..., warmup_requests: int = ..., steady: bool = ..., detailed: bool = ..., model: str |
-    PathLike[str] | None = ..., random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ...,
-    prefix_repetition_suffix_len: int | None = ..., prefix_repetition_num_prefixes: int | None = ...,
-    prefix_repetition_output_len: int | None = ...,
+    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
+    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
+    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
+    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
+    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
+    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
+    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
+    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., warmup_requests: int = ..., steady: bool =
+    ..., detailed: bool = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
+    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong.
 
@@ -316,15 +340,21 @@ def sweep(
     | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] |
     None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
     'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
-    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., place: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
-    Literal['nvlink4', 'pcie5', 'pcie4', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin',
-    'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ...,
-    launch_s: float | None = ..., completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ...,
-    warmup_requests: int = ..., steady: bool = ..., detailed: bool = ..., model: str | PathLike[str] | None = ...,
-    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
-    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
+    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
+    enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
+    'deepep_high_throughput'] = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
+    str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
+    None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
+    ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded',
+    'random', 'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float |
+    None = ..., completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., warmup_requests: int = ...,
+    steady: bool = ..., detailed: bool = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None =
+    ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> SweepPoints:
     """Simulate architectures x loads x replications; keywords are the flags of `pdvsim sweep`. One row per run.
 
@@ -402,15 +432,21 @@ def winner_map(
     gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
     ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial',
     'max'] = ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float =
-    ..., kv_capacity_tokens: int | None = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None
-    = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., cards: str | PathLike[str] | Sequence[str
-    | PathLike[str]] = ..., link: Literal['nvlink4', 'pcie5', 'pcie4', '400gbe', '100gbe'] = ..., replicas: int = ...,
-    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
-    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
-    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
-    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
-    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
-    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
+    kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
+    | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
+    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
+    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
+    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
+    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
+    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str] | None = ...,
+    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
+    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> WinnerMap:
     """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table.
 

@@ -125,9 +125,12 @@ class ServingRig:
         """Replay every graph once, which uploads it, and go through the host's own paths."""
         k = self.needs.draft_lengths[-1]
         for lane in self.lanes.values():
-            with lane.on_stream():
-                for graph, _ in lane.graphs.values():
-                    graph.replay()
+            if (streams := lane.streams) is not None:
+                for priority in (*streams.by_priority, streams.priority):
+                    streams.switch(priority)
+                    with lane.on_stream():
+                        for graph, _ in lane.graphs.values():
+                            graph.replay()
         for (name, role), lane in self.lanes.items():
             for _ in range(WARM_UPS):
                 if name == "prefill":
@@ -148,7 +151,7 @@ class ServingRig:
 
     @property
     def graphs(self) -> int:
-        return sum(len(lane.graphs) for lane in self.lanes.values())
+        return sum(len(graphs) for lane in self.lanes.values() for graphs in lane.graphs_by_priority.values())
 
 
 @dataclass(slots=True, eq=False)
@@ -281,6 +284,8 @@ class CudaGPU(Device):
 
     def _submit(self, launch: Launch) -> list[Ticket]:
         lane = self.lanes[launch.lane, launch.role]
+        if lane.streams is not None and len(lane.streams.by_priority) > 1:
+            lane.streams.switch(launch.priority)
         chunks = [self._chunk(chunk, lane, launch.role) for chunk in launch.chunks]
         if chunks and self._heads and launch.role == "draft" and self._last_read.get(launch.lane) != chunks:
             self._unread_by_head[launch.lane], chunks = chunks, []

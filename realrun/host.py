@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import GraphLane
+from pdvsim.realrun.engine.graphs import GraphLane, OrderedStreams
 from pdvsim.realrun.memory import LaneRole
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.host import HostTimes, Operation, SimulatedHost
-from pdvsim.sim.machine.lane import PRIORITY
+from pdvsim.sim.machine.lane import HIGHEST, PRIORITY
 from pdvsim.sim.records import Columns
 
 Floats = NDArray[np.float64]
@@ -51,16 +51,17 @@ class RealHost(SimulatedHost):
 def open_lanes(engines: dict[Role, Engine], places: Sequence[LaneRole], server: Server) -> dict[LaneRole, GraphLane]:
     """A lane for each place; those of the same name share a stream of the priority, or the part of the GPU, it has."""
     device = next(iter(engines.values())).device
-    streams: dict[str, torch.cuda.Stream] = {}
+    names = list(dict.fromkeys(lane for lane, _ in places))
+    streams: dict[str, OrderedStreams] = {}
     if server.priority == "partition":
-        streams = partitioned(device, {name: SM_SHARES[name] for name in dict.fromkeys(lane for lane, _ in places)})
-    lanes: dict[LaneRole, GraphLane] = {}
-    for name, role in places:
-        level = PRIORITY[name] if server.priority == "stream" else 0
-        lane = lanes[name, role] = GraphLane(engines[role], level, streams.get(name))
-        if lane.stream is not None:
-            streams[name] = lane.stream
-    return lanes
+        parts = partitioned(device, {name: SM_SHARES[name] for name in names})
+        streams = {name: OrderedStreams({0: stream}) for name, stream in parts.items()}
+    elif device.type == "cuda":
+        for name in names:
+            own = PRIORITY[name] if server.priority in ("stream", "dynamic") else 0
+            highest = HIGHEST if server.priority == "dynamic" else own
+            streams[name] = OrderedStreams.of(device, range(own, highest + 1))
+    return {(name, role): GraphLane(engines[role], 0, streams.get(name)) for name, role in places}
 
 
 def partitioned(device: torch.device, shares: dict[str, float]) -> dict[str, torch.cuda.Stream]:

@@ -46,6 +46,10 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     server, hardware = experiment.server, experiment.hardware
     if hardware.replicas > 1 or experiment.gpus > 1:
         raise ValueError("realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply")
+    if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
+        raise ValueError(
+            "--kv-offload-gb and --kv-offload-ssd-gb are for pdvsim run: realrun keeps its KV cache on the GPU"
+        )
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
     if server.drafted_by == "suffix":
@@ -69,8 +73,6 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError("host costs are real here: --host, --launch-s and the like are for pdvsim run")
     if server.priority == "preemptive":
         raise ValueError("no GPU supports --priority preemptive; use stream, none or partition")
-    if server.priority == "dynamic":
-        raise ValueError("--priority dynamic is for pdvsim run: the priority of a CUDA stream is fixed")
     if experiment.longest_draft > MAX_DRAFT - ahead:
         most = f"{MAX_DRAFT - ahead}{' after a guess' if ahead else ''}"
         raise ValueError(f"the GPU kernels take a draft length of at most {most}, got {experiment.longest_draft}")

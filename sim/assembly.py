@@ -8,18 +8,18 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from simpy.events import Event
 
-from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server
+from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Sides
 from pdvsim.sim.core import LOOKED_UP, ModelSpec, Pair, Request, Role
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
-from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
+from pdvsim.sim.hardware.links import LINKS, SSD, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
@@ -30,7 +30,10 @@ from pdvsim.sim.machine.fastforward import FastForwardGPU
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.prefix import Reuse
+from pdvsim.sim.machine.ranks import RankGPU, RankGroup
+from pdvsim.sim.machine.tiers import KvTier, KvTiers
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
+from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.controllers import ByBatchSize, Controller, Feedback, Goodput
 from pdvsim.sim.policies.planner import Planner, RemoteDrafter, StepCosts
@@ -38,6 +41,8 @@ from pdvsim.sim.policies.verification import AdaptiveVerification
 from pdvsim.sim.records import Log
 from pdvsim.sim.workload.lookup import lookup_of
 
+AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
+WAITING_WEIGHT = 4  # running requests that count as much as one that waits, in vLLM's choice of a rank
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 
@@ -65,6 +70,7 @@ def card_profile(hardware: Hardware, card: str) -> Profile:
 
 def covering_profile(experiment: Experiment) -> Profile:
     """The same with both models of the pair, predicted where the profile lacks them."""
+    experiment = experiment.decoding
     pair = experiment.pair
     if not experiment.speculates:
         pair = Pair(pair.target, pair.target)  # its drafter is never run
@@ -95,8 +101,39 @@ def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[
     return [one.at_bar(end) for one in profiles] if end else profiles
 
 
+def side_profile(experiment: Experiment, side: Experiment, profile: Profile) -> Profile:
+    """The profile of one kind of engine of a disaggregated server, where `profile` is that of those that decode."""
+    decode, hardware = experiment.decoding, side.hardware
+    if (side.pair, hardware.gpu) == (decode.pair, decode.hardware.gpu):
+        return profile
+    if hardware.gpu == decode.hardware.gpu and hardware.machine is None:  # as `profile` may be another than its own
+        pair = side.pair if side.speculates else Pair(side.pair.target, side.pair.target)
+        return profile.covering(pair, link_of(side)).padded(hardware.padding)
+    return covering_profile(side)
+
+
+def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipping:
+    """How a disaggregated server sends the KV cache of a prompt.
+
+    Every GPU that decodes receives its shard by its own port; those of a smaller group that prefills send more each.
+    """
+    hardware, (prefill, decode) = experiment.hardware, (side.hardware for side in sides)
+    drafter = sides.prefill.speculates
+    models = [sides.decode.pair.target, *([sides.decode.pair.draft] if drafter else [])]
+    ports = max(1.0, decode.tensor_parallel_size / prefill.tensor_parallel_size)
+    return KvShipping(
+        fabric,
+        layers=models[0].layers if hardware.kv_transfer == "layers" else 1,
+        token_bytes=ports * sum(model.kv_bytes_per_token for model in models),
+        windows=() if experiment.traffic.shares else windows_of(models),
+        drafter=drafter,
+        first_token=hardware.predicted_engine in ("sglang", "trtllm"),
+    )
+
+
 def bar_of(experiment: Experiment, profile: Profile) -> float:
     """The error bar of an experiment's forward times: the widest of its models'; 0 where all were measured."""
+    experiment = experiment.decoding
     placed = models_on(experiment)
     profiles = profiles_of(experiment, profile)
     return max(profiles[at].bar(model) for at, models in enumerate(placed) for model in models.values())
@@ -170,6 +207,7 @@ def make_planner(
             "--priority partition is not simulated: the slowdown of kernels on part of a GPU was not measured; "
             "realrun serves with it"
         )
+    experiment = experiment.decoding
     placement = experiment.placement
     placed = placed or cost_models(experiment, profiles_of(experiment, profile))
     models: dict[Role, CostModel] = {"target": placed[placement.verify]["target"]}
@@ -189,8 +227,16 @@ def make_planner(
 
 
 def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
-    """Bytes per second of each GPU of a server."""
-    return [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
+    """Bytes per second of each GPU of a server, or of each of its data-parallel ranks."""
+    if experiment.sides is not None:
+        sides = experiment.sides
+        same = sides.prefill.hardware.gpu == sides.decode.hardware.gpu
+        cards = (profile.gpu if same else gpu(sides.prefill.hardware.gpu), profile.gpu)
+        groups = zip(experiment.hardware.groups(), sides, strict=True)
+        ranks = [count * side.hardware.data_parallel_size for count, side in groups]
+        return [card.bandwidth_bytes_per_s for card, count in zip(cards, ranks, strict=True) for _ in range(count)]
+    each = [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
+    return each * experiment.hardware.data_parallel_size
 
 
 def link_of(experiment: Experiment) -> LinkSpec:
@@ -199,7 +245,10 @@ def link_of(experiment: Experiment) -> LinkSpec:
 
 
 def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
-    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest."""
+    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest.
+
+    Of data-parallel ranks, that of one: each has the KV cache of its own requests.
+    """
     hardware = experiment.hardware
     if hardware.kv_capacity_tokens is not None:
         return [hardware.kv_capacity_tokens] * experiment.placement.gpus
@@ -214,6 +263,7 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
 
     Several GPUs that draft hold their requests' among them.
     """
+    experiment = experiment.decoding
     placement, capacities = experiment.placement, kv_capacities(experiment, profile)
     verify = capacities[placement.verify]
     return min(verify, sum(capacities[at] for at in placement.draft)) if experiment.speculates else verify
@@ -229,6 +279,37 @@ def reuse_of(experiment: Experiment) -> Reuse | None:
         answers=placement.prefill == (placement.verify,),
         drafter=experiment.speculates and server.drafted_by not in LOOKED_UP,
     )
+
+
+def tiers_of(experiment: Experiment, models: dict[Role, CostModel]) -> KvTiers | None:
+    """What is behind the KV cache of a server whose GPU runs these models; None: nothing is."""
+    hardware, reuse = experiment.hardware, reuse_of(experiment)
+    sizes = {"host": hardware.kv_offload_gb, "ssd": hardware.kv_offload_ssd_gb}
+    if reuse is None or not any(sizes.values()):
+        return None
+    links, token_bytes = {"host": LINKS[hardware.kv_offload_link], "ssd": SSD}, 0.0
+    for model in models.values():
+        token_bytes += model.spec.kv_bytes_per_token
+    group_bytes = token_bytes * hardware.tensor_parallel_size * hardware.data_parallel_size
+
+    def prefill_s(start: int, tokens: int, rest: int) -> float:
+        whole, without = [(start, tokens + rest)], [(start + tokens, rest)]
+        prices = [(model.price(0, prompts=whole), model.price(0, prompts=without)) for model in models.values()]
+        return sum(a.seconds_0 - b.seconds_0 for a, b in prices)
+
+    tiers = [
+        KvTier(name, links[name], int(size * 1e9 // group_bytes), token_bytes) for name, size in sizes.items() if size
+    ]
+    return KvTiers(tiers, prefill_s, reuse.lost_blocks)
+
+
+def tier_facts(caches: Sequence[KvCache]) -> dict[str, float]:
+    """Hits by tier of all servers, and what a fetch takes against a prefill; nothing without tiers."""
+    facts: dict[str, float] = {}
+    for kv in caches:
+        for name, value in (kv.tiers.facts() if kv.tiers is not None else {}).items():
+            facts[name] = value if name.endswith("_ms") else facts.get(name, 0) + value
+    return facts
 
 
 def cached_facts(caches: Sequence[KvCache]) -> dict[str, int]:
@@ -286,8 +367,8 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
         return ""
     for size in (size for size in SHARDED if size > hardware.tensor_parallel_size):
         for drafters in (None, 1):
-            wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
-            with suppress(ValueError):  # models that cannot be divided so
+            with suppress(ValueError):  # models that cannot be divided so, or too many GPUs for a server
+                wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
                 if kv_capacity(replace(experiment, hardware=wider), profile) >= tokens:
                     return f", or give --tensor-parallel-size {size}"
     return ""
@@ -303,76 +384,138 @@ class Cluster:
         self.blocks = blocks  # several rounds may be simulated in one step
         self.experiment = experiment
         self.profile = profile
-        self._profiles = profiles_of(experiment, profile, end)
-        self._models = cost_models(experiment, self._profiles)
+        self.end = end  # of the error bar of predicted forward times
+        self._profiles = profiles_of(experiment, profile, end) if experiment.sides is None else []
+        self._models = cost_models(experiment, self._profiles) if experiment.sides is None else []
         self.log = log
         self.pair = experiment.pair
         self.capacity_tokens = kv_capacity(experiment, profile)
         self.on_finish: Callable[[Request], None] = lambda request: None
-        self.servers: list[Policy] = []
+        self.servers: list[Policy] = []  # every engine
+        self.fronts: list[list[Policy | Disaggregated]] = []  # of each replica its ranks
         self.gpus: list[SimulatedGPU] = []
         self.fabrics: list[Fabric] = []
         self._turn = 0
+        self._next_rank = [0] * experiment.hardware.replicas  # by replica
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
         self._host_times = host_times(experiment, profile)
         self._read_at_s = 0.0  # when the host has read all requests that arrived
         # requests that were sent together do not arrive together: equal ones would finish in one step for ever
         self._lateness = np.random.default_rng([experiment.traffic.seed, 8])
         for replica in range(experiment.hardware.replicas):
-            self.servers.append(self._server(env, replica))
+            if experiment.sides is not None:
+                self.fronts.append([self._disaggregated(env, replica, experiment.sides)])
+                continue
+            size = experiment.hardware.data_parallel_size
+            group = RankGroup(env) if size > 1 else None
+            ranks = [self._server(env, replica, group, rank) for rank in range(size)]
+            self.servers += ranks
+            self.fronts.append([*ranks])
 
-    def _server(self, env: Clock, replica: int) -> Policy:
+    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
+        """A server, or one of its ranks."""
         experiment = self.experiment
-        settings, placement = engine_settings(experiment), experiment.placement
+        placement, host = experiment.placement, self._host(replica)
         planner = make_planner(experiment, self.profile, self._models)
-        times, host = self._host_times, SimulatedHost(self._host_times)
-        if (spans := self.log.host) is not None:
-            host = WatchedHost(times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
-        looked_up = experiment.server.drafted_by in LOOKED_UP
-        gpus = []
-        for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True)):
-            sharing = Sharing(experiment.hardware.contention, settings.priority, one.contention)
-            gpus.append(
-                FastForwardGPU(
-                    env, host, models, sharing, self.log.launches, drawn_verdict, one.gpu.peak, replica, at, one.power,
-                    planner.lookup if looked_up else None, blocks=self.blocks,
-                )
-            )  # fmt: skip
-        self.gpus += gpus
+        gpus = [
+            self._gpu(env, experiment, host, planner, one, models, replica, rank if group else at, group)
+            for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True))
+        ]
         device: Device = gpus[0]
         if len(gpus) > 1:
             self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
             device = Node(env, host, gpus, placement, fabric, self.pair.target.kv_bytes_per_token)
         verifying = self._models[placement.verify]
-        context = Context(
+        context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
+        return self._started(env, policy_of(experiment.arch), context)
+
+    def _host(self, replica: int) -> SimulatedHost:
+        if (spans := self.log.host) is None:
+            return SimulatedHost(self._host_times)
+        return WatchedHost(self._host_times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
+
+    def _gpu(
+        self, env: Clock, experiment: Experiment, host: SimulatedHost, planner: Planner, profile: Profile,
+        models: dict[Role, CostModel], replica: int, at: int, group: RankGroup | None = None,
+    ) -> FastForwardGPU | RankGPU:  # fmt: skip
+        sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
+        looked_up = planner.lookup if experiment.server.drafted_by in LOOKED_UP else None
+        parts = (
+            env, host, models, sharing, self.log.launches, drawn_verdict, profile.gpu.peak, replica, at, profile.power,
+            looked_up,
+        )  # fmt: skip
+        one = FastForwardGPU(*parts, blocks=self.blocks) if group is None else RankGPU(group, *parts)
+        self.gpus.append(one)
+        return one
+
+    def _context(
+        self, env: Clock, experiment: Experiment, device: Device, planner: Planner, capacity_tokens: int,
+        models: dict[Role, CostModel],
+    ) -> Context:  # fmt: skip
+        settings = engine_settings(experiment)
+        return Context(
             env=env,
             device=device,
             settings=settings,
             controller=make_controller(settings, planner),
             planner=planner,
             kv=KvCache(
-                self.capacity_tokens,
+                capacity_tokens,
                 experiment.longest_draft,
                 experiment.paged,
                 reuse_of(experiment),
-                () if experiment.traffic.shares else windows_of([model.spec for model in verifying.values()]),
+                () if experiment.traffic.shares else windows_of([model.spec for model in models.values()]),
+                tiers_of(experiment, models),
             ),
             deliveries=self.log.deliveries,
-            prefill_workers=len(placement.prefill),
+            prefill_workers=len(experiment.placement.prefill),
             on_finish=lambda request: self.on_finish(request),
         )
-        with own_errors(experiment.arch):
-            policy: Policy = policy_of(experiment.arch)(context)
+
+    def _started(self, env: Clock, kind: type[AnyPolicy], context: Context) -> AnyPolicy:
+        with own_errors(self.experiment.arch):
+            policy = kind(context)
             for process in policy.processes():
                 env.process(process)
         return policy
+
+    def _disaggregated(self, env: Clock, replica: int, sides: Sides) -> Disaggregated:
+        """Engines that prefill and engines that decode, and the ports between them."""
+        experiment, (prefills, decodes) = self.experiment, self.experiment.hardware.groups()
+        prefill = self._engines(env, PrefillEngine, sides.prefill, replica, prefills, 0)
+        decode = self._engines(env, DecodeEngine, sides.decode, replica, decodes, len(prefill))
+        self.servers += [*decode, *prefill]
+        link = LINKS[experiment.hardware.kv_link or experiment.hardware.link]
+        self.fabrics.append(fabric := Fabric(link, len(prefill) + len(decode)))
+        aware = experiment.hardware.router == "prefix-aware"
+        return Disaggregated(prefill, decode, shipping_of(experiment, sides, fabric), aware)
+
+    def _engines(
+        self, env: Clock, kind: type[AnyPolicy], side: Experiment, replica: int, count: int, first: int
+    ) -> list[AnyPolicy]:
+        """So many engines of one kind, or all of their data-parallel ranks; their GPUs are numbered from `first` on."""
+        [profile] = profiles_of(side, side_profile(self.experiment, side, self.profile), self.end)
+        [models] = cost_models(side, [profile])
+        room, size = kv_capacity(side, profile), side.hardware.data_parallel_size
+        engines: list[AnyPolicy] = []
+        for _ in range(count):
+            group = RankGroup(env) if size > 1 else None
+            for _ in range(size):
+                host, planner = self._host(replica), make_planner(side, profile, [models])
+                at = first + len(engines)
+                device = self._gpu(env, side, host, planner, profile, models, replica, at, group)
+                engines.append(self._started(env, kind, self._context(env, side, device, planner, room, models)))
+        return engines
 
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
         self._check_sharing(requests)
-        room = kv_capacities(self.experiment, self.profile)[self.experiment.placement.prefill[0]]
+        if self.experiment.sides is None:
+            room = kv_capacities(self.experiment, self.profile)[self.experiment.placement.prefill[0]]
+        else:
+            room = self.servers[-1].kv.capacity_tokens
         longest = max(requests, key=lambda request: request.prompt_tokens)
         if longest.prompt_tokens > room:
             raise ValueError(
@@ -401,23 +544,38 @@ class Cluster:
         else:
             self.route(request).submit(request)
 
-    def route(self, request: Request) -> Policy:
-        """The server that takes a request."""
-        servers, router = self.servers, self.experiment.hardware.router
-        if len(servers) == 1:
+    def route(self, request: Request) -> Policy | Disaggregated:
+        """The server that takes a request, and of its data-parallel ranks the one that does."""
+        router, replicas = self.experiment.hardware.router, self.fronts
+        if len(replicas) == 1:
             at = 0
         elif router in ("least-loaded", "prefix-aware"):
-            loads = [server.in_flight + len(server.waiting) for server in servers]
-            cached = [0] * len(servers)
+            loads = [sum([rank.load for rank in ranks]) for ranks in replicas]
+            cached = [0] * len(replicas)
             if router == "prefix-aware" and max(loads) - min(loads) <= max(UNEVEN, min(loads) // 2):
-                cached = [server.kv.cached(request) for server in servers]
-            at = min(range(len(servers)), key=lambda i: (-cached[i], loads[i]))
+                cached = [max([rank.cached(request) for rank in ranks]) for ranks in replicas]
+            at = min(range(len(replicas)), key=lambda i: (-cached[i], loads[i]))
         elif router == "random":
-            at = int(self._rng.integers(len(servers)))
+            at = int(self._rng.integers(len(replicas)))
         else:
-            at, self._turn = self._turn, (self._turn + 1) % len(servers)
+            at, self._turn = self._turn, (self._turn + 1) % len(replicas)
         request.taken.replica = at
-        return servers[at]
+        ranks = [rank for rank in replicas[at] if isinstance(rank, Policy)]
+        return replicas[at][0] if len(ranks) < 2 else self._rank(at, ranks)
+
+    def _rank(self, replica: int, ranks: Sequence[Policy]) -> Policy:
+        """The rank that takes a request, as engines deal them by default.
+
+        vLLM: the one with the least running requests and four times those that wait. TensorRT-LLM: the one with the
+        fewest requests. SGLang: each in turn.
+        """
+        engine, first = self.experiment.hardware.predicted_engine, self._next_rank[replica]
+        if engine != "sglang":
+            waits = 1 if engine == "trtllm" else WAITING_WEIGHT
+            turns = [*range(first, len(ranks)), *range(first)]  # of equal ones not always the same
+            first = min(turns, key=lambda i: ranks[i].in_flight + waits * len(ranks[i].waiting))
+        self._next_rank[replica] = (first + 1) % len(ranks)
+        return ranks[first]
 
     def settled_s(self) -> float:
         """Until when every launch that began is in the log."""
@@ -442,6 +600,7 @@ class Cluster:
             "kv_capacity_tokens": self.capacity_tokens,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
             **cached_facts([server.kv for server in self.servers]),
+            **tier_facts([server.kv for server in self.servers]),
             "reaches": self.profile.reaches(self.pair),
             **({"links": self._links()} if self.fabrics else {}),
         }

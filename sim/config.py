@@ -32,7 +32,18 @@ __all__ = [
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 
 LEVEL_MS, PERCENT = Range(0, 1e9), Range(1, 99.99)  # of a service level
+# what a disaggregated server has, and none of its engines
+DISAGGREGATION = (
+    "disaggregate", "prefill_tensor_parallel_size", "prefill_data_parallel_size", "kv_link", "kv_transfer", "draft_kv",
+)  # fmt: skip
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
+
+
+class Sides(NamedTuple):
+    """The two kinds of engine of a disaggregated server, as experiments of one such engine each."""
+
+    prefill: Experiment
+    decode: Experiment
 
 
 class Level(NamedTuple):
@@ -138,6 +149,43 @@ class Experiment:
         return policy_of(self.arch).speculates and self.server.drafted_by != "none"
 
     @cached_property
+    def sides(self) -> Sides | None:
+        """The engines that prefill and those that decode, each as continuous batching; None: one server does both."""
+        hardware = self.hardware
+        if hardware.disaggregate is None:
+            return None
+        cards = hardware.cards or (hardware.gpu,) * 2
+        default = {field: getattr(Hardware, field) for field in DISAGGREGATION}
+        sizes = [
+            (prefill or decode, decode)
+            for prefill, decode in (
+                (hardware.prefill_tensor_parallel_size, hardware.tensor_parallel_size),
+                (hardware.prefill_data_parallel_size, hardware.data_parallel_size),
+            )
+        ]
+        own = [
+            replace(
+                hardware, **default, gpu=card, cards=(), tensor_parallel_size=shards, data_parallel_size=ranks,
+                replicas=1, router=Hardware.router,
+                draft_tensor_parallel_size=1 if hardware.draft_tensor_parallel_size == 1 else None,
+            )
+            for card, shards, ranks in zip(cards, *sizes, strict=True)
+        ]  # fmt: skip
+        prompts = self.server
+        if hardware.draft_kv == "recomputed" or self.server.drafted_by in LOOKED_UP or not self.speculates:
+            alone = f"none:{prompts.pair.partition(':')[2]}"
+            prompts = replace(prompts, pair=alone, drafter=None, controller="fixed")
+        return Sides(
+            replace(self, arch="colocated", server=prompts, hardware=own[0]),
+            replace(self, arch="colocated", hardware=replace(own[1], kv_offload_gb=0.0, kv_offload_ssd_gb=0.0)),
+        )
+
+    @property
+    def decoding(self) -> Experiment:
+        """The engine that decodes: itself, unless the server is disaggregated."""
+        return self if self.sides is None else self.sides.decode
+
+    @cached_property
     def placement(self) -> Placement:
         """Which GPU of a server each part is on."""
         placed = self.hardware.placed()
@@ -149,20 +197,30 @@ class Experiment:
     @cached_property
     def pair(self) -> Pair:
         """The models as a GPU runs them: those that are sharded by one of their shards."""
+        if self.sides is not None:
+            return self.sides.decode.pair
         whole, hardware = self.server.models(), self.hardware
         drafters = hardware.draft_tensor_parallel_size or (1 if self.placement.apart else hardware.tensor_parallel_size)
-        target = shard(whole.target, hardware.tensor_parallel_size)
+        layout = hardware.data_parallel_size, hardware.enable_expert_parallel, hardware.all2all_backend
+        target = shard(whole.target, hardware.tensor_parallel_size, *layout)
         if not self.speculates:
             return Pair(whole.draft, target)
         try:
-            return Pair(shard(whole.draft, drafters), target)
+            return Pair(shard(whole.draft, drafters, *layout), target)
         except CannotShard as error:
             raise CannotShard(f"{error}; give --draft-tensor-parallel-size 1") from None
 
     @property
     def gpus(self) -> int:
         """GPUs of a server, those of its groups counted one by one."""
-        return sum(self.group(at) for at in self.placement.used)
+        if self.sides is not None:
+            return sum(count * side.gpus for count, side in zip(self.hardware.groups(), self.sides, strict=True))
+        return sum(self.group(at) for at in self.placement.used) * self.hardware.data_parallel_size
+
+    @property
+    def batches(self) -> int:
+        """Batches that requests are dealt to: the data-parallel ranks of all replicas; of those that decode."""
+        return self.hardware.replicas * max(1, self.hardware.groups()[1]) * self.hardware.data_parallel_size
 
     def group(self, at: int) -> int:
         """How many GPUs stand behind one that lanes are placed on: they do the same at the same time."""
@@ -231,6 +289,9 @@ class Experiment:
             raise ValueError(f"{self.arch} drafts ahead with a draft model: it does not support --drafter {drafter}")
         if self.placement.gpus > 1 and drafter in (*HEADS, *LOOKED_UP):
             raise ValueError(f"--drafter {drafter} drafts alongside its target, on one GPU: leave out --place")
+        if hardware.disaggregate is not None:
+            self._check_disaggregated()
+            return
         if hardware.place and not policy.placeable():
             fitting = archs_where(lambda other: other.placeable())
             raise ValueError(f"--place needs separate lanes ({', '.join(fitting)}), not {self.arch}")
@@ -238,6 +299,7 @@ class Experiment:
             raise ValueError("--place verify: pd verifies in its decode lane")
         if not policy.hands_over() and len(self.placement.draft) > 1:
             raise ValueError("--place decode: pd verifies in its decode lane, on one GPU; use --replicas for more")
+        self._check_ranks()
         empty = set(range(self.placement.gpus)).difference(self.placement.used)
         if empty:
             raise ValueError(f"--place leaves GPU {min(empty)} empty")
@@ -248,3 +310,26 @@ class Experiment:
                 raise ValueError("--cards: the GPUs of one lane must be of one type")
         if hardware.cards and self.placement.gpus == 1:
             raise ValueError("--cards needs several GPUs per server (--place); use --gpu for one")
+
+    def _check_disaggregated(self) -> None:
+        """Refuse a disaggregated server that cannot be, or one of its engines."""
+        hardware, drafter = self.hardware, self.server.drafted_by
+        if self.arch != "pd":
+            raise ValueError(f"--disaggregate needs --arch pd, not {self.arch}")
+        if hardware.cards and len(hardware.cards) != 2:
+            raise ValueError(f"--cards: --disaggregate takes 2, of prefill and decode, got {len(hardware.cards)}")
+        if hardware.draft_kv == "recomputed" and drafter in HEADS:
+            raise ValueError(f"--draft-kv recomputed: {drafter} reads hidden states that only the prefill engines have")
+        assert self.sides is not None
+
+    def _check_ranks(self) -> None:
+        """Refuse data-parallel ranks where they cannot be."""
+        if self.hardware.data_parallel_size == 1:
+            return
+        if self.server.models().target.experts is None:
+            raise ValueError("--data-parallel-size needs a target with experts; --replicas are copies of a dense model")
+        if not policy_of(self.arch).in_steps():
+            fitting = archs_where(lambda other: other.in_steps())
+            raise ValueError(f"--data-parallel-size: ranks step together, as in {', '.join(fitting)}, not {self.arch}")
+        if self.server.async_scheduling:
+            raise ValueError("--data-parallel-size: ranks agree on each step before it begins: no --async-scheduling")

@@ -6,6 +6,9 @@ Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens. Rates and
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cache
+from math import sqrt
+from statistics import NormalDist
 from typing import Literal, NamedTuple
 
 Role = Literal["draft", "target"]
@@ -16,6 +19,7 @@ ModelFamily = Literal[
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
 ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
+All2All = Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"]
 DrafterKind = Literal["model", "pard", "eagle3", "p-eagle", "dflash", "mtp", "ngram", "suffix", "none"]
 LOOKED_UP: tuple[DrafterKind, ...] = ("ngram", "suffix")  # by the host, in tokens: no model drafts
 
@@ -41,10 +45,30 @@ class Experts:
     # counts give 0.78 to 0.84: github.com/Luce-Org/lucebox/pull/501, github.com/ml-explore/mlx-lm/pull/1485
     overlap: float = 0.8
     weight_bytes: float | None = None  # per weight of an expert, where quantised apart from the other products
+    ranks: int = 1  # GPUs that whole experts are divided among; 1: each GPU has all, or a share of every one
+    all2all: All2All = "allgather_reducescatter"  # how tokens of data-parallel ranks reach their experts, and return
+
+    @property
+    def resident(self) -> int:
+        """Experts that a GPU holds."""
+        return self.count // self.ranks
 
     def read(self, independent: float) -> float:
-        """Expected number of distinct experts that a layer reads for so many independent tokens."""
-        return float(self.count * (1.0 - (1.0 - self.per_token / self.count) ** independent))
+        """Expected number of distinct experts that a layer reads for so many independent tokens.
+
+        Of experts on several GPUs, those that the GPU with the most reads: all wait for it.
+        """
+        taken = 1.0 - (1.0 - self.per_token / self.count) ** independent
+        if self.ranks == 1:
+            return float(self.count * taken)
+        most = self.resident * taken + _largest(self.ranks) * sqrt(self.resident * taken * (1.0 - taken))
+        return float(min(most, self.resident, self.per_token * independent))
+
+
+@cache
+def _largest(count: int) -> float:
+    """The expected largest of so many normal variates, in standard deviations (Blom's approximation)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +110,7 @@ class ModelSpec:
     kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
     windowed_layers: int = 0  # layers that attend to the last `sliding_window` tokens only
     parallel: bool = False  # drafts all its tokens in one forward, of mask tokens, instead of one after another
+    data_ranks: int = 1  # groups with attention and requests of their own, whose tokens share one set of experts
 
     @property
     def rereads(self) -> bool:
@@ -159,6 +184,11 @@ class ModelSpec:
         return 0 if self.experts is None else self.experts.count
 
     @property
+    def resident_experts(self) -> int:
+        """Experts of a layer that a GPU holds; 0: a dense model."""
+        return 0 if self.experts is None else self.experts.resident
+
+    @property
     def expert_layers(self) -> int:
         """Layers that have experts."""
         return 0 if self.experts is None else self.layers - self.experts.dense_layers
@@ -175,13 +205,16 @@ class ModelSpec:
 
     @property
     def active_params(self) -> int:
-        """Weights of the layers that one token is multiplied with."""
-        return self.common_params + (0 if self.experts is None else self.experts.per_token * self.expert_params)
+        """Weights of the layers that one token is multiplied with, on each GPU; of experts on several, on average."""
+        if self.experts is None:
+            return self.common_params
+        taken = self.experts.per_token * self.expert_params * self.data_ranks
+        return self.common_params + taken // self.experts.ranks
 
     @property
     def layer_params(self) -> int:
         """Weights of the linear layers inside all transformer blocks, whether a token takes them or not."""
-        return self.common_params + self.routes * self.expert_params
+        return self.common_params + self.resident_experts * self.expert_params
 
     @property
     def fused_params(self) -> int:
@@ -228,7 +261,7 @@ class ModelSpec:
     @property
     def weight_bytes(self) -> int:
         """Resident size of the weights. Embeddings and the output projection are not quantised."""
-        layers = self.common_bytes + self.routes * self.expert_bytes
+        layers = self.common_bytes + self.resident_experts * self.expert_bytes
         return round(layers) + (self.params - self.layer_params) * self.dtype_bytes
 
     @property
@@ -446,3 +479,4 @@ class Chunk:
     request: Request
     start: int
     tokens: int
+    as_row: bool = False  # the last token of a prompt that was prefilled elsewhere, computed as a row that decodes

@@ -3,8 +3,9 @@
 `NEEDS` is the table of which options act in which experiment. A command that runs several architectures or loads with
 one set of options sets each aside where it does not act, and refuses it only if it acts in none of them.
 
-Left out: fields that no option sets; --place, --cards and --tensor-parallel-size, which are refused wherever an
-architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter, which name the models.
+Left out: fields that no option sets; --place, --disaggregate, --cards, --tensor-parallel-size and --data-parallel-size,
+which are refused wherever an architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter,
+which name the models.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ def _own(option: str) -> Need:
 _DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
 _CONTROLS: tuple[Rule, str] = (lambda e: e.server.varies_length, "--controller goodput or feedback")
 _STREAMS: tuple[Rule, str] = (
-    lambda e: len(policy_of(e.arch).lane_names()) > 1,
+    lambda e: len(policy_of(e.arch).lane_names()) > 1 and e.sides is None,
     "an architecture whose lanes have their own streams",
 )
 
@@ -85,6 +86,18 @@ def _rate_acts(e: Experiment) -> bool:
 def _priority_acts(e: Experiment) -> bool:
     contention, priority = e.hardware.contention, e.server.priority
     return _STREAMS[0](e) and (contention == "fluid" or (contention == "serial" and priority in ("none", "dynamic")))
+
+
+def _disaggregated(e: Experiment) -> bool:
+    return e.hardware.disaggregate is not None
+
+
+_OFFLOADING = "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"
+
+
+def _offloads(e: Experiment) -> bool:
+    cached = e.server.enable_prefix_caching and e.paged and e.traffic.shares
+    return cached and policy_of(e.arch).workers == "lanes"
 
 
 def _open_loop(e: Experiment) -> bool:
@@ -139,8 +152,27 @@ NEEDS: tuple[Need, ...] = (
          "a KV cache sized by memory, without --kv-capacity-tokens"),
     Need("hardware", "draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
          "an architecture that drafts, and --tensor-parallel-size above 1"),
-    Need("hardware", "link", lambda e: e.gpus > 1, "several GPUs per server (--tensor-parallel-size or --place)"),
-    Need("hardware", "router", lambda e: e.hardware.replicas > 1, "--replicas above 1"),
+    Need("hardware", "enable_expert_parallel",
+         lambda e: e.pair.target.experts is not None and e.pair.target.experts.ranks > 1,
+         "a target with experts, and --tensor-parallel-size or --data-parallel-size above 1"),
+    Need("hardware", "all2all_backend",
+         lambda e: e.hardware.data_parallel_size > 1 and e.hardware.enable_expert_parallel,
+         "--data-parallel-size above 1 and --enable-expert-parallel"),
+    Need("hardware", "link", lambda e: e.gpus > 1,
+         "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"),
+    *(Need("hardware", name, _offloads, _OFFLOADING) for name in ("kv_offload_gb", "kv_offload_ssd_gb")),
+    Need("hardware", "kv_offload_link", lambda e: _offloads(e) and e.hardware.kv_offload_gb > 0,
+         "--kv-offload-gb, where it has an effect"),
+    Need("hardware", "prefill_tensor_parallel_size", _disaggregated, "--disaggregate"),
+    Need("hardware", "prefill_data_parallel_size", _disaggregated, "--disaggregate"),
+    Need("hardware", "kv_link", _disaggregated, "--disaggregate"),
+    Need("hardware", "kv_transfer", _disaggregated, "--disaggregate"),
+    Need("hardware", "draft_kv",
+         lambda e: _disaggregated(e) and e.has_drafter and e.server.drafted_by not in LOOKED_UP,
+         "--disaggregate and a drafter on the GPU"),
+    Need("hardware", "router",
+         lambda e: e.hardware.replicas > 1 or (e.hardware.router == "prefix-aware" and e.hardware.groups()[0] > 1),
+         "--replicas above 1 (prefix-aware: or several prefill engines)"),
 )  # fmt: skip
 
 
@@ -234,7 +266,8 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
     """A group of cards over a link that they do not have."""
     cards = hardware.cards or (hardware.gpu,)
     bare = [card for card in cards if card in NO_NVLINK]
-    if hardware.tensor_parallel_size == 1 or hardware.link != "nvlink4" or not bare:
+    alone = hardware.tensor_parallel_size == hardware.data_parallel_size == 1
+    if alone or hardware.link != "nvlink4" or not bare:
         return ()
     return (f"{bare[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
 

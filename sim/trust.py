@@ -91,6 +91,8 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         return f"{experiment.arch} was never validated against real runs"
     if hardware.replicas > 1 or experiment.gpus > 1:
         return "no real run used several GPUs"
+    if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
+        return "no real run had KV tiers behind the GPU"
     if hardware.contention != "fluid":
         return f"--contention {hardware.contention} is an ablation"
     if hardware.padding != "profile":

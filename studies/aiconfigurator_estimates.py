@@ -1,10 +1,14 @@
 """AIConfigurator's own estimates of the held-out silicon rows: TTFT and TPOT, written row by row.
 
-    python studies/aiconfigurator_estimates.py ROWS.csv OUT.csv
+    python studies/aiconfigurator_estimates.py [FOLDER]
 
-Runs in an environment of its own with `pip install aiconfigurator==0.12.0`; two to five seconds per row. ROWS.csv is
-`systems/silicon_sample.csv` of aiconfigurator-core. The version of the row's engine is tried first, then the
-newest that it has tables of. Measured times are not read.
+Runs in an environment of its own with `pip install aiconfigurator==0.12.0`; two to five seconds per row. FOLDER is
+`calibration/data/silicon`, whose `rows.csv` and `apart.csv` it reads and whose `aiconfigurator.csv` it continues: rows
+that are there are not estimated again, so it can be stopped at any time. The version of the row's engine is tried
+first, then the newest that it has tables of. Measured times are not read.
+
+Rows with prefill apart are those whose layout is known and that do not draft. A decode worker's batch is its share of
+the concurrency; prefill has one prompt at a time, as in NVIDIA's own comparison.
 """
 
 import contextlib
@@ -13,51 +17,70 @@ import io
 import logging
 import sys
 import zlib
+from pathlib import Path
 
+SYSTEMS = {"h100-sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm"}
 NAMES = {
     "meta-llama/Llama-3.1-70B": "meta-llama/Meta-Llama-3.1-70B",
     "meta-llama/Llama-3.1-8B-Instruct": "meta-llama/Meta-Llama-3.1-8B",
     "nvidia/Llama-3.1-8B-Instruct-FP8": "meta-llama/Meta-Llama-3.1-8B",
     "nvidia/Qwen3-32B-NVFP4": "Qwen/Qwen3-32B",
-    "Qwen/Qwen3-32B": "Qwen/Qwen3-32B",
-    "Qwen/Qwen3-235B-A22B-FP8": "Qwen/Qwen3-235B-A22B-FP8",
-    "deepseek-ai/DeepSeek-R1": "deepseek-ai/DeepSeek-R1",
-    "deepseek-ai/DeepSeek-V3": "deepseek-ai/DeepSeek-V3",
-    "openai/gpt-oss-120b": "openai/gpt-oss-120b",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-ai/DeepSeek-R1",
+    "zhipuai/GLM-5": "zai-org/GLM-5",
 }
 DENSE = ("Llama", "Qwen3-32B")
+SIDES = ("prefill", "decode")
+Row = dict[str, str]
 
 
-def wanted(row: dict[str, str]) -> bool:
-    """Held-out rows of aggregated servers without expert, data or pipeline parallelism that pdvsim predicts."""
-    single = all(float(row[name] or 1) <= 1 for name in ("pp_size", "attention_dp_size", "moe_ep_size"))
-    return (
-        row["mode"] == "agg"
-        and single
-        and row["model_path"] in NAMES
-        and row["system"] in ("h100_sxm", "h200_sxm", "b200_sxm")
-        and float(row["tp_size"]) in (1, 2, 4, 8)
-        and zlib.crc32(row["id"].encode()) % 3 == 0
-    )
+def wanted(row: Row) -> bool:
+    """Held-out rows of servers whose layout is known and that do not draft."""
+    workers = "prefill_workers" not in row or (row["prefill_workers"] != "0" and row["drafts"] == "none")
+    sizes = int(row.get("tensor_parallel", "1")) in (1, 2, 4, 8)
+    return workers and sizes and row["concurrency"] != "0" and zlib.crc32(row["id"].encode()) % 3 == 0
 
 
-def estimate(row: dict[str, str]) -> tuple[float, float, str]:
+def spread(row: Row) -> bool:
+    """Whether it has expert or data parallelism, on the same GPUs for all."""
+    return any(row.get(name, "1") != "1" for name in ("data_parallel", "expert_parallel"))
+
+
+def shape(row: Row) -> dict[str, object]:
+    """Its lengths, batch and GPUs as AIConfigurator's arguments."""
+    sizes: dict[str, object] = {"isl": int(row["tokens_in"]), "osl": int(row["tokens_out"])}
+    load = int(row["concurrency"])
+    if "prefill_workers" not in row:
+        return sizes | gpus(row, "") | {"batch_size": max(1, load // int(row["data_parallel"]))}
+    sizes["mode"] = "disagg"
+    for side in SIDES:
+        sizes |= gpus(row, side) | {f"{side}_num_workers": int(row[f"{side}_workers"])}
+    ranks = int(row["decode_workers"]) * int(row["decode_data_parallel"])
+    return sizes | {"prefill_batch_size": 1, "decode_batch_size": max(1, round(load / ranks))}
+
+
+def gpus(row: Row, side: str) -> dict[str, object]:
+    prefix = f"{side}_" if side else ""
+    tensor, ranks, experts = (int(row[f"{prefix}{kind}_parallel"]) for kind in ("tensor", "data", "expert"))
+    sizes: dict[str, object] = {f"{prefix}tp_size": tensor, f"{prefix}pp_size": 1, f"{prefix}attention_dp_size": ranks}
+    if not any(name in row["model"] for name in DENSE):
+        sizes |= {f"{prefix}moe_tp_size": tensor * ranks // experts, f"{prefix}moe_ep_size": experts}
+    return sizes
+
+
+def estimate(row: Row) -> tuple[float, float, str]:
     """TTFT and TPOT in milliseconds, or why there is none."""
     from aiconfigurator.cli.api import cli_estimate  # in its own environment alone
 
-    sizes = {name: int(float(row[name])) for name in ("batch_size", "tp_size", "pp_size", "isl", "osl")}
-    kinds: dict[str, str] = {"gemm_quant_mode": row["gemm_quant_mode"]} if row["gemm_quant_mode"] else {}
-    if not any(name in row["model_path"] for name in DENSE):
-        sizes |= {"moe_tp_size": sizes["tp_size"], "moe_ep_size": 1}
-        if "gpt-oss" in row["model_path"]:
-            kinds = {}  # its own MXFP4 experts; the file calls them nvfp4
+    kinds: dict[str, object] = {} if row["weights"] == "bfloat16" else {"gemm_quant_mode": row["weights"]}
+    if "gpt-oss" in row["model"]:
+        kinds = {}  # its own MXFP4 experts; the file calls them nvfp4
     failure = ""
-    for version in dict.fromkeys((row["backend_version"] or None, None)):
+    for version in dict.fromkeys((row["version"] or None, None)):
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 result = cli_estimate(
-                    NAMES[row["model_path"]], row["system"], backend_name=row["backend"], backend_version=version,
-                    **sizes, **kinds,
+                    NAMES.get(row["model"], row["model"]), SYSTEMS.get(row["card"], row["card"]),
+                    backend_name=row["engine"], backend_version=version, **shape(row), **kinds,
                 )  # fmt: skip
             return result.ttft, result.tpot, ""
         except Exception as error:
@@ -67,18 +90,28 @@ def estimate(row: dict[str, str]) -> tuple[float, float, str]:
 
 def main() -> None:
     logging.disable(logging.CRITICAL)
-    with open(sys.argv[1], newline="") as file:
-        rows = [row for row in csv.DictReader(file) if wanted(row)]
-    rows.sort(key=lambda row: zlib.crc32(row["id"].encode()))  # if it is stopped, what it has is a sample of all
-    with open(sys.argv[2], "w", newline="") as file:
+    folder = Path(sys.argv[1] if len(sys.argv) > 1 else "calibration/data/silicon")
+    path, rows = folder / "aiconfigurator.csv", []
+    for name in ("rows.csv", "apart.csv"):
+        with (folder / name).open(newline="") as file:
+            rows += [row for row in csv.DictReader(file) if wanted(row)]
+    known = set()
+    if path.exists():
+        with path.open(newline="") as file:
+            known = {row["id"] for row in csv.DictReader(file)}
+    # if it is stopped, what it has is a sample of all; servers with expert or data parallelism come first
+    todo = [row for row in rows if row["id"] not in known]
+    todo.sort(key=lambda row: (not spread(row), zlib.crc32(row["id"].encode())))
+    with path.open("a", newline="") as file:
         out = csv.writer(file)
-        out.writerow(["id", "ttft_ms", "tpot_ms", "failure"])
-        for number, row in enumerate(rows, 1):
+        if not known:
+            out.writerow(["id", "ttft_ms", "tpot_ms", "failure"])
+        for number, row in enumerate(todo, 1):
             ttft, tpot, failure = estimate(row)
             out.writerow([row["id"], f"{ttft:.2f}", f"{tpot:.3f}", failure])
             file.flush()
             if number % 50 == 0:
-                print(number, "of", len(rows), flush=True)
+                print(number, "of", len(todo), flush=True)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.calibration.validate.silicon import Prediction, ratios, read_rows
+from pdvsim.calibration.validate.servers import read_rows
+from pdvsim.calibration.validate.silicon import Prediction, ratios
 
 LEAST_ROWS = 20  # of an engine on a card
 
@@ -27,7 +28,7 @@ def errors_of(group: list[Prediction]) -> dict[str, float]:
 
 def main() -> None:
     rows = {row.id: row for row in read_rows()}
-    held = json.loads(Path(sys.argv[1]).read_text())["rows"]
+    held = [one for one in json.loads(Path(sys.argv[1]).read_text())["rows"] if rows[one["id"]].kind == "plain"]
     predictions = [Prediction(rows[one["id"]], one["ttft_ms"], one["tpot_ms"]) for one in held]
     errors: dict[str, dict[str, dict[str, float]]] = {}
     for engine in sorted({one.row.engine for one in predictions}):

@@ -6,8 +6,9 @@ Simulates one visible row in SHARE (default: 4) with the present constants (`sim
 prints how each engine's constants would change: TPOT is nearly linear in them, so one robust regression of relative
 errors is a step towards the best ones. Repeat with another share until nothing changes much. The shipped ones are after
 four such steps on samples of the visible rows, adjusted and rounded by hand in between, so this does not reproduce them
-exactly. Held-out rows are never read. The two constants of a request's arrival are set by hand, to the TTFT of rows at
-low concurrency.
+exactly. Held-out rows are never read, nor are those with expert or data parallelism: the constants of the others hold
+for them. The two constants of a request's arrival are set by hand, to the TTFT of rows at low concurrency. Those of
+MXFP4 experts stay as they are where an engine has such.
 """
 
 import sys
@@ -16,9 +17,10 @@ import zlib
 import numpy as np
 from scipy.optimize import lsq_linear
 
-from pdvsim.calibration.validate.silicon import UNSTATED, Prediction, SiliconRow, oddities, predict, read_rows
+from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
+from pdvsim.calibration.validate.silicon import UNSTATED, Prediction, oddities, predict
 from pdvsim.common.workers import parallel_map
-from pdvsim.sim.hardware.composed import ModelKernels, engine_profile, product_kind
+from pdvsim.sim.hardware.composed import ModelKernels, engine_profile, expert_kind, product_kind
 from pdvsim.sim.hardware.steps import EngineStep
 
 NAMES = ("step_s", "row_s", "layer_s", "kernels", "prompts", "reduces", "quantised_s", "experts", "expert_prompts")
@@ -43,7 +45,9 @@ def slopes(one: Prediction, step: EngineStep) -> list[float]:
     reduces = (kernels.reduces(count) + kernels.gather(count))[0] if spec.shards > 1 else 0.0
     quantised = sum(number * len(products) for number, products in spec.layer_kinds)
     quantised = quantised if product_kind(spec) in ("fp8", "nvfp4") else 0
-    decode = step.kernels * (dense + experts * step.experts) + step.reduces * reduces + step.quantised_s * quantised
+    few, _ = step.expert_factors(expert_kind(spec))
+    own = 0.0 if step.mxfp4_experts is not None and "mxfp4" in expert_kind(spec) else 1.0  # whether the rest is fitted
+    decode = step.kernels * (dense + experts * few) + step.reduces * reduces + step.quantised_s * quantised
     decode += step.step_s + step.row_s * row.concurrency + step.layer_s * spec.layers
     prefill = max(0.0, one.tpot_ms / 1000 - decode)
     many = np.array([4096.0])
@@ -52,12 +56,12 @@ def slopes(one: Prediction, step: EngineStep) -> list[float]:
         1.0,
         row.concurrency,
         spec.layers,
-        dense + experts * step.experts,
+        dense + experts * few,
         prefill / step.prompts,
         reduces,
         quantised,
-        experts * step.kernels,
-        prefill * share / step.expert_prompts,
+        own * experts * step.kernels,
+        own * prefill * share / step.expert_prompts,
     ]
 
 
@@ -91,7 +95,9 @@ def attempted(row: SiliconRow) -> Prediction | None:
 
 def main() -> None:
     share = int(sys.argv[1]) if len(sys.argv) > 1 else 4
-    rows = [row for row in read_rows() if not row.held_out]
+    rows = [row for row in read_rows() if not row.held_out and row.kind == "plain"]
+    absent = not_simulated(rows)
+    rows = [row for row in rows if row.id not in absent]
     odd = oddities(rows)
     rows = [row for row in rows if row.id not in odd and zlib.crc32(row.id.encode()) // 3 % share == 0]
     predictions = [one for one in parallel_map(attempted, ((row,) for row in rows), lambda: None) if one is not None]

@@ -258,3 +258,71 @@ def test_the_text_has_every_block() -> None:
     for block in blocks:
         assert f"{block.label}:\n{block.text}" in text
         assert all(f"- {note}" in text for note in block.notes)
+
+
+@pytest.mark.parametrize("drafter", ["none", "eagle3"])
+@pytest.mark.parametrize("draft_kv", ["sent", "recomputed"])
+def test_a_disaggregated_server_is_its_engines_and_a_router(drafter: Any, draft_kv: Any) -> None:
+    """Each engine with its own shards, the drafter where its KV cache is computed, and a port for each."""
+    server = Server("llama-3.1-8b", drafter=drafter) if drafter == "eagle3" else Server("none:llama-3.1-8b")
+    if drafter == "eagle3" and draft_kv == "recomputed":
+        server = Server("llama-3.2-1b:llama-3.1-8b")
+    hardware = Hardware(
+        disaggregate="2p3d", tensor_parallel_size=4, prefill_tensor_parallel_size=2, draft_kv=draft_kv, engine="vllm"
+    )
+    blocks = {block.label: block for block in deployment(Experiment("pd", TRAFFIC, server=server, hardware=hardware))}
+    engines = {
+        name: [block for label, block in blocks.items() if label.startswith(name)] for name in ("vLLM", "SGLang")
+    }
+    for name, transfer, spec in (
+        ("vLLM", "--kv-transfer-config", "--speculative-config"),
+        ("SGLang", "--disaggregation-mode", "--speculative-algorithm"),
+    ):
+        prefill, decode, router = engines[name]
+        assert [flags(side.text)["--tensor-parallel-size"] for side in (prefill, decode)] == ["2", "4"]
+        modes = [flags(side.text)[transfer] for side in (prefill, decode)]
+        told = [json.loads(mode or "")["kv_role"] for mode in modes] if name == "vLLM" else modes
+        assert told == (["kv_producer", "kv_consumer"] if name == "vLLM" else ["prefill", "decode"])
+        drafts = [spec in flags(side.text) for side in (prefill, decode)]
+        speculates = server.drafted_by != "none"
+        assert drafts == [speculates and draft_kv == "sent", speculates]
+        assert router.text.count("localhost") == 5
+        assert "start 3 of them" in " ".join(decode.notes)
+    assert "--disaggregate 2p3d" in blocks["pdvsim"].text
+
+
+def test_kv_tiers_have_flags() -> None:
+    """vLLM counts GiB of all GPUs, SGLang GB of each."""
+    hardware = Hardware(kv_offload_gb=137.438953472, tensor_parallel_size=2)
+    talks = replace(TRAFFIC, num_turns=2)
+    blocks = deployment(replace(COLOCATED, traffic=talks, hardware=hardware))
+    assert flags(blocks[0].text)["--kv-offloading-size"] == "128"
+    assert flags(blocks[1].text)["--hicache-size"] == "68.72"
+    ssd = deployment(replace(COLOCATED, traffic=talks, hardware=replace(hardware, kv_offload_ssd_gb=1000.0)))
+    assert "LMCache" in " ".join(ssd[0].notes)
+    assert flags(ssd[1].text)["--hicache-storage-backend"] == "file"
+
+
+def test_ranks_and_spread_experts_have_each_engines_own_flags() -> None:
+    """Two ranks of four GPUs. SGLang counts the GPUs of all ranks as tensor parallelism, and its limits are of all."""
+    server = Server("none:deepseek-v3", max_num_seqs=64, max_num_batched_tokens=8192)
+    hardware = Hardware(tensor_parallel_size=4, data_parallel_size=2, enable_expert_parallel=True)
+    low = replace(hardware, all2all_backend="deepep_low_latency")
+    mine, theirs, none, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=low))
+    given = flags(mine.text)
+    assert (given["--data-parallel-size"], given["--tensor-parallel-size"]) == ("2", "4")
+    assert "--enable-expert-parallel" in given
+    assert given["--all2all-backend"] == "deepep_low_latency"
+    assert given["--max-num-seqs"] == "64"
+    given = flags(theirs.text)
+    assert (given["--dp-size"], given["--tensor-parallel-size"], given["--ep-size"]) == ("2", "8", "8")
+    assert "--enable-dp-attention" in given
+    assert (given["--moe-a2a-backend"], given["--deepep-mode"]) == ("deepep", "low_latency")
+    assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "16384")
+    assert not none.text
+    assert "data-parallel over all GPUs or over none" in none.notes[0]
+    all_ranks = replace(hardware, tensor_parallel_size=1, data_parallel_size=8)
+    _, _, third, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=all_ranks))
+    assert third.label.startswith("TensorRT-LLM")
+    assert (flags(third.text)["--tp_size"], flags(third.text)["--ep_size"]) == ("8", "8")
+    assert "enable_attention_dp: true" in " ".join(third.notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +12,17 @@ from pdvsim.calibration.fit.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import medians, middle, reach_of
-from pdvsim.calibration.fit.power import PowerCalibration, fit_power
+from pdvsim.calibration.fit.power import PowerCalibration, at_full_clock, fit_power
 from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.core import GpuSpec
+from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.power import Power
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
+from pdvsim.sim.hardware.terms import GraphSizes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,10 +126,16 @@ def calibrate(
     measured = {str(model): medians(rows) for model, rows in alone}
     if not measured:
         raise ValueError("samples hold no model measured alone: measure some with --models")
-    todo = [(points, specs[model], gpu, kernels(samples.header)) for model, points in measured.items()]
+    engine = kernels(samples.header)
+    # the draw of a launch follows from its bytes and flops, which need no fit
+    counted = {model: _unfitted(specs[model], gpu, engine) for model in measured}
+    heated = fit_power(frame, gpu, counted)
+    if heated:
+        power = Power(heated.fit, gpu.bandwidth_bytes_per_s)
+        measured = {model: at_full_clock(points, counted[model], power) for model, points in measured.items()}
+    todo = [(points, specs[model], gpu, engine) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
     models = {model: CostModel(specs[model], solo.fit) for model, solo in solos.items()}
-    heated = fit_power(frame, gpu, models)
     corun = fit_corun(frame, gpu, models, heated.fit if heated else None, progress)
     header = samples.header
     profile = Profile(
@@ -150,6 +159,12 @@ def calibrate(
         **ranges(frame),
     )
     return Calibration(in_service(profile, served) if served else profile, solos, corun, heated)
+
+
+def _unfitted(spec: ModelSpec, gpu: GpuSpec, engine: Kernels) -> CostModel:
+    """A model whose launches move the engine's bytes, padded as it pads, in times that nothing was fitted to."""
+    graphs = GraphSizes(engine.row_buckets, engine.chunk_buckets)
+    return CostModel(spec, replace(ForwardTerms.roofline(spec, gpu), graphs=graphs))
 
 
 def ranges(frame: pd.DataFrame) -> dict[str, Any]:

@@ -142,12 +142,15 @@ def _cool(members: Sequence[Member], spans: Sequence[Floats], within: tuple[floa
 def _member(
     row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: CostModel, power: Power | None
 ) -> Member:
-    """Demands from the bytes and flops of the launch over its measured time alone."""
+    """Demands from the bytes and flops of the launch over its measured time alone, at full clock."""
     names = ("rows", "steps", "tokens", "chunks", "chunk_start", "chunk_tokens")
     rows, steps, tokens, chunks, start, prompt = (int(row[name]) for name in names)
     prompts = [(start, prompt // chunks)] * chunks if chunks else []
     cost = model.price(rows, tokens, steps, context, prompts, chunks if row["emits"] else 0)
     alone = cost.at(context)._replace(seconds=solo_s)
+    if power:
+        solo_s = power.full_clock_s(alone, power.fit.flop_factor(model.spec))
+        alone = alone._replace(seconds=solo_s)
     member = Member(
         kind=str(row["kind"]),
         priority=int(row["priority"]),

@@ -31,7 +31,7 @@ WATTS_WEIGHT = 0.1  # relative to the weight of an error in time
 
 @dataclass(frozen=True)
 class HeatedLaunch:
-    """One launch of a run without a pause: its price, with the time on a card at rest, and when it began."""
+    """One launch of a run without a pause: its price, with the time alone on a cool GPU, and when it began."""
 
     price: Price
     seconds: float
@@ -66,6 +66,16 @@ def _launches(part: pd.DataFrame, model: CostModel) -> Iterator[HeatedLaunch]:
     columns = (part[name].to_numpy(float) for name in ("seconds", "start_s", "sm_mhz", "power_w"))
     for took_s, start_s, mhz, watts in zip(*columns, strict=True):
         yield HeatedLaunch(cold, float(took_s), float(start_s), float(mhz), float(watts))
+
+
+def at_full_clock(points: pd.DataFrame, model: CostModel, power: Power) -> pd.DataFrame:
+    """Points measured on a cool GPU with the `seconds` they would take if long ones did not lower the clock."""
+    factor = power.fit.flop_factor(model.spec)
+    seconds = [
+        power.full_clock_s(price(model, point).at(float(point["context_total"]))._replace(seconds=point["seconds"]), factor)
+        for point in points.to_dict("records")
+    ]
+    return points.assign(seconds=seconds)
 
 
 @dataclass(frozen=True)
@@ -145,11 +155,14 @@ def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunc
 def _predicted(run: Sequence[HeatedLaunch], power: Power, flop_factor: float = 1.0) -> Floats:
     """Each launch's time, from those before it; its flops take `flop_factor` times the energy of 16-bit ones."""
     mean_w, seconds = power.fit.rest_w, np.empty(len(run))
-    draws: dict[Price, Draw] = {}  # of a run's one or two works
+    draws: dict[Price, tuple[float, Draw]] = {}  # of a run's one or two works, with their seconds at full clock
     for i, launch in enumerate(run):
-        draw = draws.get(launch.price)
-        if draw is None:
-            draw = draws[launch.price] = power.draw(launch.price, flop_factor)
-        seconds[i] = taken_s = power.taken_s(mean_w, draw, launch.price.seconds)
+        if launch.price in draws:
+            solo_s, draw = draws[launch.price]
+        else:
+            solo_s = power.full_clock_s(launch.price, flop_factor)
+            draw = power.draw(launch.price._replace(seconds=solo_s), flop_factor)
+            draws[launch.price] = solo_s, draw
+        seconds[i] = taken_s = power.taken_s(mean_w, draw, solo_s)
         mean_w = power.mean_w(mean_w, taken_s, draw.watts)
     return seconds

@@ -15,7 +15,7 @@ from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
 from pdvsim.decide.advise import advise, usual_runs
 from pdvsim.decide.figures import advice_figure
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
-from pdvsim.decide.fleet import Contender, drafters, fleets
+from pdvsim.decide.fleet import Contender, chosen, drafters, fleets
 from pdvsim.decide.options import BUDGET, ChoiceOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import covering_profile, kv_capacity
@@ -55,9 +55,9 @@ class AdviseOptions(ChoiceOptions):
     def _sized(self) -> bool:
         """Whether the number of GPUs is found, not given."""
         given = self.hardware
-        placed = given.place or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1
         timed = self.request_rate < math.inf or self.traffic.dataset_path is not None
-        return bool(self.scoring.goodput) and timed and self.concurrency is None and self.gpus != 1 and not placed
+        found = self.concurrency is None and self.gpus != 1 and not chosen(given)
+        return bool(self.scoring.goodput) and timed and found
 
     def _fitting(self, base: Experiment) -> Experiment:
         """The experiment on the fewest GPUs of a group that hold its models, if that number is to be found."""

@@ -11,6 +11,7 @@ from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
+from pdvsim.sim.hardware.links import NVLINK5_CARDS, nvlink_of
 from pdvsim.sim.hardware.models import GPUS, PRESETS, model_or_shard, pair
 from pdvsim.sim.limits import MeasuringSeconds, Range, Seed, check_ranges
 
@@ -135,6 +136,7 @@ def _show_profiles(json: bool) -> int:
                 "bandwidth_tb_per_s": gpu.bandwidth_bytes_per_s / 1e12,
                 "tflop_per_s": gpu.flops_per_s / 1e12,
                 "memory_gib": gpu.memory_bytes / 2**30,
+                "nvlink5_gpus": nvlink_of(name)[1] if name in NVLINK5_CARDS else None,
                 "source": gpu.source,
             }
             for name, gpu in GPUS.items()

@@ -11,7 +11,9 @@ MEANT = {  # names of options in other programs
     "num_prompts": ("requests", "num_requests", "prompts", "n"),
     "num_runs": ("runs", "seeds", "repeats", "replications", "num_seeds"),
     "tensor_parallel_size": ("tp", "tp_size", "tensor_parallel"),
-    "replicas": ("dp", "dp_size", "data_parallel_size"),
+    "data_parallel_size": ("dp", "dp_size", "enable_dp_attention", "enable_attention_dp"),
+    "enable_expert_parallel": ("ep", "ep_size", "expert_parallel_size", "moe_ep_size", "moe_expert_parallel_size"),
+    "all2all_backend": ("moe_a2a_backend", "deepep_mode"),
     "max_num_seqs": ("batch_size", "max_batch_size", "batch", "max_running_requests"),
     "max_num_batched_tokens": ("chunk", "chunk_size", "chunked_prefill_size", "prefill_chunk"),
     "num_speculative_tokens": ("k", "gamma", "draft_length", "spec_tokens", "speculative_num_draft_tokens"),
@@ -37,10 +39,6 @@ OTHER_SPELLINGS = {
     "prefix_repetition_output_len": "output_len",
 }
 MISSING_OPTIONS = {
-    **dict.fromkeys(
-        ("enable_expert_parallel", "expert_parallel_size", "ep", "ep_size", "moe_ep_size"),
-        "expert parallelism is not modelled; --tensor-parallel-size divides every expert",
-    ),
     "gpus": "--replicas copies the server, --tensor-parallel-size divides the model; pdvsim advise --gpus chooses",
     "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",
     "overwrite": "results are never overwritten: name another folder with -o, or continue with --resume",

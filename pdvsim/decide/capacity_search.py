@@ -218,7 +218,7 @@ class _Searches:
             if bracket.failed < math.inf:
                 at = plan.experiment(case, bracket.failed)
                 [row] = self.bench.rows([at])
-                if int(row["max_concurrent_requests"]) >= at.hardware.replicas * at.server.max_num_seqs:
+                if int(row["max_concurrent_requests"]) >= at.batches * at.server.max_num_seqs:
                     larger = (way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs)
                     full[case] = [at, *larger]
         rows = iter(self.bench.rows([way for ways in full.values() for way in ways]))

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from pdvsim.common.commandline import command_line
 from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.core import LOOKED_UP, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
@@ -43,7 +43,14 @@ SGLANG_ADAPTIVE = "0.5.14"  # with slots by batch size, and with 0 among them
 
 METHODS = {"model": "draft_model", "pard": "draft_model", "p-eagle": "eagle3"}  # vLLM's, if not as the drafter
 ALGORITHMS = {"model": "STANDALONE", "mtp": "EAGLE", "dflash": "DFLASH"}  # SGLang's, if not EAGLE3
-ENGINES: dict[str, ServingEngine] = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm"}
+SIDES = ("the engines that prefill", "the engines that decode")
+VLLM_ROLES = ("kv_producer", "kv_consumer")
+GIB = 2**30
+SEPARATE_PREFILL = "with a drafter it prefills in separate batches, not together with decoding as colocated"
+ENGINES: dict[str, ServingEngine] = {
+    "vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm", "TensorRT-LLM": "trtllm",
+}  # fmt: skip
+DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}  # SGLang's names
 
 
 @dataclass(frozen=True)
@@ -80,7 +87,14 @@ class Served(NamedTuple):
 def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:
     """Commands for an experiment; if engines do not support it, `fixed` is colocated batching at its best k."""
     served = served_as(experiment, fixed)
-    engines = [vllm(served), *sglang(served)] if isinstance(served, Served) else [Block("vLLM, SGLang", "", (served,))]
+    if not isinstance(served, Served):
+        engines = [Block("vLLM, SGLang", "", (served,))]
+    elif served.experiment.sides is not None:
+        engines = [*vllm_apart(served.experiment), *sglang_apart(served.experiment)]
+    else:
+        engines = [vllm(served), *sglang(served)]
+        if (block := trtllm_serve(served)) is not None:
+            engines.append(block)
     engines = [_of_engine(block, experiment) for block in engines]
     return [*engines, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
 
@@ -116,9 +130,10 @@ class Deployment:
 def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:
     """What engines serve for an experiment, or why they cannot."""
     follows = experiment.speculates and experiment.server.varies_length
-    if experiment.arch in ("autoregressive", "colocated") and not follows:
+    apart = experiment.sides is not None
+    if (apart or experiment.arch in ("autoregressive", "colocated")) and not follows:
         return _of(experiment)
-    if experiment.arch == "colocated":
+    if apart or experiment.arch == "colocated":
         cannot = f"no engine flag corresponds to --controller {experiment.server.controller}"
     else:
         does = policy_of(experiment.arch).not_in_engines if experiment.arch in ARCHITECTURES else "is a custom policy"
@@ -155,8 +170,14 @@ def vllm(served: Served) -> Block:
         *("--max-num-seqs", server.max_num_seqs, "--max-num-batched-tokens", max(budget, server.max_num_seqs)),
         *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
         *_shared_flags(served, longest, "--max-model-len", "fp8", "--no-enable-prefix-caching"),
+        *_vllm_ranks(served.experiment.hardware),
     ]
     notes = _shared_notes(served, longest)
+    if host_gb := served.experiment.hardware.kv_offload_gb:
+        size = f"{host_gb * 1e9 / GIB:.4g}"
+        words += ["--kv-offloading-size", size, "--kv-offloading-backend", "native"]
+    if served.experiment.hardware.kv_offload_ssd_gb:
+        notes.append("for the SSD use LMCache (--kv-offloading-backend lmcache, and its local_disk)")
     if longest:
         parallel = pair.draft.parallel
         config: dict[str, Any] = {"method": METHODS.get(kind, kind)}
@@ -238,13 +259,23 @@ def sglang(served: Served) -> list[Block]:
     if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
         unlike = f"it rejects vocabularies of different size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
         return [Block(label, "", (*served.notes, unlike))]
+    hardware = served.experiment.hardware
+    ranks = hardware.data_parallel_size  # SGLang divides both limits by them
     words = [
         *("python3", "-m", "sglang.launch_server", "--model-path", checkpoint(pair.target)),
-        *("--max-running-requests", server.max_num_seqs, "--chunked-prefill-size", server.max_num_batched_tokens),
-        *("--mem-fraction-static", served.experiment.hardware.gpu_memory_utilization),
-        *_shared_flags(served, k, "--context-length", "fp8_e4m3", "--disable-radix-cache"),
+        *("--max-running-requests", ranks * server.max_num_seqs),
+        *("--chunked-prefill-size", ranks * server.max_num_batched_tokens),
+        *("--mem-fraction-static", hardware.gpu_memory_utilization),
+        *_shared_flags(served, k, "--context-length", "fp8_e4m3", "--disable-radix-cache", ranks),
+        *_sglang_ranks(hardware),
     ]
     notes = _shared_notes(served, k)
+    hardware = served.experiment.hardware
+    if hardware.kv_offload_gb:
+        size = f"{hardware.kv_offload_gb / hardware.tensor_parallel_size:.4g}"  # of each GPU
+        words += ["--enable-hierarchical-cache", "--hicache-size", size, "--hicache-write-policy", "write_through"]
+    if hardware.kv_offload_ssd_gb:
+        words += ["--hicache-storage-backend", "file"]
     if k:
         words += ["--speculative-algorithm", ALGORITHMS.get(kind, "EAGLE3")]
         if kind != "mtp":
@@ -255,7 +286,7 @@ def sglang(served: Served) -> list[Block]:
         words += ["--speculative-num-draft-tokens", k + 1]
         if kind == "model":
             notes.append(f"needs SGLang {SGLANG_DRAFT_MODELS} or later, for draft models")
-        notes.append("with a drafter it prefills in separate batches, not together with decoding as colocated")
+        notes.append(SEPARATE_PREFILL)
     elif served.experiment.hardware.predicted_engine != "sglang":  # it was simulated with prompts in separate batches
         words.append("--enable-mixed-chunk")
     blocks = [Block(label, _line(words), tuple(notes))]
@@ -271,6 +302,68 @@ def sglang(served: Served) -> list[Block]:
     return blocks
 
 
+def vllm_apart(experiment: Experiment) -> list[Block]:
+    """Every kind of vLLM server of a disaggregated one, and the proxy before them."""
+    sides, counts = experiment.sides, experiment.hardware.groups()
+    assert sides is not None
+    blocks = []
+    for name, role, side, count, port in zip(SIDES, VLLM_ROLES, sides, counts, (8100, 8200), strict=True):
+        one = vllm(_of(side))
+        if not one.text:
+            return [one]
+        config = {"kv_connector": "NixlConnector", "kv_role": role}
+        words = f"{one.text} --port {port} {_line(['--kv-transfer-config', json.dumps(config)])}"
+        notes = [*one.notes, *_counted(count, "another --port and VLLM_NIXL_SIDE_CHANNEL_PORT")]
+        if side.hardware.kv_offload_gb:
+            notes.append("name both connectors, of the transfer and of the KV tier, in a MultiConnector")
+        blocks.append(Block(f"{one.label}, {name}", words, tuple(notes)))
+    ports = [[str(first + at) for at in range(count)] for first, count in zip((8100, 8200), counts, strict=True)]
+    proxy = [
+        *("python", "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py", "--port", "8000"),
+        *("--prefiller-hosts", *["localhost"] * counts[0], "--prefiller-ports", *ports[0]),
+        *("--decoder-hosts", *["localhost"] * counts[1], "--decoder-ports", *ports[1]),
+    ]
+    about = [
+        "from vLLM's repository; it takes engines in turn, simulated: the least loaded",
+        *_transfer_notes(experiment),
+    ]
+    return [*blocks, Block("vLLM, the proxy", _line(proxy), tuple(about))]
+
+
+def sglang_apart(experiment: Experiment) -> list[Block]:
+    """Every kind of SGLang server of a disaggregated one, and the router before them."""
+    sides, counts = experiment.sides, experiment.hardware.groups()
+    assert sides is not None
+    blocks, router = [], ["python3", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
+    for name, mode, side, count, port in zip(SIDES, ("prefill", "decode"), sides, counts, (30100, 30200), strict=True):
+        one, *more = sglang(_of(side))
+        if not one.text:
+            return [one]
+        words = one.text.removesuffix(" --enable-mixed-chunk")
+        words += f" --port {port} --disaggregation-mode {mode} --disaggregation-transfer-backend nixl"
+        notes = [note for note in one.notes if note != SEPARATE_PREFILL] + _counted(count, "another --port")
+        blocks += [Block(f"{one.label}, {name}", words, tuple(notes)), *(more if mode == "decode" else [])]
+        for at in range(count):
+            router += [f"--{mode}", f"http://localhost:{port + at}"]
+    router += ["--policy", "cache_aware" if experiment.hardware.router == "prefix-aware" else "power_of_two"]
+    router += ["--port", "8000"]
+    return [*blocks, Block("SGLang, the router", _line(router), tuple(_transfer_notes(experiment)))]
+
+
+def _counted(count: int, changed: str) -> list[str]:
+    return [f"start {count} of them, each with {changed} and its own GPUs"] if count > 1 else []
+
+
+def _transfer_notes(experiment: Experiment) -> list[str]:
+    """How the transfer of the KV cache was simulated."""
+    hardware = experiment.hardware
+    sent = "layer by layer during the prefill" if hardware.kv_transfer == "layers" else "after the prefill"
+    notes = [f"simulated with the KV cache sent {sent}, over {hardware.kv_link or hardware.link}"]
+    if hardware.kv_transfer == "layers":
+        notes.append("NIXL sends it after the prefill: --kv-transfer prompt")
+    return notes
+
+
 def tensorrt_llm(served: Served) -> Block:
     """The fields of TensorRT-LLM's `speculative_config` that hold the table."""
     label = f"TensorRT-LLM's speculative_config (checked against {TENSORRT_LLM})"
@@ -279,6 +372,44 @@ def tensorrt_llm(served: Served) -> Block:
     schedule = {str(last): k for _, last, k in served.ranges}
     notes = ("add the drafter's own fields; above the last batch size it does not draft",)
     return Block(label, json.dumps({"max_draft_len": served.longest, "draft_len_schedule": schedule}), notes)
+
+
+def _vllm_ranks(hardware: Hardware) -> list[Any]:
+    """vLLM's flags of data-parallel ranks and of experts on several GPUs."""
+    flags: list[Any] = ["--data-parallel-size", hardware.data_parallel_size] if hardware.data_parallel_size > 1 else []
+    flags += ["--enable-expert-parallel"] if hardware.enable_expert_parallel else []
+    usual = hardware.all2all_backend == Hardware.all2all_backend
+    return flags if usual else [*flags, "--all2all-backend", hardware.all2all_backend]
+
+
+def _sglang_ranks(hardware: Hardware) -> list[Any]:
+    """The same of SGLang, whose tensor parallelism counts the GPUs of all ranks."""
+    ranks, gpus = hardware.data_parallel_size, hardware.data_parallel_size * hardware.tensor_parallel_size
+    flags: list[Any] = ["--enable-dp-attention", "--dp-size", ranks] if ranks > 1 else []
+    flags += ["--ep-size", gpus] if hardware.enable_expert_parallel else []
+    mode = DEEPEP_MODES.get(hardware.all2all_backend)
+    return flags if mode is None else [*flags, "--moe-a2a-backend", "deepep", "--deepep-mode", mode]
+
+
+def trtllm_serve(served: Served) -> Block | None:
+    """The TensorRT-LLM server where ranks or experts are on several GPUs; None elsewhere."""
+    hardware, server = served.experiment.hardware, served.experiment.server
+    ranks, gpus = hardware.data_parallel_size, hardware.data_parallel_size * hardware.tensor_parallel_size
+    if ranks == 1 and not hardware.enable_expert_parallel:
+        return None
+    label = f"TensorRT-LLM (names as of {TENSORRT_LLM})"
+    if served.longest:
+        return Block(label, "", (*served.notes, "its drafters are set in a file, which is not written here"))
+    if 1 < ranks < gpus:
+        return Block(label, "", (*served.notes, "its attention is data-parallel over all GPUs or over none"))
+    words = [
+        *("trtllm-serve", checkpoint(served.pair.target), "--tp_size", gpus),
+        *(("--ep_size", gpus) if hardware.enable_expert_parallel else ()),
+        *("--max_batch_size", server.max_num_seqs, "--max_num_tokens", server.max_num_batched_tokens),
+        *(("--config", "ranks.yaml") if ranks > 1 else ()),
+    ]
+    notes = [*served.notes, *(["ranks.yaml has the line enable_attention_dp: true"] if ranks > 1 else [])]
+    return Block(label, _line(words), tuple(notes))
 
 
 def realrun(experiment: Experiment) -> Block:
@@ -319,12 +450,13 @@ def _is_fp8(model: ModelSpec) -> bool:
     return bits_of(model.name) == FP8 and unquantised(model.name) != model.name
 
 
-def _shared_flags(served: Served, k: int, context: str, fp8: str, uncached: str) -> list[Any]:
+def _shared_flags(served: Served, k: int, context: str, fp8: str, uncached: str, ranks: int = 1) -> list[Any]:
     """Flags of both engines: context, shards, 8-bit weights and KV cache, and no prefix cache.
 
-    The context is the drafter's if it is shorter than the target's: nothing was simulated beyond it.
+    The context is the drafter's if it is shorter than the target's: nothing was simulated beyond it. `ranks` are those
+    that the engine counts among its shards.
     """
-    server, size = served.experiment.server, served.experiment.hardware.tensor_parallel_size
+    server, size = served.experiment.server, ranks * served.experiment.hardware.tensor_parallel_size
     mine, whole = (model.max_position_embeddings for model in (served.pair.draft, served.pair.target))
     flags: list[Any] = [context, mine] if k and mine is not None and (whole is None or mine < whole) else []
     flags += ["--tensor-parallel-size", size] if size > 1 else []
@@ -341,6 +473,8 @@ def _shared_notes(served: Served, k: int) -> list[str]:
     notes, hardware = list(served.notes), served.experiment.hardware
     if bits_of(served.pair.target.name) == NVFP4:
         notes.append("name a checkpoint with NVFP4 weights instead")
+    if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
+        notes.append("simulated with fetches only where they are faster than a prefill; the engine always fetches")
     if hardware.replicas > 1:
         notes.append(f"start {hardware.replicas} of them behind a router; data parallelism turns vLLM's table off")
     if k and hardware.draft_tensor_parallel_size not in (None, hardware.tensor_parallel_size):

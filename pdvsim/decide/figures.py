@@ -12,7 +12,6 @@ import numpy as np
 
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.fleet import LANE_PLACES
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.runs import load_words
@@ -273,5 +272,5 @@ def map_figure(answer: WinnerMap) -> Figure:
 def _colour(candidate: Experiment) -> str:
     """Colour of its architecture; paler if a server that can be split is replicated."""
     policy, hardware = policy_of(candidate.arch), candidate.hardware
-    single = (candidate.arch in LANE_PLACES or policy.in_steps()) and hardware.tensor_parallel_size == 1
+    single = (candidate.arch in ("pd", "pdv") or policy.in_steps()) and candidate.gpus == 1
     return paler(arch_colour(candidate.arch), 0.45 if single and not hardware.place else 0.0)

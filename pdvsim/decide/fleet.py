@@ -1,6 +1,8 @@
 """Contenders other than architectures alone: ways to use several GPUs, and drafters of a model.
 
-A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, or lanes on different GPUs.
+A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, lanes on different GPUs,
+engines that prefill and engines that decode or, for a mixture of experts, expert parallelism with tensor or data
+parallelism. Of the splits into engines that prefill and decode the formula names the most promising (`SPLITS`).
 Fleets of the same size are compared on the same requests, each with its best settings (`tune`). So a GPU for one lane
 is compared with a second server, and with one server sharded over all GPUs. With a price, one GPU alone is compared
 too. Under service levels at a request rate the number of GPUs is not given but found (`sizing`), from the kinds of
@@ -20,6 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
+from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
@@ -29,7 +32,8 @@ from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 from pdvsim.view.setting import acceptance_source
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
-LANE_PLACES = {"pd": ("decode=1",), "pdv": ("prefill=1", "decode=0", "verify=1")}
+PDV_PLACE = ("prefill=1", "decode=0", "verify=1")
+SPLITS = 4  # disaggregated servers that are compared, of all on so many GPUs
 KINDS: tuple[DrafterKind, ...] = ("model", "mtp", "eagle3", "ngram")
 
 
@@ -75,13 +79,29 @@ class Contender:
 
 
 def fleet_name(candidate: Experiment) -> str:
-    """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, pdv on 1+1 (drafter, target)."""
+    """An architecture and how it uses its GPUs: 2x colocated, colocated tp2, colocated dp8 ep, pd 3p1d, pdv on 1+1.
+
+    1+1 are the GPUs of drafter and target.
+    """
     hardware, placement, name = candidate.hardware, candidate.placement, str(candidate.arch)
+    if hardware.disaggregate is not None:
+        sizes = (
+            ("tp", hardware.prefill_tensor_parallel_size, hardware.tensor_parallel_size),
+            ("dp", hardware.prefill_data_parallel_size, hardware.data_parallel_size),
+        )
+        name += f" {hardware.disaggregate}"
+        for kind, prefill, decode in sizes:
+            if max(prefill or 1, decode) > 1:
+                name += f" {kind}{prefill or decode}" + (f"+{decode}" if prefill not in (None, decode) else "")
+        return f"{name} ep" if hardware.enable_expert_parallel else name
     if placement.gpus > 1:
         other = placement.prefill[0] if candidate.base_arch == "pd" else placement.draft[0]
         name += f" on {candidate.group(other)}+{candidate.group(placement.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
+    if hardware.data_parallel_size > 1:
+        name += f" dp{hardware.data_parallel_size}"
+    name += " ep" if hardware.enable_expert_parallel else ""
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
@@ -104,18 +124,18 @@ def servers(
     """Every kind of server with these architectures, and drafters if any are compared, on at most `most` GPUs."""
     ways: dict[str, Contender] = {}
     for gpus in range(1, most + 1):
-        for way in _possible(base, archs, gpus, False, drafted):
+        for way in _possible(base, archs, gpus, False, drafted, splits=1):
             if way.of(base).hardware.replicas == 1 and (fitting := _fitting(way, base)) is not None:
                 ways.setdefault(fitting.name, fitting)
     return tuple(ways.values())
 
 
 def _possible(
-    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender]
+    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender], splits: int = SPLITS
 ) -> Iterator[Contender]:
     """Every way to use so many GPUs, also if the models do not fit or cannot be sharded so."""
     for way in drafted or [Contender("", arch) for arch in archs]:
-        for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone):
+        for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone, splits):
             mine = replace(way, hardware=hardware)
             yield replace(mine, name=mine.named(mine.of(base)))
 
@@ -131,16 +151,18 @@ def fleets(
 
     If drafters are compared (`drafted`), each way is combined with every drafter that it supports.
 
-    An architecture whose lanes are separate workers is replicated, and also split over two GPUs or groups. One that
-    drafts ahead is not replicated, as it gains nothing on one GPU. A head or an n-gram search stays with its target. If
-    cost counts, one GPU `alone` is compared too. Fleets without room for a KV cache are excluded.
+    An architecture whose lanes are separate workers is replicated, and also split over two GPUs or groups; pd into
+    engines that prefill and engines that decode. One that drafts ahead is not replicated, as it gains nothing on one
+    GPU. A head or an n-gram search stays with its target. If cost counts, one GPU `alone` is compared too. Fleets
+    without room for a KV cache are excluded.
     """
     given = base.hardware
     if gpus < 2:
         raise ValueError(f"gpus must be at least 2, got {gpus}")
-    if given.place or given.cards or given.replicas > 1 or given.tensor_parallel_size > 1:
+    if chosen(given):
         raise ValueError(
-            "--gpus chooses the placement: leave out --place, --cards, --replicas and --tensor-parallel-size"
+            "--gpus chooses the placement: leave out --place, --disaggregate, --cards, --replicas, "
+            "--tensor-parallel-size, --data-parallel-size and --enable-expert-parallel"
         )
     possible = list(_possible(base, archs, gpus, alone, drafted))
     fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
@@ -151,7 +173,14 @@ def fleets(
     return tuple(fitting)
 
 
-def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hardware]:
+def chosen(given: Hardware) -> bool:
+    """Whether the layout of GPUs is given, so that there is none to find."""
+    sizes = given.replicas, given.tensor_parallel_size, given.data_parallel_size
+    placed = given.place or given.cards or given.disaggregate
+    return bool(placed or given.enable_expert_parallel or max(sizes) > 1)
+
+
+def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> Iterator[Hardware]:
     """The GPUs of all fleets of an architecture, including those on which its models cannot be sharded so."""
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
@@ -166,17 +195,54 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hard
         if alone:
             yield given
         yield shared(1, given)
+    mixture = base.server.models().target.experts is not None
     for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
         yield shared(size, replace(given, tensor_parallel_size=size))
-    for target in SHARDED if policy.placeable() and apart else ():
-        # pd runs the target in both lanes; the others draft on one GPU, or on as many as the target
-        for other in sorted({target} if kind == "pd" else {1, target}):
+        if mixture:  # the layouts between these, with some of both, are seldom best
+            yield shared(size, replace(given, tensor_parallel_size=size, enable_expert_parallel=True))
+            yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
+    if arch == "pd":
+        yield from _splits(replace(base, arch=arch), gpus)[:splits]
+    for target in SHARDED if policy.placeable() and apart and kind != "pd" else ():
+        for other in sorted({1, target}):  # the drafter's
             if gpus % (target + other):
                 continue
-            split = replace(given, place=LANE_PLACES["pd" if kind == "pd" else "pdv"], tensor_parallel_size=target)
-            if other > 1 and kind != "pd":
+            split = replace(given, place=PDV_PLACE, tensor_parallel_size=target)
+            if other > 1:
                 split = replace(split, draft_tensor_parallel_size=other)
             yield shared(target + other, split)
+
+
+def _splits(base: Experiment, gpus: int) -> list[Hardware]:
+    """Disaggregated servers on so many GPUs, most promising first: by the formula, those that keep up by the time of an
+    answer, the others by throughput. Those without room for the models are left out.
+    """
+    ranked, mixture = [], base.server.models().target.experts is not None
+    for prefill_size in SHARDED:
+        for size in SHARDED:
+            for decode in range(1, gpus // size + 1):
+                prefill, left = divmod(gpus - decode * size, prefill_size)
+                if left or not prefill:
+                    continue
+                other = prefill_size if prefill_size != size else None
+                split = replace(base.hardware, disaggregate=f"{prefill}p{decode}d")
+                ways = [replace(split, tensor_parallel_size=size, prefill_tensor_parallel_size=other)]
+                if mixture and max(size, prefill_size) > 1:
+                    spread = replace(split, enable_expert_parallel=True)
+                    ways.append(replace(spread, data_parallel_size=size, prefill_data_parallel_size=other))
+                for hardware in ways:
+                    if (fitting := _fitting(Contender("", base.arch, hardware), base)) is None:
+                        continue
+                    formula, k = Formula(fitting.of(base)), base.longest_draft
+                    predicted = formula.at(k)
+                    order = formula.answer_s(k) if predicted.keeps_up else -predicted.tokens_per_s
+                    ranked.append((not predicted.keeps_up, order, len(ranked), hardware))
+    return [hardware for *_, hardware in sorted(ranked, key=lambda split: split[:3])]
+
+
+def _has_room(candidate: Experiment) -> bool:
+    """Whether every engine of a server has room for a KV cache."""
+    return all(kv_capacity(one, covering_profile(one)) > 0 for one in candidate.sides or (candidate,))
 
 
 def _fitting(fleet: Contender, base: Experiment) -> Contender | None:
@@ -185,7 +251,7 @@ def _fitting(fleet: Contender, base: Experiment) -> Contender | None:
     for way in (fleet, whole):
         mine = way.of(base)
         with suppress(CannotShard):
-            return way if kv_capacity(mine, covering_profile(mine)) > 0 else None
+            return way if _has_room(mine) else None
     return None
 
 

@@ -129,8 +129,34 @@ class Formula:
         target_s = models["target"].price(0, prompts=prompts, first_tokens=1).seconds_0
         return target_s + models["draft"].price(0, prompts=prompts).seconds_0 if k else target_s
 
+    @cached_property
+    def prefill(self) -> Formula | None:
+        """The engines that prefill, where the server is disaggregated."""
+        return None if self.experiment.sides is None else Formula(self.experiment.sides.prefill)
+
+    def prefill_busy(self, k: int, rate: float) -> float:
+        """Share of their time in which the engines that prefill are busy at a request rate; 0 where there are none."""
+        if self.prefill is None:
+            return 0.0
+        hardware = self.experiment.hardware
+        ranks = hardware.prefill_data_parallel_size or hardware.data_parallel_size
+        engines = hardware.replicas * hardware.groups()[0] * ranks
+        return rate / engines * self.prefill.prompt_s(k if self.prefill.experiment.speculates else 0)
+
+    def answer_s(self, k: int) -> float:
+        """Time of a mean answer of a disaggregated server, with the wait for its prefill as of M/D/1."""
+        predicted, rate = self.at(k), self.experiment.traffic.request_rate
+        if self.prefill is None or rate == float("inf"):
+            return predicted.seconds_per_token * self.output_tokens
+        busy = min(self.prefill_busy(k, rate), 0.999)
+        prompt_s = self.prefill.prompt_s(k if self.prefill.experiment.speculates else 0)
+        return prompt_s * (1 + busy / (1 - busy) / 2) + predicted.seconds_per_token * self.output_tokens
+
     def newcomer_s(self, k: int) -> float:
         """GPU time of a new request in addition to its rounds: its prefill and, if so, its own draft."""
+        if self.prefill is not None:
+            recomputed = k and not self.prefill.experiment.speculates and "draft" in self.planner.models
+            return self.planner.models["draft"].price(0, prompts=[self.prompt]).seconds_0 if recomputed else 0.0
         if not (self.planner.lanes and k):
             return self.prompt_s(k)
         return self.prompt_s(k) + self.planner.models["draft"].price(1, 1, k, self.context).seconds(self.context) / 2
@@ -159,10 +185,12 @@ class Formula:
     def at(self, k: int) -> Predicted:
         """Prediction for one draft length at the experiment's load."""
         traffic, most = self.experiment.traffic, min(self.experiment.server.max_num_seqs, self.fits(k))
-        servers = self.experiment.hardware.replicas
+        servers = self.experiment.batches
         if traffic.request_rate == float("inf") or traffic.max_concurrency is not None:
             concurrency = -(-(traffic.max_concurrency or traffic.num_prompts) // servers)
             [(rows, speed)] = self.loops(k, [concurrency])
+            if busy := self.prefill_busy(k, servers * speed / self.output_tokens):
+                speed /= max(1.0, busy)
             return Predicted(k, rows, concurrency / speed, servers * speed, True)  # rows that do not fit wait
         rounds, joining_s = self.rounds(k) + JOINING_ROUNDS, self.newcomer_s(k)
         rate = traffic.request_rate / servers
@@ -173,7 +201,7 @@ class Formula:
             if need <= rows:
                 break
             rows = max(rows + 1, min(int(need) + 1, rows + max(1, rows // 8)))
-        keeps_up = gpu_share_left > 0 and need <= min(rows, most)
+        keeps_up = gpu_share_left > 0 and need <= min(rows, most) and self.prefill_busy(k, traffic.request_rate) < 1
         rows = min(rows, most)
         pace_s = self.round_s(rows, k) * rounds / self.output_tokens / max(gpu_share_left, 1e-3)
         return Predicted(k, need if keeps_up else rows, pace_s, servers * rows / pace_s, keeps_up)

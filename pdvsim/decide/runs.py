@@ -223,7 +223,7 @@ def saturated(experiment: Experiment) -> Experiment:
 
     Users of conversations do not think: otherwise most of them would, and nothing would wait.
     """
-    rows = experiment.server.max_num_seqs * experiment.hardware.replicas
+    rows = experiment.server.max_num_seqs * experiment.batches
     traffic = replace(
         at_rate(experiment, math.inf).traffic, max_concurrency=math.ceil(WAITING * rows), think_time_s=0.0
     )

@@ -1,11 +1,13 @@
 """The page's charts: metrics over time, latency distributions, and the latest launches of each architecture's lanes.
 
-A chart is described once, for plotly.js: its traces name the columns of a source, and updates send columns only.
+A chart is described once, for plotly.js: its traces name the columns of a source, and updates send columns only. One
+that `gives_way` is hidden while its lines are constant: queues that are empty, a draft length that is fixed. `level` is
+a service level, drawn as a line.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -35,8 +37,9 @@ Chart = dict[str, Any]
 class Charts:
     """Charts of the architectures `archs`; `names` are their names on the page."""
 
-    def __init__(self, archs: Sequence[str], names: Sequence[str]) -> None:
-        self.archs, self.names = archs, names
+    def __init__(self, archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, float]) -> None:
+        """`levels_s` are the service levels by metric."""
+        self.archs, self.names, self.levels_s = archs, names, levels_s
         self.lead = [self._strip(), *map(self._over_time, SERIES)]
         self.others = [*map(self._spread, LATENCIES), *map(self._queues, range(len(archs)))]
 
@@ -64,13 +67,14 @@ class Charts:
         lines = [self._line(at, f"time_s_{at}", f"{column}_{at}") for at in shown]
         axis = {"range": [0, 1]} if column == "acceptance" else {"rangemode": "tozero"}
         chart = _chart(SERIES[column], "fast" if column in FAST else "slow", lines, "seconds", yaxis=axis)
-        return chart | {"legend": column == "tokens_per_s"}
+        return chart | {"legend": column == "tokens_per_s", "gives_way": column == "draft_length"}
 
     def _spread(self, metric: str) -> Chart:
         lines = [self._line(at, f"{metric}_ms_{at}", f"{metric}_{at}", "hv") for at in range(len(self.archs))]
         ticks = {"type": "log", "nticks": 5, "tickformat": "~s" if metric in ("ttft", "e2el") else "~r", "tickangle": 0}
         title = f"{metric.upper()}: share of {'chunks' if metric == 'itl' else 'requests'}"
-        return _chart(title, "spreads", lines, "ms", xaxis=ticks)
+        chart = _chart(title, "spreads", lines, "ms", xaxis=ticks)
+        return chart | {"level": self.levels_s[metric] * 1e3} if metric in self.levels_s else chart
 
     def _queues(self, at: int) -> Chart:
         lines = [
@@ -79,7 +83,7 @@ class Charts:
         ]
         axis = {"rangemode": "tozero", "autorangeoptions": {"include": 4}}
         chart = _chart(f"{escape(self.names[at])}: queues", "slow", lines, "seconds", yaxis=axis)
-        return chart | {"legend": True, "colour": arch_colour(self.archs[at])}
+        return chart | {"legend": True, "colour": arch_colour(self.archs[at]), "gives_way": True}
 
     def _strip(self) -> Chart:
         lanes = [policy_of(arch).lane_names() for arch in self.archs]

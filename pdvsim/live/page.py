@@ -86,7 +86,7 @@ class Dashboard:
         self._orders_before_save: int | None = None
         self._saved = ""
         self._update_parts: dict[str, str] = {}  # as JSON, made once for all browsers
-        self.charts = Charts(self.archs, names)
+        self.charts = Charts(self.archs, names, setup.base.scoring.slo())
         self.knobs = _knobs(setup.base)
 
     def html(self) -> str:

@@ -209,7 +209,8 @@ def row_of(index: int, point: Point, result: Result) -> Row:
     row = {"point": index} | point.labels
     known = (
         "profile", "foundation", "forward_error_bar", "gpu", "gpus", "kv_capacity_tokens", "kv_peak_tokens",
-        "kv_peak_shared_tokens", "prefix_cache_evictions",
+        "kv_peak_shared_tokens", "prefix_cache_evictions", "kv_gpu_hit_tokens", "kv_host_hit_tokens",
+        "kv_ssd_hit_tokens", "kv_host_slower_tokens", "kv_ssd_slower_tokens",
     )  # fmt: skip
     row |= {name: result.meta[name] for name in known if name in result.meta and name not in row}
     return row | flatten(spanned(result, ends(point.experiment)))

@@ -48,8 +48,8 @@ def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
     levels = experiment.scoring.slo()
     colour = arch_colour(experiment.arch)
     with styled():
-        figure = new_figure(14, 3.0, caption)
-        *left, over, parts = figure.subplots(1, len(LATENCIES) + 2)
+        figure = new_figure(9, 5.6, caption)
+        *left, over, parts = figure.subplots(2, 2).flat
         for axes, name in zip(left, LATENCIES, strict=True):
             _histogram(axes, latencies[name] * 1e3, name, colour, levels.get(name))
         _over_time(over, result)

@@ -3,8 +3,8 @@
 """Lanes: cheap launches of an engine from the host, one CUDA graph replay at a time.
 
 A lane has its stream, its input and output buffers and its pool of graphs; its launches run in order, and lanes run
-concurrently. Graphs are captured on the lane's own stream because a graph keeps the priority of the stream it was
-captured on. On the CPU the same calls run immediately.
+concurrently. A graph keeps the priority of the stream it was captured on, so a lane whose launches have several
+priorities has a stream and a set of graphs for each. On the CPU the same calls run immediately.
 """
 
 from __future__ import annotations
@@ -109,18 +109,43 @@ class Ticket:
         return LaunchOutcome(rows, first or [None] * self.chunks)
 
 
-class GraphLane:
-    """Launches one engine's work in order: its own stream (higher `priority` goes first; or the one given)."""
+class OrderedStreams:
+    """Streams of several priorities that run launches in one order; a higher priority goes before other lanes."""
 
-    def __init__(self, engine: Engine, priority: int = 0, stream: torch.cuda.Stream | None = None) -> None:
+    def __init__(self, streams: dict[int, torch.cuda.Stream]) -> None:
+        self.by_priority = streams
+        self.priority = min(streams)  # of the launches to come
+
+    @classmethod
+    def of(cls, device: torch.device, priorities: Sequence[int]) -> OrderedStreams:
+        """New streams. CUDA's own numbers are the other way round: lower goes first."""
+        return cls({priority: torch.cuda.Stream(device, priority=-priority) for priority in priorities})
+
+    @property
+    def current(self) -> torch.cuda.Stream:
+        return self.by_priority[self.priority]
+
+    def switch(self, priority: int) -> None:
+        """Launch with another priority from here on, after all that was launched before."""
+        if priority != self.priority:
+            before = self.current.record_event()
+            self.priority = priority
+            self.current.wait_event(before)
+
+
+class GraphLane:
+    """Launches one engine's work in order: on its own stream (higher `priority` goes first), or on those given."""
+
+    def __init__(self, engine: Engine, priority: int = 0, streams: OrderedStreams | None = None) -> None:
         self.engine, device = engine, engine.device
         self.gpu = device.type == "cuda"
-        # CUDA's own numbers are the other way round: lower goes first
-        self.stream = (stream or torch.cuda.Stream(device, priority=-priority)) if self.gpu else None
+        self.streams = (streams or OrderedStreams.of(device, [priority])) if self.gpu else None
         self.pool = torch.cuda.graph_pool_handle() if self.gpu else None
         self.sampler = Sampler(engine.temperature, device, engine.sequences.fresh_seed(engine.seed))
         self.timing = False
-        self.graphs: dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self.graphs_by_priority: dict[int, dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]]] = {
+            each: {} for each in (self.streams.by_priority if self.streams is not None else ())
+        }
         rows = engine.row_buckets[-1]
         # a row may enter two new pages in a launch, a prompt as many as it is long
         prompts = most_prompts(engine.chunk_buckets[-1])
@@ -141,6 +166,16 @@ class GraphLane:
         self._launches = 0
         if self.gpu:
             torch.cuda.synchronize(device)  # weights and caches were filled on another stream
+
+    @property
+    def stream(self) -> torch.cuda.Stream | None:
+        """The one that the next launch goes on."""
+        return None if self.streams is None else self.streams.current
+
+    @property
+    def graphs(self) -> dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]]:
+        """Those of the next launch's priority; none on the CPU."""
+        return {} if self.streams is None else self.graphs_by_priority[self.streams.priority]
 
     def step(self, slots: Sequence[int]) -> Ticket:
         """Plain decoding: one new token for each slot."""
@@ -191,10 +226,14 @@ class GraphLane:
         return self._launch(DraftShape(self._row_bucket(len(slots)), steps, width), slots, (), (), ())
 
     def prepare(self, shapes: Sequence[LaunchShape]) -> None:
-        """Capture the graphs of these shapes now rather than at their first launch."""
-        for shape in shapes:
-            if self.gpu and shape not in self.graphs:
-                self._capture(shape)
+        """Capture the graphs of these shapes, for every priority, now rather than at their first launch."""
+        if self.streams is None:
+            return
+        for priority in (*self.streams.by_priority, self.streams.priority):
+            self.streams.switch(priority)
+            for shape in shapes:
+                if shape not in self.graphs:
+                    self._capture(shape)
 
     def _row_bucket(self, rows: int) -> int:
         for bucket in self.engine.row_buckets:

@@ -1,6 +1,10 @@
-"""Communication of a tensor-parallel group in a forward: two all-reduces per layer, and the logits at the end.
+"""Communication in a forward: two all-reduces per layer of a tensor-parallel group, and the logits at the end.
 
-NVLink times are published measurements by number of GPUs and bytes. Other links follow NCCL's ring model: two steps for
+Data-parallel ranks gather the tokens of all before the experts of a layer, and reduce and scatter the results. Each
+sends half as much as an all-reduce of the same size, so both are taken as one all-reduce: an assumption.
+
+NVLink times are published measurements on NVLink 4 by number of GPUs and bytes; NVLink 5 is assumed to take as long,
+as most messages are short. Other links follow NCCL's ring model: two steps for
 each other GPU, each with a latency and its part of the bytes. Gathering logits sends half as much as an all-reduce of
 the same size.
 
@@ -42,7 +46,7 @@ def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
     """Seconds until every GPU of a group has the sum of `size` bytes of each."""
     if gpus == 1:
         return 0.0
-    if link == LINKS["nvlink4"]:
+    if link in (LINKS["nvlink4"], LINKS["nvlink5"]):
         at, micros = zip(*CURVES[gpus], strict=True)
         micros = tuple(accumulate(micros, max))  # more bytes are never faster
         if size > at[-1]:
@@ -53,10 +57,16 @@ def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
 
 
 def with_collectives(terms: ForwardTerms, spec: ModelSpec, link: LinkSpec) -> ForwardTerms:
-    """A shard's forward with what it exchanges with the others of its group."""
-    reduced = _knots(link, spec.shards, spec.hidden * spec.dtype_bytes, ALL_REDUCES_PER_LAYER * spec.layers)
-    gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
-    return replace(terms, collectives=Collectives(reduced, gathered))
+    """A shard's forward with what it exchanges with the others of its group, and its rank with other ranks."""
+    token_bytes, ranks = spec.hidden * spec.dtype_bytes, spec.data_ranks
+    if spec.shards > 1:
+        reduced = _knots(link, spec.shards, token_bytes, ALL_REDUCES_PER_LAYER * spec.layers)
+        gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
+        terms = replace(terms, collectives=Collectives(reduced, gathered))
+    if ranks > 1:
+        exchanged = _knots(link, ranks, ranks * token_bytes, spec.expert_layers)
+        terms = replace(terms, spread=replace(terms.spread, exchange_knots=exchanged))
+    return terms
 
 
 @cache

@@ -1,9 +1,9 @@
 """Forward times of an engine on a card, composed from its kernels: the second maker of cost models.
 
 A forward is the sum of its layers' kernels at their real shapes (a shard's under tensor parallelism): matrix products,
-decode and prefill attention, experts, all-reduces by message. Norms, activations and rotary embeddings go by their
-bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to measured servers of all
-models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
+decode and prefill attention, experts, all-reduces and exchanges of tokens by message. Norms, activations and rotary
+embeddings go by their bytes. What the engine adds is a handful of constants per engine (`EngineStep`), fitted to
+measured servers of all models and cards together (`studies/engine_steps.py`). The result is terms, like measured ones.
 
 Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
 attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
@@ -25,9 +25,10 @@ from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
+from pdvsim.sim.hardware.configs import NVFP4_BYTES
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
-from pdvsim.sim.hardware.links import LINKS, LinkSpec
+from pdvsim.sim.hardware.links import LINKS, LinkSpec, nvlink_of
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
@@ -69,8 +70,10 @@ class ComposedProfile(Profile):
         assert self.tables is not None
         drafter = pair.draft.name if pair.draft.name != pair.target.name else ""
         fits = {name: compose(self.tables, self.step, spec, name == drafter) for name, spec in specs.items()}
-        if link is not None and link != LINKS["nvlink4"]:  # the tables are of the card's usual link
-            fits |= {name: with_collectives(fits[name], spec, link) for name, spec in specs.items() if spec.shards > 1}
+        usual = (LINKS["nvlink4"], LINKS[nvlink_of(self.gpu.name)[0]])  # what the tables were timed on
+        if link is not None and link not in usual:
+            shared = {name: spec for name, spec in specs.items() if spec.shards > 1 or spec.data_ranks > 1}
+            fits |= {name: with_collectives(fits[name], spec, link) for name, spec in shared.items()}
         bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
 
@@ -97,17 +100,19 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
 
     What drafting costs besides kernels is part of them, so that simulations, formulas and controllers all have it.
     """
-    parts = ModelKernels(tables, spec)
+    parts = ModelKernels(tables, spec, step.block_products)
     tokens = np.array(TOKENS, float)
     # small forwards and large ones differ in what the tables leave out; between, the factor changes with the logarithm
     share = np.clip(np.log(tokens / 256) / np.log(8), 0, 1)
     factor = step.kernels ** (1 - share) * step.prompts**share
-    expert_s = parts.expert_s() * min(1.0, step.experts)
+    few, many = step.expert_factors(expert_kind(spec))
+    expert_s = parts.expert_s() * min(1.0, few)
     quantised_s = step.quantised_s if product_kind(spec) in ("fp8", "nvfp4") else 0.0
-    experts = parts.experts(tokens) * step.experts ** (1 - share) * step.expert_prompts**share
-    layers = parts.products(tokens, quantised_s) + experts + parts.small(tokens)
+    experts = parts.experts(tokens) * few ** (1 - share) * many**share
+    alone = float(spec.data_ranks == 1)  # else experts take the tokens of other ranks too, and are priced apart
+    layers = parts.products(tokens, quantised_s) + alone * experts + parts.small(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
-    layer = np.maximum.accumulate(factor * (layers - expert_s * read) + spec.layers * step.layer_s)
+    layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + spec.layers * step.layer_s)
     layer += step.draft_s if drafts else 0.0
     rows, fixed, slopes = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
@@ -121,7 +126,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         rows_knots=knots_at(rows.astype(int).tolist(), step.kernels * fixed),
         width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
     )
-    reduces = knots_at(TOKENS, step.reduces * parts.reduces(tokens)) if spec.shards > 1 else ()
+    reduces = knots_at(TOKENS, step.reduces * (parts.reduces(tokens) + parts.norms(tokens))) if spec.shards > 1 else ()
     return ForwardTerms(
         layers=terms.MeasuredLayers(knots_at(TOKENS, layer)),
         head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
@@ -129,6 +134,12 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s),
         overhead=terms.PromptOverhead(step.prompts * prompt_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
+        spread=terms.SpreadExperts(
+            knots_at(TOKENS, np.maximum.accumulate(factor * np.maximum(0.0, experts - expert_s * read))),
+            knots_at(TOKENS, parts.exchange(tokens)),
+        )
+        if spec.data_ranks > 1
+        else terms.SpreadExperts(),
         fused=terms.FusedInputs(knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
         collectives=terms.Collectives(reduces, knots_at(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
     )
@@ -137,13 +148,14 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
 class ModelKernels:
     """Seconds of the parts of a forward of one model, from the tables."""
 
-    def __init__(self, tables: KernelTables, spec: ModelSpec) -> None:
+    def __init__(self, tables: KernelTables, spec: ModelSpec, block_products: str = "fp8_block") -> None:
         self.tables, self.spec = tables, spec
+        self.kind = block_products if product_kind(spec) == "fp8_block" else product_kind(spec)
         self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
 
     def products(self, tokens: Floats, more_s: float = 0.0) -> Floats:
         """The layers' matrix products that every token takes, each with `more_s` besides its kernel."""
-        kind, total = product_kind(self.spec), np.zeros(tokens.shape)
+        kind, total = self.kind, np.zeros(tokens.shape)
         for count, products in self.spec.layer_kinds:
             for inputs, outputs in products:
                 router = outputs == self.spec.routes
@@ -156,10 +168,8 @@ class ModelKernels:
         s, experts = self.spec, self.spec.experts
         if experts is None:
             return np.zeros(tokens.shape)
-        one = self.tables.experts(
-            expert_kind(s), tokens, s.hidden, experts.intermediate, experts.per_token, experts.count
-        )
-        return s.expert_layers * one
+        sizes = s.hidden, experts.intermediate, experts.per_token, experts.count, experts.ranks
+        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *sizes)
 
     def expert_s(self) -> float:
         """Reading one further expert in all layers that have experts."""
@@ -180,6 +190,13 @@ class ModelKernels:
         values = 8 * s.hidden + 3 * inner + 2 * attended
         rate = self.tables.gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
         return s.layers * tokens * values * ACTIVATIONS_BYTES / rate
+
+    def norms(self, tokens: Floats) -> Floats:
+        """All-reduces of norms over all heads: in MiniMax models two 32-bit values per token and layer."""
+        s = self.spec
+        return (
+            s.layers * self.tables.reduce_s(s.shards, 4 * tokens) if s.family == "minimax" else np.zeros(tokens.shape)
+        )
 
     def fused(self, tokens: Floats) -> Floats:
         """The product that fuses a head's inputs."""
@@ -234,6 +251,12 @@ class ModelKernels:
         s = self.spec
         return ALL_REDUCES_PER_LAYER * s.layers * self.tables.reduce_s(s.shards, tokens * s.hidden)
 
+    def exchange(self, tokens: Floats) -> Floats:
+        """Sending the tokens of data-parallel ranks to the experts of all layers, and the results back."""
+        s, experts = self.spec, self.spec.experts
+        assert experts is not None
+        return s.expert_layers * self.tables.exchange_s(experts.all2all, s.data_ranks, tokens, s.hidden)
+
     def gather(self, tokens: Floats) -> Floats:
         """Gathering logits, which sends half as much as an all-reduce of the same size."""
         return self.tables.reduce_s(self.spec.shards, tokens * self.spec.vocab * self.spec.shards / 2)
@@ -252,7 +275,8 @@ def expert_kind(spec: ModelSpec) -> str:
     """The type of a model's experts, as the tables call it."""
     own = None if spec.experts is None else spec.experts.weight_bytes
     if own is not None and own < 1:
-        return "w4a16_mxfp4" if spec.family == "gpt_oss" else "nvfp4"
+        other = "nvfp4" if own == NVFP4_BYTES else "int4_wo"
+        return "w4a16_mxfp4" if spec.family == "gpt_oss" else other
     return product_kind(spec)
 
 

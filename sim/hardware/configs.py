@@ -235,7 +235,8 @@ def _quantised(config: Mapping[str, Any]) -> Quantised:
     if method in ("awq", "gptq") and given.get("bits") == 4:
         return Quantised(_four_bits(given.get("group_size")))
     if method == "compressed-tensors" and (size := _compressed(given)):
-        return Quantised(size)
+        apart = any("self_attn" in str(name) for name in given.get("ignore") or ())
+        return Quantised(None, size) if apart and config.get("model_type") in WITH_EXPERTS else Quantised(size)
     bits = given.get("bits")
     raise _unknown_weights(f"{method}, {bits} bits" if type(bits) is int else method)
 

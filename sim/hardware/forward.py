@@ -26,6 +26,7 @@ class ForwardTerms:
     prompts: attention.RooflineAttention | attention.WaveAttention = field(default_factory=attention.RooflineAttention)
     overhead: terms.PromptOverhead = field(default_factory=terms.PromptOverhead)
     experts: terms.ExpertReads = field(default_factory=terms.ExpertReads)
+    spread: terms.SpreadExperts = field(default_factory=terms.SpreadExperts)
     fused: terms.FusedInputs = field(default_factory=terms.FusedInputs)
     collectives: terms.Collectives = field(default_factory=terms.Collectives)
     steps: terms.DraftSteps = field(default_factory=terms.DraftSteps)
@@ -44,12 +45,15 @@ class ForwardTerms:
             int(item * flops / (2 * bandwidth)),
         )  # where both are equal
         layer_flops = flops_of(spec, gpu)
+        nothing, ranks = ((1, 0.0), (2, 0.0)), spec.data_ranks > 1
+        own_params = spec.common_params if ranks else spec.active_params  # of experts on ranks the reading is counted
         return cls(
-            layers=terms.RooflineLayers(0.0, spec.common_bytes / bandwidth, 2 * spec.active_params / layer_flops),
+            layers=terms.RooflineLayers(0.0, spec.common_bytes / bandwidth, 2 * own_params / layer_flops),
             head=terms.OutputProjection(spec.head_params * item / bandwidth, 2 * spec.head_params / flops),
             rows=attended,
             prompts=attended,
             experts=terms.ExpertReads(spec.expert_bytes / bandwidth),
+            spread=terms.SpreadExperts(nothing, nothing) if ranks else terms.SpreadExperts(),
             fused=terms.FusedInputs(((ridge, fused_s), (2 * ridge, 2 * fused_s)) if fused_s else ()),
         )
 

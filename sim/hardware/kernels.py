@@ -19,7 +19,7 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import GpuSpec, ServingEngine
+from pdvsim.sim.core import All2All, GpuSpec, ServingEngine
 
 Floats = NDArray[np.float64]
 ENGINES: tuple[ServingEngine, ...] = get_args(ServingEngine)
@@ -29,7 +29,7 @@ MISSING = np.iinfo(np.int16).min
 KERNEL_S = 5e-6  # of a kernel that has next to nothing to do
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.85, 0.75  # of the data sheet, which good kernels reach
 ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "w4a16_mxfp4": 0.53125,
-              "w4a8_mxfp4_mxfp8": 0.53125}  # fmt: skip
+              "w4a8_mxfp4_mxfp8": 0.53125, "int4_wo": 0.5625}  # fmt: skip
 RATE = {
     "fp8": 2.0,
     "fp8_block": 2.0,
@@ -99,22 +99,28 @@ class KernelTables:
             self._cache[kind] = _filled(shares, axes), axes
         return self._cache[kind]
 
-    def experts(self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int) -> Floats:
+    def experts(
+        self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int, ranks: int = 1
+    ) -> Floats:
         """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
 
-        Sizes that were not timed take the share of the roofline that the nearest ones reach.
+        Of experts on several `ranks`, the time of the rank with the most to do. Sizes that were not timed take the
+        share of the roofline that the nearest ones reach.
         """
-        known = self.kinds("moe")
+        table = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe"
+        known = self.kinds(table)
         if not known:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no experts")
         likes = (
             ("w4a8_mxfp4_mxfp8", kind) if kind == "w4a16_mxfp4" else (kind,)
         )  # engines multiply in 8 bits if they can
         kind = next((name for name in (*likes, "fp8_block", "fp8", "bfloat16") if name in known), known[0])
-        shapes = self.arrays[f"moe/{kind}/shapes"].astype(float)  # hidden, inner, per token, count
-        wanted = np.array([hidden, inner, per_token, count], float)
+        shapes = self.arrays[f"{table}/{kind}/shapes"].astype(float)  # hidden, inner, per token and count of a rank
+        wanted = np.array([hidden, inner, per_token / ranks, count / ranks], float)
+        if table == "moe-ep":
+            shapes = np.column_stack([shapes[:, :2], shapes[:, 2:4] / shapes[:, 4:]])
         best = int(np.argmin(np.abs(np.log(shapes / wanted)).sum(axis=1)))
-        at, logs = self.arrays[f"moe/{kind}/tokens"].astype(float), unpacked(self.arrays[f"moe/{kind}/t"])[best]
+        at, logs = self.arrays[f"{table}/{kind}/tokens"].astype(float), unpacked(self.arrays[f"{table}/{kind}/t"])[best]
         given = np.isfinite(logs)
         at, logs = at[given], logs[given]
         shares = logs - np.log(experts_roofline(self.gpu, kind, at, *shapes[best]))
@@ -182,12 +188,34 @@ class KernelTables:
         """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph."""
         at = self.arrays["reduce/graph/elements"].astype(float)
         which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
-        times = np.exp(unpacked(self.arrays["reduce/graph/t"])[which])
-        times = np.minimum.accumulate(times[::-1])[
-            ::-1
-        ]  # more bytes are never faster: a slower smaller one is a hiccup
-        beyond = times[-1] * elements / at[-1]
-        return np.where(elements > at[-1], beyond, np.interp(elements, at, times))
+        return _rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
+
+    def exchange_s(self, how: All2All, ranks: int, tokens: Floats, hidden: int) -> Floats:
+        """Seconds to send the tokens of data-parallel ranks to one layer's experts and to return the results.
+
+        Each rank has `tokens`. DeepEP was timed on the 8 GPUs of a machine: fewer are taken to need as long.
+        """
+        if how == "allgather_reducescatter" or not self.kinds("deepep"):
+            return self._nccl_s("all_gather", ranks, ranks * tokens * hidden) + self._nccl_s(
+                "reduce_scatter", ranks, ranks * tokens * hidden
+            )
+        name = f"deepep/{'ll' if how == 'deepep_low_latency' else 'ht'}"
+        known, at = self.arrays[f"{name}/hidden"].astype(float), self.arrays[f"{name}/tokens"].astype(float)
+        logs = unpacked(self.arrays[f"{name}/t"])[int(np.argmin(np.abs(np.log(known / hidden))))]
+        given = np.isfinite(logs)
+        return _rising(at[given], np.exp(logs[given]), tokens)
+
+    def _nccl_s(self, operation: str, gpus: int, elements: Floats) -> Floats:
+        """Seconds of a collective of NCCL over so many values of 16 bits in all."""
+        at = self.arrays[f"nccl/{operation}/elements"].astype(float)
+        which = self.arrays[f"nccl/{operation}/gpus"].tolist().index(gpus)
+        return _rising(at, np.exp(unpacked(self.arrays[f"nccl/{operation}/t"])[which]), elements)
+
+
+def _rising(at: Floats, times: Floats, sizes: Floats) -> Floats:
+    """Times between those timed; a larger size is never faster, and beyond the largest times are in proportion."""
+    times = np.minimum.accumulate(times[::-1])[::-1]
+    return np.where(sizes > at[-1], times[-1] * sizes / at[-1], np.interp(sizes, at, times))
 
 
 def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: float | None = None) -> Floats:

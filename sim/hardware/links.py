@@ -9,10 +9,11 @@ and what a copy takes of the GPU's memory bandwidth.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
-LinkName = Literal["nvlink4", "pcie5", "pcie4", "400gbe", "100gbe"]
+LinkName = Literal["nvlink4", "nvlink5", "pcie5", "pcie4", "infiniband-xdr", "400gbe", "100gbe"]
 
 # there, in microseconds: baseLat 8.4 for a ring with the Simple protocol, hwLat 3.4 (NVLink), 5.7 (PCI), 9.6 (network)
 _NCCL = "latency as NCCL assumes it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
@@ -30,11 +31,23 @@ class LinkSpec:
 
 LINKS: dict[LinkName, LinkSpec] = {
     "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 18 links of 50 GB/s, both ways; {_NCCL}", 3.4e-6),
+    "nvlink5": LinkSpec(11.8e-6, 900e9, f"data sheet, NVIDIA B200: 18 links of 100 GB/s, both ways; {_NCCL}", 3.4e-6),
     "pcie5": LinkSpec(14.1e-6, 63.0e9, f"PCI Express 5.0: 16 lanes of 32 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
     "pcie4": LinkSpec(14.1e-6, 31.5e9, f"PCI Express 4.0: 16 lanes of 16 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
+    "infiniband-xdr": LinkSpec(18.0e-6, 100e9, f"one ConnectX-8 per GPU, 800 Gb/s, line rate; {_NCCL}", 9.6e-6),
     "400gbe": LinkSpec(18.0e-6, 50e9, f"IEEE 802.3bs, line rate; {_NCCL}", 9.6e-6),
     "100gbe": LinkSpec(18.0e-6, 12.5e9, f"IEEE 802.3ba, line rate; {_NCCL}", 9.6e-6),
 }
+
+NVLINK5_CARDS = ("b200", "b300", "gb200", "gb300")
+RACK = 72  # GPUs that NVLink joins in a GB200 or GB300 NVL72; elsewhere it joins those of a node
+NODE = 8
+
+
+def nvlink_of(card: str) -> tuple[LinkName, int]:
+    """The NVLink of a card that has one, and how many GPUs it joins."""
+    return "nvlink5" if card in NVLINK5_CARDS else "nvlink4", RACK if card in ("gb200", "gb300") else NODE
+
 
 TOKEN_BYTES = 4  # an int32
 VERDICT_BYTES = 2 * TOKEN_BYTES  # how many drafts were accepted, and the target's own token
@@ -50,6 +63,17 @@ def verdict_bytes(rows: int, owed: int = 0) -> float:
     return VERDICT_BYTES * rows + TOKEN_BYTES * owed
 
 
+class Piece(NamedTuple):
+    """Bytes that come into being between two times, layer by layer."""
+
+    begin_s: float
+    end_s: float
+    size: float
+
+
+SSD = LinkSpec(80e-6, 6.9e9, "data sheet, Samsung PM9A3 (PCI Express 4.0, 4 lanes): sequential reads; latency assumed")
+
+
 class Fabric:
     """The links of one server: when a transfer arrives, and how much went from where to where."""
 
@@ -62,12 +86,21 @@ class Fabric:
 
     def send(self, now_s: float, source: int, target: int, size: float) -> float:
         """Send `size` bytes that are ready now; when they are there. Calls come in order of time."""
-        takes_s = size / self.spec.bytes_per_s
-        done_s = max(now_s, self._out_free_s[source], self._in_free_s[target]) + takes_s
+        return self.stream(source, target, [Piece(now_s, now_s, size)])
+
+    def stream(self, source: int, target: int, pieces: Iterable[Piece], layers: int = 1) -> float:
+        """Send pieces as their layers come into being; when all are there.
+
+        A piece can be under way once its first layer exists, and its last layer is sent after the end of the piece.
+        """
+        done_s, way = max(self._out_free_s[source], self._in_free_s[target]), (source, target)
+        for begin_s, end_s, size in pieces:
+            takes_s = size / self.spec.bytes_per_s
+            first_s = begin_s + (end_s - begin_s) / layers
+            done_s = max(max(done_s, first_s) + takes_s, end_s + takes_s / layers)
+            self.bytes[way] = self.bytes.get(way, 0.0) + size
+            self.busy_s[way] = self.busy_s.get(way, 0.0) + takes_s
         self._out_free_s[source] = self._in_free_s[target] = done_s
-        way = (source, target)
-        self.bytes[way] = self.bytes.get(way, 0.0) + size
-        self.busy_s[way] = self.busy_s.get(way, 0.0) + takes_s
         return done_s + self.spec.latency_s
 
     def alone_s(self, size: float) -> float:

@@ -13,7 +13,8 @@ Keys and values that DFlash makes of hidden states are priced as tokens of its f
 as causal.
 
 `NAME-fp8` is a model whose layers' weights have 8 bits, `NAME-nvfp4` one of 4 bits with NVIDIA's scales; embeddings,
-output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, nvfp4 means its experts.
+output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, or whose experts have 4-bit
+integers, nvfp4 means its experts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.core import LOOKED_UP, DrafterKind, HeadKind, HeadSpec, ModelSpec, Pair
+from pdvsim.sim.core import LOOKED_UP, All2All, DrafterKind, HeadKind, HeadSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS as GPUS
 from pdvsim.sim.hardware.cards import gpu as gpu
 from pdvsim.sim.hardware.configs import FP8_BYTES, NVFP4_BYTES
@@ -119,7 +120,8 @@ def bits_of(name: str) -> str:
 def quantised(spec: ModelSpec, bits: str = FP8) -> ModelSpec:
     """The model with fewer bits in its layers' weights; a ValueError if they have so few already."""
     name, item = f"{spec.name}{bits}", FP8_BYTES if bits == FP8 else NVFP4_BYTES
-    if bits == NVFP4 and spec.layer_bytes == FP8_BYTES and spec.experts is not None:
+    own = None if spec.experts is None else spec.experts.weight_bytes or spec.layer_bytes
+    if bits == NVFP4 and spec.experts is not None and own is not None and own > NVFP4_BYTES:
         return replace(spec, name=name, experts=replace(spec.experts, weight_bytes=item))
     if spec.is_quantised:
         raise ValueError(f"{spec.name} has quantised weights as it is published: leave out {bits[1:]}")
@@ -282,35 +284,46 @@ class CannotShard(ValueError):
     """A model whose sizes are no multiple of the number of GPUs."""
 
 
-def shard(spec: ModelSpec, gpus: int) -> ModelSpec:
+def shard(
+    spec: ModelSpec, gpus: int, ranks: int = 1, spread: bool = False, all2all: All2All | None = None
+) -> ModelSpec:
     """What one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
 
-    Fewer KV heads than GPUs are on several, routers and the compressed KV cache of MLA on all. A ValueError where vLLM
-    would not divide it.
+    Fewer KV heads than GPUs are on several, routers and the compressed KV cache of MLA on all. With data-parallel
+    `ranks`, each of so many GPUs, experts are divided over the GPUs of all of them: a share of each or, `spread`, whole
+    ones. A ValueError where vLLM would not divide it.
     """
-    if gpus == 1 or spec.on_host:
+    if spec.on_host or (gpus == 1 and (spec.experts is None or ranks == 1)):
         return spec
-    experts = spec.experts
-    divided = {"heads": spec.heads}
+    experts, every = spec.experts, gpus * ranks
+    divided = {"heads": (spec.heads, gpus)}
     if experts is None or experts.dense_layers:
-        divided["intermediate size"] = spec.intermediate
-    if experts is not None:
-        divided |= {"experts' intermediate size": experts.intermediate, "shared experts": experts.shared}
-        experts = replace(experts, intermediate=experts.intermediate // gpus, shared=experts.shared // gpus)
-    for what, size in divided.items():
-        if size % gpus:
-            raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: its {what}, {size}, is no multiple")
+        divided["intermediate size"] = spec.intermediate, gpus
+    name = f"{spec.name}/tp{gpus}" if gpus > 1 else spec.name
+    if experts is None:
+        ranks = 1
+    else:
+        divided["shared experts"] = experts.shared, gpus
+        own = {"ranks": every} if spread else {"intermediate": experts.intermediate // every}
+        whole = ("number of experts", experts.count) if spread else ("experts' intermediate size", experts.intermediate)
+        divided[whole[0]] = whole[1], every
+        experts = replace(experts, shared=experts.shared // gpus, all2all=all2all or experts.all2all, **own)
+        name += (f"/dp{ranks}" if ranks > 1 else "") + ("/ep" if spread else "")
+    for what, (size, parts) in divided.items():
+        if size % parts:
+            raise CannotShard(f"{spec.name} cannot be sharded over {parts} GPUs: its {what}, {size}, is no multiple")
     if spec.latent is None and max(spec.kv_heads, gpus) % min(spec.kv_heads, gpus):
         raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {spec.kv_heads} KV heads")
     return replace(
         spec,
-        name=f"{spec.name}/tp{gpus}",
+        name=name,
         intermediate=spec.intermediate // gpus,
         heads=spec.heads // gpus,
         kv_heads=max(1, spec.kv_heads // gpus),
         vocab=-(-spec.vocab // gpus),
         shards=gpus,
         experts=experts,
+        data_ranks=ranks,
     )
 
 

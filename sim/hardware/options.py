@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
-from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.core import All2All, ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
-from pdvsim.sim.limits import Gpus, HostSeconds, Internal, LeastShare, Range, Shards, check_ranges
+from pdvsim.sim.limits import Gigabytes, Gpus, HostSeconds, Internal, LeastShare, Range, Shards, check_ranges
 from pdvsim.sim.reading import read_json
 
 Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
 Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random", "prefix-aware"]
 HostKind = Literal["measured", "polling", "python-threads"]
+KvTransfer = Literal["layers", "prompt"]
+DraftKv = Literal["sent", "recomputed"]
+HostLink = Literal["pcie5", "pcie4"]
 
 HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "measured": {},
@@ -26,9 +30,11 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "python-threads": {"notify_s": 50e-6},
 }
 
-VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "l40s")  # whose default engine is vLLM; the H200 has pdvsim's, measured
+# whose default engine is vLLM; the H200 has pdvsim's, measured
+VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "b300", "gb200", "gb300", "l40s")
 MOST_GPUS = 8  # of one server that lanes are placed on
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
+MOST_GROUPS = 64  # of each kind in a disaggregated server
 
 
 @dataclass(frozen=True)
@@ -58,20 +64,51 @@ class Hardware:
     """Share of the GPU's memory for weights and KV cache."""
     kv_capacity_tokens: Annotated[int, Range(1, 10**12)] | None = None
     """KV cache size in tokens; default: what fits into the memory."""
+    kv_offload_gb: Gigabytes = 0.0
+    """Host memory of a server behind the GPU's KV cache, in GB. Prefixes that left the GPU are fetched from there where
+    that is faster than their prefill. A TP group shares it."""
+    kv_offload_ssd_gb: Gigabytes = 0.0
+    """SSD of a server behind the host memory, in GB, read at 6.9 GB/s."""
+    kv_offload_link: HostLink = "pcie5"
+    """Link between the host memory and each GPU: pcie5 or pcie4 (16 lanes)."""
     tensor_parallel_size: Shards = 1
     """Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds the target is a group
     of this size."""
     draft_tensor_parallel_size: Shards | None = None
     """Number of GPUs the drafter is sharded over: 1 or as many as the target. Default: as the target, or 1 if the
     drafter has a GPU of its own."""
+    data_parallel_size: Shards = 1
+    """Number of groups of --tensor-parallel-size GPUs that have attention, KV cache and requests of their own: 1, 2, 4
+    or 8. They step together, and the experts of each layer are divided over all GPUs. For mixtures of experts."""
+    enable_expert_parallel: bool = False
+    """Divide whole experts among the GPUs of a server instead of a share of every expert."""
+    all2all_backend: All2All = "allgather_reducescatter"
+    """How tokens of data-parallel groups reach experts on other GPUs: allgather_reducescatter, deepep_low_latency or
+    deepep_high_throughput."""
     place: tuple[str, ...] = ()
     """GPU of each lane, as lane=number; default: GPU 0. prefill=1 verify=1 leaves GPU 0 to the drafter. prefill=0+1
     prefills on two GPUs; decode=0+1 drafts on two (pdv and variants). KV moves from prefill to where the target
     decodes."""
+    disaggregate: str | None = None
+    """pd as engines serve it: prefill and decode engines, each with its own GPUs, host, batch and KV cache. 2p1d: two
+    that prefill and one that decodes (docs/large-models.md)."""
+    prefill_tensor_parallel_size: Shards | None = None
+    """Number of GPUs of each prefill engine (--disaggregate); default: --tensor-parallel-size."""
+    prefill_data_parallel_size: Shards | None = None
+    """Number of data-parallel groups of each prefill engine (--disaggregate); default: --data-parallel-size."""
+    kv_link: LinkName | None = None
+    """Link between prefill and decode engines (--disaggregate), one per GPU; RDMA is 400gbe. Default: --link."""
+    kv_transfer: KvTransfer = "layers"
+    """When the KV cache of a prompt is sent (--disaggregate): layers (each layer as it is computed) or prompt (all
+    after the prefill, as vLLM's NixlConnector)."""
+    draft_kv: DraftKv = "sent"
+    """KV cache of the drafter (--disaggregate): sent with the target's, or recomputed where it decodes."""
     cards: tuple[str, ...] = ()
-    """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all."""
+    """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all. With --disaggregate, of prefill
+    and decode engines."""
     link: LinkName = "nvlink4"
-    """Link between the GPUs of a server: nvlink4, pcie5, pcie4 (16 lanes), 400gbe, 100gbe."""
+    """Link between the GPUs of a server: nvlink4, nvlink5 (Blackwell), pcie5, pcie4 (16 lanes), infiniband-xdr (one
+    adapter of 800 Gb/s per GPU), 400gbe, 100gbe. All-reduces over NVLink are those that the profile was timed with."""
     replicas: Gpus = 1
     """Independent copies of the whole server behind a router."""
     router: Router = "round-robin"
@@ -83,9 +120,21 @@ class Hardware:
         object.__setattr__(self, "gpu", card_name(self.gpu, GPUS))
         object.__setattr__(self, "cards", tuple(card_name(card, GPUS) for card in self.cards))
         sizes = (self.tensor_parallel_size, self.draft_tensor_parallel_size or 1)
-        for name, size in zip(("tensor-parallel-size", "draft-tensor-parallel-size"), sizes, strict=True):
+        prefill = self.prefill_tensor_parallel_size or 1
+        names = ("tensor-parallel-size", "draft-tensor-parallel-size", "prefill-tensor-parallel-size")
+        for name, size in zip(names, (*sizes, prefill), strict=True):
             if size not in SHARDED:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, SHARDED))}, got {size}")
+        if self.data_parallel_size not in SHARDED:
+            choices = ", ".join(map(str, SHARDED))
+            raise ValueError(f"data-parallel-size must be one of {choices}, got {self.data_parallel_size}")
+        if (every := sizes[0] * self.data_parallel_size) > SHARDED[-1]:
+            raise ValueError(
+                f"data-parallel-size {self.data_parallel_size} x tensor-parallel-size {sizes[0]} are {every} GPUs: a "
+                f"server has {SHARDED[-1]} at most"
+            )
+        if self.data_parallel_size > 1 and (self.place or self.cards):
+            raise ValueError("data-parallel-size: all groups do the same work; leave out --place and --cards")
         if sizes[1] not in (1, sizes[0]):
             raise ValueError(
                 f"draft-tensor-parallel-size must be 1 or tensor-parallel-size, {sizes[0]}, got {sizes[1]}"
@@ -99,7 +148,10 @@ class Hardware:
             if self.profile is not None and fitted != "pdvsim":
                 raise ValueError(f"--machine {self.machine} was fitted for {fitted}: leave out --profile")
             object.__setattr__(self, "engine", fitted)
+        if self.disaggregate is not None and self.place:
+            raise ValueError("--disaggregate places the engines: leave out --place")
         self.placed()
+        self.groups()
 
     @property
     def predicted_engine(self) -> ServingEngine:
@@ -112,6 +164,17 @@ class Hardware:
             return self.engine
         own = self.profile is not None or self.machine is not None
         return "vllm" if card in VLLM_CARDS and not own else "pdvsim"
+
+    def groups(self) -> tuple[int, int]:
+        """Prefill and decode engines of a disaggregated server; none of either without --disaggregate."""
+        if self.disaggregate is None:
+            return 0, 0
+        numbers = re.fullmatch(r"(\d{1,3})p(\d{1,3})d", self.disaggregate.lower())
+        prefill, decode = (int(number) for number in numbers.groups()) if numbers else (0, 0)
+        if not (1 <= prefill <= MOST_GROUPS and 1 <= decode <= MOST_GROUPS):
+            known = f"as 2p1d, with 1 to {MOST_GROUPS} engines of each kind"
+            raise ValueError(f"disaggregate: {self.disaggregate!r} must be prefill and decode engines {known}")
+        return prefill, decode
 
     def placed(self) -> dict[str, tuple[int, ...]]:
         """GPUs of each lane that --place names."""

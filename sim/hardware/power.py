@@ -12,10 +12,12 @@ Not modelled: the temperature, and cards that differ from the one measured.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import exp
+from math import exp, log
 
 from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.costs import Price
+
+FULL_CLOCK_ITERATIONS = 8  # each reduces the error of a long launch to about a third
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +68,41 @@ class Power:
         return 1.0 - self.fit.calm * (streams if streams < 1.0 else 1.0)
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
-        """Duration of a launch that runs alone on a GPU with this mean draw, including its own."""
-        fit, x = self.fit, solo_s / self.fit.settle_s
-        share = (1.0 - exp(-x)) / x if x > 1e-9 else 1.0
-        over = (draw.watts + (mean_w - draw.watts) * share) / fit.limit_w - 1.0
-        return solo_s * (1.0 + fit.slope * draw.follows * over) if over > 0.0 else solo_s
+        """Duration of a launch that runs alone on a GPU with this mean draw before it, including its own."""
+        over = self._over(mean_w, draw.watts, solo_s)
+        return solo_s * (1.0 + self.fit.slope * draw.follows * over) if over > 0.0 else solo_s
+
+    def _over(self, mean_w: float, watts: float, seconds: float) -> float:
+        """By how much the mean draw exceeds the limit, as a share of it: the mean over so many seconds at `watts`.
+
+        The mean draw goes from `mean_w` towards `watts`; while it is below the limit, nothing is gained.
+        """
+        limit_w, settle_s = self.fit.limit_w, self.fit.settle_s
+        x = seconds / settle_s
+        if x <= 1e-9:
+            return max(0.0, mean_w / limit_w - 1.0)
+        begin, end = 0.0, x  # of the stretch above the limit, in settling times
+        if mean_w < limit_w:
+            if watts <= limit_w:
+                return 0.0
+            begin = log((watts - mean_w) / (watts - limit_w))
+            if begin >= end:
+                return 0.0
+        elif watts < limit_w:
+            end = min(end, log((mean_w - watts) / (limit_w - watts)))
+        above = (watts - limit_w) * (end - begin) + (mean_w - watts) * (exp(-begin) - exp(-end))
+        return above / (x * limit_w)
+
+    def full_clock_s(self, price: Price, flop_factor: float = 1.0) -> float:
+        """Seconds at full clock of a launch that took `price.seconds` alone on a cool GPU.
+
+        A long launch lowers the clock within itself.
+        """
+        taken_s = solo_s = price.seconds
+        for _ in range(FULL_CLOCK_ITERATIONS):
+            draw = self.draw(price._replace(seconds=solo_s), flop_factor)
+            solo_s = taken_s * solo_s / self.taken_s(self.fit.rest_w, draw, solo_s)
+        return solo_s
 
     def mean_w(self, before_w: float, seconds: float, watts: float) -> float:
         """The mean draw after so many seconds at `watts`."""

@@ -28,6 +28,7 @@ from pdvsim.sim.hardware.models import MODELS, unquantised
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
+from pdvsim.sim.hardware.spread import spread_costs
 from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
@@ -180,12 +181,14 @@ class Profile:
         if fit is None or not fit.collectives.reduce_knots:
             return own
         sent_s = fit.collectives.reduce_s(1) + fit.collectives.gather_s(1)
-        share = sent_s / cost_model(spec, fit).price(1).seconds_0
+        share = sent_s / self.cost_model(spec).price(1).seconds_0
         return own * (1 - share) + BAR * share
 
     def cost_model(self, spec: ModelSpec) -> CostModel:
         """The cost model of a model's launches on the GPU, or of an n-gram search on the host."""
-        return LookupCosts(spec) if spec.on_host else cost_model(spec, self.fit(spec))
+        if spec.on_host:
+            return LookupCosts(spec)
+        return spread_costs(spec, self.fit(spec)) if spec.data_ranks > 1 else cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
         """How far what is known of a pair was measured."""
@@ -198,11 +201,11 @@ class Profile:
         A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
         """
         whole = _predicting(self, pair)
-        shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1}
+        shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1 or spec.data_ranks > 1}
         if link is None or not shards:
             return whole
         fits = {name: with_collectives(whole.fit(spec), spec, link) for name, spec in shards.items()}
-        how = "as published" if link == LINKS["nvlink4"] else "as a ring's"
+        how = "as published" if link in (LINKS["nvlink4"], LINKS["nvlink5"]) else "as a ring's"
         return replace(
             whole, foundation=f"{whole.foundation}; all-reduces {how}, within {BAR:.0%}", models=whole.models | fits
         )
@@ -317,7 +320,8 @@ def _with_cache(profile: Profile, spec: ModelSpec) -> Profile:
 
 def _sharded(bar: float, spec: ModelSpec) -> float:
     """A model's error bar with that of sharding it; errors of unlike origin add squared."""
-    return bar if spec.shards == 1 else math.expm1(math.hypot(math.log1p(bar), SHARD_BAR))
+    whole = spec.shards == 1 and spec.data_ranks == 1
+    return bar if whole else math.expm1(math.hypot(math.log1p(bar), SHARD_BAR))
 
 
 def load(path: str | Path) -> Profile:

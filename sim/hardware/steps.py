@@ -35,12 +35,22 @@ class EngineStep:
     prompts: float = 1.0  # ... and of those over many
     experts: float = 1.0  # ... and of experts, besides
     expert_prompts: float = 1.0
+    mxfp4_experts: float | None = None  # the same of MXFP4, which other kernels multiply; None: as of the others
+    mxfp4_prompts: float | None = None
     reduces: float = 1.0  # ... and of all-reduces, which engines fuse with norms
     quantised_s: float = 0.0  # more per product of 8 or 4 bits; below 0 where tables quantise what engines fuse
+    # Whose times products of 8 bits with a scale per block have. vLLM's were timed waiting for the host, 55 us at least
+    # on an H200 where SGLang's same kernels take 7. Servers up to vLLM 0.16 wait as well, those of 0.18 do not.
+    block_products: str = "fp8_block"
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
     round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
     draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
+
+    def expert_factors(self, kind: str) -> tuple[float, float]:
+        """Times as long as in the tables that experts of a type take, over few tokens and over many."""
+        own = (self.mxfp4_experts, self.mxfp4_prompts) if "mxfp4" in kind else (None, None)
+        return (self.experts if own[0] is None else own[0], self.expert_prompts if own[1] is None else own[1])
 
 
 @dataclass(frozen=True)
@@ -65,7 +75,8 @@ def constants(engine: str, card: str, version: str = "") -> tuple[EngineStep, En
     """An engine's constants, and its errors on a card; of all cards where none was measured on this one."""
     document = _document()
     eras = document["steps"].get(engine, [])
-    older = (one for one in eras if version and "before" in one and _numbers(version) < _numbers(one["before"]))
+    dated = version and not version.startswith("nightly")  # such a build counts as the newest
+    older = (one for one in eras if dated and "before" in one and _numbers(version) < _numbers(one["before"]))
     step = next(older, eras[-1] if eras else {})
     errors = document["errors"].get(engine, {})
     found = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)

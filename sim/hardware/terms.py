@@ -83,6 +83,18 @@ class ExpertReads(Term):
 
 
 @dataclass(frozen=True, slots=True)
+class SpreadExperts(Term):
+    """Experts that take the tokens of several data-parallel ranks, and the exchange of these before and after."""
+
+    spread_knots: Knots = ()  # by tokens of all ranks: the experts' kernels, but for reading distinct experts
+    exchange_knots: Knots = ()  # by tokens of the rank with the most: sending them to experts, and results back
+
+    def seconds(self, tokens: int, most: int) -> float:
+        """Seconds for the tokens of all ranks, of which one rank has `most`."""
+        return interpolate(self.spread_knots, tokens) + interpolate(self.exchange_knots, most)
+
+
+@dataclass(frozen=True, slots=True)
 class FusedInputs(Term):
     """The product that fuses a head's inputs, once per draft and in the prefill of prompts."""
 

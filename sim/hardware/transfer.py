@@ -47,6 +47,11 @@ LATENT_QUERIES = 64  # queries that a program of MLA takes at most
 # Of a layer of experts, besides the router's product: choose and sort, two grouped products, sum, as in vLLM's
 # fused_moe. Their fixed times are taken to be the narrow kernel's.
 EXPERT_KERNELS = 4
+NO_EXCHANGE = ((1, 0.0), (2, 0.0))  # of tokens between ranks, before a link is known
+# The GPU with the most tokens of experts on R GPUs has R ** 0.23 times the mean: 1.4 times of 4, 1.6 times of 8. That
+# is how much longer the kernels of TensorRT-LLM and vLLM take for 16,384 tokens with a power law of exponent 1.01 than
+# with balanced routing (aiconfigurator-core 0.12.0, DeepSeek-V3 and Qwen3-235B-A22B on H200)
+IMBALANCE = 0.23
 
 
 @dataclass(frozen=True)
@@ -151,11 +156,14 @@ class Prices:
         self.slower = transfer.eight_bit if self.item == 1 else 1.0
 
     def layers(self, tokens: Floats) -> Floats:
-        """All layers over `tokens`, without attention over what is cached and the reading of experts."""
+        """All layers over `tokens`, without attention over what is cached and the reading of experts.
+
+        Without experts at all where they take the tokens of several ranks.
+        """
         total = np.zeros(np.shape(tokens))
         for count, products in self.s.layer_kinds:
             total += count * sum(self.product(inputs, outputs, tokens) for inputs, outputs in products)
-        return total + self.experts(tokens)
+        return total if self.s.data_ranks > 1 else total + self.experts(tokens)
 
     def expert(self) -> float:
         """Reading one expert in every layer that has experts."""
@@ -165,13 +173,13 @@ class Prices:
         """What layers with experts take besides their other products and the reading of experts.
 
         That is their kernels' fixed time, the tokens' reads and writes, and the arithmetic as far as it takes longer
-        than reading the experts of so many independent tokens.
+        than reading the experts of so many independent tokens. Of experts on several GPUs, the one with the most to do.
         """
         s, c, experts = self.s, self.c, self.s.experts
         if experts is None:
             return np.zeros(np.shape(tokens))
         distinct = np.array([experts.read(count) for count in tokens.tolist()])
-        taken = tokens * experts.per_token
+        taken = tokens * experts.per_token / experts.ranks * experts.ranks**IMBALANCE
         reading = self.expert() * distinct
         multiplying = 2 * s.expert_params * taken / (self.expert_flops * self._share(taken / distinct))
         moved = s.dtype_bytes * s.expert_layers * taken * (2 * s.hidden + 3 * experts.intermediate)
@@ -274,6 +282,9 @@ def forward_terms(prices: Prices) -> ForwardTerms:
         prompts=attention.WaveAttention(prices.sms, prices.prompt_wave()),
         overhead=terms.PromptOverhead(prices.mixed()),
         experts=terms.ExpertReads(prices.expert()),
+        spread=terms.SpreadExperts(knots_at(TOKENS, np.maximum.accumulate(prices.experts(tokens))), NO_EXCHANGE)
+        if spec.data_ranks > 1
+        else terms.SpreadExperts(),
         fused=terms.FusedInputs(fused),
         steps=terms.DraftSteps(prices.c.draft_ratio),
         small=terms.SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),

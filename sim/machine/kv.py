@@ -8,7 +8,9 @@ count as free. A block is cached when the forward that fills it is scheduled, an
 Layers with a sliding window keep no more than that of each request, so a long request counts for fewer tokens
 (`held_tokens`). Where requests share prefixes, every token counts in full.
 
-Not modelled: swapping to the host, and second copies of blocks that two requests have computed.
+With `tiers`, what leaves the GPU is kept behind it (`tiers`).
+
+Not modelled: second copies of blocks that two requests have computed.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import GpuSpec, ModelSpec, Request
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
+from pdvsim.sim.machine.tiers import KvTiers
 
 Windows = tuple[tuple[int, float], ...]  # tokens, and the share of a token's bytes that is in layers of this window
 
@@ -30,10 +33,11 @@ class KvCache:
 
     def __init__(
         self, capacity_tokens: int, lookahead: int, paged: bool = False, reuse: Reuse | None = None,
-        windows: Windows = (),
+        windows: Windows = (), tiers: KvTiers | None = None,
     ) -> None:  # fmt: skip
         assert reuse is None or paged
         self.reuse = reuse
+        self.tiers = tiers
         self.windows = windows  # none where requests have chains
         self.prefixes = PrefixBlocks()
         self.cached_tokens = 0  # in blocks that nobody uses
@@ -179,6 +183,8 @@ class KvCache:
                 self._unread.difference_update(block_hashes(chain, 0, read))
             if read < named:
                 self._unread.update(block_hashes(chain, read, named))
+        if self.tiers is not None:
+            self.tiers.store(chain, named)
         idle = self.prefixes.release(chain, named)
         self.used_tokens += BLOCK * (named - idle)
         self.cached_tokens += BLOCK * idle

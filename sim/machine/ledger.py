@@ -47,6 +47,8 @@ class Ledger:
         if not chunks and (tokens <= model.widest or launch.role == "target"):
             return model.price(len(rows), tokens, launch.steps, context, (), 0, launch.packed).at(context)
         prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
+        if launch.role == "target" and any(chunk.as_row for chunk in chunks):
+            return self._price_joining(launch)
         if launch.role == "target" or not rows:
             emits = [c for c in chunks if launch.role == "target" and c.start + c.tokens >= c.request.to_read]
             cost = model.price(len(rows), tokens, launch.steps, context, prompts, len(emits), launch.packed)
@@ -57,6 +59,20 @@ class Ledger:
             lags = [row.state.drafter_lag for row in rows]
             tokens = 1 + max([lag for lag in lags if lag < model.widest], default=0)
         return total([*before, model.price(len(rows), tokens, launch.steps, context)]).at(context)
+
+    def _price_joining(self, launch: Launch) -> Price:
+        """A step of the target in which some rows have one token, the last of a prompt that is in the cache."""
+        joining = [chunk for chunk in launch.chunks if chunk.as_row]
+        others = [chunk for chunk in launch.chunks if not chunk.as_row]
+        context = launch.context + sum([chunk.start for chunk in joining])
+        new = launch.packed or len(launch.rows) * launch.tokens
+        tokens = launch.tokens if launch.rows else 1
+        cost = self.models["target"].price(
+            len(launch.rows) + len(joining), tokens, 1, context, [(chunk.start, chunk.tokens) for chunk in others],
+            sum(chunk.start + chunk.tokens >= chunk.request.to_read for chunk in others),
+            new + len(joining) if tokens > 1 else 0,
+        )  # fmt: skip
+        return cost.at(context)
 
     def note(self, launch: Launch, start_s: float, end_s: float, price: Price) -> None:
         """Record a finished launch."""

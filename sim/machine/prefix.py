@@ -5,7 +5,7 @@ tokens up to its end, blocks that nobody uses stay until room is needed, and the
 Of blocks that are given up together the last of the prompt is evicted first. So a cached block always has the blocks
 before it. Of each text the first blocks are cached, so that a few numbers describe it however long it is.
 
-Not modelled: blocks that are filled in part, and copies on the host or on disk.
+Not modelled: blocks that are filled in part.
 """
 
 from __future__ import annotations

@@ -67,7 +67,9 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     scoring = scoring or result.experiment.scoring
     traffic, meta = result.experiment.traffic, result.meta
     every, finished = _numbered(result.requests), result.requests["finish_s"] >= 0
-    alike = [float(meta.get("bandwidth_bytes_per_s", math.nan))] * result.experiment.placement.gpus
+    alike = [float(meta.get("bandwidth_bytes_per_s", math.nan))] * (
+        result.experiment.placement.gpus * result.experiment.hardware.data_parallel_size
+    )
     bandwidths = meta.get("bandwidths_bytes_per_s", alike)
     sums = Sums(result.experiment, scoring, bandwidths, meta.get("reaches", Reaches()), Exact)
     sums.window = _window(every, finished, traffic, scoring)

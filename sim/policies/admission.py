@@ -77,6 +77,15 @@ class Admission(PolicyTraits):
         """The policy's processes; its servers start them once it is made."""
         raise NotImplementedError
 
+    @property
+    def load(self) -> int:
+        """Requests that it has."""
+        return self.in_flight + len(self.waiting)
+
+    def cached(self, request: Request) -> int:
+        """Tokens of a prompt that it has cached."""
+        return self.kv.cached(request)
+
     def submit(self, request: Request) -> None:
         """A request arrives."""
         self.waiting.append(request)
@@ -145,21 +154,46 @@ class Admission(PolicyTraits):
 
 
 def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
-    """What the next waiting request reads first; None if it is not let in yet."""
-    if policy.waiting and policy.admits():
+    """What the next waiting request reads first; None if it is not let in yet. Some fetch a prefix before they read."""
+    tiers = policy.kv.tiers
+    while policy.waiting and policy.admits():
         request = policy.waiting[0]
         cached = policy.kv.cached(request)
-        tokens = min(budget, request.to_read - cached)
-        if policy.kv.admit(request, cached + tokens):
-            policy.waiting.popleft()
-            if request.taken.admitted_s < 0:
-                request.taken.admitted_s = policy.env.now
-            policy.in_flight += 1
+        fetch = None if tiers is None else tiers.plan(request, cached, policy.env.now)
+        fetched = 0 if fetch is None else fetch.total
+        tokens = fetched or min(budget, request.to_read - cached)
+        if not policy.kv.admit(request, cached + tokens):
+            break
+        policy.waiting.popleft()
+        if request.taken.admitted_s < 0:
+            request.taken.admitted_s = policy.env.now
+        policy.in_flight += 1
+        request.state.prefill_worker = worker
+        arrives_s = policy.env.now if fetch is None or tiers is None else tiers.begin(fetch, cached, policy.env.now)
+        if not fetched:
             policy.prefilling.append(request)
-            request.state.prefill_worker = worker
             return Chunk(request, cached, tokens)
+        _wait_for_prefix(policy, request, fetched, arrives_s)
     policy.untried = False
     return None
+
+
+def _wait_for_prefix(policy: Admission, request: Request, fetched: int, arrives_s: float) -> None:
+    """Let an admitted request read on when a prefix of so many more tokens has arrived; until then it is pinned."""
+    if request.taken.preemptions:
+        request.taken.recomputed_tokens = max(0, request.taken.recomputed_tokens - fetched)
+    else:
+        request.taken.num_cached_tokens += fetched
+
+    def arrived(_: Event) -> None:
+        request.state.prefilled += fetched
+        policy.kv.unpin([request])
+        policy.prefilling.append(request)
+        policy.prefill_workers[request.state.prefill_worker].wake(policy.env.now)
+
+    event = Event(policy.env)
+    event.callbacks.append(arrived)
+    policy.env.at(arrives_s, event)
 
 
 def make_room(policy: Admission, request: Request, tokens: int) -> bool:

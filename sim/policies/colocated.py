@@ -28,23 +28,27 @@ class Colocated(Policy):
 
     def loop(self) -> Process:
         while True:
-            inside, rows = self.in_flight, self.running
-            k = self.draft_length(rows)
-            rows = self.running = self.reserve(rows, k)
-            self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
-            apart = self.settings.separate_prefill
-            chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
-            if chunks and apart:
-                yield self.step(Batch(), k, chunks)
-                rows.add(self.prefilled(chunks))
-            elif chunks:
-                verdict = yield self.step(rows, k, chunks)
-                self.running = self.settle(rows, verdict)
-                self.running.add(self.prefilled(chunks))
-            elif rows:
-                self.running = yield from self.rounds(rows, k)
-            else:
-                yield self.prefill_workers[0].wait()
+            yield from self.turn()
+
+    def turn(self) -> Process:
+        """One step, or rounds until something changes; without requests, a wait for some."""
+        inside, rows = self.in_flight, self.running
+        k = self.draft_length(rows)
+        rows = self.running = self.reserve(rows, k)
+        self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
+        apart = self.settings.separate_prefill
+        chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
+        if chunks and apart:
+            yield self.step(Batch(), k, chunks)
+            rows.add(self.prefilled(chunks))
+        elif chunks:
+            verdict = yield self.step(rows, k, chunks)
+            self.running = self.settle(rows, verdict)
+            self.running.add(self.prefilled(chunks))
+        elif rows:
+            self.running = yield from self.rounds(rows, k)
+        else:
+            yield self.prefill_workers[0].wait()
 
 
 class Autoregressive(Colocated):

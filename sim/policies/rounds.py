@@ -149,7 +149,7 @@ def for_drafter(policy: Rounds, chunks: tuple[Chunk, ...]) -> tuple[Chunk, ...]:
         if gap:  # it reads cached tokens that only the target has, with what follows them
             chunk = Chunk(chunk.request, chunk.start - gap, chunk.tokens + gap)
             state.drafter_cache_gap = 0
-        if follows and not state.drafter_lag:
+        if follows and not state.drafter_lag and not chunk.as_row:
             reads.append(chunk)
         else:
             state.drafter_lag += chunk.tokens
@@ -165,7 +165,7 @@ def fast_forward(policy: Rounds, rows: Batch, k: int, verify_lane: str) -> int:
     controller = policy.controller
     if not rows or not policy.fast_forwards or not controller.by_sums or policy.untried:
         return 0
-    if policy.waiting and policy.asked == "while waiting":
+    if policy.waiting and (policy.asked == "while waiting" or policy.kv.tiers is not None):  # links become free
         return 0
     forecast = rows.foresee(k, policy.kv, policy.deliveries, policy.rereads)
     lanes, depth = (policy.draft_lane, verify_lane), policy.backlog(policy.draft_lane)

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.kernels import as_bytes, left_out, pack
+from pdvsim.calibration.kernels import LEAST_EXPERTS, SYSTEMS, as_bytes, left_out, pack
 from pdvsim.cli.calibrate import main
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.kernels import read_tables, roofline, shipped_tables
@@ -20,10 +20,15 @@ SIZES = (128, 256, 512, 1024, 2048, 4096)
 @pytest.fixture
 def systems(tmp_path: Path) -> Path:
     """A folder as in aiconfigurator-core, whose products take twice the roofline's time."""
-    card = gpu("a100-80gb")
+    _write_tables(tmp_path, "a100-80gb", gpus=(2,))
+    return tmp_path
+
+
+def _write_tables(path: Path, name_of_card: str, gpus: tuple[int, ...], reduce_ms: float = 1e-3) -> None:
+    card = gpu(name_of_card)
 
     def write(op: str, name: str, rows: list[dict[str, object]], version: str = "0.14.0") -> None:
-        folder = tmp_path / "data" / "a100_sxm" / op / "vllm" / version
+        folder = path / "data" / SYSTEMS[name_of_card] / op / "vllm" / version
         folder.mkdir(parents=True, exist_ok=True)
         pd.DataFrame(rows).to_parquet(folder / f"{name}.parquet")
 
@@ -47,9 +52,31 @@ def systems(tmp_path: Path) -> Path:
         {**heads, "batch_size": 1, "isl": n, "latency": 0.005 + 1e-9 * n * (n + 1) / 2} for n in (16, 1024, 4096)
     ]
     write("attention", "context_attention_perf", prefill)
-    reduce = [{"num_gpus": 2, "message_size": size, "latency": 1e-3 * size, "backend": "vllm_graph"} for size in (4, 8)]
+    reduce = [
+        {"num_gpus": count, "message_size": size, "latency": reduce_ms * size, "backend": "vllm_graph"}
+        for count in gpus for size in (4, 8)
+    ]  # fmt: skip
     write("comm", "custom_allreduce_perf", reduce)
-    return tmp_path
+
+
+def test_larger_groups_of_a_rack_are_those_of_the_gb300(tmp_path: Path) -> None:
+    _write_tables(tmp_path, "gb200", gpus=(2, 4))
+    _write_tables(tmp_path, "gb300", gpus=(2, 4, 8, 16), reduce_ms=3e-3)
+    experts = [
+        {"moe_dtype": "w4a8_mxfp4_mxfp8", "distribution": "balanced", "inter_size": 2048, "hidden_size": 4096,
+         "topk": 8, "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 1, "num_tokens": tokens, "latency": 0.1}
+        for tokens in range(1, LEAST_EXPERTS + 2)
+    ]  # fmt: skip
+    folder = tmp_path / "data" / "gb200" / "moe" / "sglang" / "0.5.14"
+    folder.mkdir(parents=True)
+    pd.DataFrame(experts).to_parquet(folder / "moe_perf.parquet")  # which vLLM's are taken from
+    tables = pack(tmp_path, "vllm", gpu("gb200"))
+    one, other = (
+        [float(tables.reduce_s(count, np.array([8.0]))[0]) for count in counts] for counts in ((2, 4), (8, 16))
+    )
+    assert one == pytest.approx([8e-6] * 2, rel=2e-3)
+    assert other == pytest.approx([24e-6] * 2, rel=2e-3)
+    assert tables.about["borrowed"] == {"w4a8_mxfp4_mxfp8": "sglang", "all-reduces of 8 and 16 GPUs": "gb300"}
 
 
 def test_packed_tables_give_back_the_times(systems: Path) -> None:

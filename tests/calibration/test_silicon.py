@@ -4,34 +4,66 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pdvsim.calibration.validate.silicon import (
-    Prediction,
-    SiliconRow,
-    oddities,
-    predict,
-    ratios,
-    read_estimates,
-    read_rows,
-    spread,
-)
+from pdvsim.calibration.validate.servers import ServerLayout, SiliconRow, not_simulated, read_rows
+from pdvsim.calibration.validate.silicon import Prediction, oddities, predict, ratios, read_estimates, spread
 from pdvsim.cli.validate import main
 
 ROW = SiliconRow(
-    "a-row", "vllm", "0.18.0", "meta-llama/Llama-3.1-8B-Instruct", "h200", "inferencex", "bfloat16", 1024, 64, 4, 1, 1,
-    50.0, 5.0,
+    "a-row", "vllm", "0.18.0", "meta-llama/Llama-3.1-8B-Instruct", "h200", "inferencex", "bfloat16", 1024, 64, 4,
+    1, 1, 1, 1, 50.0, 5.0,
 )  # fmt: skip
 
 
 def test_the_split_was_made_by_name() -> None:
     rows = read_rows()
-    assert len(rows) == len({row.id for row in rows}) == 1898
-    assert sum(row.held_out for row in rows) == 589
+    kinds = Counter(row.kind for row in rows)
+    assert len(rows) == len({row.id for row in rows}) == 5221
+    assert kinds == {"plain": 2912, "expert-parallel": 707, "apart": 1602}
+    assert sum(row.held_out for row in rows) == 1697
     assert all(row.held_out == (zlib.crc32(row.id.encode()) % 3 == 0) for row in rows)
+
+
+def test_layouts_are_of_whole_servers() -> None:
+    """Experts are divided over all GPUs of a server, and no server is larger than InferenceX's."""
+    for row in read_rows():
+        if row.kind != "expert-parallel":
+            continue
+        gpus = row.tensor_parallel * row.data_parallel
+        assert row.expert_parallel * row.moe_tp == gpus, row.id
+        assert gpus in (2, 4, 8), row.id
+        assert row.concurrency >= row.data_parallel, row.id
+
+
+def test_one_measurement_has_one_layout() -> None:
+    """Rows of several imports with equal times are the same server under the same load."""
+    servers: dict[tuple[float, float], set[tuple[int, ...]]] = {}
+    for row in read_rows():
+        if row.source == "inferencex" and row.kind == "expert-parallel":
+            sizes = (row.concurrency, row.tensor_parallel, row.data_parallel, row.expert_parallel)
+            servers.setdefault((row.ttft_ms, row.tpot_ms), set()).add(sizes)
+    assert len(servers) < 400  # of 563 rows
+    assert all(len(sizes) == 1 for sizes in servers.values())
+
+
+def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
+    side = ServerLayout(1, 4, 1, 1)
+    cases = {
+        "it drafts with MTP": replace(ROW, drafts="mtp", prefill=side),
+        "whether it drafts": replace(ROW, drafts="unstated", prefill=side),
+        "its layout is not known": replace(ROW, workers=0, prefill=side),
+        "its concurrency is not known": replace(ROW, concurrency=0),
+        "4-bit integers": replace(ROW, weights="int4_wo"),
+        "must be 1 to 8, got 36": replace(ROW, tensor_parallel=36, moe_tp=36),
+    }
+    for said, row in cases.items():
+        assert said in not_simulated([row])[row.id]
+    assert not_simulated([ROW]) == {}
 
 
 def test_estimates_are_of_held_out_rows() -> None:
@@ -96,6 +128,7 @@ def test_the_command_reports_the_errors_of_its_rows(capsys: pytest.CaptureFixtur
     ("args", "said"),
     [
         (["--rows", "3"], "--rows can be used only with --silicon"),
+        (["--kind", "plain"], "--kind can be used only with --silicon"),
         (["--silicon", "all", "--write"], "--silicon can be combined only"),
     ],
 )

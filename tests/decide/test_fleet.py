@@ -21,12 +21,14 @@ from pdvsim.decide.advise import advise
 from pdvsim.decide.deploy import served_as, unknown_head, vllm
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure
-from pdvsim.decide.fleet import ARCHS, drafters, fleet_name, fleets
+from pdvsim.decide.fleet import ARCHS, SPLITS, drafters, fleet_name, fleets
 from pdvsim.decide.hazards import equivalent_rate
 from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, without_band
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS, can_load
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.study.sweep import Point, run_point
 
@@ -45,10 +47,43 @@ def test_every_fleet_has_as_many_gpus() -> None:
     names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2)]
     assert names == [
         "2x autoregressive", "autoregressive tp2", "2x colocated", "colocated tp2",
-        "2x pd", "pd on 1+1", "2x pdv", "pdv on 1+1", "pdv-ahead on 1+1",
+        "2x pd", "pd 1p1d", "2x pdv", "pdv on 1+1", "pdv-ahead on 1+1",
     ]  # fmt: skip
     odd = [fleet.name for fleet in fleets(Experiment(), ARCHS, 3)]
-    assert odd == ["3x autoregressive", "3x colocated", "3x pd", "3x pdv", "pdv on 1+2", "pdv-ahead on 1+2"]
+    whole = [name for name in odd if not name.startswith("pd ")]
+    assert whole == ["3x autoregressive", "3x colocated", "3x pd", "3x pdv", "pdv on 1+2", "pdv-ahead on 1+2"]
+    assert {*odd} - {*whole} == {"pd 1p2d", "pd 2p1d", "pd 1p1d tp1+2", "pd 1p1d tp2+1"}
+
+
+@pytest.mark.parametrize(("prompt", "output", "prefill"), [(8000, 50, (5, 7)), (100, 1000, (1, 2))])
+def test_the_splits_compared_follow_the_load(prompt: int, output: int, prefill: tuple[int, int]) -> None:
+    """Eight GPUs near their limit: long prompts need most of them to prefill, long answers few.
+
+    The best of the splits compared is as good as the best of all, simulated with one GPU per engine.
+    """
+    traffic = Traffic("random", num_prompts=160, input_len=prompt, output_len=output, max_concurrency=160)
+    base = Experiment("pd", traffic, server=Server("none:llama-3.1-8b"), hardware=Hardware(band=False))
+    chosen = [way.of(base) for way in fleets(base, ("autoregressive", "pd"), 8) if way.of(base).hardware.disaggregate]
+    assert len(chosen) == SPLITS
+    gpus = [way.hardware.groups()[0] * way.sides.prefill.gpus for way in chosen if way.sides is not None]
+    assert prefill[0] <= gpus[0] <= prefill[1]
+
+    def speed(candidate: Experiment) -> float:
+        return float(summarise(simulate(applicable(candidate)))["output_throughput"])
+
+    every = [replace(base, hardware=replace(base.hardware, disaggregate=f"{x}p{8 - x}d")) for x in range(1, 8)]
+    assert max(map(speed, chosen)) >= 0.95 * max(map(speed, every))
+
+
+def test_a_mixture_has_fleets_with_experts_on_all_gpus() -> None:
+    """Qwen3-235B-A22B in 8 bits takes 236 GB, so that two H200s hold it; a rank has a copy of all but the experts."""
+    base = Experiment(server=Server("none:qwen3-235b-a22b-fp8"))
+    found = fleets(base, ("autoregressive",), 4)
+    assert [fleet.name for fleet in found] == [
+        "2x autoregressive tp2", "2x autoregressive tp2 ep", "2x autoregressive dp2 ep",
+        "autoregressive tp4", "autoregressive tp4 ep", "autoregressive dp4 ep",
+    ]  # fmt: skip
+    assert all(fleet.gpus(base) == 4 for fleet in found)
 
 
 def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:
@@ -159,7 +194,7 @@ def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
 def test_a_head_stays_with_its_target() -> None:
     base = Experiment("colocated", server=Server("llama-3.1-8b", drafter="eagle3"))
     ways = fleets(base, ("colocated", "pd", "pdv", "pdv-ahead"), 2)
-    assert [fleet.name for fleet in ways] == ["2x colocated", "colocated tp2", "2x pd", "2x pdv"]
+    assert [fleet.name for fleet in ways] == ["2x colocated", "colocated tp2", "2x pd", "pd 1p1d", "2x pdv"]
     assert all(fleet.of(base).placement.gpus == 1 for fleet in ways)
 
 

@@ -56,7 +56,7 @@ def now_s(page: Page) -> float:
 
 def figures(page: Page, name: str) -> list[float]:
     """A line of the table."""
-    [line] = re.findall(rf"<tr><td[^>]*>{re.escape(name)}</td>(.*?)</tr>", text(page, "table"))
+    [line] = re.findall(rf"<tr[^>]*><td[^>]*>{re.escape(name)}</td>(.*?)</tr>", text(page, "table"))
     cells = [re.sub(r"<small.*?</small>|<[^>]+>", "", cell) for cell in re.findall(r"<td.*?</td>", line)]
     return [float(cell) if cell.strip() != "–" else float("nan") for cell in cells]
 
@@ -119,6 +119,26 @@ def test_pausing_pauses_and_a_second_is_a_second(page: Page) -> None:
     assert now_s(page) == pytest.approx(stood_s + 1.0, abs=0.11)  # shown to a tenth
     press(page, "Continue")
     until(page, lambda: now_s(page) > stood_s + 2)
+
+
+def test_groups_of_the_table_unfold_and_stay_so(page: Page) -> None:
+    shown = page.locator("#table tr:visible")
+    assert shown.count() < 22
+    assert not page.get_by_text("ITL p95 (ms)").is_visible()
+    page.locator("[data-group=latencies]").dispatch_event("pointerdown")
+    page.get_by_text("ITL p95 (ms)").wait_for()
+    began_s = now_s(page)
+    until(page, lambda: now_s(page) > began_s + 5)  # through updates, each of which replaces the table
+    assert page.get_by_text("ITL p95 (ms)").is_visible()
+    page.locator("[data-group=latencies]").dispatch_event("pointerdown")
+    page.get_by_text("ITL p95 (ms)").wait_for(state="hidden")
+
+
+def test_levels_are_drawn_and_a_constant_line_is_not(page: Page) -> None:
+    titles = page.locator("section:visible .gtitle").all_text_contents()
+    assert {"TTFT: share of requests", "Drafts accepted (share)"} <= set(titles)
+    assert "Draft length" not in titles  # fixed
+    assert page.locator(".shapelayer path").count() == 2  # ttft:300 and tpot:30
 
 
 def test_a_burst_shows_up_in_the_queues(page: Page) -> None:

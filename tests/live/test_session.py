@@ -135,10 +135,10 @@ def test_hits_in_the_prefix_cache_show() -> None:
     [figures] = session.figures(10.0)
     count = figures["total_finished"]
     assert figures["hit_rate"] == pytest.approx((count - 1) * 160 / (count * 240))
-    assert "prefix cache hits (%)" in dict(lines([figures]))
+    assert "prefix cache hits (%)" in {line.name for line in lines([figures])}
     plain = Session(Setup(("colocated",), BASE))
     plain.advance(4.0)
-    assert "prefix cache hits (%)" not in dict(lines(plain.figures(10.0)))
+    assert "prefix cache hits (%)" not in {line.name for line in lines(plain.figures(10.0))}
 
 
 TALKS = Traffic(
@@ -168,7 +168,7 @@ def test_conversations_show_who_uses_the_kv_cache() -> None:
     session.turn(replace(session.knobs, request_rate=16.0))  # a new sample: its conversations are new as well
     session.advance(12.0)
     for figures in session.figures(5.0):
-        shown = dict(lines([figures]))
+        shown = {line.name: line.values for line in lines([figures])}
         shares = [shown[f"KV {words} (%)"][0] for words in ("shared by requests", "of one request")]
         assert sum(shares) == pytest.approx(100 * figures["kv_share"])
         assert sum(shares) + shown["KV cached, unused (%)"][0] == pytest.approx(100, abs=3)

@@ -80,7 +80,6 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
     [
         (["--tiny"], "no CUDA device here; --device cpu --tiny"),
         ([*CPU, "--priority", "preemptive"], "no GPU supports --priority preemptive"),
-        ([*CPU, "--priority", "dynamic"], "the priority of a CUDA stream is fixed"),
         ([*CPU, "--priority", "partition"], "partition needs a GPU"),
         ([*CPU, "--replicas", "2"], "one GPU"),
         ([*CPU, "--arch", "pdv", "--place", "prefill=1", "verify=1"], "one GPU"),

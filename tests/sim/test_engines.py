@@ -12,12 +12,13 @@ from pdvsim.decide.deploy import deployment
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import KINDS, ModelSpec
+from pdvsim.sim.core import KINDS, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables, unpacked
+from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.options import VLLM_CARDS
 from pdvsim.sim.hardware.steps import EngineStep, constants
@@ -30,6 +31,8 @@ SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192
 ON_THE_GRID = ModelSpec("on-the-grid", "llama", 10, 4096, 8192, 32, 32, 128, 32_000)
 MOST_BYTES = 6_000_000
+MOST_BYTES_EACH = 350_000
+FP4_FLOPS = {"b200": 9e15, "b300": 14e15, "gb200": 10e15, "gb300": 15e15}  # dense, of the data sheets
 
 
 def tables_of(engine: str, card: str) -> KernelTables:
@@ -38,11 +41,12 @@ def tables_of(engine: str, card: str) -> KernelTables:
 
 def test_what_is_shipped():
     assert {(engine, card) for engine, card, _ in SHIPPED} == {
-        *(("vllm", card) for card in ("a100-80gb", "h100-sxm", "h200", "b200", "l40s")),
-        *((engine, card) for engine in ("sglang", "trtllm") for card in ("h100-sxm", "h200", "b200")),
+        *(("vllm", card) for card in ("a100-80gb", "l40s")),
+        *((engine, card) for engine in ("vllm", "sglang", "trtllm") for card in ("h100-sxm", "h200", *FP4_FLOPS)),
     }
     folder = SHIPPED[0][2].parent
     assert sum(path.stat().st_size for path in folder.iterdir()) < MOST_BYTES
+    assert all(path.stat().st_size < MOST_BYTES_EACH for path in folder.iterdir())
     assert "Apache License" in (folder / "NOTICE").read_text()
 
 
@@ -117,6 +121,10 @@ def test_older_versions_have_their_own_constants():
     old, new = constants("trtllm", "h100-sxm", "1.0.0rc3")[0], constants("trtllm", "h100-sxm")[0]
     assert old != new
     assert constants("trtllm", "h100-sxm", "1.2.0rc6")[0] == new
+    assert constants("vllm", "h200", "nightly-5b8c30d6")[0] == constants("vllm", "h200")[0]
+    assert [constants("vllm", "h200", f"0.{n}.0")[0].block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + [
+        "fp8"
+    ]
     old, new = constants("sglang", "h100-sxm", "0.5.9")[0], constants("sglang", "h100-sxm", "0.5.14")[0]
     assert replace(old, round_s=new.round_s) == new  # overlapped scheduling shortens rounds alone
     assert new.round_s < old.round_s
@@ -229,3 +237,64 @@ def test_every_engine_has_latent_attention(engine):
     own, other = (CostModel(spec, compose(one.tables, EngineStep(), spec)).price(64, 1) for one in (profile, measured))
     assert 0.5 < own.seconds_1 / other.seconds_1 < 2
     assert 0.5 < own.seconds_0 / other.seconds_0 < 2
+
+
+@pytest.mark.parametrize("card", FP4_FLOPS)
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_four_bits_are_read_and_multiplied_faster(engine: str, card: str) -> None:
+    """Large products over few and many tokens, and what the data sheet allows at most."""
+    tables, size = tables_of(engine, card), 16_384
+    few, many = np.array([16.0]), np.array([8192.0])
+    times = {kind: tables.product(kind, np.array([16.0, 8192.0]), size, size) for kind in ("bfloat16", "fp8", "nvfp4")}
+    assert np.all(times["nvfp4"] < times["fp8"])
+    assert np.all(times["fp8"] < times["bfloat16"])
+    assert times["nvfp4"][1] > 2 * many[0] * size * size / FP4_FLOPS[card]
+    shape = (7168, 2048, 8, 256)
+    assert np.all(tables.experts("nvfp4", few, *shape) < tables.experts("fp8_block", few, *shape))
+
+
+def test_without_such_units_four_bits_are_read_but_not_multiplied() -> None:
+    tables, tokens = tables_of("vllm", "h200"), np.array([1.0, 32_768.0])
+    four, sixteen = (tables.product(kind, tokens, 8192, 8192) for kind in ("nvfp4", "bfloat16"))
+    assert four[0] < 0.5 * sixteen[0]
+    assert four[1] == pytest.approx(sixteen[1], rel=0.02)
+
+
+@pytest.mark.parametrize("link", ["nvlink4", "nvlink5"])
+def test_all_reduces_over_nvlink_are_those_of_the_tables(link: LinkName) -> None:
+    pair = Pair(model("qwen3-32b"), shard(model("qwen3-32b"), 8))
+    name = pair.target.name
+    for card in ("b200", "gb200"):
+        profile = engine_profile("vllm", card)
+        assert profile.covering(pair, LINKS[link]).models[name] == profile.covering(pair).models[name]
+    slow = engine_profile("vllm", "b200").covering(pair, LINKS["pcie5"]).models[name]
+    assert slow.collectives.reduce_s(64) > profile.covering(pair).models[name].collectives.reduce_s(64)
+
+
+def test_experts_of_mxfp4_have_their_own_constants() -> None:
+    step = EngineStep(experts=1.1, expert_prompts=1.6, mxfp4_experts=0.86)
+    assert step.expert_factors("nvfp4") == (1.1, 1.6)
+    assert step.expert_factors("w4a16_mxfp4") == (0.86, 1.6)
+
+
+def test_norms_over_all_heads_are_one_more_all_reduce_per_layer() -> None:
+    """Of MiniMax's models, where they are sharded: as many small messages as layers."""
+    tables, whole = tables_of("vllm", "b200"), model("minimax-m2")
+    spec, tokens = shard(whole, 4), np.array([64.0])
+    smallest = float(tables.reduce_s(4, 4 * tokens)[0])
+    own, without = (compose(tables, EngineStep(), one).collectives for one in (spec, replace(spec, family="qwen3")))
+    assert own.reduce_s(64) - without.reduce_s(64) == pytest.approx(spec.layers * smallest, rel=1e-6)
+    assert not compose(tables, EngineStep(), whole).collectives.reduce_s(64)
+
+
+def test_experts_of_integers_are_their_own_kernels() -> None:
+    """Kimi-K2.5 as published, and NVIDIA's version with 4-bit floats, which the card multiplies."""
+    tables, tokens = tables_of("vllm", "b200"), np.array([4096.0])
+    integers, floats = (
+        ModelKernels(tables, shard(model(name), 8)).experts(tokens)[0] for name in ("kimi-k2.5", "kimi-k2.5-nvfp4")
+    )
+    at = tables.arrays["moe/int4_wo/tokens"].tolist().index(4096)
+    shape = tables.arrays["moe/int4_wo/shapes"].tolist().index([7168, 256, 8, 384])
+    timed = float(np.exp(unpacked(tables.arrays["moe/int4_wo/t"]))[shape, at])
+    assert integers == pytest.approx(60 * timed, rel=1e-6)
+    assert floats < 0.5 * integers

@@ -98,7 +98,8 @@ BILLIONS = {
     "codestral-22b": 22.2, "mistral-large-123b": 123.0, "phi-3.5-mini": 3.82, "phi-4": 14.7, "phi-4-mini": 3.84,
     "gemma-2-2b": 2.61, "gemma-2-9b": 9.24, "gemma-2-27b": 27.2, "gemma-3-1b": 1.0, "gemma-3-4b": 3.88,
     "gemma-3-12b": 11.8, "gemma-3-27b": 27.0, "mixtral-8x22b": 141.0, "qwen3-coder-480b-a35b": 480.0, "kimi-k2": 1026.0,
-    "glm-4.5-air": 106.9, "glm-4.6": 353.0, "llama-4-scout": 107.8, "llama-4-maverick": 400.7, "minimax-m2": 229.0,
+    "kimi-k2.5": 1026.0, "glm-4.5-air": 106.9, "glm-4.6": 353.0, "llama-4-scout": 107.8, "llama-4-maverick": 400.7,
+    "minimax-m2": 229.0,
 }  # fmt: skip
 
 

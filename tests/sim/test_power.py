@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from math import exp
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,6 +50,23 @@ def test_the_mean_follows_the_draw() -> None:
 
 
 watts = st.floats(200, 1500)
+
+
+@given(watts, watts, st.floats(1e-4, 1.0))
+def test_time_is_lost_only_while_the_mean_draw_is_above_the_limit(mean_w: float, draw_w: float, solo_s: float) -> None:
+    """Against the excess summed step by step."""
+    middles_s = (np.arange(20_000) + 0.5) * solo_s / 20_000
+    means_w = draw_w + (mean_w - draw_w) * np.exp(-middles_s / FIT.settle_s)
+    excess = float(np.maximum(0.0, means_w / FIT.limit_w - 1).mean())
+    assert POWER.taken_s(mean_w, Draw(draw_w, 1.0), solo_s) == pytest.approx(solo_s * (1 + FIT.slope * excess), rel=1e-6)
+
+
+@given(st.floats(1e-4, 2.0), st.floats(0, 800e12), st.floats(0, 4e12))
+def test_the_time_at_full_clock_is_found_from_that_on_a_cool_card(solo_s: float, flops: float, moved: float) -> None:
+    """A launch of this many flops and bytes per second, timed alone from rest, however long it is."""
+    price = Price(solo_s, moved * solo_s, flops * solo_s, 0.0)
+    timed = price._replace(seconds=POWER.taken_s(FIT.rest_w, POWER.draw(price), solo_s))
+    assert POWER.full_clock_s(timed) == pytest.approx(solo_s, rel=1e-3)
 
 
 @given(watts, watts, st.floats(0, 1), st.floats(1e-6, 1.0))

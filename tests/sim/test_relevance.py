@@ -64,8 +64,12 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
         "ahead_fan": 2,
         "priority": "none", "contention": "serial", "gpu_memory_utilization": 0.5,
+        "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency",
         "link": "pcie4", "draft_tensor_parallel_size": 1,
-        "router": "random", "num_prefixes": 3, "think_time_s": 1.0, "window": "peak",
+        "router": "random", "num_prefixes": 3, "think_time_s": 1.0, "window": "peak", "kv_offload_gb": 10.0,
+        "kv_offload_ssd_gb": 10.0, "kv_offload_link": "pcie4", "prefill_tensor_parallel_size": 2,
+        "prefill_data_parallel_size": 2, "kv_link": "400gbe",
+        "kv_transfer": "prompt", "draft_kv": "recomputed",
     }  # fmt: skip
     part = replace(getattr(experiment, need.group), **{need.name: values[need.name]})
     return replace(experiment, **{need.group: part})

@@ -17,10 +17,10 @@ RUNS = "runs.jsonl"
 SERVER = {"pair", "arch", "acceptance", "num_speculative_tokens", "server", "hardware"}  # the benchmarked one
 KINDS = {  # which options can be combined with each; the others compare recorded runs
     "bench": {*SERVER, "profile", "contention", "json"},
-    "silicon": {"held_out", "rows", "jobs", "json"},
+    "silicon": {"held_out", "rows", "kind", "jobs", "json"},
     "serve": {"output", "minutes", "tiny", "own_policies"},
 }
-OF_ONE_KIND = {"bench": SERVER, "silicon": {"rows"}, "serve": {"output", "minutes", "tiny"}}
+OF_ONE_KIND = {"bench": SERVER, "silicon": {"rows", "kind"}, "serve": {"output", "minutes", "tiny"}}
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,9 @@ class ValidateCommand:
     With --held-out: the rows that no constant was fitted to."""
     rows: Annotated[int, Range(1, 1_000_000)] | None = None
     """With --silicon: predict at most so many rows, spread over all."""
+    kind: Literal["plain", "expert-parallel", "apart"] | None = None
+    """With --silicon: only servers with tensor parallelism alone (plain), with expert or data parallelism, or with
+    prefill apart."""
     pair: str | None = None
     """With --bench: the served models, as draft:target, or the target alone (or --model)."""
     arch: Arch = "colocated"

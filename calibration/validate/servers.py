@@ -1,0 +1,300 @@
+"""Measured servers of vLLM, SGLang and TensorRT-LLM: what each was, and its load as an experiment.
+
+The rows are NVIDIA's collection in aiconfigurator-core 0.12.0 (`systems/silicon_sample.csv`, Apache-2.0): mean TTFT and
+TPOT of servers that prefill and decode on the same GPUs (`rows.csv`), and of those with prefill apart (`apart.csv`).
+`studies/silicon_rows.py` makes the files and says which layouts it corrects. A third of the rows is held out, by a
+checksum of their names.
+
+Most rows are InferenceX's. Its load generator (github.com/SemiAnalysisAI/InferenceX, `utils/bench_serving` and
+`benchmarks/benchmark_lib.sh`) keeps `concurrency` requests running, sends ten times as many after a warm-up of twice as
+many, and draws lengths between 0.8 and 1 times the stated ones. Batch limits and the type of the KV cache are those of
+its scripts. NVIDIA's own rows have the stated lengths (`UNSTATED_SPREAD`); the number of their requests is not known
+and taken alike.
+
+Not modelled: MTP drafts, options that a row does not state, and the version of the engine where it is not the tables'.
+"""
+
+from __future__ import annotations
+
+import csv
+import zlib
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
+from functools import cached_property
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from pdvsim.sim.assembly import covering_profile
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import ServingEngine
+
+FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
+HELD_OUT = 3  # one row in so many
+SHARED_IMAGE, CONFIGURED = "1.1.0rc2.post2", "_cfg"  # of rows that drafts may have been made for, and that tell
+SPREAD = (0.9, 1 / 9)  # InferenceX's lengths: mean over stated, and half the width over the mean
+# NVIDIA's rows do not state theirs. Visible rows of SGLang look as if requests stayed in step for ever; those of the
+# others as if they drifted apart, as with this spread
+UNSTATED_SPREAD = {"vllm": 0.015, "sglang": 0.0, "trtllm": 0.015}
+ROUNDS = 10  # requests per concurrent one
+# Output tokens that are simulated of a row, of at least so many requests per concurrent one. The first of them, which
+# all arrive together, count as one in ROUNDS nevertheless.
+MOST_TOKENS, LEAST_ROUNDS = 300_000, 3
+LARGE_LOAD = 1_000_000  # output tokens per round from which on two rounds are enough
+MODELS = {
+    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
+    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
+    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
+    "Qwen/Qwen3-32B": "qwen3-32b",
+    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
+    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
+    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
+    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
+    "nvidia/DeepSeek-R1-NVFP4": "deepseek-v3",
+    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
+    "moonshotai/Kimi-K2.5": "kimi-k2.5",
+    "MiniMaxAI/MiniMax-M2.5": "minimax-m2",
+    "zhipuai/GLM-5": "glm-5",
+    "openai/gpt-oss-120b": "gpt-oss-120b",
+}
+DENSE = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
+NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever a row calls them
+IN_8_BITS = ("deepseek-v3", "minimax-m2")  # as they are published
+IN_4_BITS = ("kimi-k2.5",)  # the same of its experts
+BLACKWELL = ("b200", "b300", "gb200", "gb300")
+ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
+TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
+LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
+LARGER_STEP = 32_768  # in those for SGLang with Qwen3.5 and GLM-5 on a B200
+ServerKind = Literal["plain", "expert-parallel", "apart"]
+
+
+@dataclass(frozen=True)
+class ServerLayout:
+    """GPUs of one side of servers with prefill apart."""
+
+    workers: int  # servers of this side, each of tensor_parallel x data_parallel GPUs; 0: not known
+    tensor_parallel: int
+    data_parallel: int
+    expert_parallel: int
+
+
+@dataclass(frozen=True)
+class SiliconRow:
+    """One measured server, or several with prefill apart."""
+
+    id: str
+    engine: ServingEngine
+    version: str  # empty: not stated
+    model: str
+    card: str
+    source: str
+    weights: str
+    tokens_in: int
+    tokens_out: int
+    concurrency: int  # of the whole server, not of a data-parallel rank; 0: not known
+    tensor_parallel: int  # these three of the servers that decode, where prefill is apart
+    data_parallel: int  # ranks that attention is replicated over; 1: none
+    expert_parallel: int  # GPUs that experts are spread over; 1: they are sharded like all else
+    moe_tp: int
+    ttft_ms: float
+    tpot_ms: float
+    workers: int = 1  # servers that decode
+    prefill: ServerLayout | None = None
+    drafts: str = "none"  # none, mtp or unstated
+
+    @property
+    def held_out(self) -> bool:
+        return zlib.crc32(self.id.encode()) % HELD_OUT == 0
+
+    @property
+    def kind(self) -> ServerKind:
+        """How its GPUs work together."""
+        if self.prefill is not None:
+            return "apart"
+        return "expert-parallel" if self.data_parallel > 1 or self.expert_parallel > 1 else "plain"
+
+    @property
+    def name(self) -> str:
+        """The model as pdvsim calls it, with its weights."""
+        plain = MODELS[self.model]
+        if plain in NATIVE:
+            return plain
+        if self.weights == "nvfp4":
+            return f"{plain}-nvfp4"
+        return f"{plain}-fp8" if self.weights.startswith("fp8") and plain not in IN_8_BITS else plain
+
+    @property
+    def dense(self) -> bool:
+        return MODELS[self.model] in DENSE
+
+    @property
+    def ttft_counts(self) -> bool:
+        """Whether its TTFT is one of a server: SGLang's NVFP4 rows of 2025 wait seconds, whatever their load."""
+        return not (self.engine == "sglang" and self.weights == "nvfp4" and not self.version)
+
+    @property
+    def kv_cache_dtype(self) -> str:
+        """As in InferenceX's scripts; TensorRT-LLM caches in 8 bits what has such weights."""
+        model, blackwell = MODELS[self.model], self.card in BLACKWELL
+        if model == "llama-3.1-70b":
+            return "fp8"
+        if model == "deepseek-v3":
+            return "fp8" if self.engine == "trtllm" or blackwell else "auto"
+        if model in ("gpt-oss-120b", "glm-5") or (model == "minimax-m2" and self._tuned):
+            return "fp8" if blackwell else "auto"
+        if model == "qwen3.5-397b-a17b":
+            return "auto" if self.weights == "bfloat16" else "fp8"
+        return "fp8" if self.engine == "trtllm" and self.weights != "bfloat16" else "auto"
+
+    @property
+    def tokens_per_step(self) -> int:
+        """Prompt tokens that a forward may carry. TensorRT-LLM does not cut prompts by default."""
+        model = MODELS[self.model]
+        if self.engine == "sglang" and model in ("qwen3.5-397b-a17b", "glm-5") and self.card == "b200":
+            return LARGER_STEP
+        if model == "minimax-m2" and self._tuned:
+            return 2 * self.tokens_in
+        if self.engine != "trtllm":
+            return TOKENS_PER_STEP[self.engine]
+        if self.source == "inferencex" and model in ("llama-3.1-70b", "gpt-oss-120b"):
+            return LARGE_STEP
+        return max(TOKENS_PER_STEP["trtllm"], self.tokens_in + self.concurrency + 64)
+
+    @property
+    def _tuned(self) -> bool:
+        """InferenceX's scripts for MiniMax-M2.5 on Blackwell since vLLM 0.19."""
+        return self.card in BLACKWELL and self.version.startswith(("0.19", "nightly"))
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """The server and its load; a ValueError where it cannot be simulated."""
+        mean, spread = SPREAD if self.source == "inferencex" else (1.0, UNSTATED_SPREAD[self.engine])
+        output = round(mean * self.tokens_out)
+        tokens = output * self.concurrency
+        rounds = min(ROUNDS, max(LEAST_ROUNDS if tokens < LARGE_LOAD else 2, MOST_TOKENS // tokens))
+        traffic = Traffic(
+            dataset_name="random",
+            input_len=round(mean * self.tokens_in),
+            output_len=output,
+            random_range_ratio=spread,
+            num_prompts=rounds * self.concurrency,
+            max_concurrency=self.concurrency,
+        )
+        server = Server(
+            pair=f"none:{self.name}",
+            max_num_seqs=self.concurrency,
+            max_num_batched_tokens=self.tokens_per_step,
+            kv_cache_dtype="fp8" if self.kv_cache_dtype == "fp8" else "auto",
+        )
+        arch = "autoregressive" if self.prefill is None else "pd"
+        return Experiment(arch, traffic, server=server, hardware=hardware_of(self))
+
+    def like(self, *varied: str) -> tuple[object, ...]:
+        """All that a row states, but for what was measured and what may vary."""
+        others = ("id", "ttft_ms", "tpot_ms", "moe_tp", *varied)
+        return tuple(getattr(self, part.name) for part in fields(self) if part.name not in others)
+
+
+def hardware_of(row: SiliconRow) -> Hardware:
+    """The GPUs of a row as options: the one place where its layout is read.
+
+    A server is `tensor_parallel` x `data_parallel` GPUs. `data_parallel` is vLLM's --data-parallel-size: ranks with
+    their own attention and requests, over which `concurrency` is divided. `expert_parallel` above 1 is
+    --enable-expert-parallel; experts are spread over so many GPUs and sharded over the rest (`moe_tp`).
+
+    With prefill apart, `row.prefill` is the layout of the servers that prefill, `row.prefill.workers` their number, and
+    the row's own fields and `row.workers` are those of the servers that decode.
+    """
+    sides = [(row.expert_parallel, row.moe_tp)]
+    if row.prefill is not None:
+        own = row.prefill
+        sides.append((own.expert_parallel, own.tensor_parallel * own.data_parallel // own.expert_parallel))
+        if (own.expert_parallel > 1) != (row.expert_parallel > 1):
+            raise ValueError("servers that spread experts on one side alone are not simulated")
+    if any(spread > 1 and sharded > 1 for spread, sharded in sides):
+        raise ValueError("experts that are both spread and sharded are not simulated")
+    hardware = Hardware(
+        gpu=row.card,
+        engine=row.engine,
+        tensor_parallel_size=row.tensor_parallel,
+        data_parallel_size=row.data_parallel,
+        enable_expert_parallel=row.expert_parallel > 1,
+        band=False,
+    )
+    if row.prefill is None:
+        return hardware
+    return replace(
+        hardware,
+        disaggregate=f"{row.prefill.workers}p{row.workers}d",
+        prefill_tensor_parallel_size=row.prefill.tensor_parallel,
+        prefill_data_parallel_size=row.prefill.data_parallel,
+        kv_link="nvlink5" if row.card in ONE_NVLINK else "400gbe",
+        kv_transfer="prompt",
+    )
+
+
+def not_simulated(rows: Iterable[SiliconRow]) -> dict[str, str]:
+    """Why rows are not simulated, by their names."""
+    return {row.id: reason for row in rows if (reason := _obstacle(row))}
+
+
+def _obstacle(row: SiliconRow) -> str:
+    if row.drafts != "none":
+        return "it drafts with MTP" if row.drafts == "mtp" else "whether it drafts with MTP is not known"
+    if row.prefill is not None and not (row.workers and row.prefill.workers):
+        return "its layout is not known"
+    if not row.concurrency:
+        return "its concurrency is not known"
+    if row.weights.startswith("int4") and MODELS[row.model] not in IN_4_BITS:
+        return "weights of 4-bit integers are not simulated"
+    try:
+        covering_profile(row.experiment)
+    except ValueError as error:
+        return str(error).split("; ")[0]
+    return ""
+
+
+def read_rows(folder: Path = FOLDER) -> list[SiliconRow]:
+    """The rows of both files."""
+    with (folder / "rows.csv").open(newline="", encoding="utf-8") as file:
+        rows = _marked([SiliconRow(**_typed(row)) for row in csv.DictReader(file)])
+    with (folder / "apart.csv").open(newline="", encoding="utf-8") as file:
+        return rows + [_apart(row) for row in csv.DictReader(file)]
+
+
+def _marked(rows: list[SiliconRow]) -> list[SiliconRow]:
+    """The rows with those marked that may have been drafted for.
+
+    InferenceX serves DeepSeek-R1 from one image of TensorRT-LLM with and without MTP drafts. One of its imports, whose
+    names have the number of a configuration, has plain rows alone. The others do not tell: their rows are plain where
+    they equal a row of that import.
+    """
+    measured = {(row.card, row.ttft_ms, row.tpot_ms) for row in rows if CONFIGURED in row.id}
+    return [
+        replace(row, drafts="unstated")
+        if row.version == SHARED_IMAGE
+        and MODELS[row.model] == "deepseek-v3"
+        and (row.card, row.ttft_ms, row.tpot_ms) not in measured
+        else row
+        for row in rows
+    ]
+
+
+def _apart(row: dict[str, str]) -> SiliconRow:
+    sizes = {name.removeprefix("prefill_"): int(size) for name, size in row.items() if name.startswith("prefill_")}
+    own = {name.removeprefix("decode_"): text for name, text in row.items() if not name.startswith("prefill_")}
+    gpus = int(own["tensor_parallel"]) * int(own["data_parallel"])
+    own["moe_tp"] = str(gpus // int(own["expert_parallel"]))
+    own.pop("layout")
+    if own["engine"] == "trtllm" and own["version"].startswith("0."):
+        own["version"] = ""  # it is that of Dynamo, which starts the servers
+    return SiliconRow(**_typed(own), prefill=ServerLayout(**sizes))
+
+
+def _typed(row: dict[str, str]) -> dict[str, Any]:
+    """A row's texts as its fields' types."""
+    kinds = {part.name: str(part.type) for part in fields(SiliconRow)}
+    convert: dict[str, Any] = {"int": int, "float": float}
+    return {name: convert.get(kinds[name], str)(text) for name, text in row.items()}

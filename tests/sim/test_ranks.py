@@ -1,0 +1,272 @@
+"""Data-parallel ranks and experts on several GPUs: laws of their steps, memory and loads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdvsim.sim.assembly import Cluster, covering_profile, kv_capacity
+from pdvsim.sim.client import Client
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Request
+from pdvsim.sim.hardware.models import CannotShard, model, shard
+from pdvsim.sim.hardware.spread import SpreadCosts
+from pdvsim.sim.hardware.terms import interpolate
+from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.machine.ranks import RankGroup
+from pdvsim.sim.policies.base import Policy
+from pdvsim.sim.records import Keeper, Log, Result
+from pdvsim.sim.relevance import refuse_idle
+from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.requests import Workload
+
+TARGET = "qwen3-30b-a3b"
+
+
+def experiment(ranks: int = 2, arch: str = "autoregressive", pair: str = f"none:{TARGET}", **more: Any) -> Experiment:
+    server = Server(pair=pair, max_num_seqs=64)
+    layout = {"data_parallel_size": ranks, "enable_expert_parallel": more.pop("spread", True)}
+    hardware = Hardware(**{"gpu": "h200", **layout, **more})
+    return Experiment(arch, Traffic(input_len=200, output_len=40, num_prompts=16), server=server, hardware=hardware)
+
+
+def requests(*sizes: tuple[float, int, int]) -> list[Request]:
+    """Requests by arrival, prompt and output tokens; two of three draft tokens are accepted each time."""
+    return [Request(at, *size, bytes([2] * size[2])) for at, size in enumerate(sizes)]
+
+
+def costs(one: Experiment) -> SpreadCosts:
+    profile = covering_profile(one)
+    found = profile.cost_model(one.pair.target)
+    assert isinstance(found, SpreadCosts)
+    return found
+
+
+class GroupOfOne(Cluster):
+    """Servers that are groups of one rank."""
+
+    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
+        return super()._server(env, replica, group or RankGroup(env), rank)
+
+
+@pytest.mark.parametrize(
+    ("arch", "pair"),
+    [
+        ("autoregressive", f"none:{TARGET}"),
+        ("colocated", f"eagle3-{TARGET}:{TARGET}"),
+        ("colocated", f"ngram:{TARGET}"),
+    ],
+)
+def test_a_group_of_one_rank_is_a_server(arch: str, pair: str) -> None:
+    one = replace(
+        experiment(1, arch, pair, spread=False), traffic=Traffic(request_rate=30, num_prompts=60, input_len=300)
+    )
+    plain = simulate(one)
+    log, env = Log(), Clock()
+    cluster = GroupOfOne(env, one, covering_profile(one), log)
+    keeper = Keeper(log)
+    Client(env, Workload(one.traffic, one.acceptance), one, cluster, None, keeper).run()
+    keeper.take(env.now)
+    for mine, theirs in ((keeper.requests(), plain.requests), (keeper.launches, plain.launches)):
+        for name in theirs:
+            np.testing.assert_allclose(np.asarray(mine[name], float), np.asarray(theirs[name], float), 1e-9, 1e-9)
+
+
+@pytest.mark.parametrize("spread", [True, False])
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_equal_ranks_take_their_own_time_and_that_of_the_experts(ranks: int, spread: bool) -> None:
+    """With the same requests on each rank, a step takes what one rank does alone, the experts for all, and exchange."""
+    one = experiment(ranks, spread=spread)
+    result = simulate(one, requests=requests(*[(0.0, 300, 30)] * (4 * ranks)))
+    launches, model = result.launches, costs(one)
+    decodes = np.flatnonzero(launches["rows"] > 0)
+    assert set(launches["gpu"][decodes]) == set(range(ranks))
+    for at in decodes:
+        rows, context = int(launches["rows"][at]), int(launches["context"][at])
+        own_s = model.own.price(rows, 1, 1, context).seconds(context)
+        experts_s = model.terms.experts.seconds(model.experts.read(ranks * rows))
+        shared_s = experts_s + model.terms.spread.seconds(ranks * rows, rows)
+        assert launches["end_s"][at] - launches["start_s"][at] == pytest.approx(own_s + shared_s, rel=1e-9)
+        assert model.price(rows, 1, 1, context).seconds(context) == pytest.approx(own_s + shared_s, rel=1e-9)
+    assert model.terms.spread.exchange_knots[0][1] > 0
+
+
+def test_all_ranks_step_together_and_the_slowest_sets_the_pace() -> None:
+    one = experiment(4)
+    result = simulate(
+        one, requests=requests((0, 2000, 30), (0, 30, 30), (0.01, 30, 60), (0.02, 900, 20), (0.05, 40, 9))
+    )
+    launches = result.launches
+    steps = sorted({(start, end) for start, end in zip(launches["start_s"], launches["end_s"], strict=True)})
+    assert len(steps) < len(launches["start_s"])  # some are of several ranks
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(steps))
+    model = costs(one)
+    for start, end in steps:
+        mine = np.flatnonzero(launches["start_s"] == start)
+        decoding = [at for at in mine if launches["rows"][at] and launches["rows"][at] == launches["tokens"][at]]
+        for at in decoding:
+            rows, context = int(launches["rows"][at]), int(launches["context"][at])
+            assert end - start >= model.own.price(rows, 1, 1, context).seconds(context)
+
+
+def test_a_long_prompt_on_one_rank_slows_the_others() -> None:
+    one, short = experiment(2), (0.0, 50, 60)
+    calm = simulate(one, requests=requests(short, short))
+    disturbed = simulate(one, requests=requests(short, (0.0, 16_000, 60)))
+    assert disturbed.requests["finish_s"][0] > calm.requests["finish_s"][0] + 0.05
+
+
+def test_a_rank_without_work_steps_along() -> None:
+    """A request that arrives at an idle rank during a step of the other begins when that step ends."""
+    one = experiment(2)
+    alone = simulate(one, requests=requests((0.0, 8000, 20)))
+    first_end = float(alone.launches["end_s"][0])
+    result = simulate(one, requests=requests((0.0, 8000, 20), (first_end / 2, 100, 5)))
+    began = result.requests["admitted_s"][1], result.launches["start_s"][result.launches["gpu"] == 1][0]
+    assert began[0] == pytest.approx(first_end / 2)
+    assert began[1] >= first_end
+
+
+def test_every_request_is_served_on_one_rank() -> None:
+    one = replace(experiment(4), traffic=Traffic(request_rate=40, num_prompts=120, input_len=300, output_len=30))
+    result = simulate(one, traced=True)
+    assert (result.requests["finish_s"] > 0).all()
+    assert result.deliveries["tokens"].sum() == result.requests["output_tokens"].sum()
+    ranks: dict[int, set[int]] = {}
+    assert result.carried is not None
+    for gpu, (rows, prompts) in zip(result.launches["gpu"].tolist(), result.carried, strict=True):
+        for request in (*rows, *prompts):
+            ranks.setdefault(request, set()).add(gpu)
+    assert len(ranks) == 120
+    assert all(len(mine) == 1 for mine in ranks.values())
+    shares = np.bincount([min(mine) for mine in ranks.values()], minlength=4)
+    assert shares.min() > 0.5 * shares.max()
+
+
+def test_each_rank_has_room_of_its_own() -> None:
+    """Two requests of which one fills a rank: on two ranks both run at once, and a third waits."""
+    one = experiment(2, kv_capacity_tokens=1000)
+    result = simulate(one, requests=requests((0, 700, 100), (0, 700, 100), (0, 700, 100)))
+    admitted, finished = result.requests["admitted_s"], result.requests["finish_s"]
+    assert admitted[1] == admitted[0] == 0
+    assert admitted[2] >= min(finished[:2])
+    with pytest.raises(ValueError, match="needs 1504 tokens of KV cache and the server has 1000"):
+        simulate(one, requests=requests((0, 1400, 100)))
+    with pytest.raises(ValueError, match="leave no room for a KV cache on this GPU"):
+        simulate(experiment(8, pair="none:deepseek-v3", gpu="l40s", link="pcie4"))
+
+
+def test_experts_on_all_gpus_leave_more_room_than_a_copy_of_the_model() -> None:
+    profile_of = {ranks: experiment(ranks) for ranks in (1, 2, 4, 8)}
+    rooms = [kv_capacity(one, covering_profile(one)) for one in profile_of.values()]
+    assert rooms == sorted(rooms)
+    assert rooms[-1] > rooms[0]
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+@pytest.mark.parametrize("tokens", [1, 2, 4, 16, 64, 256, 2048])
+def test_reads_of_the_fullest_gpu_are_those_of_drawn_experts(ranks: int, tokens: int) -> None:
+    """Against draws of experts: the distinct ones on the GPU that has the most; never more than it holds."""
+    experts = shard(model("qwen3-235b-a22b"), 1, ranks, True).experts
+    assert experts is not None
+    rng = np.random.default_rng(tokens)
+    most = []
+    for _ in range(60 if tokens > 256 else 300):
+        taken = np.zeros(experts.count, bool)
+        for _ in range(tokens):
+            taken[rng.choice(experts.count, experts.per_token, replace=False)] = True
+        most.append(taken.reshape(ranks, -1).sum(axis=1).max())
+    assert experts.read(tokens) == pytest.approx(np.mean(most), rel=0.08)
+    assert experts.read(tokens) <= experts.resident == experts.count // ranks
+
+
+def test_gpus_hold_the_experts_once() -> None:
+    """Of all GPUs together, spread or sharded; a rank has its share of all else, and ranks have copies of it."""
+    whole = model("deepseek-v3")
+    assert whole.experts is not None
+    for gpus, ranks in ((1, 8), (2, 4), (8, 1)):
+        both = [shard(whole, gpus, ranks, spread) for spread in (True, False)]
+        for part in both:
+            held = gpus * ranks * part.resident_experts * part.expert_bytes
+            assert held == pytest.approx(whole.routes * whole.expert_bytes)
+            assert part.active_params == both[0].active_params
+        assert both[0].weight_bytes == both[1].weight_bytes
+    with pytest.raises(CannotShard, match="number of experts, 8, is no multiple"):
+        shard(replace(whole, experts=replace(whole.experts, count=8)), 8, 2, True)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_tables_know_experts_on_several_gpus(engine: Any) -> None:
+    """More tokens never take less, more GPUs never longer; low-latency exchanges are shorter for few tokens."""
+    times = []
+    for ranks in (2, 4, 8):
+        one = experiment(ranks, pair="none:qwen3-235b-a22b-fp8", engine=engine)
+        spread = costs(one).terms.spread
+        seconds = [time_s for _, time_s in spread.spread_knots]
+        assert seconds == sorted(seconds)
+        exchanged = [time_s for _, time_s in spread.exchange_knots]
+        assert exchanged == sorted(exchanged)
+        model = costs(one)
+        sent = [model.routed(0, prompts=[(0, tokens)]) for tokens in (512, 4096)]
+        times.append([model.shared([one]).seconds - interpolate(spread.exchange_knots, one[0].tokens) for one in sent])
+    assert all(fewer > more for pair in pairwise(times) for fewer, more in zip(*pair, strict=True))
+    low, high = (
+        costs(experiment(8, pair="none:deepseek-v3", engine=engine, all2all_backend=how)).terms.spread.exchange_knots
+        for how in ("deepep_low_latency", "deepep_high_throughput")
+    )
+    assert low[0][1] < high[0][1]
+
+
+def test_the_longest_draft_pays() -> None:
+    """A rank whose rows have no drafts yet waits for the drafts of the other."""
+    one = experiment(2, "colocated", f"eagle3-{TARGET}:{TARGET}")
+    result = simulate(one, requests=requests((0, 100, 200), (0.05, 2000, 2)))
+    launches = result.launches
+    drafts, targets = launches["role"] == 0, launches["role"] == 1
+    prompt = np.flatnonzero(targets & (launches["gpu"] == 1))[0]
+    beside = np.flatnonzero(drafts & (launches["gpu"] == 0) & (launches["end_s"] == launches["start_s"][prompt]))
+    assert beside.size == 1  # the prompt of one rank begins when the draft of the other ends
+
+
+def test_ranks_are_dealt_as_engines_do() -> None:
+    """vLLM and TensorRT-LLM: the rank with the least to do. SGLang: in turn, whatever they have to do."""
+
+    def ranks(engine: Any) -> list[int]:
+        one = experiment(2, engine=engine, pair="none:qwen3-235b-a22b-fp8", tensor_parallel_size=2)
+        load = requests((0, 100, 2000), (0.1, 100, 3), (5.0, 100, 3), (10.0, 100, 3))
+        result = simulate(one, requests=load, traced=True)
+        assert result.carried is not None
+        found: dict[int, int] = {}
+        for gpu, (_, prompts) in zip(result.launches["gpu"].tolist(), result.carried, strict=True):
+            for request in prompts:
+                found[request] = gpu
+        return [found[at] for at in range(4)]
+
+    assert ranks("sglang") == [0, 1, 0, 1]
+    assert ranks("vllm") == ranks("trtllm") == [0, 1, 1, 1]
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="needs a target with experts"):
+        experiment(2, pair="none:llama-3.1-8b")
+    with pytest.raises(ValueError, match="ranks step together, as in autoregressive, colocated"):
+        experiment(2, "pd")
+    with pytest.raises(ValueError, match="are 16 GPUs: a server has 8 at most"):
+        experiment(4, tensor_parallel_size=4)
+    with pytest.raises(ValueError, match="must be one of 1, 2, 4, 8, got 3"):
+        experiment(3)
+    with pytest.raises(ValueError, match="--enable-expert-parallel has no effect here"):
+        refuse_idle([experiment(1)])
+    with pytest.raises(ValueError, match="--all2all-backend has no effect here"):
+        refuse_idle([experiment(2, spread=False, all2all_backend="deepep_low_latency")])
+
+
+def test_a_run_counts_all_its_gpus() -> None:
+    result: Result = simulate(experiment(4, replicas=2))
+    assert result.meta["gpus"] == 8
+    assert len(result.meta["bandwidths_bytes_per_s"]) == 4
+    assert set(result.requests["replica"]) == {0, 1}
