@@ -11,6 +11,7 @@ import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,7 @@ LARGEST_GROUP = 8
 # Exchanges of tokens among ranks, of tokens that take TOPK experts. SGLang's table has a column of the multiprocessors
 # that it uses, of which its default is taken
 TOPK, EXCHANGE_SMS = 8, 20
-LEAST_EXPERTS = 2000  # rows of a table of experts; a later version may hold a single new model
+LEAST_ROWS = {"moe": 2000, "sparse_attention": 4000}  # of a table; a later version may hold a single model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
 # Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on
 # Blackwell (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
@@ -64,6 +65,14 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
 }
 # Groups over several nodes of a rack were timed on the GB300 alone; smaller ones take as long on both
 RACKS = {"gb200": "gb300"}
+# Hidden sizes of the models whose sparse attention was timed; others of the same sizes have the same kernels
+SPARSE_MODELS = {
+    "deepseek-ai/DeepSeek-V3.2": 7168,
+    "zai-org/GLM-5": 6144,
+    "zai-org/GLM-5-FP8": 6144,
+    "MiniMaxAI/MiniMax-M3": 6144,
+}
+LEAST_SPARSE_HEADS, LEAST_SPARSE_CONTEXT = 8, 63
 Arrays = dict[str, NDArray[Any]]
 
 
@@ -78,14 +87,20 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     arrays |= _prefill(source.table("attention", "context_attention_perf"))
     reduces = source.table("comm", "custom_allreduce_perf")
     if (like := RACKS.get(gpu.name)) is not None:
-        others = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
-        reduces = pd.concat([reduces, others[others.num_gpus > reduces.num_gpus.max()]])
+        rack = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
+        reduces = pd.concat([reduces, rack[rack.num_gpus > reduces.num_gpus.max()]])
     arrays |= _reduce(reduces)
     for op, name, pack_one in (
         ("moe", "moe_perf", _experts),
         ("mla", "generation_mla_perf", _latent_decode),
         ("mla", "context_mla_perf", _latent_prefill),
         ("mla_bmm", "mla_bmm_perf", _absorbed),
+        ("sparse_attention", "dsa_generation_module_perf", _dsa_decode),
+        ("sparse_attention", "dsa_context_module_perf", _dsa_prefill),
+        ("msa", "msa_generation_module_perf", _msa_decode),
+        ("msa", "msa_context_module_perf", _msa_prefill),
+        ("linear_attention", "gdn_perf", _gated_delta),
+        ("kda", "kda_perf", _kda),
     ):
         if (table := source.optional(op, name)) is not None:
             arrays |= pack_one(table)
@@ -202,7 +217,7 @@ class _Source:
                 table = table[(table.moe_tp_size == 1) & table.moe_ep_size.between(2, LARGEST_GROUP)]
             elif "moe_ep_size" in table:
                 table = table[(table.moe_ep_size == 1) & (table.moe_tp_size <= LARGEST_GROUP)]
-            if len(table) > (LEAST_EXPERTS if op == "moe" else 0):
+            if len(table) > LEAST_ROWS.get(op, 0):
                 self.versions[f"{op} {name}" if op == "comm" else f"{op} spread" if spread else op] = path.parent.name
                 return table
         return None
@@ -373,6 +388,68 @@ def _latent_prefill(table: pd.DataFrame) -> Arrays:
         found = {"heads": axes[0], "length": axes[1], "t": times}
         arrays |= {f"latent-prefill/{kind}/{name}": values for name, values in found.items()}
     return arrays
+
+
+def _sparse_decode(table: pd.DataFrame, kind: str) -> Arrays:
+    """Modules of sparse attention, by the hidden size of their models and by cache: products included."""
+    arrays: Arrays = {}
+    table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & (table.step >= LEAST_SPARSE_CONTEXT)]
+    for name, part in _by_model(table, kind):
+        axes, times = _grid(part, ["num_heads", "batch_size", "step"])
+        found = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times, "products": _products_of(part)}
+        arrays |= {f"sparse-decode/{name}/{axis}": values for axis, values in found.items()}
+    return arrays
+
+
+def _sparse_prefill(table: pd.DataFrame, kind: str) -> Arrays:
+    arrays: Arrays = {}
+    table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & (table.batch_size == 1) & (table.step == 0)]
+    for name, part in _by_model(table, kind):
+        axes, times = _grid(part, ["num_heads", "isl"])
+        found = {"heads": axes[0], "length": axes[1], "t": times, "products": _products_of(part)}
+        arrays |= {f"sparse-prefill/{name}/{axis}": values for axis, values in found.items()}
+    return arrays
+
+
+def _products_of(part: pd.DataFrame) -> NDArray[Any]:
+    """The type of the products that a module was timed with."""
+    return np.array(part.gemm_type.iloc[0])
+
+
+def _by_model(table: pd.DataFrame, kind: str) -> list[tuple[str, pd.DataFrame]]:
+    """Of the modules that select for themselves, those with the products that all engines timed."""
+    table = table[~table.op_name.str.contains("skip") & table.model.isin(list(SPARSE_MODELS))]
+    hidden = table.model.map(SPARSE_MODELS).astype(int)
+    fewest = table.groupby(hidden).gemm_type.transform("min")  # bfloat16 where it was timed
+    table = table.assign(name=kind + "-" + hidden.astype(str) + "-" + table.kv_cache_dtype)[table.gemm_type == fewest]
+    return list(_by(table, "name"))
+
+
+_dsa_decode, _dsa_prefill = partial(_sparse_decode, kind="dsa"), partial(_sparse_prefill, kind="dsa")
+_msa_decode, _msa_prefill = partial(_sparse_decode, kind="msa"), partial(_sparse_prefill, kind="msa")
+
+
+def _states(table: pd.DataFrame, kind: str) -> Arrays:
+    """Kernels of layers that keep a state: rows of one token, and one prompt; the convolution and the update."""
+    arrays: Arrays = {}
+    for phase, name, size in (("generation", "decode", "batch_size"), ("context", "prefill", "seq_len")):
+        part = table[(table.phase == phase) & ((table.batch_size == 1) | (phase == "generation"))]
+        heads = part[["num_k_heads", "num_v_heads"]].drop_duplicates().sort_values(["num_v_heads", "num_k_heads"])
+        codes = {tuple(pair): code for code, pair in enumerate(heads.to_numpy().tolist())}
+        keys = zip(part.num_k_heads.tolist(), part.num_v_heads.tolist(), strict=True)
+        part = part.assign(code=[codes[key] for key in keys], conv=part.kernel_source.str.contains("conv1d"))
+        # of several kernels that do the same the fastest, and then one of each
+        each = part.groupby(["code", size, "conv"]).latency.min().groupby(["code", size]).agg(["sum", "size"])
+        each = each[each["size"] == 2].rename(columns={"sum": "latency"}).reset_index()
+        if each.empty:
+            continue
+        axes, times = _grid(each, ["code", size])
+        found = {"heads": heads.to_numpy()[axes[0]].astype(np.int16), "at": axes[1], "t": times}
+        arrays |= {f"state-{name}/{kind}/{axis}": values for axis, values in found.items()}
+    return arrays
+
+
+_gated_delta, _kda = partial(_states, kind="gdn"), partial(_states, kind="kda")
 
 
 def _absorbed(table: pd.DataFrame) -> Arrays:

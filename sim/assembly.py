@@ -27,9 +27,9 @@ from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.fastforward import FastForwardGPU
-from pdvsim.sim.machine.kv import KvCache, capacity_tokens, windows_of
+from pdvsim.sim.machine.kv import KvCache, capacity_tokens, states_tokens, windows_of
 from pdvsim.sim.machine.node import Device, Node
-from pdvsim.sim.machine.prefix import Reuse
+from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.machine.tiers import KvTier, KvTiers
 from pdvsim.sim.policies import archs_where, own_errors, policy_of
@@ -126,6 +126,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         layers=models[0].layers if hardware.kv_transfer == "layers" else 1,
         token_bytes=ports * sum(model.kv_bytes_per_token for model in models),
         windows=() if experiment.traffic.shares else windows_of(models),
+        state_bytes=ports * sum(model.state_bytes for model in models),
         drafter=drafter,
         first_token=hardware.predicted_engine in ("sglang", "trtllm"),
     )
@@ -275,6 +276,7 @@ def reuse_of(experiment: Experiment) -> Reuse | None:
     if not (server.enable_prefix_caching and experiment.paged):
         return None
     return Reuse(
+        snapshot_blocks=max(1, experiment.pair.target.snapshot_tokens // BLOCK),
         lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
         answers=placement.prefill == (placement.verify,),
         drafter=experiment.speculates and server.drafted_by not in LOOKED_UP,
@@ -310,6 +312,14 @@ def tier_facts(caches: Sequence[KvCache]) -> dict[str, float]:
         for name, value in (kv.tiers.facts() if kv.tiers is not None else {}).items():
             facts[name] = value if name.endswith("_ms") else facts.get(name, 0) + value
     return facts
+
+
+def states_held(experiment: Experiment) -> int:
+    """States that a request holds in layers that keep one, as in vLLM: one per token of a verify.
+
+    With prefix caching there is one more, of the last snapshot (vLLM's mamba_cache_mode align).
+    """
+    return 1 + experiment.longest_draft + (reuse_of(experiment) is not None)
 
 
 def cached_facts(caches: Sequence[KvCache]) -> dict[str, int]:
@@ -424,7 +434,8 @@ class Cluster:
         device: Device = gpus[0]
         if len(gpus) > 1:
             self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
-            device = Node(env, host, gpus, placement, fabric, self.pair.target.kv_bytes_per_token)
+            target = self.pair.target
+            device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.state_bytes)
         verifying = self._models[placement.verify]
         context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
         return self._started(env, policy_of(experiment.arch), context)
@@ -453,6 +464,7 @@ class Cluster:
         models: dict[Role, CostModel],
     ) -> Context:  # fmt: skip
         settings = engine_settings(experiment)
+        specs = [model.spec for model in models.values()]
         return Context(
             env=env,
             device=device,
@@ -464,7 +476,8 @@ class Cluster:
                 experiment.longest_draft,
                 experiment.paged,
                 reuse_of(experiment),
-                () if experiment.traffic.shares else windows_of([model.spec for model in models.values()]),
+                () if experiment.traffic.shares else windows_of(specs),
+                states_tokens(specs, states_held(experiment)),
                 tiers_of(experiment, models),
             ),
             deliveries=self.log.deliveries,

@@ -11,11 +11,13 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Literal, NamedTuple
 
+from pdvsim.sim.layers import SlidingWindow, Sparse, State
+
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
 ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
-    "llama4", "minimax",
+    "llama4", "minimax", "nemotron", "kimi", "mimo", "gemma4", "lightning",
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
 ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
@@ -47,6 +49,7 @@ class Experts:
     weight_bytes: float | None = None  # per weight of an expert, where quantised apart from the other products
     ranks: int = 1  # GPUs that whole experts are divided among; 1: each GPU has all, or a share of every one
     all2all: All2All = "allgather_reducescatter"  # how tokens of data-parallel ranks reach their experts, and return
+    latent: int | None = None  # width that tokens are compressed to before the experts; None: the hidden size
 
     @property
     def resident(self) -> int:
@@ -102,13 +105,19 @@ class ModelSpec:
     tied_embeddings: bool = False
     dtype_bytes: int = 2
     max_position_embeddings: int | None = None  # longest context; None: not known
-    sliding_window: int | None = None  # cached tokens that windowed layers attend to; None: no layer has a window
     shards: int = 1  # GPUs that the model is divided over; the sizes are then those of one of them
     experts: Experts | None = None  # None: a dense model
     latent: Latent | None = None  # None: keys and values are cached as they are
     layer_bytes: float | None = None  # per weight of the layers' products, where quantised; None: dtype_bytes
     kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
-    windowed_layers: int = 0  # layers that attend to the last `sliding_window` tokens only
+    window: SlidingWindow | None = None  # layers that attend to the last tokens only
+    sparse: Sparse | None = None  # layers that attend to selected tokens
+    state: State | None = None  # layers that keep a state instead of a KV cache
+    value_dim: int | None = None  # of attention's values; None: head_dim
+    output_gate: bool = False  # queries are projected twice as wide, to gate the attention's output
+    shared_keys: bool = False  # values are made of the keys' projection, in layers without a window
+    gated: bool = True  # MLPs and experts have a gate, and so three matrices
+    bare_layers: int = 0  # layers without an MLP
     parallel: bool = False  # drafts all its tokens in one forward, of mask tokens, instead of one after another
     data_ranks: int = 1  # groups with attention and requests of their own, whose tokens share one set of experts
 
@@ -145,9 +154,14 @@ class ModelSpec:
     @property
     def attention_products(self) -> tuple[tuple[int, int], ...]:
         """Inputs and outputs of attention's matrix products: q, k and v; output. Those of MLA compress and expand."""
+        return self._attention_products(self.kv_heads, self.head_dim, self.shared_keys)
+
+    def _attention_products(self, kv_heads: int, head_dim: int, shared_keys: bool) -> tuple[tuple[int, int], ...]:
         if (latent := self.latent) is None:
-            attended = self.heads * self.head_dim
-            return (self.qkv_inputs, attended + 2 * self.kv_heads * self.head_dim), (attended, self.hidden)
+            value_dim = self.value_dim or head_dim
+            queries = self.heads * head_dim * (2 if self.output_gate else 1)
+            cached = kv_heads * (head_dim if shared_keys else head_dim + value_dim)
+            return (self.qkv_inputs, queries + cached), (self.heads * value_dim, self.hidden)
         queries, rank = self.heads * (latent.nope_dim + latent.rope_dim), latent.query_rank
         return (
             (self.qkv_inputs, (rank or queries) + latent.kv_rank + latent.rope_dim),
@@ -166,17 +180,50 @@ class ModelSpec:
 
     def _products(self, shared: int | None) -> tuple[tuple[int, int], ...]:
         """The products of a layer with a plain MLP (None), or with so much of shared experts."""
-        mlp, router = (self.intermediate, ()) if shared is None else (shared, ((self.hidden, self.routes),))
-        gated = ((self.hidden, 2 * mlp), (mlp, self.hidden)) if mlp else ()
-        layer = (*self.attention_products, *router, *gated)
+        layer = (*self.attention_products, *self._mlp_products(shared))
         return (*layer, (self.joined_inputs, self.hidden)) if self.joined_inputs else layer
+
+    def _mlp_products(self, shared: int | None) -> tuple[tuple[int, int], ...]:
+        mlp, router = (self.intermediate, ()) if shared is None else (shared, ((self.hidden, self.routes),))
+        if self.experts is not None and shared is not None and (latent := self.experts.latent):
+            router = (*router, (self.hidden, latent), (latent, self.hidden))
+        return (*router, *(((self.hidden, (2 if self.gated else 1) * mlp), (mlp, self.hidden)) if mlp else ()))
 
     @property
     def layer_kinds(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """How many layers have which products: those of experts, and those with a plain MLP."""
-        if self.experts is None or not self.experts.dense_layers:
+        """How many layers have which products: those of experts, and those with a plain MLP.
+
+        Of a model whose layers differ in more than that: how many have which mixer, and which MLP.
+        """
+        dense = 0 if self.experts is None else self.experts.dense_layers
+        if not self.is_uniform:
+            mixers = [(self.attending_layers, self.attention_products), *self.other_mixers()]
+            shared = None if self.experts is None else self.experts.shared
+            mlps = (self.mlp_layers - dense, self._mlp_products(shared)), (dense, self._mlp_products(None))
+            return tuple((count, products) for count, products in (*mixers, *mlps) if count)
+        if not dense:
             return ((self.layers, self.products),)
-        return (self.expert_layers, self.products), (self.experts.dense_layers, self._products(None))
+        return (self.expert_layers, self.products), (dense, self._products(None))
+
+    def other_mixers(self) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Layers whose mixer is not attention of the model's own heads, and what an indexer adds."""
+        mixers = []
+        if (window := self.window) is not None:
+            own = self._attention_products(window.kv_heads or self.kv_heads, window.head_dim or self.head_dim, False)
+            mixers.append((window.layers, own))
+        if (state := self.state) is not None:
+            mixers.append((state.layers, state.products(self.hidden)))
+        if (sparse := self.sparse) is not None:
+            keys = (self.hidden, sparse.index_dim + sparse.index_heads)  # and the weights of the heads
+            queries = (sparse.query_inputs or self.hidden, sparse.index_heads * sparse.index_dim)
+            mixers.append((sparse.scans, (keys, queries)))
+        return mixers
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have attention of the same products, and an MLP."""
+        unlike = self.window is not None and (self.window.kv_heads or self.window.head_dim or self.shared_keys)
+        return not (unlike or self.state_layers or self.sparse or self.bare_layers)
 
     @property
     def routes(self) -> int:
@@ -191,12 +238,15 @@ class ModelSpec:
     @property
     def expert_layers(self) -> int:
         """Layers that have experts."""
-        return 0 if self.experts is None else self.layers - self.experts.dense_layers
+        return 0 if self.experts is None else self.mlp_layers - self.experts.dense_layers
 
     @property
     def expert_params(self) -> int:
         """Weights of one expert in every layer that has experts."""
-        return 0 if self.experts is None else self.expert_layers * 3 * self.hidden * self.experts.intermediate
+        if (experts := self.experts) is None:
+            return 0
+        matrices = 3 if self.gated else 2
+        return self.expert_layers * matrices * (experts.latent or self.hidden) * experts.intermediate
 
     @property
     def common_params(self) -> int:
@@ -265,24 +315,108 @@ class ModelSpec:
         return round(layers) + (self.params - self.layer_params) * self.dtype_bytes
 
     @property
+    def mlp_layers(self) -> int:
+        """Layers that have an MLP, plain or of experts."""
+        return self.layers - self.bare_layers
+
+    @property
+    def all_reduces(self) -> int:
+        """Sums over the GPUs of a group per forward: after every mixer and every MLP."""
+        return self.layers + self.mlp_layers
+
+    @property
+    def windowed_layers(self) -> int:
+        """Layers that attend to a window."""
+        return 0 if self.window is None else self.window.layers
+
+    @property
+    def state_layers(self) -> int:
+        """Layers that keep a state."""
+        return 0 if self.state is None else self.state.layers
+
+    @property
+    def caching_layers(self) -> int:
+        """Layers that have a KV cache."""
+        return self.layers - self.state_layers
+
+    @property
     def attending_layers(self) -> int:
-        """Layers that attend to the whole context."""
-        return self.layers - self.windowed_layers
+        """Layers whose keys and values of the whole context are kept."""
+        return self.caching_layers - self.windowed_layers
+
+    @property
+    def reach(self) -> int | None:
+        """Cached tokens beyond which some layers read no more: a window, or what is selected; None: all read all."""
+        part = self.window or self.sparse
+        return None if part is None else part.tokens
+
+    @property
+    def kv_layer_bytes(self) -> int:
+        """What a token adds to the KV cache of a layer without a window."""
+        item = self.kv_dtype_bytes or self.dtype_bytes
+        if self.latent is not None:
+            return (self.latent.kv_rank + self.latent.rope_dim) * item
+        return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * item
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        """What a token adds to the KV cache of the layers with a window, while it is within."""
+        if (window := self.window) is None:
+            return 0
+        item, head_dim = self.kv_dtype_bytes or self.dtype_bytes, window.head_dim or self.head_dim
+        return window.layers * (window.kv_heads or self.kv_heads) * (head_dim + (self.value_dim or head_dim)) * item
 
     @property
     def kv_bytes_per_token(self) -> int:
         """KV cache held, and read by every later forward, per token of context within all windows."""
-        item = self.kv_dtype_bytes or self.dtype_bytes
-        if self.latent is not None:
-            return self.layers * (self.latent.kv_rank + self.latent.rope_dim) * item
-        return 2 * self.layers * self.kv_heads * self.head_dim * item
+        index = 0 if self.sparse is None else round(self.sparse.scans * self.sparse.index_bytes)
+        return self.attending_layers * self.kv_layer_bytes + self.window_bytes_per_token + index
+
+    @property
+    def bounded_bytes_per_token(self) -> int:
+        """Of these, what is read of tokens within reach only."""
+        selected = 0 if self.sparse is None else self.sparse.layers * self.kv_layer_bytes
+        return self.window_bytes_per_token + selected
+
+    @property
+    def state_bytes(self) -> int:
+        """One state of a request, in all layers that keep one."""
+        return 0 if self.state is None else self.state.layers * self.state.bytes
+
+    @property
+    def state_flops(self) -> int:
+        """Of one token, in these layers."""
+        return 0 if self.state is None else self.state.layers * self.state.flops
+
+    @property
+    def snapshot_tokens(self) -> int:
+        """Tokens between snapshots of the state, at which prefixes can be reused; 0: it has none."""
+        return 0 if self.state is None else self.state.snapshot_tokens(self.kv_layer_bytes)
 
     @property
     def attention_flops_per_pair(self) -> int:
         """Flops of one query token against one context token within all windows, over all layers."""
+        index = 0 if self.sparse is None else self.sparse.scans * self.sparse.flops_per_pair
+        return self.attending_layers * self._layer_flops_per_pair + self._window_flops_per_pair + index
+
+    @property
+    def bounded_flops_per_pair(self) -> int:
+        """Of these, those of tokens within reach only."""
+        selected = 0 if self.sparse is None else self.sparse.layers * self._layer_flops_per_pair
+        return self._window_flops_per_pair + selected
+
+    @property
+    def _layer_flops_per_pair(self) -> int:
         if self.latent is not None:
-            return 2 * self.layers * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
-        return 4 * self.layers * self.heads * self.head_dim
+            return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+        return 2 * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
+
+    @property
+    def _window_flops_per_pair(self) -> int:
+        if (window := self.window) is None:
+            return 0
+        head_dim = window.head_dim or self.head_dim
+        return 2 * window.layers * self.heads * (head_dim + (self.value_dim or head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,7 +443,8 @@ class HeadSpec(ModelSpec):
         """The first layer, and the others, which have one hidden state as input."""
         first = self.products
         later = ((self.hidden, first[0][1]), *first[1:])
-        return ((1, first), (self.layers - 1, later)) if self.layers > 1 else ((1, first),)
+        own = ((1, first), (self.layers - 1, later)) if self.layers > 1 else ((1, first),)
+        return (*own, *self.other_mixers())
 
     @property
     def qkv_inputs(self) -> int:

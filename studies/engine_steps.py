@@ -36,9 +36,11 @@ def slopes(one: Prediction, step: EngineStep) -> list[float]:
     tables = engine_profile(row.engine, row.card).tables
     assert tables is not None
     kernels = ModelKernels(tables, spec)
-    rows, fixed, per_token = kernels.decode()
+    rows, fixed, per_token, past_share = kernels.decode()
     count = np.array([float(row.concurrency)])
     context = row.tokens_in + row.tokens_out / 2
+    if past_share is not None and spec.reach is not None and context > spec.reach:
+        context = spec.reach + past_share * (context - spec.reach)
     attention = np.interp(count, rows, fixed) + np.interp(count, rows, per_token) * count * context
     experts = kernels.experts(count)[0]
     dense = (kernels.products(count) + kernels.small(count) + attention)[0] + kernels.head()[0]

@@ -35,12 +35,7 @@ GLM_FLASH = ModelSpec(  # zai-org/GLM-4.7-Flash, config.json
     "glm-4.7-flash", "glm4", 47, 2048, 10240, 20, 1, 256, 154880, max_position_embeddings=202752,
     experts=Experts(64, 4, 1536, shared=1536, dense_layers=1), latent=Latent(512, 64, 192, 256, 768),
 )  # fmt: skip
-# Qwen/Qwen3.6-35B-A3B: of four layers three have linear attention, whose state is read with the weights. They are taken
-# as layers without a KV cache, of the attention products of the fourth.
-QWEN36 = ModelSpec(
-    "qwen3.6-35b-a3b", "qwen3", 40, 2048, 2048, 16, 2, 256, 248320, max_position_embeddings=262144,
-    experts=Experts(256, 8, 512, shared=512), sliding_window=1, windowed_layers=30,
-)  # fmt: skip
+QWEN36 = PRESETS["qwen3.5-35b-a3b"]  # Qwen/Qwen3.6-35B-A3B has the same sizes
 
 
 @dataclass(frozen=True)

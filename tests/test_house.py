@@ -27,7 +27,7 @@ FLOORS = (  # from the ground: an import goes down, or stays within its room
     ("",),  # the Python API
 )
 SIM_FLOORS = (  # the same inside sim, by folder or file
-    ("core", "limits", "reading"),
+    ("core", "layers", "limits", "reading"),
     ("records",),
     ("hardware",),
     ("workload",),

@@ -72,7 +72,9 @@ def at_full_clock(points: pd.DataFrame, model: CostModel, power: Power) -> pd.Da
     """Points measured on a cool GPU with the `seconds` they would take if long ones did not lower the clock."""
     factor = power.fit.flop_factor(model.spec)
     seconds = [
-        power.full_clock_s(price(model, point).at(float(point["context_total"]))._replace(seconds=point["seconds"]), factor)
+        power.full_clock_s(
+            price(model, point).at(float(point["context_total"]))._replace(seconds=point["seconds"]), factor
+        )
         for point in points.to_dict("records")
     ]
     return points.assign(seconds=seconds)

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.machine.kv import held_tokens, windows_of
+from pdvsim.sim.machine.kv import held_tokens, states_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.workload.acceptance import mean_round, mean_tokens
@@ -121,7 +121,7 @@ class Formula:
             return 0.0
         sent = ((r.chain, r.prompt_tokens, r.output_tokens - 1 if reuse.answers else 0) for r in self.requests)
         cached = (seen.sent(chain, prompt, prompt + more) for chain, prompt, more in sent)
-        return float(np.mean([max(0, tokens - BLOCK * reuse.lost_blocks) for tokens in cached]))
+        return float(np.mean([reuse.usable_tokens(tokens // BLOCK) for tokens in cached]))
 
     def prompt_s(self, k: int) -> float:
         """Prefill of one prompt, by both models if anything is drafted."""
@@ -164,7 +164,8 @@ class Formula:
     def fits(self, k: int) -> int:
         """Approximate rows that fit in a server's KV cache; without drafts the drafter uses none of it."""
         models = (self.experiment.pair.target, *([self.experiment.pair.draft] if k else []))
-        return max(1, int(self._capacities[k > 0] / held_tokens(self.context, windows_of(models))))
+        held = held_tokens(self.context, windows_of(models)) + states_tokens(models, 1 + k)
+        return max(1, int(self._capacities[k > 0] / held))
 
     @cached_property
     def _capacities(self) -> tuple[int, int]:

@@ -144,6 +144,8 @@ def refuse(spec: ModelSpec) -> None:
     experts = spec.experts
     if spec.family not in FAMILIES or spec.latent is not None:
         raise ValueError(f"the engine does not run {spec.name} of family {spec.family}; it runs {', '.join(FAMILIES)}")
+    if spec.window or spec.state or spec.sparse:
+        raise ValueError(f"the engine does not run {spec.name}: its layers have windows, states or sparse attention")
     if experts is not None and (experts.shared or experts.dense_layers):
         raise ValueError(f"the engine does not run {spec.name}: all its layers must have experts, and none shared")
     if experts is not None and isinstance(spec, HeadSpec):
@@ -158,7 +160,7 @@ def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
         raise ValueError("quantised checkpoints are not loaded; --quantization fp8 quantises 16-bit weights")
     if spec.experts is not None and not config.get("norm_topk_prob", spec.family == "mistral"):
         raise ValueError("norm_topk_prob=False is not supported: experts' shares are made to add up to one")
-    if spec.sliding_window is not None or "sliding_attention" in (config.get("layer_types") or ()):
+    if spec.window is not None or "sliding_attention" in (config.get("layer_types") or ()):
         raise ValueError("sliding-window attention is not supported")
     rope = config.get("rope_parameters") or {}
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))

@@ -29,6 +29,12 @@ class RooflineAttention(Term):
 
     kv_s: float = 0.0  # per cached token read
     pair_s: float = 0.0  # per (query token, context token) pair multiplied
+    past_prompts: float | None = None  # share of `pair_s` past the window; None: that of the flops
+
+    @property
+    def past_share(self) -> float | None:
+        """Share of a row's time per cached token that is left past the window; None: that of the bytes."""
+        return None
 
     def line(
         self, spec: ModelSpec, rows: int, padded: int, tokens: int, read: float, pairs: float
@@ -68,6 +74,7 @@ class MeasuredAttention(Term):
     width_knots: Knots = ()  # per forward that has rows
     row_s: float = 0.0  # per row, whatever its context
     rows_knots: Knots = ()  # (rows, seconds) per forward that has rows, whatever their context
+    past_share: float | None = None  # of the time per cached token, what is left past the window; None: the bytes'
 
     def line(
         self, spec: ModelSpec, rows: int, padded: int, tokens: int, read: float, pairs: float
@@ -106,6 +113,11 @@ class WaveAttention(Term):
 
     prompt_sms: int  # multiprocessors that programs are spread over
     prompt_wave_s: float  # per context token that a wave goes through
+
+    @property
+    def past_prompts(self) -> float | None:
+        """Share of the time past the window: that of the flops."""
+        return None
 
     def prefill_s(self, spec: ModelSpec, prompts: Prompts, window: int) -> float:
         """Seconds of attention over prompts if all layers had this window; 0: none."""

@@ -1,4 +1,4 @@
-"""Communication in a forward: two all-reduces per layer of a tensor-parallel group, and the logits at the end.
+"""Communication in a forward: an all-reduce after every mixer and MLP of a tensor-parallel group, and the logits.
 
 Data-parallel ranks gather the tokens of all before the experts of a layer, and reduce and scatter the results. Each
 sends half as much as an all-reduce of the same size, so both are taken as one all-reduce: an assumption.
@@ -26,7 +26,6 @@ from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.terms import Collectives, Knots
 from pdvsim.sim.hardware.transfer import TOKENS
 
-ALL_REDUCES_PER_LAYER = 2  # after attention and after the MLP
 _KIB, _MIB = 2**10, 2**20
 
 # (bytes, microseconds) on H100s over NVLink 4. Up to 4 MiB: the kernel of SGLang pull request 2904, which times fp32
@@ -60,7 +59,7 @@ def with_collectives(terms: ForwardTerms, spec: ModelSpec, link: LinkSpec) -> Fo
     """A shard's forward with what it exchanges with the others of its group, and its rank with other ranks."""
     token_bytes, ranks = spec.hidden * spec.dtype_bytes, spec.data_ranks
     if spec.shards > 1:
-        reduced = _knots(link, spec.shards, token_bytes, ALL_REDUCES_PER_LAYER * spec.layers)
+        reduced = _knots(link, spec.shards, token_bytes, spec.all_reduces)
         gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
         terms = replace(terms, collectives=Collectives(reduced, gathered))
     if ranks > 1:

@@ -8,7 +8,9 @@ measured servers of all models and cards together (`studies/engine_steps.py`). T
 Attention was timed with one query per row. The cost of verifying several is pdvsim's own ratio of wide to narrow
 attention, measured on the H200. Contention between lanes is the H200's as well. Both are assumptions.
 
-Multi-head latent attention, which vLLM's tables time with its products, is priced there by pdvsim's own formula.
+Multi-head latent attention, which vLLM's tables time with its products, is priced there by pdvsim's own formula. So are
+states of kinds that were not timed (Mamba-2, lightning). Sparse attention was timed with its products; what is left
+of it without them is the attention's.
 
 Not modelled: fused all-reduces and norms, kernels that overlap, versions other than those of the tables.
 """
@@ -24,7 +26,7 @@ import numpy as np
 from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.collectives import ALL_REDUCES_PER_LAYER, with_collectives
+from pdvsim.sim.hardware.collectives import with_collectives
 from pdvsim.sim.hardware.configs import NVFP4_BYTES
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
@@ -33,6 +35,7 @@ from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
 from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
+from pdvsim.sim.layers import Sparse
 
 TOKENS: tuple[int, ...] = (
     *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,
@@ -43,6 +46,8 @@ TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
 ACTIVATIONS_BYTES = 2  # per value between kernels
 PADDING: dict[str, Padding] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 LEAST_SHARE = 0.4  # of a product's time in the tables
+# Per value of a state, of those that were timed: TensorRT-LLM's are faster than the memory allows for 32 bits
+TIMED_STATE_BYTES = {"vllm": 4, "sglang": 4, "trtllm": 2}
 READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
 
 
@@ -114,24 +119,25 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     read = np.array([parts.read(count) for count in TOKENS])
     layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + spec.layers * step.layer_s)
     layer += step.draft_s if drafts else 0.0
-    rows, fixed, slopes = parts.decode()
+    rows, fixed, slopes, past_share = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()
     narrow += step.round_s * (np.array(WIDTHS) > 1) * (not drafts)
-    prompt_s, pair_s = parts.prefill()
+    prompt_s, pair_s, past_prompts = parts.prefill()
     reading, multiplying = parts.head()
     decode = attention.MeasuredAttention(
         kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
         row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
         rows_knots=knots_at(rows.astype(int).tolist(), step.kernels * fixed),
         width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
+        past_share=past_share,
     )
     reduces = knots_at(TOKENS, step.reduces * (parts.reduces(tokens) + parts.norms(tokens))) if spec.shards > 1 else ()
     return ForwardTerms(
         layers=terms.MeasuredLayers(knots_at(TOKENS, layer)),
         head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
         rows=decode,
-        prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s),
+        prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s, past_prompts=past_prompts),
         overhead=terms.PromptOverhead(step.prompts * prompt_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
         spread=terms.SpreadExperts(
@@ -141,6 +147,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         if spec.data_ranks > 1
         else terms.SpreadExperts(),
         fused=terms.FusedInputs(knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
+        states=parts.states(step.kernels, step.prompts),
         collectives=terms.Collectives(reduces, knots_at(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
     )
 
@@ -168,8 +175,8 @@ class ModelKernels:
         s, experts = self.spec, self.spec.experts
         if experts is None:
             return np.zeros(tokens.shape)
-        sizes = s.hidden, experts.intermediate, experts.per_token, experts.count, experts.ranks
-        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *sizes)
+        shape = experts.latent or s.hidden, experts.intermediate, experts.per_token, experts.count
+        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, experts.ranks, s.gated)
 
     def expert_s(self) -> float:
         """Reading one further expert in all layers that have experts."""
@@ -207,33 +214,138 @@ class ModelKernels:
         few, many = self.tables.product("bfloat16", np.array([8.0, 1024.0]), self.spec.vocab, self.spec.hidden)
         return float(few), float(many) / 1024
 
-    def decode(self) -> tuple[Floats, Floats, Floats]:
-        """Rows, seconds at no context and seconds per cached token, of all layers."""
+    def decode(self) -> tuple[Floats, Floats, Floats, float | None]:
+        """Rows, seconds at no context and seconds per cached token, of all layers.
+
+        And the share of the latter that is left beyond the window.
+        """
         s = self.spec
-        if s.latent is not None and not self.tables.kinds("latent-decode"):
+        if s.sparse is not None:
+            return self._sparse_decode(s.sparse)
+        if s.latent is not None:
+            return *self._latent_decode(), None
+        rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
+        fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
+        if (window := s.window) is None:
+            return rows, fixed, slopes, None
+        shape = s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim), self.cache
+        at, least, more = self.tables.decode(*shape)
+        own = self.tables.decode(*shape, window.tokens)  # with that window, if it was timed: so it ends at its time
+        ended = np.interp(at, own[0], own[1] + window.tokens * own[0] * own[2])
+        least = np.maximum(0.0, ended - window.tokens * at * more)
+        within = slopes + window.layers * np.interp(rows, at, more)
+        past = np.interp(TYPICAL_ROWS, rows, slopes) / np.interp(TYPICAL_ROWS, rows, within)
+        return rows, fixed + window.layers * np.interp(rows, at, least), within, float(past)
+
+    def _head_dim(self, head_dim: int) -> int:
+        """The size of a head that reads as much as one whose values have another size than its keys."""
+        return head_dim if self.spec.value_dim is None else (head_dim + self.spec.value_dim) // 2
+
+    def _latent_decode(self) -> tuple[Floats, Floats, Floats]:
+        s = self.spec
+        if not self.tables.kinds("latent-decode"):
             prices, rows = self._transferred(), np.array([1.0, 2048.0])
             return rows, prices.width(np.ones(1)) + prices.row() * rows, np.full(2, float(prices.kv(np.ones(1))[0]))
-        if s.latent is not None:
-            rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
-            return rows, s.layers * fixed, s.layers * slopes
-        rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache)
-        fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
-        if s.windowed_layers:  # their few hundred tokens take about a launch's time
-            at, least, more = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache, 128)
-            fixed = fixed + s.windowed_layers * np.interp(rows, at, least + 128 * at * more)
-        return rows, fixed, slopes
+        rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
+        return rows, s.caching_layers * fixed, s.caching_layers * slopes
 
-    def prefill(self) -> tuple[float, float]:
-        """Attention over prompts: seconds per launch and per pair of tokens, of all layers."""
+    def _sparse_decode(self, sparse: Sparse) -> tuple[Floats, Floats, Floats, float | None]:
         s = self.spec
+        lines = self.tables.sparse_decode(self._sparse_kind, s.hidden, s.heads, self.cache, sparse.tokens)
+        if lines is None:
+            prices, rows = self._transferred(), np.array([1.0, 2048.0])
+            fixed = prices.width(np.ones(1)) + prices.row() * rows
+            return rows, fixed, np.full(2, float(prices.kv(np.ones(1))[0])), None
+        rows, fixed, within, past = lines
+        past = np.minimum(past, within)
+        fixed = np.maximum(0.0, fixed - self._timed_products("decode", rows))
+        dense = s.attending_layers - sparse.layers
+        fixed, slopes = sparse.layers * fixed, sparse.layers * (within - past) + sparse.scans * past
+        beyond = sparse.scans * past
+        if dense:
+            at, least, more = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache)
+            grown = dense * np.interp(rows, at, more)
+            fixed, slopes, beyond = fixed + dense * np.interp(rows, at, least), slopes + grown, beyond + grown
+        share = np.interp(TYPICAL_ROWS, rows, beyond) / np.interp(TYPICAL_ROWS, rows, slopes)
+        return rows, fixed, slopes, float(share)
+
+    def prefill(self) -> tuple[float, float, float | None]:
+        """Attention over prompts: seconds per launch and per pair of tokens, of all layers.
+
+        And the share of the latter that is left beyond the window.
+        """
+        s = self.spec
+        if s.sparse is not None:
+            return self._sparse_prefill(s.sparse)
         if s.latent is not None and not self.tables.kinds("latent-prefill"):
             prices = self._transferred()
-            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute)
+            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
         if s.latent is not None:
             fixed, pair_s = self.tables.latent_prefill(s.heads, self.cache)
-        else:
-            fixed, pair_s = self.tables.prefill(s.heads, s.kv_heads, s.head_dim, self.cache)
-        return s.layers * fixed, s.attending_layers * pair_s
+            return s.caching_layers * fixed, s.caching_layers * pair_s, None
+        fixed, pair_s = self.tables.prefill(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
+        fixed, pair_s = s.caching_layers * fixed, s.attending_layers * pair_s
+        if (window := s.window) is None:
+            return fixed, pair_s, None
+        shape = s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim), self.cache
+        within = pair_s + window.layers * self.tables.prefill(*shape)[1]
+        return fixed, within, pair_s / within
+
+    def _sparse_prefill(self, sparse: Sparse) -> tuple[float, float, float | None]:
+        """A time per pair within reach and one per pair scored, which fit the timed prompts best."""
+        s, prices = self.spec, self._transferred()
+        timed = self.tables.sparse_prefill(self._sparse_kind, s.hidden, s.heads, self.cache)
+        if timed is None:
+            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
+        length, times = timed
+        fixed, long = float(times.min()), length >= sparse.tokens
+        rest = np.maximum(0.0, times - np.maximum(fixed, self._timed_products("prefill", length)))[long]
+        scored = np.array([attention.pairs(0, int(n)) for n in length[long]])
+        near = np.array([attention.pairs(0, int(n), sparse.tokens) for n in length[long]])
+        weight = 1 / times[long]
+        (near_s, scored_s), *_ = np.linalg.lstsq(
+            np.stack([weight * near, weight * scored], axis=1), weight * rest, rcond=None
+        )
+        if near_s < 0 or scored_s < 0:  # one of them explains all
+            near_s, scored_s = (
+                (0.0, float(np.median(rest / scored))) if near_s < 0 else (float(np.median(rest / near)), 0)
+            )
+        dense = s.attending_layers - sparse.layers
+        beyond = sparse.scans * scored_s
+        if dense:
+            beyond += dense * self.tables.prefill(s.heads, s.kv_heads, s.head_dim, self.cache)[1]
+        pair_s = sparse.layers * near_s + beyond
+        return sparse.layers * fixed, float(pair_s), float(beyond / pair_s)
+
+    @property
+    def _sparse_kind(self) -> str:
+        return "dsa" if self.spec.latent is not None else "msa"
+
+    def _timed_products(self, phase: str, tokens: Floats) -> Floats:
+        """Of a layer of sparse attention, the products that were timed with it."""
+        s, total = self.spec, np.zeros(tokens.shape)
+        kind = self.tables.sparse_products(phase, self._sparse_kind, s.hidden, self.cache)
+        index = s.other_mixers()[-1][1]
+        for inputs, outputs in (*s.attention_products, *index):
+            total += self.tables.product(kind, tokens, outputs, inputs)
+        return total
+
+    def states(self, kernels: float, prompts: float) -> terms.StateUpdates:
+        """Layers that keep a state, with the engine's factors of small forwards and of prompts."""
+        if (state := self.spec.state) is None or not state.layers:
+            return terms.StateUpdates()
+        prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
+        rows_s, scan_s = prices.states(copies), prices.scan(tokens)
+        if (timed := self.tables.states("decode", state.kind, state.key_heads, state.value_heads)) is not None:
+            copies, rows_s = 2 * timed[0], state.layers * timed[1]  # a row reads a state and writes one
+            least = rows_s.min()
+            rows_s = least + (rows_s - least) * state.item_bytes / TIMED_STATE_BYTES[self.tables.engine]
+        if (timed := self.tables.states("prefill", state.kind, state.key_heads, state.value_heads)) is not None:
+            tokens, scan_s = timed[0], state.layers * timed[1]
+        return terms.StateUpdates(
+            knots_at(copies.astype(int).tolist(), kernels * rows_s),
+            knots_at(tokens.astype(int).tolist(), prompts * scan_s),
+        )
 
     def widths(self) -> tuple[Floats, Floats]:
         """How many times as long several queries per row read the cache as one, and what they add to a forward."""
@@ -249,7 +361,7 @@ class ModelKernels:
     def reduces(self, tokens: Floats) -> Floats:
         """All-reduces of all layers."""
         s = self.spec
-        return ALL_REDUCES_PER_LAYER * s.layers * self.tables.reduce_s(s.shards, tokens * s.hidden)
+        return s.all_reduces * self.tables.reduce_s(s.shards, tokens * s.hidden)
 
     def exchange(self, tokens: Floats) -> Floats:
         """Sending the tokens of data-parallel ranks to the experts of all layers, and the results back."""

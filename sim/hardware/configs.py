@@ -1,9 +1,9 @@
 """A model's shape from its Hugging Face configuration, config.json.
 
-Supported are decoders whose MLP has a gate, dense or with experts, with grouped or latent attention. Quantised weights
-are known by their bytes. Other families are refused by name.
+Supported are decoders, dense or with experts, with grouped or latent attention; layers with a window, sparse attention
+or a state are counted in `mixers`. Quantised weights are known by their bytes. Other families are refused by name.
 
-Layers with a sliding window are counted, and those of Llama 4 that attend to chunks, as if a chunk were a window.
+Chunks that Llama 4 attends to are taken as windows. Of a model that also sees or hears, the text decoder is meant.
 
 Not modelled: expert parallelism, and groups of experts that a router is limited to.
 """
@@ -15,73 +15,48 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Experts, Latent, ModelFamily, ModelSpec
-from pdvsim.sim.limits import Range, shown
+from pdvsim.sim.hardware import mixers
+from pdvsim.sim.hardware.sizes import CHOSEN, EXPERT_COUNT_KEYS, EXPERT_SIZE, first_size, given_key, size, size_or_none
 from pdvsim.sim.reading import printable, quoted, read_json
 
 DENSE: dict[str, ModelFamily] = {
     "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma",
-    "gemma2": "gemma2", "gemma3_text": "gemma3", "cohere2": "cohere", "mimo": "qwen2",
+    "gemma2": "gemma2", "gemma3_text": "gemma3", "cohere2": "cohere", "mimo": "qwen2", "qwen3_5_text": "qwen3",
 }  # fmt: skip
 WITH_EXPERTS: dict[str, ModelFamily] = {
     "mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3", "gpt_oss": "gpt_oss", "deepseek_v2": "deepseek",
     "deepseek_v3": "deepseek", "kimi_k2": "deepseek", "glm4_moe": "glm4", "glm4_moe_lite": "glm4",
-    "llama4_text": "llama4", "minimax_m2": "minimax",
+    "llama4_text": "llama4", "minimax_m2": "minimax", "qwen3_next": "qwen3", "qwen3_5_moe_text": "qwen3",
+    "nemotron_h": "nemotron", "kimi_linear": "kimi", "minimax": "lightning", "minimax_text_01": "lightning",
+    "deepseek_v32": "deepseek", "glm_moe_dsa": "glm4", "minimax_m3": "minimax", "gemma4_text": "gemma4",
+    "mimo_v2_flash": "mimo",
 }  # fmt: skip
+NESTED = ("qwen3_5", "qwen3_5_moe", "gemma4")  # families whose text decoder is under text_config
 FAMILIES: dict[str, ModelFamily] = DENSE | WITH_EXPERTS
 
 _EXPERTS = "a mixture of experts of another kind than those supported"
 _LATENT = "its attention keeps a compressed KV cache (MLA)"
-_STATE = "it keeps a state instead of a KV cache"
-_SPARSE = "its attention selects tokens of the context (sparse attention)"
-_UNLIKE = "its layers have attention of different sizes"
+_STATE = "it has no attention, or attention of another kind next to a state"
+_UNLIKE = "its layers have attention of many sizes"
 _BOTH_WAYS = "an encoder and a decoder, not a decoder alone"
+_RESIDUAL = "its layers attend to the outputs of earlier layers"
+_COMPRESSED = "its KV cache holds tokens that are compressed in groups"
 REFUSED = {  # families that people try, and why no model here is like them
-    **dict.fromkeys(("phimoe", "olmoe", "dbrx", "granitemoe", "jamba", "ernie4_5_moe"), _EXPERTS),
-    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "nemotron_h", "qwen3_next"), _STATE),
-    **dict.fromkeys(("qwen3_5", "qwen3_5_moe", "qwen3_5_text", "qwen3_5_moe_text", "kimi_k3", "kimi_linear"), _STATE),
-    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "glm_moe_dsa", "minimax_m3", "minimax_m3_vl"), _SPARSE),
-    **dict.fromkeys(("gemma4", "gemma4_text", "nemotron-nas", "mimo_v2_flash", "step3p7"), _UNLIKE),
+    **dict.fromkeys(("phimoe", "olmoe", "dbrx", "granitemoe", "ernie4_5_moe"), _EXPERTS),
+    **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba"), _STATE),
+    **dict.fromkeys(("nemotron-nas", "step3p7"), _UNLIKE),
+    "deepseek_v4": _COMPRESSED,
+    "kimi_k3": _RESIDUAL,
     **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
     **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
-}  # fmt: skip
-EXPERT_COUNT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
-CHOSEN = ("num_experts_per_tok", "experts_per_token")
-EXPERT_SIZE = "moe_intermediate_size"
-TIED = ("gemma", "gemma2", "gemma3_text", "cohere2")  # families whose embeddings are tied unless their file says no
-# Of so many layers one has no window where a configuration does not list them, by transformers' defaults
-WINDOW_PATTERNS = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "llama4_text": 4}
-WINDOWED_KINDS = ("sliding_attention", "chunked_attention")
-
-_WIDTH, _HEADS, _HEAD_SIZE = Range(8, 1_048_576), Range(1, 1024), Range(1, 1024)
-SIZES = {  # several times those of the largest models known
-    "num_hidden_layers": Range(1, 1000),
-    "hidden_size": Range(8, 131_072),
-    "intermediate_size": _WIDTH,
-    "intermediate_size_mlp": _WIDTH,
-    "num_attention_heads": _HEADS,
-    "num_key_value_heads": _HEADS,
-    "head_dim": _HEAD_SIZE,
-    "vocab_size": Range(2, 10_000_000),
-    "max_position_embeddings": Range(1, 1_000_000_000),
-    "sliding_window": Range(1, 1_000_000_000),
-    "sliding_window_pattern": Range(1, 1000),
-    "max_window_layers": Range(0, 1000),
-    "attention_chunk_size": Range(1, 1_000_000_000),
-    **dict.fromkeys(EXPERT_COUNT_KEYS, Range(2, 4096)),
-    **dict.fromkeys(CHOSEN, Range(1, 4096)),
-    EXPERT_SIZE: _WIDTH,
-    "shared_expert_intermediate_size": _WIDTH,
-    "n_shared_experts": Range(0, 256),
-    "first_k_dense_replace": Range(0, 1000),
-    "decoder_sparse_step": Range(1, 1000),
-    "interleave_moe_layer_step": Range(1, 1000),
-    "kv_lora_rank": Range(1, 65_536),
-    "q_lora_rank": Range(1, 65_536),
-    "qk_rope_head_dim": _HEAD_SIZE,
-    "qk_nope_head_dim": _HEAD_SIZE,
-    "v_head_dim": _HEAD_SIZE,
 }
-
+TIED = (
+    "gemma",
+    "gemma2",
+    "gemma3_text",
+    "gemma4_text",
+    "cohere2",
+)  # families whose embeddings are tied unless their file says no
 WIDE_DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")  # engines serve 32 bits as 16
 FP8_BYTES = 1.0
 MXFP4_BYTES = 4.25 / 8  # 4 bits, and a scale of 8 per 32 weights
@@ -109,39 +84,84 @@ def read_config(path: Path) -> Mapping[str, Any]:
 
 def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """The shape that a Hugging Face configuration describes; a ValueError if that is no decoder of a known family."""
+    config = _text_config(config)
     kind = config.get("model_type")
     if reason := _no_known_decoder(config):
         raise ValueError(f"model family {quoted(kind)} is not supported: {reason}; supported: {', '.join(FAMILIES)}")
-    heads, hidden = _size(config, "num_attention_heads"), _size(config, "hidden_size")
-    kv_heads = heads if config.get("num_key_value_heads") is None else _size(config, "num_key_value_heads")
+    heads, hidden = size(config, "num_attention_heads"), size(config, "hidden_size")
+    latent, quantised, blocks = _latent(config), _quantised(config), mixers.blocks(config)
+    kv_heads, head_dim = _kv_heads(config, heads), _head_dim(config, latent)
     if heads % kv_heads:
         raise ValueError(f"{heads} heads cannot share {kv_heads} kv heads evenly")
-    latent, quantised = _latent(config), _quantised(config)
-    if latent is None and config.get("head_dim") is None and hidden % heads:
-        raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads: head_dim is missing")
     tied = config.get("tie_word_embeddings", kind in TIED)
     if not isinstance(tied, bool):
         raise ValueError(f"tie_word_embeddings: must be true or false, got {quoted(tied)}")
-    window = _window(config)
-    windowed = _windowed_layers(config) if window else 0
+    experts = _experts(config, quantised.experts, blocks) if _has_experts(config) else None
     return ModelSpec(
         name=name,
         family=FAMILIES[str(kind)],
-        layers=_size(config, "num_hidden_layers"),
+        layers=blocks.layers,
         hidden=hidden,
-        intermediate=_size(config, "intermediate_size_mlp" if kind == "llama4_text" else "intermediate_size"),
+        intermediate=_intermediate(config, experts),
         heads=heads,
         kv_heads=1 if latent else kv_heads,
-        head_dim=_head_dim(config, latent),
-        vocab=_size(config, "vocab_size"),
+        head_dim=head_dim,
+        vocab=size(config, "vocab_size"),
         tied_embeddings=tied,
-        max_position_embeddings=_size_or_none(config, "max_position_embeddings"),
-        sliding_window=window if windowed else None,
-        experts=_experts(config, quantised.experts) if kind in WITH_EXPERTS else None,
+        max_position_embeddings=size_or_none(config, "max_position_embeddings"),
+        experts=experts,
         latent=latent,
         layer_bytes=quantised.layers,
-        windowed_layers=windowed,
+        window=mixers.window(config),
+        sparse=mixers.sparse(config),
+        state=mixers.state(config),
+        value_dim=size(config, "v_head_dim") if kind == "mimo_v2_flash" else None,
+        output_gate=kind in mixers.GATED_DELTA and config.get("attn_output_gate", True) is True,
+        shared_keys=kind == "gemma4_text" and config.get("attention_k_eq_v") is True,
+        gated=kind != "nemotron_h",
+        bare_layers=blocks.bare,
     )
+
+
+def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text decoder of a model that has other parts too, where its family is known to be served as text alone."""
+    own = config.get("text_config")
+    if config.get("model_type") in NESTED and isinstance(own, dict):
+        outer = ("tie_word_embeddings", "quantization_config", "compression_config")
+        config = {key: config[key] for key in outer if key in config} | own
+    layers = config.get("per_layer_config")
+    if config.get("model_type") != "gemma4_text" or not isinstance(layers, dict) or not layers:
+        return config
+    first = next(iter(layers.values()))  # as transformers has come to write the heads of layers without a window
+    if not isinstance(first, dict) or any(layer != first for layer in layers.values()):
+        raise ValueError("per_layer_config: layers of more than two sizes are not supported")
+    renamed = {"num_key_value_heads": "num_global_key_value_heads", "head_dim": "global_head_dim"}
+    return {**config, **{renamed[key]: value for key, value in first.items() if key in renamed}}
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    """Whether a model of a family that may have experts has some."""
+    if config["model_type"] == "gemma4_text":
+        return config.get("enable_moe_block") is True
+    return config["model_type"] in WITH_EXPERTS and (
+        config["model_type"] != "nemotron_h" or mixers.blocks(config).moe > 0
+    )
+
+
+def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
+    """KV heads of the layers that attend to all tokens."""
+    keys = ("num_global_key_value_heads", "num_key_value_heads")
+    own = keys if config["model_type"] == "gemma4_text" and config.get("attention_k_eq_v") is True else keys[1:]
+    return next((size(config, key) for key in own if config.get(key) is not None), heads)
+
+
+def _intermediate(config: Mapping[str, Any], experts: Experts | None) -> int:
+    """The size of a plain MLP. Where no layer has one and none is given, that of what a token takes of experts."""
+    key = {"llama4_text": "intermediate_size_mlp", "minimax_m3": "dense_intermediate_size"}
+    name = key.get(str(config["model_type"]), "intermediate_size")
+    if experts is not None and not experts.dense_layers and config.get(name) is None:
+        return experts.per_token * experts.intermediate + experts.shared
+    return size(config, name)
 
 
 def _no_known_decoder(config: Mapping[str, Any]) -> str | None:
@@ -151,6 +171,10 @@ def _no_known_decoder(config: Mapping[str, Any]) -> str | None:
         return REFUSED[kind]
     if config.get("draft_vocab_size"):
         return "a draft head; give its target and --drafter eagle3"
+    if config.get("attn_res_block_size"):
+        return _RESIDUAL
+    if config.get("hidden_size_per_layer_input") or config.get("num_kv_shared_layers"):
+        return "its layers have embeddings of their own, or share their KV cache"
     if config.get("is_encoder_decoder"):
         return _BOTH_WAYS
     if isinstance(config.get("text_config"), dict):
@@ -164,36 +188,48 @@ def _no_known_decoder(config: Mapping[str, Any]) -> str | None:
     return None if isinstance(kind, str) and kind in DENSE else "unknown family"
 
 
-def _experts(config: Mapping[str, Any], weight_bytes: float | None) -> Experts:
+def _experts(config: Mapping[str, Any], weight_bytes: float | None, blocks: mixers.Blocks) -> Experts:
     """The experts of a configuration, and the layers that have none."""
-    kind, layers = config["model_type"], _size(config, "num_hidden_layers")
-    count = _first_size(config, EXPERT_COUNT_KEYS)
-    per_token = _first_size(config, CHOSEN)
+    kind, layers = config["model_type"], blocks.layers
+    count = first_size(config, EXPERT_COUNT_KEYS)
+    per_token = first_size(config, CHOSEN)
     if per_token > count:
-        raise ValueError(f"{_given(config, CHOSEN)}: a token cannot take {per_token} of {count} experts")
-    own = kind in ("mixtral", "gpt_oss", "llama4_text", "minimax_m2")  # that call it as dense models do
-    size = _size(config, "intermediate_size" if own else EXPERT_SIZE)
-    shared = size * (_size_or_none(config, "n_shared_experts") or 0) if not own else 0
-    if kind == "llama4_text":
-        shared = size
-    elif kind == "qwen2_moe":
-        shared = _size(config, "shared_expert_intermediate_size")
-    dense = _dense_layers(config, layers)
-    if dense >= layers:
+        raise ValueError(f"{given_key(config, CHOSEN)}: a token cannot take {per_token} of {count} experts")
+    # those call it as dense models do
+    own = kind in ("mixtral", "gpt_oss", "llama4_text", "minimax_m2", "minimax", "minimax_text_01")
+    inner = size(config, "intermediate_size" if own else EXPERT_SIZE)
+    dense = blocks.dense if kind == "nemotron_h" else _dense_layers(config, layers)
+    if dense >= layers - blocks.bare:
         raise ValueError(f"none of the {layers} layers has experts")
-    return Experts(count, per_token, size, shared, dense, weight_bytes=weight_bytes)
+    latent = size_or_none(config, "moe_latent_size")
+    return Experts(
+        count, per_token, inner, _shared(config, 0 if own else inner), dense, weight_bytes=weight_bytes, latent=latent
+    )
+
+
+def _shared(config: Mapping[str, Any], inner: int) -> int:
+    """The intermediate size of all experts that every token takes; of Gemma 4 the MLP next to the experts."""
+    kind = str(config["model_type"])
+    if kind == "llama4_text" or kind == "gemma4_text":
+        return size(config, "intermediate_size")
+    key = {"qwen2_moe": "shared_expert_intermediate_size", "nemotron_h": "moe_shared_expert_intermediate_size"}
+    if kind in key or kind in mixers.GATED_DELTA:
+        return size(config, key.get(kind, "shared_expert_intermediate_size"))
+    return inner * (size_or_none(config, "n_shared_experts") or size_or_none(config, "num_shared_experts") or 0)
 
 
 def _dense_layers(config: Mapping[str, Any], layers: int) -> int:
     """Layers of a mixture of experts that have a plain MLP."""
-    kinds = config.get("mlp_layer_types")
+    kinds, listed = config.get("mlp_layer_types"), config.get("moe_layer_freq")
     if isinstance(kinds, list):
         return kinds.count("dense")
-    step = _size_or_none(config, "interleave_moe_layer_step") or _size_or_none(config, "decoder_sparse_step") or 1
+    if isinstance(listed, list):
+        return listed.count(0)
+    step = size_or_none(config, "interleave_moe_layer_step") or size_or_none(config, "decoder_sparse_step") or 1
     plain = config.get("mlp_only_layers") or ()
     if not isinstance(plain, list | tuple):
         raise ValueError(f"mlp_only_layers: must be a list, got {quoted(plain)}")
-    first = _size_or_none(config, "first_k_dense_replace") or 0
+    first = size_or_none(config, "first_k_dense_replace") or 0
     return sum(at < first or at in plain or (at + 1) % step != 0 for at in range(layers))
 
 
@@ -201,20 +237,26 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
     if not config.get("kv_lora_rank"):
         return None
     return Latent(
-        kv_rank=_size(config, "kv_lora_rank"),
-        rope_dim=_size(config, "qk_rope_head_dim"),
-        nope_dim=_size(config, "qk_nope_head_dim"),
-        value_dim=_size(config, "v_head_dim"),
-        query_rank=_size_or_none(config, "q_lora_rank"),
+        kv_rank=size(config, "kv_lora_rank"),
+        rope_dim=size(config, "qk_rope_head_dim"),
+        nope_dim=size(config, "qk_nope_head_dim"),
+        value_dim=size(config, "v_head_dim"),
+        query_rank=size_or_none(config, "q_lora_rank"),
     )
 
 
 def _head_dim(config: Mapping[str, Any], latent: Latent | None) -> int:
+    """The size of a head in layers that attend to all tokens."""
     if latent is not None:
         return latent.nope_dim + latent.rope_dim
-    if config.get("head_dim") is None:
-        return _size(config, "hidden_size") // _size(config, "num_attention_heads")
-    return _size(config, "head_dim")
+    if config["model_type"] == "gemma4_text" and config.get("global_head_dim") is not None:
+        return size(config, "global_head_dim")
+    if (given := size_or_none(config, "head_dim") or size_or_none(config, "attention_head_dim")) is not None:
+        return given
+    hidden, heads = size(config, "hidden_size"), size(config, "num_attention_heads")
+    if hidden % heads:
+        raise ValueError(f"hidden_size {hidden} is no multiple of {heads} heads: head_dim is missing")
+    return hidden // heads
 
 
 def _quantised(config: Mapping[str, Any]) -> Quantised:
@@ -267,50 +309,3 @@ def _unknown_weights(what: str) -> ValueError:
         f"quantised weights ({printable(what)[:40]}) are not simulated: known are fp8, compressed-tensors (8-bit float "
         "or 4-bit integer), awq and gptq (4 bits) and mxfp4 of experts; or give the unquantised model's config.json"
     )
-
-
-def _windowed_layers(config: Mapping[str, Any]) -> int:
-    """Layers that have the window: those listed, or by the family's pattern; without one, all."""
-    kinds, layers = config.get("layer_types"), _size(config, "num_hidden_layers")
-    if isinstance(kinds, list):
-        return sum(kind in WINDOWED_KINDS for kind in kinds)
-    pattern = _size_or_none(config, "sliding_window_pattern") or WINDOW_PATTERNS.get(str(config["model_type"]))
-    if pattern is None:  # Qwen's first layers have none
-        return max(0, layers - (_size_or_none(config, "max_window_layers") or 0))
-    return layers - layers // pattern
-
-
-def _window(config: Mapping[str, Any]) -> int | None:
-    """The sliding window, or the chunk that attention keeps to, where it is shorter than the longest context."""
-    key = "attention_chunk_size" if config.get("model_type") == "llama4_text" else "sliding_window"
-    used = config.get("use_sliding_window", not str(config["model_type"]).startswith("qwen")) and config.get(key) != 0
-    window = _size_or_none(config, key) if used else None
-    longest = _size_or_none(config, "max_position_embeddings")
-    return None if window is None or (longest is not None and window >= longest) else window
-
-
-def _given(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
-    """The first of several names that a configuration has for one size."""
-    return next((key for key in keys if config.get(key) is not None), "")
-
-
-def _first_size(config: Mapping[str, Any], keys: tuple[str, ...]) -> int:
-    if not (key := _given(config, keys)):
-        raise ValueError(f"{keys[0]} is missing")
-    return _size(config, key)
-
-
-def _size_or_none(config: Mapping[str, Any], key: str) -> int | None:
-    return None if config.get(key) is None else _size(config, key)
-
-
-def _size(config: Mapping[str, Any], key: str) -> int:
-    """A whole number within its range; a ValueError names the key otherwise."""
-    if key not in config:
-        raise ValueError(f"{key} is missing")
-    value = config[key]
-    if type(value) is not int:
-        raise ValueError(f"{key}: must be a whole number, got {quoted(value)}")
-    if not SIZES[key].holds(value):
-        raise ValueError(f"{key}: must be {SIZES[key]}, got {shown(value)}")
-    return value

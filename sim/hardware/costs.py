@@ -5,8 +5,9 @@ rows and over prompts, and the communication of a shard. A mixture of experts re
 take: those of one request share more of them than those of different requests. The figures come from a profile.
 
 For a given batch shape the cost is linear in the number of cached tokens, so a shape is priced once and a launch costs
-one multiplication. Where layers have a sliding window there are two lines: up to a mean context of the window, and from
-there on, where these layers read no more.
+one multiplication. Where layers have a sliding window, or attend to selected tokens, there are two lines: up to a mean
+context of so many tokens, and from there on, where these layers read no more. Layers that keep a state read it once
+per forward and row, and write it once per token: speculation needs the state after each draft token.
 
 Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like
 prompts. A head reads the accepted tokens again in the first forward of its draft and fuses hidden states there.
@@ -102,8 +103,18 @@ class CostModel:
         self._kv_bytes = float(spec.kv_bytes_per_token)
         self._pair_flops = float(spec.attention_flops_per_pair)
         self._fused_bytes, self._fused_flops = float(spec.fused_params * spec.dtype_bytes), 2.0 * spec.fused_params
-        self.window = spec.sliding_window or 0
-        self._growing = spec.attending_layers / spec.layers if self.window and spec.layers else 1.0
+        self.window = spec.reach or 0
+        # of what a cached token adds, the shares that tokens beyond the window add: bytes, flops, seconds of rows and
+        # of prompts
+        self._past_bytes = self._past_flops = 1.0
+        if self.window and spec.layers:
+            self._past_bytes = (spec.kv_bytes_per_token - spec.bounded_bytes_per_token) / spec.kv_bytes_per_token
+            flops = spec.attention_flops_per_pair
+            self._past_flops = (flops - spec.bounded_flops_per_pair) / flops
+        own_rows, own_prompts = terms.rows.past_share, terms.prompts.past_prompts
+        self._past_rows = self._past_bytes if own_rows is None else own_rows
+        self._past_prompts = self._past_flops if own_prompts is None else own_prompts
+        self._state_bytes, self._state_flops = float(spec.state_bytes), float(spec.state_flops)
         self.widest = widest_draft(spec)
         self._costs: dict[tuple[int, int, int, int, bool], AffineCost] = {}
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
@@ -169,12 +180,11 @@ class CostModel:
 
     def _windowed(self, cost: AffineCost, rows: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
-        within = (1 - self._growing) * rows * self.window
-        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
+        shares, window = (self._past_rows, self._past_bytes, self._past_flops), self.window
+        lines = zip(shares, cost[::2], cost[1::2], strict=True)
         return AffineCost(
-            seconds_0 + within * seconds_1, self._growing * seconds_1, bytes_0 + within * bytes_1,
-            self._growing * bytes_1, flops_0 + within * flops_1, self._growing * flops_1,
-        )  # fmt: skip
+            *(part for past, at_0, slope in lines for part in (at_0 + (1 - past) * rows * window * slope, past * slope))
+        )
 
     def _with_prompts(self, cost: AffineCost, rows: int, prompts: Prompts) -> AffineCost:
         """`cost` and the attention over prompts, with what they cost besides."""
@@ -183,10 +193,13 @@ class CostModel:
             read: float = start + count
             multiplied = pairs(start, count)
             if window:
-                read = self._over_window(read, min(start, window) + count)
-                multiplied = self._over_window(multiplied, pairs(start, count, window))
+                read = _mean(self._past_bytes, read, min(start, window) + count)
+                multiplied = _mean(self._past_flops, multiplied, pairs(start, count, window))
             tokens, moved, flops = tokens + count, moved + read * self._kv_bytes, flops + multiplied * self._pair_flops
         seconds = self._prefill_s(prompts) + self.terms.overhead.seconds(tokens, rows > 0)
+        if self._state_bytes:
+            seconds += self.terms.states.prompts_s(tokens)
+            moved, flops = moved + 2 * len(prompts) * self._state_bytes, flops + tokens * self._state_flops
         seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
         return AffineCost(seconds_0 + seconds, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
 
@@ -261,18 +274,20 @@ class CostModel:
         read, multiplied = grown + rows * tokens, tokens * grown + rows * tokens * (tokens + 1) / 2
         padded = self.terms.graphs.rows(rows)
         fixed_s, token_s = self.terms.rows.line(self.spec, rows, padded, tokens, read, multiplied)
-        flops = self._pair_flops
-        return AffineCost(fixed_s, token_s, read * self._kv_bytes, self._kv_bytes, multiplied * flops, tokens * flops)
+        moved, flops = read * self._kv_bytes, multiplied * self._pair_flops
+        if self._state_bytes:
+            copies = rows * (1 + tokens)
+            fixed_s += self.terms.states.rows_s(copies)
+            moved, flops = moved + copies * self._state_bytes, flops + rows * tokens * self._state_flops
+        return AffineCost(fixed_s, token_s, moved, self._kv_bytes, flops, tokens * self._pair_flops)
 
     def _prefill_s(self, prompts: Prompts) -> float:
         """Seconds of attention over prompts."""
         attention, window = self.terms.prompts, self.window
         whole_s = attention.prefill_s(self.spec, prompts, 0)
-        return self._over_window(whole_s, attention.prefill_s(self.spec, prompts, window)) if window else whole_s
-
-    def _over_window(self, whole: float, within: float) -> float:
-        """The mean over layers of what those without a window and those with one take."""
-        return self._growing * whole + (1 - self._growing) * within
+        return (
+            _mean(self._past_prompts, whole_s, attention.prefill_s(self.spec, prompts, window)) if window else whole_s
+        )
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""
@@ -306,6 +321,11 @@ class LookupCosts(CostModel):
 def widest_draft(spec: ModelSpec) -> int:
     """Maximum tokens per row in the first forward of a draft; a row that lacks more is caught up before it."""
     return MAX_DRAFT + 1 if spec.rereads else 2
+
+
+def _mean(share: float, whole: float, within: float) -> float:
+    """What layers take of which that share attends to all tokens, and the others to those within reach."""
+    return share * whole + (1 - share) * within
 
 
 def total(costs: Sequence[AffineCost]) -> AffineCost:

@@ -29,6 +29,7 @@ class ForwardTerms:
     spread: terms.SpreadExperts = field(default_factory=terms.SpreadExperts)
     fused: terms.FusedInputs = field(default_factory=terms.FusedInputs)
     collectives: terms.Collectives = field(default_factory=terms.Collectives)
+    states: terms.StateUpdates = field(default_factory=terms.StateUpdates)
     steps: terms.DraftSteps = field(default_factory=terms.DraftSteps)
     small: terms.SmallKernels = field(default_factory=terms.SmallKernels)
     graphs: terms.GraphSizes = field(default_factory=terms.GraphSizes)
@@ -47,6 +48,8 @@ class ForwardTerms:
         layer_flops = flops_of(spec, gpu)
         nothing, ranks = ((1, 0.0), (2, 0.0)), spec.data_ranks > 1
         own_params = spec.common_params if ranks else spec.active_params  # of experts on ranks the reading is counted
+        state_s = spec.state_bytes / bandwidth
+        states = terms.StateUpdates(((0, 0.0), (1, state_s)), ((0, 0.0), (1, spec.state_flops / flops)))
         return cls(
             layers=terms.RooflineLayers(0.0, spec.common_bytes / bandwidth, 2 * own_params / layer_flops),
             head=terms.OutputProjection(spec.head_params * item / bandwidth, 2 * spec.head_params / flops),
@@ -54,6 +57,7 @@ class ForwardTerms:
             prompts=attended,
             experts=terms.ExpertReads(spec.expert_bytes / bandwidth),
             spread=terms.SpreadExperts(nothing, nothing) if ranks else terms.SpreadExperts(),
+            states=states if state_s else terms.StateUpdates(),
             fused=terms.FusedInputs(((ridge, fused_s), (2 * ridge, 2 * fused_s)) if fused_s else ()),
         )
 

@@ -100,12 +100,14 @@ class KernelTables:
         return self._cache[kind]
 
     def experts(
-        self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int, ranks: int = 1
-    ) -> Floats:
+        self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int, ranks: int = 1,
+        gated: bool = True,
+    ) -> Floats:  # fmt: skip
         """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
 
         Of experts on several `ranks`, the time of the rank with the most to do. Sizes that were not timed take the
-        share of the roofline that the nearest ones reach.
+        share of the roofline that the nearest ones reach. Models whose experts have no gate were timed with their two
+        matrices; from others, two of three are taken.
         """
         table = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe"
         known = self.kinds(table)
@@ -125,7 +127,9 @@ class KernelTables:
         at, logs = at[given], logs[given]
         shares = logs - np.log(experts_roofline(self.gpu, kind, at, *shapes[best]))
         here = np.interp(np.log(tokens), np.log(at), shares)
-        return np.asarray(np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted))
+        seconds = np.asarray(np.exp(here) * experts_roofline(self.gpu, kind, tokens, *wanted))
+        timed = np.array_equal(shapes[best][[0, 2, 3]], wanted[[0, 2, 3]])
+        return seconds if gated or timed else seconds * 2 / 3
 
     def decode(self, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0) -> tuple[Floats, ...]:
         """Decode attention of a layer as lines: rows, seconds at no context, seconds per cached token of all rows."""
@@ -158,6 +162,60 @@ class KernelTables:
         known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
         best = int(np.argmin(np.abs(np.log(known / heads))))
         return _per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), heads / known[best])
+
+    def sparse_decode(self, kind: str, hidden: int, heads: int, cache: str, reach: int) -> tuple[Floats, ...] | None:
+        """Sparse attention of a layer with its products, as two lines: up to `reach` cached tokens, and beyond.
+
+        Rows, seconds at no context, seconds per cached token on either line. None: it was not timed.
+        """
+        if (name := self._sparse("decode", kind, hidden, cache)) is None:
+            return None
+        known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
+        best = int(np.argmin(np.abs(np.log(known / heads))))
+        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+        near, far = context <= reach, context >= reach
+        rows_near, fixed, within = _lines(rows, context[near], times[:, near], heads / known[best], (64, reach))
+        rows_far, _, past = _lines(rows, context[far], times[:, far], 1.0, (reach, 1 << 20))
+        return rows_near, fixed, within, np.interp(rows_near, rows_far, past)
+
+    def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
+        """The same of prompts: lengths, and seconds of a layer with its products."""
+        if (name := self._sparse("prefill", kind, hidden, cache)) is None:
+            return None
+        known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
+        best = int(np.argmin(np.abs(np.log(known / heads))))
+        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+        use = np.isfinite(times)
+        return length[use], times[use]
+
+    def sparse_products(self, phase: str, kind: str, hidden: int, cache: str) -> str:
+        """The type of the products that were timed with it."""
+        return str(self.arrays[f"{self._sparse(phase, kind, hidden, cache)}/products"])
+
+    def _sparse(self, phase: str, kind: str, hidden: int, cache: str) -> str | None:
+        """The table of the models of that kind whose hidden size is nearest."""
+        parts = [name.split("-") for name in self.kinds(f"sparse-{phase}") if name.startswith(f"{kind}-")]
+        if not parts:
+            return None
+        near = min((int(one) for _, one, _ in parts), key=lambda one: abs(one - hidden))
+        caches = [name for _, one, name in parts if int(one) == near]
+        return f"sparse-{phase}/{kind}-{near}-{cache if cache in caches else caches[0]}"
+
+    def states(self, phase: str, kind: str, key_heads: int, value_heads: int) -> tuple[Floats, Floats] | None:
+        """A layer that keeps a state: rows or prompt tokens, and seconds. None: it was not timed.
+
+        Heads that were not timed take as long each as those of the nearest number.
+        """
+        name = f"state-{phase}/{kind}"
+        if f"{name}/t" not in self.arrays:
+            return None
+        heads, at = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "at"))
+        distance = 2 * np.abs(np.log(heads[:, 1] / value_heads)) + np.abs(np.log(heads[:, 0] / key_heads))
+        best = int(np.argmin(distance))
+        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+        use = np.isfinite(times)
+        fixed = float(times[use].min())
+        return at[use], fixed + (times[use] - fixed) * value_heads / heads[best, 1]
 
     def _absorbed(self, heads: int, tokens: Floats) -> Floats:
         if "latent-bmm/bfloat16/t" not in self.arrays:
@@ -305,7 +363,9 @@ def _nearest(pairs: Floats, heads: int, kv_heads: int) -> tuple[int, float]:
     return best, max(1.0, kv_heads / pairs[best, 1])
 
 
-def _lines(rows: Floats, context: Floats, times: Floats, scale: float) -> tuple[Floats, ...]:
+def _lines(
+    rows: Floats, context: Floats, times: Floats, scale: float, between: tuple[int, int] = CONTEXTS
+) -> tuple[Floats, ...]:
     """For each number of rows a straight line through its times, by least squares of relative errors.
 
     Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
@@ -315,7 +375,7 @@ def _lines(rows: Floats, context: Floats, times: Floats, scale: float) -> tuple[
     slopes: list[float] = []
     for count, row in zip(rows, times, strict=True):
         known = np.isfinite(row)
-        use = known & (context >= CONTEXTS[0]) & (context <= CONTEXTS[1])
+        use = known & (context >= between[0]) & (context <= between[1])
         if use.sum() >= 3:
             weight = 1 / row[use]
             design = np.stack([weight, weight * context[use] * count], axis=1)

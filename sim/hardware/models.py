@@ -38,7 +38,7 @@ from pdvsim.sim.reading import said
 HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "mtp")
 PARD = "pard-"  # before the name of a draft model that was trained to draft in parallel
 LAYERS = {"p-eagle": 4, "dflash": 5}  # of a head, where it has more than one
-MTP_LAYERS = "num_nextn_predict_layers"  # of a configuration
+MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of a configuration
 SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
 DFLASH_SIZES = {"qwen3-32b": {"intermediate": 9728, "heads": 32}}  # that are not the target's
 DRAFT_VOCABULARY = 32_000  # of an EAGLE-3 head, ...
@@ -149,7 +149,9 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "mtp":
         shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
         shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
-        shape |= {"sliding_window": None, "windowed_layers": 0}
+        shape |= {"window": None, "state": None, "bare_layers": 0}
+        if target.sparse is not None:  # an MTP layer selects for itself
+            shape["sparse"] = replace(target.sparse, layers=1, scans=1) if kind == "mtp" else None
         if kind != "mtp":
             whole = unquantised(target.name)
             own = min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab)
@@ -159,6 +161,10 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
                 "experts": None,
                 "latent": None,
                 "layer_bytes": None,
+                "value_dim": None,
+                "output_gate": False,
+                "shared_keys": False,
+                "gated": True,
             }
             if kind == "dflash":
                 shape |= DFLASH_SIZES.get(whole, {})
@@ -198,6 +204,7 @@ def natural_draft(target: ModelSpec) -> str | None:
         draft
         for draft in PRESETS.values()
         if draft.family == target.family and same_vocabulary(draft, target) and 3 * size(draft) <= size(target)
+        if draft.state is None  # engines draft with plain models
     ]
     return min(able, key=lambda draft: (draft.name not in MODELS, size(draft))).name if able else None
 
@@ -210,8 +217,13 @@ def can_load(kind: DrafterKind, target: str) -> bool:
     if kind == "pard":
         return f"{PARD}{natural_draft(model_or_config(target))}" in CHECKPOINTS
     if kind == "mtp":
-        return own in WITH_MTP or (is_config(own) and bool(read_config(Path(own)).get(MTP_LAYERS)))
+        return own in WITH_MTP or (is_config(own) and _has_mtp(read_config(Path(own))))
     return kind != "model" or natural_draft(model_or_config(target)) is not None
+
+
+def _has_mtp(config: Mapping[str, Any]) -> bool:
+    own = config.get("text_config")
+    return any(part.get(key) for part in (config, own if isinstance(own, dict) else {}) for key in MTP_LAYERS)
 
 
 def drafted_by(kind: DrafterKind | None, pair: str) -> str:
@@ -289,14 +301,16 @@ def shard(
 ) -> ModelSpec:
     """What one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
 
-    Fewer KV heads than GPUs are on several, routers and the compressed KV cache of MLA on all. With data-parallel
-    `ranks`, each of so many GPUs, experts are divided over the GPUs of all of them: a share of each or, `spread`, whole
-    ones. A ValueError where vLLM would not divide it.
+    Fewer KV heads than GPUs are on several, routers, indexers and the compressed KV cache of MLA on all. With
+    data-parallel `ranks`, each of so many GPUs, experts are divided over the GPUs of all of them: a share of each or,
+    `spread`, whole ones. A ValueError where vLLM would not divide it.
     """
     if spec.on_host or (gpus == 1 and (spec.experts is None or ranks == 1)):
         return spec
     experts, every = spec.experts, gpus * ranks
     divided = {"heads": (spec.heads, gpus)}
+    if (state := spec.state) is not None:
+        divided["value heads of its states"] = state.value_heads, gpus
     if experts is None or experts.dense_layers:
         divided["intermediate size"] = spec.intermediate, gpus
     name = f"{spec.name}/tp{gpus}" if gpus > 1 else spec.name
@@ -312,8 +326,12 @@ def shard(
     for what, (size, parts) in divided.items():
         if size % parts:
             raise CannotShard(f"{spec.name} cannot be sharded over {parts} GPUs: its {what}, {size}, is no multiple")
-    if spec.latent is None and max(spec.kv_heads, gpus) % min(spec.kv_heads, gpus):
-        raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {spec.kv_heads} KV heads")
+    window = spec.window
+    for kv_heads in (spec.kv_heads, *([window.kv_heads] if window is not None and window.kv_heads else [])):
+        if spec.latent is None and max(kv_heads, gpus) % min(kv_heads, gpus):
+            raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {kv_heads} KV heads")
+    if window is not None and window.kv_heads:
+        window = replace(window, kv_heads=max(1, window.kv_heads // gpus))
     return replace(
         spec,
         name=name,
@@ -324,6 +342,8 @@ def shard(
         shards=gpus,
         experts=experts,
         data_ranks=ranks,
+        window=window,
+        state=None if state is None else state.shard(gpus),
     )
 
 

@@ -143,6 +143,20 @@ class PromptOverhead(Term):
 
 
 @dataclass(frozen=True, slots=True)
+class StateUpdates(Term):
+    """Layers that keep a state per request; without knots there are none."""
+
+    state_knots: Knots = ()  # by states that rows read or write
+    scan_knots: Knots = ()  # by tokens of prompts
+
+    def rows_s(self, copies: int) -> float:
+        return interpolate(self.state_knots, copies) if self.state_knots else 0.0
+
+    def prompts_s(self, tokens: int) -> float:
+        return interpolate(self.scan_knots, tokens) if self.scan_knots else 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class DraftSteps(Term):
     """Several forwards in one launch."""
 

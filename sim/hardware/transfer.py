@@ -7,7 +7,8 @@ peak rates, plus a fixed time per kernel. The shares and times are fitted to the
 These samples are of dense models of 16 bits. Experts are priced as products of their size in grouped kernels, quantised
 weights by their bytes, 8-bit products by twice the arithmetic where the card has such units. One figure of each
 (`expert_compute`, `eight_bit`) is fitted to the measured mixtures and 8-bit models, which have an error bar of their
-own. Weights of fewer bits were not measured.
+own. Weights of fewer bits were not measured, nor were layers that keep a state and sparse attention: both go by their
+bytes and arithmetic, which is an assumption.
 
 Not modelled: clocks and power, caches, kernels other than this engine's and its library's, a time per kernel other than
 the H200's, which kernel the library picks for odd sizes, and attention tiles too large for the registers
@@ -52,6 +53,11 @@ NO_EXCHANGE = ((1, 0.0), (2, 0.0))  # of tokens between ranks, before a link is 
 # is how much longer the kernels of TensorRT-LLM and vLLM take for 16,384 tokens with a power law of exponent 1.01 than
 # with balanced routing (aiconfigurator-core 0.12.0, DeepSeek-V3 and Qwen3-235B-A22B on H200)
 IMBALANCE = 0.23
+# Layers that keep a state: kernels of rows (convolution, update) and of prompts (convolution, scan). A scan reaches
+# this share of the arithmetic: on an H200, vLLM's gated delta kernel takes 399 us for 8,192 tokens of 32 heads
+# (AIConfigurator's tables, Apache-2.0). The convolution reads and writes its channels.
+STATE_KERNELS = 2
+SCAN_SHARE = 0.09
 
 
 @dataclass(frozen=True)
@@ -138,8 +144,8 @@ class Transfer:
         return math.expm1(math.hypot(self.model_bar, card_bar))
 
     def widened(self, bar: float, spec: ModelSpec) -> float:
-        """The bar of a model, where a dense one of 16 bits has `bar`."""
-        if spec.experts is None and not spec.is_quantised:
+        """The bar of a model, where a dense one of 16 bits has `bar`; that of mixtures where its kind is assumed."""
+        if spec.experts is None and not spec.is_quantised and not (spec.state or spec.sparse):
             return bar
         return math.expm1(math.sqrt(math.log1p(bar) ** 2 + self.other_bar**2 - self.model_bar**2))
 
@@ -231,10 +237,24 @@ class Prices:
         """Per forward that has rows."""
         queries = self._queries(width) if self.s.latent is None else np.minimum(LATENT_QUERIES, self._queries(width))
         tile = queries * self.s.head_dim / 1024
-        return np.asarray(self.s.layers * (self.c.attention_s + self.c.tile_s * tile))
+        return np.asarray(self.s.caching_layers * (self.c.attention_s + self.c.tile_s * tile))
 
     def row(self) -> float:
-        return self.s.layers * self.c.row_s
+        return self.s.caching_layers * self.c.row_s
+
+    def states(self, copies: Floats) -> Floats:
+        """Rows that read and write so many states in all."""
+        fixed = STATE_KERNELS * self.s.state_layers * self.c.attention_s
+        return np.asarray(fixed + copies * self.s.state_bytes / (self.bandwidth * self.c.kv_bandwidth))
+
+    def scan(self, tokens: Floats) -> Floats:
+        """Prompts of so many tokens that are read into states."""
+        state = self.s.state
+        if state is None:
+            return np.zeros(np.shape(tokens))
+        moved = 2 * self.s.dtype_bytes * state.channels * (state.convolution > 0)
+        token_s = moved / (self.bandwidth * self.c.kv_bandwidth) + state.flops / (self.flops * SCAN_SHARE)
+        return np.asarray(state.layers * (STATE_KERNELS * self.c.attention_s + tokens * token_s))
 
     def head(self) -> tuple[float, float]:
         """The output projection: reading it, and multiplying one token."""
@@ -246,11 +266,15 @@ class Prices:
         """Per context token that a wave of attention over prompts goes through: the programs on one multiprocessor."""
         s, c, wide = self.s, self.c, self.s.head_dim > WIDE_HEAD
         queries = (WIDE_QUERIES if wide else PROMPT_QUERIES) * (2 if s.head_dim <= SMALL_HEAD else 1)
-        multiplying = 4 * s.layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
+        head_flops = 4 * s.heads * s.head_dim  # of a pair, in a layer of the model's own heads
+        layers = s.attention_flops_per_pair / head_flops
+        if s.latent is not None:  # expanded, but for the indexer
+            layers = s.caching_layers + (s.sparse.scans * s.sparse.flops_per_pair / head_flops if s.sparse else 0)
+        multiplying = 4 * layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
         return multiplying * (c.prompt_wide if wide else 1.0)
 
     def mixed(self) -> float:
-        return self.s.layers * self.c.mixed_s
+        return self.s.caching_layers * self.c.mixed_s
 
     def _share(self, tokens: Floats) -> Floats:
         """Share of the arithmetic that a product of so many tokens reaches."""
@@ -286,10 +310,18 @@ def forward_terms(prices: Prices) -> ForwardTerms:
         if spec.data_ranks > 1
         else terms.SpreadExperts(),
         fused=terms.FusedInputs(fused),
+        states=state_updates(prices) if spec.state_layers else terms.StateUpdates(),
         steps=terms.DraftSteps(prices.c.draft_ratio),
         small=terms.SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),
         graphs=terms.GraphSizes(engine.row_buckets, engine.chunk_buckets),
     )
+
+
+def state_updates(prices: Prices) -> terms.StateUpdates:
+    """The formula of layers that keep a state: both lines are straight."""
+    ends = 1, 2048
+    states, scan = prices.states(np.array(ends, float)), prices.scan(np.array(ends, float))
+    return terms.StateUpdates(knots_at(ends, states), knots_at(ends, scan))
 
 
 def knots_at(at: Sequence[int], seconds: Floats) -> terms.Knots:

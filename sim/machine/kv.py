@@ -6,11 +6,13 @@ With `reuse`, full blocks of requests that have a chain stay cached and are shar
 count as free. A block is cached when the forward that fills it is scheduled, and an answer's when its request leaves.
 
 Layers with a sliding window keep no more than that of each request, so a long request counts for fewer tokens
-(`held_tokens`). Where requests share prefixes, every token counts in full.
+(`held_tokens`). Where requests share prefixes, every token counts in full. Layers that keep a state hold room of fixed
+size per request: a state, and one per draft token, as vLLM's do (`states_tokens`). With prefix caching a prefix is
+reused at snapshots of the state only, and a request holds one more.
 
 With `tiers`, what leaves the GPU is kept behind it (`tiers`).
 
-Not modelled: second copies of blocks that two requests have computed.
+Not modelled: the room of snapshots that no request uses, and second copies of blocks that two requests have computed.
 """
 
 from __future__ import annotations
@@ -33,12 +35,14 @@ class KvCache:
 
     def __init__(
         self, capacity_tokens: int, lookahead: int, paged: bool = False, reuse: Reuse | None = None,
-        windows: Windows = (), tiers: KvTiers | None = None,
+        windows: Windows = (), state_tokens: int = 0, tiers: KvTiers | None = None,
     ) -> None:  # fmt: skip
         assert reuse is None or paged
+        assert state_tokens % BLOCK == 0
         self.reuse = reuse
         self.tiers = tiers
         self.windows = windows  # none where requests have chains
+        self.state_tokens = state_tokens  # that the states of a request take the room of
         self.prefixes = PrefixBlocks()
         self.cached_tokens = 0  # in blocks that nobody uses
         self.peak_shared_tokens = 0  # in blocks that several requests use
@@ -73,7 +77,7 @@ class KvCache:
             self._matched_for = request, self.prefixes.version
         if not self._matched_blocks:
             return 0
-        return BLOCK * max(0, min(self._matched_blocks, (request.to_read - 1) // BLOCK) - self.reuse.lost_blocks)
+        return self.reuse.usable_tokens(min(self._matched_blocks, (request.to_read - 1) // BLOCK))
 
     def admit(self, request: Request, tokens: int) -> bool:
         """Let a request in that has its first `tokens` tokens after its first forward, if they fit."""
@@ -89,7 +93,7 @@ class KvCache:
 
     def _admit_sharing(self, request: Request, tokens: int, reuse: Reuse) -> bool:
         cached, held_tokens, chain = self.cached(request), self.blocks(tokens), request.chain
-        matched = min(self._matched_blocks, held_tokens // BLOCK)
+        matched = min(self._matched_blocks, (held_tokens - self.state_tokens) // BLOCK)
         used = self.prefixes.in_use(chain, matched) if matched else 0
         more = held_tokens - BLOCK * used
         if self.used_tokens + more > self.capacity_tokens:
@@ -145,9 +149,8 @@ class KvCache:
         if self.paged:
             for row in rows:
                 row.state.pinned = True
-                if row.state.context + tokens > row.state.held_tokens and not self.grow(
-                    row, row.state.context + tokens
-                ):
+                last = row.state.context + tokens
+                if last + self.state_tokens > row.state.held_tokens and not self.grow(row, last):
                     self.unpin(rows)
                     return False
         return True
@@ -206,7 +209,7 @@ class KvCache:
         """What so many tokens of one request hold, in whole blocks."""
         if self.windows:
             tokens = ceil(held_tokens(tokens, self.windows))
-        return (tokens + self._block - 1) & -self._block
+        return ((tokens + self._block - 1) & -self._block) + self.state_tokens
 
     def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:
         """The same of each of `tokens`, and `more`."""
@@ -214,7 +217,7 @@ class KvCache:
             tokens = tokens + more
             kept = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
             tokens, more = np.ceil(kept).astype(np.int64), 0
-        return (tokens + (more + self._block - 1)) & -self._block
+        return ((tokens + (more + self._block - 1)) & -self._block) + self.state_tokens
 
     def take(self, tokens: int) -> bool:
         """Reserve `tokens` more; False if they do not fit."""
@@ -244,11 +247,13 @@ class KvCache:
 def windows_of(models: Sequence[ModelSpec]) -> Windows:
     """The windows of models whose caches grow together."""
     all_bytes = sum(m.kv_bytes_per_token for m in models)
-    return tuple(
-        (m.sliding_window, m.windowed_layers * m.kv_bytes_per_token / (m.layers * all_bytes))
-        for m in models
-        if m.sliding_window
-    )
+    return tuple((m.window.tokens, m.window_bytes_per_token / all_bytes) for m in models if m.window)
+
+
+def states_tokens(models: Sequence[ModelSpec], states: int) -> int:
+    """Tokens whose room so many states of one request take, of models whose caches grow together; whole blocks."""
+    size, all_bytes = states * sum(m.state_bytes for m in models), sum(m.kv_bytes_per_token for m in models)
+    return BLOCK * ceil(size / (BLOCK * all_bytes)) if size else 0
 
 
 def held_tokens(tokens: float, windows: Windows) -> float:

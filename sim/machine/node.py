@@ -50,14 +50,18 @@ class Node(Device):
         placement: Placement,
         fabric: Fabric,
         kv_token_bytes: int,
+        state_bytes: int = 0,
     ) -> None:
-        """`kv_token_bytes` are a target GPU's of a token: each shard sends its own, by its own port."""
+        """`kv_token_bytes` are a target GPU's of a token: each shard sends its own, by its own port.
+
+        So are `state_bytes`, of a request.
+        """
         self.env = env
         self.host = host
         self.gpus = gpus
         self.placement = placement
         self.fabric = fabric
-        self.kv_token_bytes = kv_token_bytes
+        self.kv_token_bytes, self.state_bytes = kv_token_bytes, state_bytes
         self._last_launches: dict[str, tuple[Batch, list[Job]]] = {}  # rows and jobs, by lane
         self._last_ready_s: dict[tuple[int, str], float] = {}  # by GPU and lane
         self._kv_arrival_s: dict[Request, float] = {}  # of prompts prefilled elsewhere, until they are decoded
@@ -176,6 +180,8 @@ class Node(Device):
                 self._kv_arrival_s.pop(request, None)  # this forward gives its last token
             else:
                 size = self.kv_token_bytes * chunk.tokens
+                if chunk.start + chunk.tokens >= request.to_read:
+                    size += self.state_bytes
                 self._kv_arrival_s[request] = self.fabric.send(self.env.now, at, self.placement.verify, size)
 
     def _at(self, time_s: float, what: Callable[[], None]) -> None:

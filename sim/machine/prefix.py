@@ -51,9 +51,17 @@ def block_hashes(chain: Chain, first: int, last: int) -> list[int]:
 class Reuse:
     """What a server may use of cached prefixes."""
 
-    lost_blocks: int = 0  # of every hit: a head needs the target's hidden states of the token before it starts
+    snapshot_blocks: int = 1  # a prefix is reused in multiples of so many: more where layers keep a state
+    lost_blocks: int = (
+        0  # such multiples of every hit: a head needs the target's hidden states of the token before it starts
+    )
     answers: bool = True  # False: prompts are prefilled on a GPU that never holds an answer
     drafter: bool = False  # a drafter on the GPU has a KV cache of its own
+
+    def usable_tokens(self, blocks: int) -> int:
+        """Of so many cached blocks at the start of a prompt, the tokens that need not be computed."""
+        unit = self.snapshot_blocks
+        return BLOCK * unit * max(0, blocks // unit - self.lost_blocks)
 
 
 class _Text:

@@ -42,6 +42,7 @@ class KvShipping:
     layers: int  # that are sent one by one; 1: a prompt is sent when it is prefilled
     token_bytes: float  # over the busiest port of a group, of both models where the drafter's is sent
     windows: Windows = ()
+    state_bytes: float = 0.0  # of layers that keep a state, sent with the end of a prompt
     drafter: bool = False  # the drafter's is sent too
     first_token: bool = False  # the prefill's token is sent too
 
@@ -235,6 +236,7 @@ class Disaggregated:
         for begin_s, end_s, stop in source.computed[parcel.copy]:
             if stop > last:
                 size = shipping.bytes_after(stop) - shipping.bytes_after(last)
+                size += shipping.state_bytes if stop == parcel.copy.prompt_tokens else 0.0
                 overlaps = shipping.layers > 1 and now_s == parcel.ready_s
                 pieces.append(Piece(begin_s, end_s, size) if overlaps else Piece(now_s, now_s, size))
                 last = stop

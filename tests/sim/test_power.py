@@ -58,7 +58,9 @@ def test_time_is_lost_only_while_the_mean_draw_is_above_the_limit(mean_w: float,
     middles_s = (np.arange(20_000) + 0.5) * solo_s / 20_000
     means_w = draw_w + (mean_w - draw_w) * np.exp(-middles_s / FIT.settle_s)
     excess = float(np.maximum(0.0, means_w / FIT.limit_w - 1).mean())
-    assert POWER.taken_s(mean_w, Draw(draw_w, 1.0), solo_s) == pytest.approx(solo_s * (1 + FIT.slope * excess), rel=1e-6)
+    assert POWER.taken_s(mean_w, Draw(draw_w, 1.0), solo_s) == pytest.approx(
+        solo_s * (1 + FIT.slope * excess), rel=1e-6
+    )
 
 
 @given(st.floats(1e-4, 2.0), st.floats(0, 800e12), st.floats(0, 4e12))

@@ -56,19 +56,29 @@ def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any)
 def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
     """Weights, KV cache and arithmetic of all of them together, but for what is on every one.
 
-    That is the router, what MLA compresses with and its KV cache, and KV heads that are fewer than GPUs.
+    That is the router, what MLA compresses with and its KV cache, what tokens and gates are compressed with before
+    experts and in KDA, the indexer of sparse attention with its cache, and KV heads that are fewer than GPUs.
     """
     whole, part = PRESETS[name], shard(PRESETS[name], gpus)
-    on_all = whole.hidden * whole.routes * whole.expert_layers
-    if whole.latent is not None:
-        on_all += whole.layers * whole.hidden * whole.attention_products[0][1]
+    index, index_flops, on_all = 0.0, 0, whole.hidden * whole.routes * whole.expert_layers
+    if whole.experts is not None and whole.experts.latent:
+        on_all += 2 * whole.hidden * whole.experts.latent * whole.expert_layers
+    if whole.state is not None and whole.state.kind == "kda":
+        on_all += 2 * whole.hidden * whole.state.value_dim * whole.state.layers
+    if (sparse := whole.sparse) is not None:
+        index, index_flops = sparse.scans * sparse.index_bytes, sparse.scans * sparse.flops_per_pair
+        queries = (sparse.query_inputs or whole.hidden) * sparse.index_heads * sparse.index_dim
+        on_all += sparse.scans * (queries + whole.hidden * (sparse.index_heads + sparse.index_dim))
+    if (latent := whole.latent) is not None:
+        compressed = (latent.query_rank or 0) + latent.kv_rank + latent.rope_dim
+        on_all += whole.caching_layers * whole.hidden * compressed
         assert part.kv_bytes_per_token == whole.kv_bytes_per_token
     elif whole.kv_heads % gpus == 0:
-        assert gpus * part.kv_bytes_per_token == whole.kv_bytes_per_token
+        assert gpus * (part.kv_bytes_per_token - index) == whole.kv_bytes_per_token - index
     if whole.latent is not None or whole.kv_heads % gpus == 0:
         assert gpus * (part.params - on_all) == whole.params - on_all
     assert gpus * part.expert_bytes == whole.expert_bytes
-    assert gpus * part.attention_flops_per_pair == whole.attention_flops_per_pair
+    assert gpus * (part.attention_flops_per_pair - index_flops) == whole.attention_flops_per_pair - index_flops
     assert (part.layers, part.hidden, part.head_dim) == (whole.layers, whole.hidden, whole.head_dim)
 
 

@@ -16,12 +16,13 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, drafter, from_config, shard
 from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.layers import SlidingWindow
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.run import simulate
 from pdvsim.testing import check_alike
 
 H200 = GPUS["h200"]
-WINDOWED = sorted(name for name, spec in PRESETS.items() if spec.sliding_window)
+WINDOWED = sorted(name for name, spec in PRESETS.items() if spec.window)
 FAMILIES: dict[str, dict[str, Any]] = {
     "Gemma2": {},
     "Gemma3Text": {"num_hidden_layers": 34},
@@ -46,7 +47,21 @@ def test_windowed_layers_are_those_of_transformers(family: str, listed: bool) ->
         sizes.pop("layer_types", None)
     spec = from_config(sizes, family)
     assert spec.windowed_layers == sum(kind != "full_attention" for kind in kinds) > 0
-    assert spec.sliding_window == sizes.get("attention_chunk_size", sizes.get("sliding_window"))
+    assert spec.reach == sizes.get("attention_chunk_size", sizes.get("sliding_window"))
+
+
+def unbounded(spec: ModelSpec) -> ModelSpec:
+    """The same model with a window that no context passes."""
+    assert spec.window is not None
+    return replace(spec, window=replace(spec.window, tokens=1 << 40))
+
+
+def windowed_bytes(spec: ModelSpec) -> int:
+    """What a token adds to the layers with a window: keys and values of 16 bits, of their own heads."""
+    if (window := spec.window) is None:
+        return 0
+    keys = window.head_dim or spec.head_dim
+    return 2 * window.layers * (window.kv_heads or spec.kv_heads) * (keys + (spec.value_dim or keys))
 
 
 def priced(latency: CostModel, rows: int, tokens: int, context: float, steps: int = 1) -> tuple[float, float, float]:
@@ -58,19 +73,18 @@ def priced(latency: CostModel, rows: int, tokens: int, context: float, steps: in
 def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int, share: float) -> None:
     """Bytes of equal rows are those of each layer's own cache; seconds are at most those of full attention."""
     spec = PRESETS[name]
-    assert spec.sliding_window is not None
-    context = int(share * spec.sliding_window) * rows
+    assert spec.reach is not None
+    context = int(share * spec.reach) * rows
     latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
-    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.terms)
-    layer = spec.kv_bytes_per_token // spec.layers
-    within = min(context, rows * spec.sliding_window)
-    kept = layer * (spec.attending_layers * context + spec.windowed_layers * within)
+    whole = CostModel(unbounded(spec), latency.terms)
+    within = min(context, rows * spec.reach)
+    kept = spec.attending_layers * spec.kv_layer_bytes * context + windowed_bytes(spec) * within
     seconds, moved, flops = priced(latency, rows, tokens, context)
     most = priced(whole, rows, tokens, context)
     assert moved == pytest.approx(priced(whole, rows, tokens, 0)[1] + kept)
     assert seconds <= most[0] * (1 + 1e-9)
     assert flops <= most[2] * (1 + 1e-9)
-    if context <= rows * spec.sliding_window:
+    if context <= rows * spec.reach:
         assert (seconds, moved, flops) == most
     if not spec.attending_layers:
         assert moved == pytest.approx(priced(whole, rows, tokens, within)[1])
@@ -79,8 +93,8 @@ def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int,
 @pytest.mark.parametrize("name", WINDOWED)
 def test_the_price_has_no_jump_at_the_window(name: str) -> None:
     spec = PRESETS[name]
-    assert spec.sliding_window is not None
-    latency, knee = CostModel(spec, shipped().fit(spec, H200)), 8 * spec.sliding_window
+    assert spec.reach is not None
+    latency, knee = CostModel(spec, shipped().fit(spec, H200)), 8 * spec.reach
     for steps in (1, 4):
         before, after = (priced(latency, 8, 2 if steps == 1 else 1, knee + more, steps) for more in (0, 1))
         assert after == pytest.approx(before, rel=1e-4)
@@ -94,7 +108,7 @@ def pairs(window: int, start: int, tokens: int) -> int:
 @given(window=st.integers(1, 40), start=st.integers(0, 90), tokens=st.integers(1, 60))
 def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: int, tokens: int) -> None:
     """Counted pair by pair, in a model whose layers all have the window."""
-    spec = replace(PRESETS["mistral-7b-v0.1"], sliding_window=window)
+    spec = replace(PRESETS["mistral-7b-v0.1"], window=SlidingWindow(32, window))
     latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
     flops = latency.price(0, prompts=[(start, tokens)]).flops_0 - 2 * spec.active_params * tokens
     assert flops == pytest.approx(pairs(window, start, tokens) * spec.attention_flops_per_pair)
@@ -104,7 +118,7 @@ def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: in
 def test_prefill_of_long_prompts_is_cheaper_with_a_window(name: str) -> None:
     """And grows no faster than the prompt where all layers have one."""
     spec, latency = PRESETS[name], CostModel(PRESETS[name], shipped().fit(PRESETS[name], H200))
-    whole = CostModel(replace(spec, sliding_window=None, windowed_layers=0), latency.terms)
+    whole = CostModel(unbounded(spec), latency.terms)
 
     def seconds(model: CostModel, start: int) -> float:
         return model.price(0, prompts=[(start, 2048)]).seconds_0
@@ -120,8 +134,8 @@ def test_what_a_request_keeps_is_counted_layer_by_layer(tokens: int, target: str
     models = [PRESETS[target], PRESETS[draft]]
 
     def kept(spec: ModelSpec) -> int:
-        layer, window = spec.kv_bytes_per_token // spec.layers, min(tokens, spec.sliding_window or tokens)
-        return layer * (spec.attending_layers * tokens + spec.windowed_layers * window)
+        within = min(tokens, spec.reach or tokens)
+        return spec.attending_layers * spec.kv_layer_bytes * tokens + windowed_bytes(spec) * within
 
     full = sum(spec.kv_bytes_per_token for spec in models)
     assert held_tokens(tokens, windows_of(models)) * full == pytest.approx(sum(map(kept, models)))
@@ -151,6 +165,6 @@ def test_windows_make_room() -> None:
 
 def test_heads_have_no_window_and_shards_have_their_models() -> None:
     for name in WINDOWED:
-        assert drafter("eagle3", PRESETS[name]).sliding_window is None
+        assert drafter("eagle3", PRESETS[name]).window is None
     part = shard(PRESETS["gemma-3-27b"], 2)
-    assert (part.sliding_window, part.windowed_layers) == (1024, 52)
+    assert part.window == SlidingWindow(52, 1024)

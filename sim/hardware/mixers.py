@@ -1,0 +1,171 @@
+"""Which layers of a Hugging Face configuration have a window, select tokens, or keep a state; and which have an MLP.
+
+States are kept in the type that a configuration names, else in the model's 16 bits, as vLLM does; those of KDA in 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pdvsim.sim.hardware.sizes import size, size_or_none
+from pdvsim.sim.layers import SlidingWindow, Sparse, State
+from pdvsim.sim.reading import quoted
+
+# Of so many layers one has no window where a configuration does not list them, by transformers' defaults
+WINDOW_PATTERNS = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "llama4_text": 4, "gemma4_text": 6}
+WINDOWED_KINDS = ("sliding_attention", "chunked_attention")
+GATED_DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+LIGHTNING = ("minimax", "minimax_text_01")
+DSA = ("deepseek_v32", "glm_moe_dsa")
+INDEX_SCALE_BYTES = 4  # of the scale of an indexer's key, which has 8 bits (DSA in vLLM)
+STATE_TYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
+# Blocks of Nemotron-H by letter, and as transformers has come to call them
+NEMOTRON_BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
+RENAMED_BLOCKS = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+class Blocks(NamedTuple):
+    """How many layers mix tokens; how many of them have no MLP or keep a state; MLPs next to experts, and these."""
+
+    layers: int
+    bare: int = 0
+    states: int = 0
+    dense: int = 0
+    moe: int = 0
+
+
+def blocks(config: Mapping[str, Any]) -> Blocks:
+    """The layers of a configuration. Those of Nemotron-H are a mixer or an MLP each: counted here are the mixers."""
+    if config["model_type"] != "nemotron_h":
+        return Blocks(size(config, "num_hidden_layers"))
+    pattern, kinds = config.get("hybrid_override_pattern"), config.get("layers_block_type")
+    if isinstance(pattern, str):
+        kinds = [NEMOTRON_BLOCKS.get(letter) for letter in pattern]
+    kinds = [RENAMED_BLOCKS.get(str(kind), kind) for kind in kinds] if isinstance(kinds, list) else [None]
+    if not set(kinds) <= set(NEMOTRON_BLOCKS.values()):
+        raise ValueError("hybrid_override_pattern: must have the letters M, *, E and - (or give layers_block_type)")
+    counts = {kind: kinds.count(kind) for kind in NEMOTRON_BLOCKS.values()}
+    mixers, mlps = counts["mamba"] + counts["attention"], counts["moe"] + counts["mlp"]
+    if mlps > mixers or not counts["attention"]:
+        raise ValueError(f"{mixers} layers that mix tokens and {mlps} MLPs: not a Nemotron-H model that is supported")
+    return Blocks(mixers, mixers - mlps, counts["mamba"], counts["mlp"] if counts["moe"] else 0, counts["moe"])
+
+
+def window(config: Mapping[str, Any]) -> SlidingWindow | None:
+    """The layers with a sliding window, or with a chunk that attention keeps to, if contexts can be longer."""
+    kind, pattern = str(config["model_type"]), config.get("hybrid_layer_pattern")
+    key = "attention_chunk_size" if kind == "llama4_text" else "sliding_window"
+    used = config.get("use_sliding_window", not kind.startswith("qwen")) and config.get(key) != 0
+    tokens = size_or_none(config, key) if used else None
+    longest = size_or_none(config, "max_position_embeddings")
+    if tokens is None or kind == "nemotron_h" or (longest is not None and tokens >= longest):
+        return None
+    layers = sum(map(bool, pattern)) if isinstance(pattern, list) else _windowed_layers(config, kind)
+    if kind == "mimo_v2_flash":
+        return SlidingWindow(layers, tokens, size(config, "swa_num_key_value_heads"), size(config, "swa_head_dim"))
+    if kind == "gemma4_text":  # the model's own heads are those of layers without a window
+        return SlidingWindow(layers, tokens, size(config, "num_key_value_heads"), size(config, "head_dim"))
+    return SlidingWindow(layers, tokens) if layers else None
+
+
+def _windowed_layers(config: Mapping[str, Any], kind: str) -> int:
+    """Layers that have the window: those listed, or by the family's pattern; without one, all."""
+    kinds, layers = config.get("layer_types"), size(config, "num_hidden_layers")
+    if isinstance(kinds, list):
+        return sum(kind in WINDOWED_KINDS for kind in kinds)
+    pattern = size_or_none(config, "sliding_window_pattern") or WINDOW_PATTERNS.get(kind)
+    if pattern is None:  # Qwen's first layers have none
+        return max(0, layers - (size_or_none(config, "max_window_layers") or 0))
+    return layers - layers // pattern
+
+
+def sparse(config: Mapping[str, Any]) -> Sparse | None:
+    """The layers whose attention selects tokens."""
+    kind = config["model_type"]
+    if kind in DSA:
+        layers, heads, width = (size(config, key) for key in ("num_hidden_layers", "index_n_heads", "index_head_dim"))
+        topk, scans = size(config, "index_topk"), _scanning_layers(config)
+        return Sparse(layers, topk, scans, heads, width, width + INDEX_SCALE_BYTES, size(config, "q_lora_rank"))
+    if kind != "minimax_m3":
+        return None
+    own = config.get("sparse_attention_config")
+    chosen = own.get("sparse_attention_freq") if isinstance(own, dict) else None
+    if not isinstance(own, dict) or not isinstance(chosen, list):
+        raise ValueError("sparse_attention_config: must have sparse_attention_freq, a list of 0 and 1")
+    layers, width = sum(map(bool, chosen)), size(own, "sparse_index_dim")
+    topk = size(own, "sparse_topk_blocks") * size(own, "sparse_block_size")
+    return Sparse(layers, topk, layers, size(own, "sparse_num_index_heads"), width, 2 * width)
+
+
+def _scanning_layers(config: Mapping[str, Any]) -> int:
+    """Layers that select for themselves; the others use an earlier one's selection (GLM-5.2)."""
+    layers, pattern = size(config, "num_hidden_layers"), config.get("index_topk_pattern")
+    if isinstance(pattern, str | list):
+        return layers - int(sum(letter == "S" for letter in pattern))
+    every, offset = size_or_none(config, "index_topk_freq") or 1, size_or_none(config, "index_skip_topk_offset")
+    first = 1 if offset is None else offset - 1
+    return sum(max(0, at - first) % every == 0 for at in range(layers))
+
+
+def state(config: Mapping[str, Any]) -> State | None:
+    """The layers that keep a state."""
+    kind = config["model_type"]
+    if kind in GATED_DELTA:
+        return State(
+            "gdn",
+            _linear_layers(config),
+            key_heads=size(config, "linear_num_key_heads"),
+            value_heads=size(config, "linear_num_value_heads"),
+            key_dim=size(config, "linear_key_head_dim"),
+            value_dim=size(config, "linear_value_head_dim"),
+            convolution=size(config, "linear_conv_kernel_dim"),
+            item_bytes=_item(config),
+        )
+    if kind == "nemotron_h" and (layers := blocks(config).states):
+        return State(
+            "mamba2",
+            layers,
+            key_heads=size(config, "n_groups"),
+            value_heads=size(config, "mamba_num_heads"),
+            key_dim=size(config, "ssm_state_size"),
+            value_dim=size(config, "mamba_head_dim"),
+            convolution=size(config, "conv_kernel"),
+            item_bytes=_item(config),
+        )
+    if kind == "kimi_linear":
+        own = config.get("linear_attn_config")
+        if not isinstance(own, dict):  # as transformers has come to write it
+            heads, width = size(config, "linear_num_heads"), size(config, "linear_head_dim")
+            tokens = size(config, "linear_conv_kernel_dim")
+            return State("kda", _linear_layers(config), heads, heads, width, width, tokens, item_bytes=4)
+        if not isinstance(listed := own.get("kda_layers"), list):
+            raise ValueError("linear_attn_config: must have kda_layers, a list of layers")
+        heads, width = size(own, "num_heads"), size(own, "head_dim")
+        tokens = size(own, "short_conv_kernel_size")
+        return State("kda", len(listed), heads, heads, width, width, tokens, item_bytes=4)
+    if kind in LIGHTNING:
+        heads = size(config, "num_attention_heads")
+        width = size_or_none(config, "head_dim") or size(config, "hidden_size") // heads
+        return State("lightning", _linear_layers(config), heads, heads, width, width, item_bytes=_item(config))
+    return None
+
+
+def _linear_layers(config: Mapping[str, Any]) -> int:
+    """Layers of linear attention: those listed, or all but every fourth (Qwen) or eighth (MiniMax)."""
+    kinds, layers = config.get("layer_types"), size(config, "num_hidden_layers")
+    if isinstance(kinds, list):
+        return sum(kind == "linear_attention" for kind in kinds)
+    if isinstance(listed := config.get("attn_type_list"), Sequence):
+        return sum(kind == 0 for kind in listed)
+    usual = 8 if config["model_type"] in LIGHTNING else 4
+    return layers - layers // (size_or_none(config, "full_attention_interval") or usual)
+
+
+def _item(config: Mapping[str, Any]) -> int:
+    """Bytes per value of a state."""
+    given = next((config[key] for key in STATE_TYPES if config.get(key) is not None), "bfloat16")
+    sizes = {"float32": 4, "bfloat16": 2, "float16": 2}
+    if given not in sizes:
+        raise ValueError(f"mamba_ssm_dtype: must be {', '.join(sizes)}, got {quoted(given)}")
+    return sizes[given]

@@ -1,0 +1,100 @@
+"""Layers in which tokens meet in another way than by attention to all cached tokens.
+
+Three kinds: a window bounds what a query reads and what a request keeps; sparse attention bounds what a query reads,
+but keeps all tokens and scans an index of them; a state of fixed size replaces the KV cache. Sizes are those of one
+layer unless a name says otherwise, in values where it does not say bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+StateKind = Literal["gdn", "mamba2", "kda", "lightning"]
+STATE_OPERATIONS = 6  # per value of a state and token: decay, what it predicts, its correction, and reading it
+PAGE_TOKENS = 16  # vLLM rounds the block of a hybrid up to a multiple of this
+
+
+@dataclass(frozen=True, slots=True)
+class SlidingWindow:
+    """Layers whose queries attend to the last `tokens` only. Heads are the model's where they have no sizes here."""
+
+    layers: int
+    tokens: int
+    kv_heads: int | None = None
+    head_dim: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sparse:
+    """Layers whose queries attend to `tokens` that an indexer selects. It scores all cached tokens by keys of its own.
+
+    The indexer is on every GPU of a group, as in vLLM. Some models select once for several layers: `scans` of them.
+    """
+
+    layers: int
+    tokens: int
+    scans: int  # layers that score
+    index_heads: int
+    index_dim: int
+    index_bytes: float  # cached per token for the index, scales included
+    query_inputs: int = 0  # width of what the indexer's queries are made of: DSA's are of compressed ones
+
+    @property
+    def flops_per_pair(self) -> int:
+        """Of one query token scored against one cached token."""
+        return 2 * self.index_heads * self.index_dim
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """Layers that keep a state per request: of each value head a matrix of key by value size, and a short convolution.
+
+    Mamba-2's groups are key heads here, and its state size is the key size.
+    """
+
+    kind: StateKind
+    layers: int
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    convolution: int = 0  # tokens that it covers; 0: there is none
+    item_bytes: int = 2  # per value of the matrices; the convolution's have two
+
+    @property
+    def channels(self) -> int:
+        """Width of what the convolution covers: queries, keys and values."""
+        return 2 * self.key_heads * self.key_dim + self.value_heads * self.value_dim
+
+    @property
+    def bytes(self) -> int:
+        """What one layer keeps of a request."""
+        matrices = self.value_heads * self.key_dim * self.value_dim
+        return matrices * self.item_bytes + 2 * self.channels * max(0, self.convolution - 1)
+
+    @property
+    def flops(self) -> int:
+        """Of one token in one layer."""
+        return STATE_OPERATIONS * self.value_heads * self.key_dim * self.value_dim
+
+    def products(self, hidden: int) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of its matrix products: queries, keys, values and gates; output."""
+        inner = self.value_heads * self.value_dim
+        output = (inner, hidden)
+        if self.kind == "kda":  # gates of low rank, for the decay and for the output
+            ranks = (hidden, 2 * self.value_dim), (self.value_dim, inner), (self.value_dim, inner)
+            return (hidden, self.channels), *ranks, (hidden, self.value_heads), output
+        gates = {"gdn": 2 * self.value_heads, "mamba2": self.value_heads}.get(self.kind, 0)
+        return (hidden, self.channels + inner), *(((hidden, gates),) if gates else ()), output
+
+    def shard(self, gpus: int) -> State:
+        """What one of `gpus` has. Fewer key heads than GPUs are on several."""
+        return replace(self, key_heads=max(1, self.key_heads // gpus), value_heads=self.value_heads // gpus)
+
+    def snapshot_tokens(self, kv_bytes: float) -> int:
+        """Tokens between snapshots of the state, where one layer of attention caches `kv_bytes` per token.
+
+        As in vLLM: a block of the KV cache is as large as a state, and a prefix can be reused at the end of a block.
+        """
+        return PAGE_TOKENS * -int(-self.bytes // (PAGE_TOKENS * kv_bytes))
