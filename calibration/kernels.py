@@ -108,8 +108,8 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     borrowed = BORROWED.get((engine, gpu.name), {})
     for kind, owner in borrowed.items():
         lender = _Source(folder, SYSTEMS[gpu.name], owner)
-        others = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
-        arrays |= {name: values for name, values in others.items() if name.split("/")[1] == kind}
+        lent = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
+        arrays |= {name: values for name, values in lent.items() if name.split("/")[1] == kind}
     about = {
         "borrowed": borrowed | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {}),
         "engine": engine,

@@ -57,7 +57,6 @@ from pdvsim.sim.workload.requests import make_requests
 
 WARM_UPS, WARM_UP_S = (1, 4, 16, 64), 4.0  # requests at a time, and seconds after which no more are served
 WARM_UP_PROMPT, WARM_UP_OUTPUT = 256, 48  # tokens of a request at most
-PROBE_PROMPTS = 2  # in a forward of a probe
 
 TINY = {
     "draft": ModelArchitecture(ModelSpec("tiny-draft", "llama", 1, 32, 64, 2, 1, 16, 512), 1e4, 1e-5),
@@ -333,11 +332,7 @@ def probe(experiment: Experiment, machine: Machine, quiet: bool = True) -> dict[
     traffic = Traffic(
         "random", num_prompts=2 * users, input_len=WARM_UP_PROMPT, output_len=WARM_UP_OUTPUT, max_concurrency=users
     )
-    # prompts are not timed: graphs of longer ones would take longer than all else
-    tokens = PROBE_PROMPTS * WARM_UP_PROMPT + users * (experiment.longest_draft + 1)
-    server = replace(experiment.server, max_num_batched_tokens=min(tokens, experiment.server.max_num_batched_tokens))
-    scoring = replace(experiment.scoring, warmup_requests=0)
-    chosen = replace(experiment, traffic=traffic, scoring=scoring, server=server)
+    chosen = replace(experiment, traffic=traffic, scoring=replace(experiment.scoring, warmup_requests=0))
     requests = make_requests(traffic, chosen.acceptance)
     rig = prepare(chosen, machine, requests, quiet)
     if machine.device != "cuda":  # which no run needs

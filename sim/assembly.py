@@ -181,7 +181,8 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
 
 def engine_settings(experiment: Experiment) -> Server:
     """The server's settings, scheduled as the chosen engine does."""
-    return replace(experiment.server, separate_prefill=experiment.hardware.predicted_engine == "sglang")
+    server, separate = experiment.server, experiment.hardware.predicted_engine == "sglang"
+    return server if server.separate_prefill == separate else replace(server, separate_prefill=separate)
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:
@@ -302,7 +303,7 @@ def tiers_of(experiment: Experiment, models: dict[Role, CostModel]) -> KvTiers |
     tiers = [
         KvTier(name, links[name], int(size * 1e9 // group_bytes), token_bytes) for name, size in sizes.items() if size
     ]
-    return KvTiers(tiers, prefill_s, reuse.lost_blocks)
+    return KvTiers(tiers, prefill_s, reuse)
 
 
 def tier_facts(caches: Sequence[KvCache]) -> dict[str, float]:
@@ -438,7 +439,8 @@ class Cluster:
             device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.state_bytes)
         verifying = self._models[placement.verify]
         context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
-        return self._started(env, policy_of(experiment.arch), context)
+        kind: type[Policy] = policy_of(experiment.arch)
+        return self._started(env, kind, context)
 
     def _host(self, replica: int) -> SimulatedHost:
         if (spans := self.log.host) is None:

@@ -67,6 +67,7 @@ _ROW = np.dtype(list(LAUNCH_DTYPES.items()))
 LaunchRow = tuple[float, ...]  # in the order of the columns
 
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
+_ONE = array("i", (1,))
 
 
 KIND_COLUMNS = ("replica", "gpu", "lane", "kind", "role", "rows", "tokens", "steps", "width")
@@ -88,12 +89,9 @@ class Launches:
         self.kinds: list[LaunchKind] = []
         self._short = array("d")
 
-    def extend_short(self, rows: list[float] | Array) -> None:
+    def extend_short(self, rows: list[float]) -> None:
         """Rows of five: number in `kinds`, queue depth, context, start and end."""
-        if isinstance(rows, list):
-            self._short.fromlist(rows)
-        else:
-            self._short.frombytes(rows.tobytes())
+        self._short.fromlist(rows)
 
     def __len__(self) -> int:
         return len(self._rows) + len(self._short) // 5
@@ -102,25 +100,29 @@ class Launches:
         """The rows so far as columns, in the order of their ends; they are no longer held here."""
         table = np.array(self._rows, _ROW)
         self._rows.clear()
-        if self._short:
-            table = np.concatenate((table, self._long()))
-        if self.carried is None:  # else those are in the order in which launches ended
-            table = table[np.lexsort((table["lane"], table["gpu"], table["replica"], table["end_s"]))]
-        return {name: table[name] for name in LAUNCH_DTYPES}
+        short = self._long()
+        columns = {name: np.concatenate((table[name], short[name])) for name in LAUNCH_DTYPES}
+        if self.carried is not None:  # those are in the order in which launches ended
+            return columns
+        order = np.lexsort([columns[name] for name in ("lane", "gpu", "replica", "end_s")])
+        return rows_of(columns, order)
 
-    def _long(self) -> Array:
+    def _long(self) -> Columns:
         """The short rows with all their columns."""
-        numbers, depth, context, start_s, end_s = np.array(self._short).reshape(-1, 5).T
+        short = np.array(self._short).reshape(-1, 5).T
         del self._short[:]
-        kinds = np.array(self.kinds)[numbers.astype(np.int64)].T
-        table = np.empty(len(numbers), _ROW)
-        for name, column in zip(KIND_COLUMNS, kinds[:-6], strict=True):
-            table[name] = column
-        table["queue_depth"], table["prompt_start"], table["context"] = depth, 0, context
-        table["start_s"], table["end_s"] = start_s, end_s
+        numbers, (depth, context, start_s, end_s) = short[0].astype(np.int64), short[1:]
+        kinds = np.array(self.kinds).reshape(-1, len(KIND_COLUMNS) + 6).T
+        kind_columns, lines = kinds[:-6], kinds[-6:][:, numbers]
+        columns: Columns = {
+            name: column.astype(LAUNCH_DTYPES[name])[numbers]
+            for name, column in zip(KIND_COLUMNS, kind_columns, strict=True)
+        }
+        columns |= {"queue_depth": depth.astype("i4"), "prompt_start": np.zeros(len(numbers), "i4")}
+        columns |= {"context": context.astype("i8"), "start_s": start_s, "end_s": end_s}
         for at, name in enumerate(("solo_s", "bytes", "flops")):
-            table[name] = kinds[2 * at - 6] + kinds[2 * at - 5] * context
-        return table
+            columns[name] = lines[2 * at] + lines[2 * at + 1] * context
+        return columns
 
 
 class Unwritten(Protocol):
@@ -131,53 +133,57 @@ class Unwritten(Protocol):
 
 
 class Deliveries:
-    """Tokens delivered: by request, how many, and when."""
+    """Tokens delivered: by request, how many, and when. Rows of one request in a row name it once."""
 
-    __slots__ = ("_requests", "_times_s", "_tokens", "unwritten")
+    __slots__ = ("_counts", "_requests", "_times_s", "_tokens", "unwritten")
 
     def __init__(self) -> None:
-        self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
         self.unwritten: list[Unwritten] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        self._requests, self._counts = array("i"), array("i")
+        self._tokens, self._times_s = bytearray(), array("d")  # a round gains fewer tokens than a byte holds
 
     def append(self, row: tuple[int, int, float]) -> None:
         """`row` is request, tokens and time."""
         self._requests.append(row[0])
+        self._counts.append(1)
         self._tokens.append(row[1])
         self._times_s.append(row[2])
 
     def extend(self, requests: list[int], tokens: list[int], time_s: float) -> None:
         """Several requests' tokens at one time."""
-        if len(requests) == 1:
-            self._requests.append(requests[0])
-            self._tokens.append(tokens[0])
-            self._times_s.append(time_s)
-            return
         self._requests.fromlist(requests)
-        self._tokens.fromlist(tokens)
+        self._counts.extend(_ONE * len(requests))
+        self._tokens += bytes(tokens)
         self._times_s.extend(array("d", (time_s,)) * len(requests))
 
-    def extend_one(self, request: int, tokens: bytes, over: int, times_s: list[float]) -> None:
+    def extend_one(self, request: int, tokens: bytes, over: int, times_s: array[float]) -> None:
         """One request's tokens at several times, the last less what is `over`."""
-        self._requests.extend(array("i", (request,)) * len(times_s))
-        self._tokens.frombytes(np.frombuffer(tokens, np.uint8).astype(np.int16).tobytes())
+        self._requests.append(request)
+        self._counts.append(len(tokens))
+        self._tokens += tokens
         self._tokens[-1] -= over
-        self._times_s.fromlist(times_s)
+        self._times_s += times_s
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._tokens)
 
     def drain(self) -> Columns:
         """The rows so far as columns, by time and request; they are no longer held here."""
         for held in self.unwritten:
             held.flush()
-        parts: tuple[array[Any], ...] = (self._requests, self._tokens, self._times_s)
-        order = np.lexsort((np.frombuffer(self._requests, "i4"), np.frombuffer(self._times_s)))
-        columns: Columns = {
-            name: np.frombuffer(values, dtype)[order]
-            for (name, dtype), values in zip(DELIVERY_DTYPES.items(), parts, strict=True)
-        }
-        self._requests, self._tokens, self._times_s = array("i"), array("h"), array("d")
-        return columns
+        requests, counts = np.frombuffer(self._requests, "i4"), np.frombuffer(self._counts, "i4")
+        by_request = np.argsort(requests, kind="stable")
+        first = (np.cumsum(counts) - counts)[by_request]
+        requests, counts = requests[by_request], counts[by_request]
+        rows = np.arange(len(self)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
+        times_s = np.frombuffer(self._times_s)[rows]
+        order = np.argsort(times_s, kind="stable")
+        tokens = np.frombuffer(self._tokens, np.uint8)[rows[order]].astype("i2")
+        self._clear()
+        return {"request": np.repeat(requests, counts)[order], "tokens": tokens, "time_s": times_s[order]}
 
 
 @dataclass
@@ -234,12 +240,13 @@ class PackedColumn:
             self._least = int(column.min())
             column = (column - self._least).astype(np.min_scalar_type(int(column.max()) - self._least))
         bits = column.view(f"u{column.itemsize}")  # -0.0 is not 0.0, and nan is itself
-        new = np.flatnonzero(np.concatenate(([True], bits[1:] != bits[:-1]))[: len(bits)])
+        ends = np.flatnonzero(bits[1:] != bits[:-1])  # of all runs of equal numbers but the last
         self._counts: Array | FileArray | None = None
-        if 2 * len(new) < len(column):
-            counts = np.diff(new, append=len(column))
+        if 2 * (len(ends) + 1) < len(column):
+            ends = np.append(ends, len(column) - 1)
+            counts = np.diff(ends, prepend=-1)
             self._counts = counts.astype(np.min_scalar_type(counts.max()))
-            column = column[new]
+            column = column[ends]
         self._values: Array | FileArray = np.ascontiguousarray(column)
 
     @property

@@ -28,6 +28,7 @@ from pdvsim.sim.workload.asked import usual_acceptance
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
 COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
+RECORDED = ("acceptance_model", "synthetic_acceptance_rates")  # options that a drafter may bring
 Rule = Callable[[Experiment], bool]
 
 
@@ -59,7 +60,7 @@ class Need(NamedTuple):
         if not self.is_set(experiment):
             return False
         usual = usual_acceptance(experiment.server.pair, experiment.traffic)
-        return self.name != "acceptance_model" or experiment.acceptance != usual
+        return self.name not in RECORDED or experiment.acceptance != usual
 
     def idle(self, experiment: Experiment) -> bool:
         """Whether the option is set, and does nothing."""

@@ -31,6 +31,7 @@ SHIPPED = (
     "tail.jsonl",
     "parallel.jsonl",
     "lanes.jsonl",
+    "fresh.jsonl",
 )
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")

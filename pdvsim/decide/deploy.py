@@ -137,8 +137,8 @@ def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served
         cannot = f"no engine flag corresponds to --controller {experiment.server.controller}"
     else:
         does = policy_of(experiment.arch).not_in_engines if experiment.arch in ARCHITECTURES else "is a custom policy"
-        apart = " with its lanes on several GPUs" if experiment.placement.gpus > 1 else ""
-        cannot = f"{experiment.arch} {does}{apart}: no engine flag corresponds to it"
+        placed = " with its lanes on several GPUs" if experiment.placement.gpus > 1 else ""
+        cannot = f"{experiment.arch} {does}{placed}: no engine flag corresponds to it"
     if fixed is None:
         return cannot
     best = "; this is colocated batching at its best settings, with a fixed draft length"
@@ -174,8 +174,7 @@ def vllm(served: Served) -> Block:
     ]
     notes = _shared_notes(served, longest)
     if host_gb := served.experiment.hardware.kv_offload_gb:
-        size = f"{host_gb * 1e9 / GIB:.4g}"
-        words += ["--kv-offloading-size", size, "--kv-offloading-backend", "native"]
+        words += ["--kv-offloading-size", f"{host_gb * 1e9 / GIB:.4g}", "--kv-offloading-backend", "native"]
     if served.experiment.hardware.kv_offload_ssd_gb:
         notes.append("for the SSD use LMCache (--kv-offloading-backend lmcache, and its local_disk)")
     if longest:

@@ -217,7 +217,8 @@ def _splits(base: Experiment, gpus: int) -> list[Hardware]:
     """Disaggregated servers on so many GPUs, most promising first: by the formula, those that keep up by the time of an
     answer, the others by throughput. Those without room for the models are left out.
     """
-    ranked, mixture = [], base.server.models().target.experts is not None
+    ranked: list[tuple[bool, float, int, Hardware]] = []
+    mixture = base.server.models().target.experts is not None
     for prefill_size in SHARDED:
         for size in SHARDED:
             for decode in range(1, gpus // size + 1):

@@ -144,8 +144,8 @@ def refuse(spec: ModelSpec) -> None:
     experts = spec.experts
     if spec.family not in FAMILIES or spec.latent is not None:
         raise ValueError(f"the engine does not run {spec.name} of family {spec.family}; it runs {', '.join(FAMILIES)}")
-    if spec.window or spec.state or spec.sparse:
-        raise ValueError(f"the engine does not run {spec.name}: its layers have windows, states or sparse attention")
+    if spec.state or spec.sparse:
+        raise ValueError(f"the engine does not run {spec.name}: its layers have states or sparse attention")
     if experts is not None and (experts.shared or experts.dense_layers):
         raise ValueError(f"the engine does not run {spec.name}: all its layers must have experts, and none shared")
     if experts is not None and isinstance(spec, HeadSpec):

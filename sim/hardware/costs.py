@@ -22,7 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
+from operator import add
 from typing import Any, NamedTuple
 
 from pdvsim.sim.core import ModelSpec, Request
@@ -330,4 +331,4 @@ def _mean(share: float, whole: float, within: float) -> float:
 
 def total(costs: Sequence[AffineCost]) -> AffineCost:
     """The cost of several launches, or parts of one."""
-    return AffineCost._make(map(sum, zip(*costs, strict=True)))
+    return reduce(lambda before, cost: AffineCost._make(map(add, before, cost)), costs, NOTHING)

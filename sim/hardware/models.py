@@ -23,6 +23,7 @@ import tomllib
 from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +177,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
 
 
+@cache
 def drafter_kind(pair: str) -> DrafterKind:
     """Who drafts, of a pair written draft:target."""
     draft, _, _ = pair.partition(":")

@@ -99,8 +99,7 @@ class ContentionFit:
     hold_layer_s: float = 0.0
     hold_compute: float = 0.0
     crowd_hold: float = 1.0  # where three or more run they find more room: times so much
-    # A launch of a dense model that multiplies in 8 bits occupies less: times so much. Mixtures in 8 bits were not
-    # measured next to other launches.
+    # A launch of a dense model that multiplies in 8 bits occupies less: times so much.
     hold_8bit: float = 1.0
 
 

@@ -98,7 +98,8 @@ class Outside:
         """Count what ran together up to then; launches that reach beyond it are kept."""
         works = {name: np.concatenate([part[name] for part in self._open]) for name in self._open[0]}
         begin_s, end_s = (works[name].clip(self._settled_s, settled_s) for name in ("start_s", "end_s"))
-        for gpu in np.flatnonzero(np.bincount(works["place"])).tolist():
+        large = any(works[name].max(initial=0) > limit for name, limit in self._together.items())
+        for gpu in np.flatnonzero(np.bincount(works["place"])).tolist() if large else ():
             here = np.flatnonzero(works["place"] == gpu)
             here = here[_beside(begin_s[here], end_s[here])]
             mine = {name: column[here] for name, column in works.items()}

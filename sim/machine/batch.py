@@ -6,9 +6,10 @@ up over the rows. Nobody else can tell.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import overload
+from itertools import islice
+from typing import SupportsIndex, overload
 
 from pdvsim.sim.core import Chunk, Kind, Request, Role
 from pdvsim.sim.machine.forecast import Forecast, ForeseenVerdict
@@ -16,72 +17,69 @@ from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.records import Deliveries
 
 
-class Batch(Sequence[Request]):
-    """Rows in order. Whoever is given a batch takes its rows over: those added to another are no longer in it."""
+class Batch(list[Request]):
+    """Rows in order, changed by `add`, `take` and `remove` only: a forecast may know of them.
 
-    __slots__ = ("_rows", "forecast")
+    Whoever is given a batch takes its rows over: those added to another are no longer in it.
+    """
+
+    __slots__ = ("forecast",)
 
     def __init__(self, rows: Iterable[Request] = ()) -> None:
-        self._rows = list(rows)
+        super().__init__(rows)
         self.forecast: Forecast | None = None
-        for row in self._rows:
+        for row in self:
             row.state.unforeseen()
 
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __iter__(self) -> Iterator[Request]:
-        return iter(self._rows)
-
     @overload
-    def __getitem__(self, index: int) -> Request: ...
+    def __getitem__(self, index: SupportsIndex) -> Request: ...
     @overload
     def __getitem__(self, index: slice) -> Batch: ...
-    def __getitem__(self, index: int | slice) -> Request | Batch:
-        return Batch(self._rows[index]) if isinstance(index, slice) else self._rows[index]
-
-    def __contains__(self, row: object) -> bool:
-        return row in self._rows
+    def __getitem__(self, index: SupportsIndex | slice) -> Request | Batch:
+        found = super().__getitem__(index)
+        return Batch(found) if isinstance(found, list) else found
 
     # who is in it ----------------------------------------------------------------------------------------------
 
     def add(self, others: Batch) -> None:
         """Take over the rows of another batch, behind its own."""
-        mine, joining = self._rows, others._rows
-        if mine and self.forecast is not None:
+        joining: list[Request] = others
+        if self and self.forecast is not None:
             others.drop_forecast()
-        elif joining and others.forecast is not None:
-            self.forecast, joining = others.forecast, mine
+        elif others.forecast is not None:
+            joining, self.forecast = list(self), others.forecast
             self.forecast.owner, others.forecast = self, None
-        self._rows, others._rows = mine + others._rows, []
-        if self.forecast is not None:
+        if self.forecast is not None and joining:
             if self.forecast.takes(joining):
                 for row in joining:
                     self.forecast.join(row)
             else:
                 self.forecast.close()
+        self += others
+        others.clear()
 
     def take(self, limit: int) -> Batch:
         """The first `limit` rows as a batch of their own."""
         taken = Batch()
-        if limit >= len(self._rows):
+        if limit >= len(self):
             taken.add(self)
         elif limit > 0:
             self.drop_forecast()
-            taken._rows, self._rows = self._rows[:limit], self._rows[limit:]
+            taken += islice(self, limit)
+            del self[:limit]
         return taken
 
     def remove(self, row: Request) -> None:
         """A row leaves."""
         self.drop_forecast()
-        self._rows.remove(row)
+        super().remove(row)
 
     def foresee(self, k: int, kv: KvCache, deliveries: Deliveries, rereads: bool) -> Forecast:
         """Its rounds of k draft tokens each, where verdicts are drawn; room for the first has been reserved."""
         if self.forecast is None or self.forecast.k != k:
             self.drop_forecast()
             self.forecast = Forecast(self, k, kv, deliveries, rereads)
-            for row in self._rows:
+            for row in self:
                 self.forecast.join(row)
             self.forecast.reserve()
         return self.forecast
@@ -98,34 +96,34 @@ class Batch(Sequence[Request]):
         """Cached tokens of all rows."""
         if self.forecast is not None:
             return self.forecast.context
-        return sum([row.state.context for row in self._rows])
+        return sum([row.state.context for row in self])
 
     @property
     def drafter_lag(self) -> int:
         """The most that any row's drafter has yet to read."""
         if self.forecast is not None:
             return self.forecast.drafter_lag
-        return max([row.state.drafter_lag for row in self._rows], default=0)
+        return max([row.state.drafter_lag for row in self], default=0)
 
     @property
     def k(self) -> int:
         """The most draft tokens of any row that wait for verification."""
         if self.forecast is not None:
             return self.forecast.k if self.forecast.busy else 0
-        return max([row.state.k for row in self._rows], default=0)
+        return max([row.state.k for row in self], default=0)
 
     @k.setter
     def k(self, k: int) -> None:
         if self.forecast is not None and self.forecast.k != k:
             self.drop_forecast()
         if self.forecast is None:
-            for row in self._rows:
+            for row in self:
                 row.state.k = k
 
     def count_undrafted(self) -> None:
         """Rows without drafts are verified with others that have some."""
         if self.forecast is None:
-            for row in self._rows:
+            for row in self:
                 if not row.state.k:
                     row.taken.undrafted_rounds += 1
 
@@ -137,14 +135,14 @@ class Batch(Sequence[Request]):
             if self.forecast.k == k and self.forecast.reserve():
                 return True
             self.drop_forecast()
-        return kv.grow_all(self._rows, k + 1)
+        return kv.grow_all(self, k + 1)
 
     def wait_from(self, now_s: float) -> None:
         """Its rows wait for verification from now on."""
         if self.forecast is not None:
             self.forecast.ready_s = now_s
         else:
-            for row in self._rows:
+            for row in self:
                 row.state.ready_s = now_s
 
     def wait_until(self, now_s: float) -> None:
@@ -152,7 +150,7 @@ class Batch(Sequence[Request]):
         if self.forecast is not None:
             self.forecast.wait_s += now_s - self.forecast.ready_s
         else:
-            for row in self._rows:
+            for row in self:
                 row.taken.wait_s += now_s - row.state.ready_s
 
     def spend(self, kind: Kind, seconds: float) -> None:
@@ -163,20 +161,20 @@ class Batch(Sequence[Request]):
             else:
                 self.forecast.verify_s += seconds
         elif kind == "draft":
-            for row in self._rows:
+            for row in self:
                 if row.taken.finish_s < 0:  # an early draft may outlive a row
                     row.taken.draft_s += seconds
         elif kind != "ahead":  # its rows are being verified
-            for row in self._rows:
+            for row in self:
                 row.taken.verify_s += seconds
 
     def verdict(self) -> Sequence[int]:
         """How many draft tokens of each row the target accepts, as drawn before the run."""
         if self.forecast is not None:
             self.forecast.judged_round = self.forecast.round
-            return ForeseenVerdict(self._rows, self.forecast)
+            return ForeseenVerdict(self, self.forecast)
         verdict = []
-        for row in self._rows:
+        for row in self:
             state = row.state
             run = row.accept_runs[state.emitted]
             verdict.append(run if run < state.k else state.k)
@@ -191,7 +189,7 @@ class Batch(Sequence[Request]):
             return self.forecast.judged()
         accepted = refused = 0
         drafted = False
-        for row, passed in zip(self._rows, verdict, strict=True):
+        for row, passed in zip(self, verdict, strict=True):
             state = row.state
             if state.k:
                 drafted = True
@@ -208,12 +206,12 @@ class Batch(Sequence[Request]):
         """Deliver a round's tokens; those who have all of theirs leave, and are returned."""
         if self.forecast is not None:
             return self._without(self.forecast.settle(now_s))
-        gains, over = apply_verdict(self._rows, verdict, now_s, rereads)
-        kv.unpin(self._rows)
-        deliveries.extend([row.id for row in self._rows], gains, now_s)
+        gains, over = apply_verdict(self, verdict, now_s, rereads)
+        kv.unpin(self)
+        deliveries.extend([row.id for row in self], gains, now_s)
         if not over:
             return []
-        return self._without([row for row in self._rows if row.state.emitted == row.output_tokens])
+        return self._without([row for row in self if row.state.emitted == row.output_tokens])
 
     def finished(self) -> list[Request]:
         """Those who have all their tokens after rounds that were fast-forwarded; they leave."""
@@ -221,9 +219,9 @@ class Batch(Sequence[Request]):
 
     def _without(self, leaving: list[Request]) -> list[Request]:
         if len(leaving) > 1 and leaving[0].chain:  # whose blocks are older, and whose next turn comes first
-            leaving = [row for row in self._rows if row in leaving]
+            leaving = [row for row in self if row in leaving]
         for row in leaving:
-            self._rows.remove(row)
+            super().remove(row)
         return leaving
 
 

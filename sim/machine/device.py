@@ -107,7 +107,7 @@ class SimulatedGPU:
     def _look_up(self, launch: Launch, lookup: Lookup) -> Event:
         """Let the host look up drafts; rows without a match get none."""
         env, host = self.env, self.host
-        solo_s = self.ledger.price(launch).seconds
+        solo_s = self.ledger.models["draft"].price(len(launch.rows)).seconds(launch.context)
         done_s = host.spend(env._now, solo_s, "lookup")
         for row in launch.rows:
             row.taken.draft_s += solo_s

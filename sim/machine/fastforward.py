@@ -10,6 +10,7 @@ Not covered: hosts that poll, looked-up drafts, and lanes on several GPUs. Their
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Callable
 from math import exp, inf
 from operator import sub
 from typing import Any, NamedTuple
@@ -17,7 +18,7 @@ from typing import Any, NamedTuple
 from pdvsim.sim.hardware.power import Draw
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.device import SimulatedGPU
-from pdvsim.sim.machine.forecast import ROUNDS
+from pdvsim.sim.machine.forecast import ROUNDS, Forecast
 
 _NO_POWER = (0.0,) * 6
 
@@ -38,8 +39,10 @@ class FastForwardGPU(SimulatedGPU):
         self._round_prices: dict[tuple[tuple[str, str], int, int, tuple[bool, ...]], RoundPrices] = {}
         self._windowed = [model for model in self.ledger.models.values() if model.window]
 
-    def advance(self, batch: Batch, lanes: tuple[str, str], depth: int, most: int = ROUNDS) -> int:
-        """Go through `most` rounds of `batch` that are over before anything else happens; returns how many.
+    def advance(
+        self, batch: Batch, lanes: tuple[str, str], depth: int, enough: Callable[[], bool] | None = None
+    ) -> int:
+        """Go through rounds of `batch` that are over before anything else happens; returns how many.
 
         The last is at most the one with which the first row finishes; where rows are handed over, the one before it.
         """
@@ -48,7 +51,7 @@ class FastForwardGPU(SimulatedGPU):
             return 0
         prices = self._prices(lanes, rows, forecast.k, forecast.context)
         horizon_s = env.horizon(self)
-        most = min(most, forecast.end - forecast.round - handed)
+        most = min(ROUNDS, forecast.end - forecast.round - handed)
         if horizon_s < inf:  # no round is shorter than its verify
             most = min(most, int((horizon_s - env._now) / prices.least_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
@@ -60,10 +63,9 @@ class FastForwardGPU(SimulatedGPU):
                 lags = lags[:most]
         if max(lags) >= len(prices.by_lag):
             return 0
-        over_s, spent_s = self._go_through(rows, handed, depth, prices, contexts, lags, horizon_s)
-        if over_s:
-            forecast.pass_rounds(over_s, contexts[len(over_s)], spent_s)
-        return len(over_s)
+        over, spent_s = self._go_through(forecast, rows, handed, depth, prices, contexts, lags, horizon_s, enough)
+        forecast.spend(*spent_s)
+        return over
 
     def _prices(self, lanes: tuple[str, str], rows: int, k: int, context: int) -> RoundPrices:
         """Looked up, or made the first time."""
@@ -83,6 +85,7 @@ class FastForwardGPU(SimulatedGPU):
 
     def _go_through(
         self,
+        forecast: Forecast,
         rows: int,
         handed: bool,
         depth: int,
@@ -90,10 +93,11 @@ class FastForwardGPU(SimulatedGPU):
         contexts: list[int],
         lags: list[int],
         horizon_s: float,
-    ) -> tuple[list[float], tuple[float, float, float]]:
+        enough: Callable[[], bool] | None,
+    ) -> tuple[int, tuple[float, float, float]]:
         """Launch by launch, as the host and the GPU take them, until the horizon.
 
-        Returns when the host knew of each verdict; and the seconds of drafts, of waits for the verify, and of verifies.
+        Returns the number of rounds; and the seconds of drafts, of waits for the verify, and of verifies.
         """
         env, host, power, times, by_lag = self.env, self.host, self.power, self.host.times, prices.by_lag
         now_s, free_s, ended_s, mean_w = env._now, host.free_at, self.time_s, self.mean_w
@@ -101,8 +105,8 @@ class FastForwardGPU(SimulatedGPU):
         completion_s, parts = times.completed_s(rows), len(by_lag[0])
         rest_w, limit_w, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
         launches: list[float] = []
-        over_s: list[float] = []
-        wait_s = 0.0
+        over_s: list[float] = []  # when the host knew of verdicts that the forecast has not passed yet
+        over, wait_s = 0, 0.0
         for context, lag in zip(contexts, lags, strict=False):
             at_s, now_w, free_before_s, end_s, handing_s = now_s, mean_w, free_s, ended_s, 0.0
             if handed and parts == 1:  # without a draft, rows go to the verify lane first
@@ -139,11 +143,20 @@ class FastForwardGPU(SimulatedGPU):
                 del launches[-5 * parts :]
                 break
             over_s.append(seen_s)
+            over += 1
             now_s, ended_s, mean_w = at_s, end_s, now_w
             if handed:
                 wait_s += waited_s
-        if not over_s:
-            return over_s, (0.0, 0.0, 0.0)
+            if enough is not None:
+                env._now = now_s
+                forecast.pass_rounds(over_s, contexts[over])
+                over_s.clear()
+                if enough():
+                    break
+        if not over:
+            return 0, (0.0, 0.0, 0.0)
+        if over_s:
+            forecast.pass_rounds(over_s, contexts[over])
         env._now, host.free_at = now_s, free_s
         self.time_s, self.mean_w = ended_s, mean_w
         self.ledger.extend_short(launches)
@@ -151,4 +164,4 @@ class FastForwardGPU(SimulatedGPU):
             sum(map(sub, launches[first + 4 :: 5 * parts], launches[first + 3 :: 5 * parts]))
             for first in (0, 5 * parts - 5)
         )
-        return over_s, (drafts_s if parts > 1 else 0.0, wait_s, verifies_s)
+        return over, (drafts_s if parts > 1 else 0.0, wait_s, verifies_s)

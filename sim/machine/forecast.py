@@ -7,12 +7,14 @@ when somebody asks for it. What it took is written when it leaves.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
 from itertools import accumulate
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdvsim.sim.core import Request, RequestState
 from pdvsim.sim.machine.kv import KvCache
@@ -34,16 +36,28 @@ def _lags(k: int, rereads: bool) -> bytes:
     return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
 
 
-@lru_cache(maxsize=10_000)  # a search serves the same requests again and again
-def _path(runs: bytes, k: int, at: int, end: int) -> bytes:
-    """What each round gains, from token `at` on."""
-    gains = []
+class RequestPath(NamedTuple):
+    """The rounds of a request to its end."""
+
+    gains: bytes  # of each round
+    counts: NDArray[np.int64]  # the same
+    before: NDArray[np.int64]  # gained before each round
+    lags: NDArray[np.uint8]  # what the drafter has yet to read after each but the last
+
+
+@lru_cache(maxsize=4096)  # a search serves the same requests again and again
+def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
+    """The rounds of k draft tokens from token `at` on."""
+    rounds = [] if k else [1] * (end - at)
     runs = runs.translate(_gains(k))
-    while at < end:
+    while k and at < end:
         gained = runs[at]
-        gains.append(gained)
+        rounds.append(gained)
         at += gained
-    return bytes(gains)
+    gains = bytes(rounds)
+    counts = np.frombuffer(gains, np.uint8).astype(np.int64)
+    lags = np.frombuffer(gains[:-1].translate(_lags(k, rereads)), np.uint8)
+    return RequestPath(gains, counts, counts.cumsum() - counts, lags)
 
 
 class ForeseenState:
@@ -51,11 +65,10 @@ class ForeseenState:
 
     __slots__ = ("draft_s", "first", "forecast", "gains", "state", "verify_s", "wait_s")
 
-    def __init__(self, forecast: Forecast, row: Request) -> None:
+    def __init__(self, forecast: Forecast, state: RequestState, gains: bytes) -> None:
         self.forecast = forecast
-        self.state = state = row.state  # before the round `first`
-        k, at, end = forecast.k, state.emitted, row.output_tokens
-        self.gains = _path(row.accept_runs, k, at, end) if k else bytes((1,)) * (end - at)
+        self.state = state  # before the round `first`
+        self.gains = gains
         self.first = forecast.round  # in which it takes part first
         self.draft_s, self.wait_s, self.verify_s = forecast.draft_s, forecast.wait_s, forecast.verify_s
 
@@ -147,7 +160,7 @@ class Forecast:
         self.ready_s = -1.0  # when its rows were drafted for
         self.round = 0
         self.judged_round = 0  # that the last verdict is of
-        self.times_s: list[float] = []  # when each round was over
+        self.times_s = array("d")  # when each round was over
         self.states: dict[Request, ForeseenState] = {}
         self.ends: dict[int, list[Request]] = {}  # who finishes with which round
         self.end = 0  # the first of these
@@ -170,29 +183,25 @@ class Forecast:
     def join(self, row: Request) -> None:
         """A row joins before the next round, or in the midst of one that it was drafted for."""
         state, first, k = row.state, self.round, self.k
-        foreseen = self.states[row] = ForeseenState(self, row)
+        path = _path(row.accept_runs, k, state.emitted, row.output_tokens, self.rereads)
+        foreseen = self.states[row] = ForeseenState(self, state, path.gains)
         if self.busy:  # it has waited for the verify since its own draft
             row.taken.wait_s += self.ready_s - state.ready_s
-        path = foreseen.gains
-        end = first + len(path)
+        end = first + len(path.gains)
         if end > len(self._gains):
             self._gains, self._lags, self._held = (
                 np.concatenate((sums, np.zeros(end, sums.dtype))) for sums in (self._gains, self._lags, self._held)
             )
-        gains = np.frombuffer(path, np.uint8).astype(np.int64)
-        self._gains[first:end] += gains
+        self._gains[first:end] += path.counts
         self.context += state.context
         if k:
-            lags = np.frombuffer(path.translate(_lags(k, self.rereads)), np.uint8)
             later = self._lags[first + 1 : end]
-            np.maximum(later, lags[:-1], out=later)
+            np.maximum(later, path.lags, out=later)
             if state.drafter_lag:
                 self._late = first, max(state.drafter_lag, self.drafter_lag)
         if self.kv.paged:
             self.held_tokens += state.held_tokens
-            tokens = gains.cumsum()
-            tokens -= gains
-            self._held[first:end] += self.kv.all_blocks(tokens, state.context + k + 1)
+            self._held[first:end] += self.kv.all_blocks(path.before, state.context + k + 1)
         if self.end > end or not self.ends:
             self.end = end
         self.ends.setdefault(end, []).append(row)
@@ -294,12 +303,15 @@ class Forecast:
             return rounds
         return int(self._held[self.round : self.round + rounds].searchsorted(free, "right"))
 
-    def pass_rounds(self, times_s: list[float], context: int, spent_s: tuple[float, float, float]) -> None:
+    def spend(self, draft_s: float, wait_s: float, verify_s: float) -> None:
+        """Rounds took so long."""
+        self.draft_s += draft_s
+        self.wait_s += wait_s
+        self.verify_s += verify_s
+
+    def pass_rounds(self, times_s: list[float], context: int) -> None:
         """So many rounds are over, at these times, with so much context then; there was room for them."""
-        self.draft_s += spent_s[0]
-        self.wait_s += spent_s[1]
-        self.verify_s += spent_s[2]
-        self.times_s += times_s
+        self.times_s.fromlist(times_s)
         self.round += len(times_s)
         self.context = context
         if self.kv.paged:

@@ -17,7 +17,12 @@ class Ledger:
     def __init__(self, models: dict[Role, CostModel], log: Launches, replica: int = 0, gpu: int = 0) -> None:
         self.models = models
         self.log, self._append, self.extend_short = log, log.append, log.extend_short
-        self._place = replica, gpu
+        self._heads = {
+            (lane, kind, role): (replica, gpu, LANES.index(lane), KINDS.index(kind), ROLES.index(role))
+            for lane in LANES
+            for kind in KINDS
+            for role in ROLES
+        }  # the first columns of rows in the log
         self._kinds: dict[tuple[str, Kind, Role, int, int, int, bool], tuple[int, AffineCost]] = {}
 
     def kind(
@@ -29,14 +34,10 @@ class Ledger:
         if known is None:
             cost = self.models[role].price(rows, tokens, steps, context)
             self.log.kinds.append(
-                (*self._head(lane, kind, role), rows, rows * (tokens + steps - 1), steps, tokens, *cost)
+                (*self._heads[lane, kind, role], rows, rows * (tokens + steps - 1), steps, tokens, *cost)
             )
             known = self._kinds[key] = (len(self.log.kinds) - 1, cost)
         return known
-
-    def _head(self, lane: str, kind: Kind, role: Role) -> tuple[int, ...]:
-        """The first columns of its rows in the log."""
-        return *self._place, LANES.index(lane), KINDS.index(kind), ROLES.index(role)
 
     def price(self, launch: Launch) -> Price:
         """What a launch costs alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
@@ -76,21 +77,21 @@ class Ledger:
 
     def note(self, launch: Launch, start_s: float, end_s: float, price: Price) -> None:
         """Record a finished launch."""
-        rows = launch.rows
+        rows, chunks = launch.rows, launch.chunks
         spent_s = end_s - start_s
-        rows.spend(launch.kind, spent_s)
-        tokens, prompt_start = launch.packed or len(rows) * (launch.tokens + launch.steps - 1), 0
-        for chunk in launch.chunks:
+        count, prompt_start = len(rows), 0
+        tokens = launch.packed or count * (launch.tokens + launch.steps - 1)
+        if count:
+            rows.spend(launch.kind, spent_s)
+        for chunk in chunks:
             tokens += chunk.tokens
             if chunk.start > prompt_start:
                 prompt_start = chunk.start
             if launch.role == "target":  # the drafter prefills after it or concurrently
                 chunk.request.taken.prefill_s += spent_s
         self._append((
-            *self._head(launch.lane, launch.kind, launch.role), len(rows), tokens, launch.steps, launch.tokens,
+            *self._heads[launch.lane, launch.kind, launch.role], count, tokens, launch.steps, launch.tokens,
             launch.queue_depth, prompt_start, launch.context, start_s, end_s, *price[:3],
         ))  # fmt: skip
         if self.log.carried is not None:
-            self.log.carried.append(
-                (tuple([row.id for row in rows]), tuple(chunk.request.id for chunk in launch.chunks))
-            )
+            self.log.carried.append((tuple([row.id for row in rows]), tuple([chunk.request.id for chunk in chunks])))

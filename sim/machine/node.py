@@ -30,11 +30,14 @@ class Device(Protocol):
     def launch(self, launch: Launch) -> Event:
         """Submit a launch; for a verify, the event's value is the number of accepted drafts per row."""
 
-    def advance(self, batch: Batch, lanes: tuple[str, str], depth: int, most: int = 0) -> int:
+    def advance(
+        self, batch: Batch, lanes: tuple[str, str], depth: int, enough: Callable[[], bool] | None = None
+    ) -> int:
         """Go through rounds of a batch with a forecast that are over before anything else happens; returns how many.
 
         Only where it foresees. `lanes` are those of the draft and the verify. Where they differ the host sees the draft
         through, and hands the rows over to the other lane, and back. `depth` requests are queued in front of the first.
+        `enough` is asked after each round whether it was the last.
         """
         return 0
 

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from pdvsim.sim.core import Chain, Request
 from pdvsim.sim.hardware.links import LinkSpec
-from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks
+from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse
 
 PrefillSeconds = Callable[[int, int, int], float]  # what `tokens` after `start` add to the prefill of a prompt's `rest`
 SHOWN_TOKENS = 1000  # of the fetch and the prefill that are reported
@@ -80,10 +80,10 @@ class Fetch(NamedTuple):
 class KvTiers:
     """The tiers behind one KV cache, the fastest first."""
 
-    def __init__(self, tiers: Sequence[KvTier], prefill_s: PrefillSeconds, lost_blocks: int = 0) -> None:
+    def __init__(self, tiers: Sequence[KvTier], prefill_s: PrefillSeconds, reuse: Reuse | None = None) -> None:
         self.tiers = tiers
         self.prefill_s = prefill_s
-        self.lost_blocks = lost_blocks  # of every hit, as on the GPU
+        self.reuse = Reuse() if reuse is None else reuse  # what of a hit can be used, as on the GPU
         self.gpu_hit_tokens = 0
 
     def plan(self, request: Request, cached: int, now_s: float) -> Fetch:
@@ -92,7 +92,7 @@ class KvTiers:
         if request.chain:
             most = BLOCK * ((request.to_read - 1) // BLOCK)
             for at, tier in enumerate(self.tiers):
-                more = min(tier.matched_tokens(request), most) - BLOCK * self.lost_blocks - cached
+                more = self.reuse.usable_tokens(min(tier.matched_tokens(request), most) // BLOCK) - cached
                 if more <= 0:
                     continue
                 saved_s = self.prefill_s(cached, more, request.to_read - cached - more)

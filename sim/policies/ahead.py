@@ -97,21 +97,25 @@ class Ahead(PDV):
 
     def choose(self, rows: Batch, k: int) -> Lookahead | None:
         """The plan with the most tokens per second by the latency model, or None if drafting ahead does not pay."""
-        fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
         count, context = len(rows), rows.context
+        key = (count, context // (32 * count), k, round(50 * self.estimate.rate))  # nearly the same question
+        if key not in self._plans:
+            self._plans[key] = self.best_plan(count, context, k)
+        return self._plans[key]
+
+    def best_plan(self, rows: int, context: int, k: int) -> Lookahead | None:
+        """The same, worked out."""
+        fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
         # of several, those who are drafted for anew would fall behind, and the batch apart
-        plains = {"draft": (False,), "plain": (True,), "auto": (True,) if count > 1 else (False, True)}[miss]
+        plains = {"draft": (False,), "plain": (True,), "auto": (True,) if rows > 1 else (False, True)}[miss]
         ways = [Lookahead(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
         if len(ways) == 1:
             return ways[0]
-        key = (count, context // (32 * count), k, round(50 * self.estimate.rate))  # nearly the same question
-        if key not in self._plans:
-            speeds: dict[Lookahead | None, float] = {plan: self.speed(plan, count, context, k) for plan in ways}
-            if fan is None:
-                rate = self.estimate.rate
-                speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.full_round_s(count, context, k, rate)
-            self._plans[key] = max(speeds, key=lambda plan: speeds[plan])
-        return self._plans[key]
+        speeds: dict[Lookahead | None, float] = {plan: self.speed(plan, rows, context, k) for plan in ways}
+        if fan is None:
+            rate = self.estimate.rate
+            speeds[None] = MARGIN * expected_tokens(rate, k) / self.planner.full_round_s(rows, context, k, rate)
+        return max(speeds, key=lambda plan: speeds[plan])
 
     def speed(self, plan: Lookahead, rows: int, context: int, k: int) -> float:
         """Tokens per row and second."""
@@ -140,9 +144,8 @@ class Ahead(PDV):
                 self.decode.wake(self.env.now)
             verdict = yield judging
             self.judged = []
-            next_k = [self.guessed(row, accepted) for row, accepted in zip(rows, verdict, strict=True)]
-            next_k_of = dict(zip(rows, next_k, strict=True))
-            self.route_verified(self.settle(rows, verdict), next_k_of)
+            next_k = {row: self.guessed(row, accepted) for row, accepted in zip(rows, verdict, strict=True)}
+            self.route_verified(self.settle(rows, verdict), next_k)
 
     def guessed(self, row: Request, accepted: int) -> int | None:
         """Drafts that were made ahead for this verdict; None where it was not foreseen."""
@@ -178,7 +181,8 @@ class Ahead(PDV):
 
     def go_on_at_once(self, rows: Batch) -> None:
         """Hand rows to the verify lane with the drafts that were made ahead."""
-        self.verify_queue.put(self.reserve(rows, rows.k))
+        if rows:
+            self.verify_queue.put(self.reserve(rows, rows.k))
 
     def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
         self.estimate.observe(*(rows.judged(verdict) or (0, 0)))

@@ -171,14 +171,18 @@ def fast_forward(policy: Rounds, rows: Batch, k: int, verify_lane: str) -> int:
     lanes, depth = (policy.draft_lane, verify_lane), policy.backlog(policy.draft_lane)
     if not (policy.speculates and controller.learns):
         return policy.device.advance(rows, lanes, depth)
-    passed, verdict = 0, rows.verdict()
-    while policy.device.advance(rows, lanes, depth, 1):
-        passed += 1
+    verdict = rows.verdict()
+
+    def judged() -> bool:
+        """Show the controller a verdict; whether it wants another draft length, or a row is finished."""
+        nonlocal verdict
         controller.observe(rows, verdict, policy.env.now)
         if forecast.round == forecast.end or policy.draft_length(rows) != k:
-            break
+            return True
         verdict = rows.verdict()
-    return passed
+        return False
+
+    return policy.device.advance(rows, lanes, depth, judged)
 
 
 def _draft_early(policy: Rounds, rows: Batch) -> None:

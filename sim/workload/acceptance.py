@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from copy import copy
 from functools import cache, lru_cache
 from importlib.resources import files
 from typing import Any, NamedTuple
@@ -127,6 +128,13 @@ def uniform(request: Request, position: int) -> float:
     return float((state ^ state >> 31) / 2**64)
 
 
+def copied(rng: np.random.Generator) -> np.random.Generator:
+    """A generator that draws the same from here on; several times as fast as `deepcopy`."""
+    same = np.random.default_rng(0)
+    same.bit_generator.state = rng.bit_generator.state
+    return same
+
+
 def _blocks(output_tokens: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
     """Ranges of requests with about BLOCK positions each."""
     ends = np.cumsum(output_tokens + MAX_DRAFT)
@@ -165,6 +173,12 @@ class Streams:
         self._drawn = 0
         trace = acceptance.acceptance_trace
         self._lines = None if trace is None else read_trace(trace)
+
+    def again(self) -> Streams:
+        """The same streams from here on, drawn independently of these."""
+        same = copy(self)
+        same._coins, same._rates = copied(self._coins), copied(self._rates)
+        return same
 
     def draw(self, output_tokens: NDArray[np.int64], own: Uniforms | None = None) -> list[bytes]:
         """`accept_runs` of each of the next requests; `own` are per-request rates that replace the acceptance's."""

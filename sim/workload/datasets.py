@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import cache
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
@@ -265,15 +266,22 @@ def sample_sharegpt(count: int, rng: np.random.Generator, most: int = SHAREGPT_T
     The model has quantiles at evenly spaced normal scores. So no normal distribution function is needed, and the tails
     have the finest resolution.
     """
-    model = json.loads(SHAREGPT_MODEL.read_text(encoding="utf-8"))
-    rho = model["copula_correlation"]
+    rho, scores, prompts, outputs = _sharegpt_model()
     normal = rng.standard_normal((count, 2))
-    scores = model["score_step"] * (np.arange(len(model["prompt"])) - len(model["prompt"]) // 2)
-    prompt = np.rint(np.interp(normal[:, 0], scores, model["prompt"]))
+    prompt = np.rint(np.interp(normal[:, 0], scores, prompts))
     correlated = rho * normal[:, 0] + math.sqrt(1 - rho * rho) * normal[:, 1]
-    output = np.rint(np.interp(correlated, scores, model["output"]))
+    output = np.rint(np.interp(correlated, scores, outputs))
     if most < SHAREGPT_TOKENS:
         prompt = np.minimum(prompt, most // 2)
     # vLLM drops longer requests; only about one in 10,000 is, so cutting them changes nothing.
     output = np.minimum(output, most - prompt)
     return np.column_stack((prompt, output)).astype(np.int64)
+
+
+@cache
+def _sharegpt_model() -> tuple[float, NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Correlation of the copula; normal scores, and prompt and output tokens at each of them."""
+    model = json.loads(SHAREGPT_MODEL.read_text(encoding="utf-8"))
+    prompts, outputs = (np.array(model[name], np.float64) for name in ("prompt", "output"))
+    scores = model["score_step"] * (np.arange(len(prompts)) - len(prompts) // 2)
+    return model["copula_correlation"], scores, prompts, outputs

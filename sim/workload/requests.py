@@ -14,8 +14,7 @@ except in conversations; ramps of the rate; and correlation between arrivals and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from copy import deepcopy
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import cached_property
 from itertools import chain, count
@@ -27,7 +26,7 @@ from numpy.typing import NDArray
 from pdvsim.sim.core import ENDLESS, Chain, Request
 from pdvsim.sim.limits import MAX_OUTPUT_TOKENS, MAX_TOKENS
 from pdvsim.sim.workload import datasets
-from pdvsim.sim.workload.acceptance import Streams
+from pdvsim.sim.workload.acceptance import Streams, copied
 from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, recorded, session_chain
 from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import BY_SEED, LENGTHS, PEAK, TRACES, Acceptance, Traffic
@@ -70,6 +69,7 @@ class Workload:
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK_REQUESTS) -> None:
         self.traffic, self.chunk = traffic, chunk
+        self._single: list[DrawnRequests] | None = None
         seeds = np.random.SeedSequence(traffic.seed).spawn(7)
         rngs = [np.random.default_rng(s) for s in seeds]
         self._arrivals, self._lengths, coins, rates, self._spreads, self._prefixes, self._thinking = rngs
@@ -103,7 +103,7 @@ class Workload:
         return self.traffic.num_prompts if self._replay is None else len(self._replay.rows)
 
     def __iter__(self) -> Iterator[Request]:
-        streams, prefixes, thinking = deepcopy(self._streams), deepcopy(self._prefixes), deepcopy(self._thinking)
+        streams, prefixes, thinking = self._streams.again(), copied(self._prefixes), copied(self._thinking)
         arrivals = chain.from_iterable(part.tolist() for part in self.arrivals())
         (prefix_len, several), think_s, prefix = self.traffic.prefixes, self.traffic.think_time_s, 0
         replays, shares, numbers = self._replay is not None, self.shares, count()
@@ -166,7 +166,7 @@ class Workload:
         if self._replay is not None:
             yield from (self._replay.arrival_s[part] for part in self._parts())
             return
-        rng, reached, rate = deepcopy(self._arrivals), 0.0, self.traffic.request_rate / self.mean_turns
+        rng, reached, rate = copied(self._arrivals), 0.0, self.traffic.request_rate / self.mean_turns
         for starts in self._starts():
             arrival_s, reached = _arrivals(rate, self.traffic.burstiness, starts, rng, reached)
             yield arrival_s
@@ -197,9 +197,14 @@ class Workload:
         for drawn in self._drawn():
             yield drawn.lengths
 
-    def _drawn(self) -> Iterator[DrawnRequests]:
-        """Lengths, rows of the file and conversations, chunk by chunk."""
-        rng, spreads, traffic = deepcopy(self._lengths), deepcopy(self._spreads), self.traffic
+    def _drawn(self) -> Iterable[DrawnRequests]:
+        """Lengths, rows of the file and conversations, chunk by chunk; a single chunk is kept."""
+        if self._single is None and len(self) <= self.chunk:
+            self._single = list(self._draw())
+        return self._draw() if self._single is None else self._single
+
+    def _draw(self) -> Iterator[DrawnRequests]:
+        rng, spreads, traffic = copied(self._lengths), copied(self._spreads), self.traffic
         prefix_len, longest = traffic.prefixes[0], traffic.longest_request or math.inf
         grows = self._talk is None and traffic.num_turns > 1
         growth = Growth(traffic.num_turns, longest - prefix_len) if grows else None

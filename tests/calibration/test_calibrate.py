@@ -69,7 +69,6 @@ def test_so_are_pairs(again: dict[str, Any]) -> None:
     assert corun["pairs_by_models"]["median"] <= 0.05
 
 
-@pytest.mark.xfail(reason="7.04%: the same", strict=True, raises=AssertionError)
 def test_so_are_triples(again: dict[str, Any]) -> None:
     assert again["profile"]["provenance"]["corun_held_out_error"]["triples_by_shape"]["median"] <= 0.07
 

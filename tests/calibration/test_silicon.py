@@ -135,3 +135,22 @@ def test_the_command_reports_the_errors_of_its_rows(capsys: pytest.CaptureFixtur
 def test_refusals(args: list[str], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         main(args)
+
+
+def test_servers_with_prefill_apart_have_their_gpus_and_not_dynamos_version() -> None:
+    """Workers of both sides, each with its own ranks and shards; of the rows whose layout can be simulated."""
+    rows = [row for row in read_rows() if row.prefill is not None and row.workers and row.prefill.workers][::40]
+    simulated = 0
+    for row in rows:
+        side = row.prefill
+        assert side is not None
+        assert row.engine != "trtllm" or not row.version.startswith("0.")
+        try:
+            experiment = replace(row, concurrency=row.concurrency or 1).experiment
+        except ValueError:
+            continue
+        simulated += 1
+        prefill = side.workers * side.tensor_parallel * side.data_parallel
+        assert experiment.gpus == prefill + row.workers * row.tensor_parallel * row.data_parallel
+        assert experiment.arch == "pd"
+    assert simulated > len(rows) / 3

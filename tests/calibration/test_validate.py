@@ -71,9 +71,9 @@ def test_predictions_for_a_known_machine_are_within_a_few_percent_of_the_gpu(her
 
 
 MISSED = [
-    (True, None, 0.08, "9.4%: TTFT and ITL of lanes near saturation"),
-    (True, "mean_tpot_ms", 0.04, "4.8%: host time in short warm-ups"),
-    (True, "output_throughput", 0.025, "3.7%: the same"),
+    (True, None, 0.08, "9.2%: TTFT and ITL of lanes near saturation"),
+    (True, "mean_tpot_ms", 0.04, "4.4%: host time in short warm-ups"),
+    (True, "output_throughput", 0.025, "3.2%: the same"),
 ]
 
 
@@ -204,7 +204,7 @@ def test_held_out_runs_of_a_kind_are_within_three_percent(everything: Validation
 
 TTFT = pytest.mark.xfail(
     strict=True, raises=AssertionError,
-    reason="14%: TTFT of mixtures in lanes, whose prefills are concurrent with decoding",
+    reason="17%: TTFT of mixtures in lanes, whose prefills are concurrent with decoding",
 )  # fmt: skip
 
 

@@ -260,6 +260,21 @@ def test_every_request_is_served_once(load: str, server: dict[str, Any], hardwar
     assert summarise(result)["completed"] == len(asked)
 
 
+@pytest.mark.parametrize("engine", ["vllm", "trtllm"])
+def test_engines_may_have_ranks_and_spread_experts(engine: Any) -> None:
+    """Two ranks that prefill, four that decode: each is a batch of its own, with a port, and all are used."""
+    layout = {"data_parallel_size": 4, "prefill_data_parallel_size": 2, "enable_expert_parallel": True}
+    burst = replace(FIXED, num_prompts=24, max_concurrency=12)
+    experiment = apart("1p1d", burst, {"pair": "none:qwen3-30b-a3b-fp8"}, profile=None, engine=engine, **layout)
+    result = simulate(experiment)
+    check_books(result, [30] * 24, [0.0] * 24)
+    check_streams(result)
+    assert experiment.gpus == 6
+    assert set(result.launches["gpu"]) == set(range(6))
+    assert sent(result) == 24 * 600 * experiment.pair.target.kv_bytes_per_token
+    assert {int(way[0]) for way in result.meta["links"]} == {0, 1}
+
+
 @pytest.mark.parametrize("load", LOADS)
 def test_the_next_draft_may_be_launched_early(load: str) -> None:
     """Requests that arrive meanwhile still join, and every one gets its tokens."""

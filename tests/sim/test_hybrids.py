@@ -280,3 +280,14 @@ def test_assumed_kernels_are_named_and_have_the_wider_range() -> None:
     assert "states and sparse attention by their bytes and arithmetic, assumed" in result.meta["foundation"]
     bars = [shipped().widened(0.1, PRESETS[name]) for name in ("qwen3-8b", "qwen3.5-27b", "qwen3-30b-a3b")]
     assert bars[0] < bars[1] == bars[2]
+
+
+def test_the_state_follows_the_kv_cache_to_another_gpu() -> None:
+    """Prompts of several chunks, prefilled on one GPU and decoded on another: their tokens, and one state each."""
+    traffic = Traffic(num_prompts=5, max_concurrency=2, input_len=900, output_len=30)
+    server = Server("none:qwen3.5-27b", max_num_batched_tokens=512)
+    hardware = Hardware(band=False, place=("prefill=1",))
+    result = simulate(Experiment("pd", traffic, server=server, hardware=hardware))
+    spec = PRESETS["qwen3.5-27b"]
+    sent = result.requests["prompt_tokens"].sum() * spec.kv_bytes_per_token + 5 * spec.state_bytes
+    assert result.meta["links"]["1->0"]["bytes"] == sent

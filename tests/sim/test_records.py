@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis.extra.numpy import array_shapes, arrays
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, PackedColumn, PackedTable, parts
+from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, Deliveries, PackedColumn, PackedTable, parts
 from pdvsim.sim.run import simulate
 
 DTYPES = sorted({*DELIVERY_DTYPES.values(), *LAUNCH_DTYPES.values()})
@@ -45,6 +46,30 @@ def test_a_packed_table_is_its_parts_one_behind_the_other(columns: list[np.ndarr
     assert [len(part["b"]) for part in parts(table)] == [len(column) for column in columns]
     with pytest.raises(ValueError, match="read-only"):
         table["a"][0] = 0  # it would be lost
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.lists(st.tuples(st.integers(1, 33), st.integers(0, 4)), min_size=1))))
+def test_deliveries_come_out_by_time_and_request(written: list[tuple[int, list[tuple[int, int]]]]) -> None:
+    """However they were written: as one row, as a request's rounds, or as the round of several requests."""
+    deliveries, rows = Deliveries(), []
+    for at, (request, rounds) in enumerate(written):
+        tokens, times_s = [one for one, _ in rounds], sorted(float(time) for _, time in rounds)
+        if at % 3 == 0:
+            deliveries.extend_one(request, bytes(tokens), 1, array("d", times_s))
+            tokens[-1] -= 1
+            rows += zip([request] * len(tokens), tokens, times_s, strict=True)
+        elif at % 3 == 1:
+            deliveries.extend([request] * len(tokens), tokens, times_s[0])
+            rows += zip([request] * len(tokens), tokens, [times_s[0]] * len(tokens), strict=True)
+        else:
+            deliveries.append((request, tokens[0], times_s[0]))
+            rows.append((request, tokens[0], times_s[0]))
+    assert len(deliveries) == len(rows)
+    columns = deliveries.drain()
+    expected = sorted(rows, key=lambda row: (row[2], row[0]))
+    assert list(zip(*(columns[name].tolist() for name in DELIVERY_DTYPES), strict=True)) == expected
+    assert {name: column.dtype.str[1:] for name, column in columns.items()} == DELIVERY_DTYPES
+    assert not len(deliveries)
 
 
 def test_how_often_a_log_is_emptied_changes_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
