@@ -69,7 +69,8 @@ def advise(
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash (heads). Default: as in --pair.
-    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md). (default: h200)
+    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
+        h200)
     - gpus: Most GPUs. With --goodput at a request rate: up to which the smallest and cheapest fleet that meets the
         levels is found (default: 64, if the placement is not given). Otherwise all of them are used, each way tuned
         (default: 1).
@@ -148,7 +149,8 @@ def capacity(
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash (heads). Default: as in --pair.
-    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md). (default: h200)
+    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
+        h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
@@ -214,7 +216,8 @@ def draft_table(
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash (heads). Default: as in --pair.
-    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md). (default: h200)
+    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
+        h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
@@ -286,7 +289,8 @@ def run(
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash (heads). Default: as in --pair.
-    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md). (default: h200)
+    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
+        h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
@@ -364,7 +368,8 @@ def sweep(
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash (heads). Default: as in --pair.
-    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md). (default: h200)
+    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
+        h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
@@ -453,7 +458,8 @@ def winner_map(
     - pairs: Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes.
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash (heads). Default: as in --pair.
-    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md). (default: h200)
+    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
+        h200)
     - gpus: Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned. (default: 1)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)

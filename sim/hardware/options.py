@@ -42,7 +42,7 @@ class Hardware:
     """GPUs: their number and how they are modelled."""
 
     gpu: str = "h200"
-    """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/cards.md)."""
+    """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md)."""
     profile: str | None = None
     """Profile file (JSON) instead of the built-in one of --gpu, or `roofline`, a bound from the data sheet alone."""
     machine: str | None = None
