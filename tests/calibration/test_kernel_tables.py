@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.calibration.kernels import LEAST_EXPERTS, SYSTEMS, as_bytes, left_out, pack
+from pdvsim.calibration.kernels import LEAST_ROWS, SYSTEMS, as_bytes, left_out, pack
 from pdvsim.cli.calibrate import main
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.kernels import read_tables, roofline, shipped_tables
@@ -65,7 +65,7 @@ def test_larger_groups_of_a_rack_are_those_of_the_gb300(tmp_path: Path) -> None:
     experts = [
         {"moe_dtype": "w4a8_mxfp4_mxfp8", "distribution": "balanced", "inter_size": 2048, "hidden_size": 4096,
          "topk": 8, "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 1, "num_tokens": tokens, "latency": 0.1}
-        for tokens in range(1, LEAST_EXPERTS + 2)
+        for tokens in range(1, LEAST_ROWS["moe"] + 2)
     ]  # fmt: skip
     folder = tmp_path / "data" / "gb200" / "moe" / "sglang" / "0.5.14"
     folder.mkdir(parents=True)
