@@ -271,13 +271,13 @@ def kv_capacity(experiment: Experiment, profile: Profile) -> int:
     return min(verify, sum(capacities[at] for at in placement.draft)) if experiment.speculates else verify
 
 
-def reuse_of(experiment: Experiment) -> Reuse | None:
-    """What a server may use of cached prefixes; None: prefixes are not cached."""
+def reuse_of(experiment: Experiment, target: ModelSpec | None = None) -> Reuse | None:
+    """What a server may use of cached prefixes; None: prefixes are not cached. `target` may keep states."""
     server, placement = experiment.server, experiment.placement
     if not (server.enable_prefix_caching and experiment.paged):
         return None
     return Reuse(
-        snapshot_blocks=max(1, experiment.pair.target.snapshot_tokens // BLOCK),
+        snapshot_blocks=max(1, target.snapshot_tokens // BLOCK) if target is not None else 1,
         lost_blocks=1 if experiment.speculates and server.drafted_by in HEADS else 0,
         answers=placement.prefill == (placement.verify,),
         drafter=experiment.speculates and server.drafted_by not in LOOKED_UP,
@@ -286,7 +286,7 @@ def reuse_of(experiment: Experiment) -> Reuse | None:
 
 def tiers_of(experiment: Experiment, models: dict[Role, CostModel]) -> KvTiers | None:
     """What is behind the KV cache of a server whose GPU runs these models; None: nothing is."""
-    hardware, reuse = experiment.hardware, reuse_of(experiment)
+    hardware, reuse = experiment.hardware, reuse_of(experiment, models["target"].spec)
     sizes = {"host": hardware.kv_offload_gb, "ssd": hardware.kv_offload_ssd_gb}
     if reuse is None or not any(sizes.values()):
         return None
@@ -477,7 +477,7 @@ class Cluster:
                 capacity_tokens,
                 experiment.longest_draft,
                 experiment.paged,
-                reuse_of(experiment),
+                reuse_of(experiment, models["target"].spec),
                 () if experiment.traffic.shares else windows_of(specs),
                 states_tokens(specs, states_held(experiment)),
                 tiers_of(experiment, models),

@@ -116,7 +116,7 @@ class Formula:
     @cached_property
     def cached_tokens(self) -> float:
         """Mean prompt tokens that the prefix cache has, if nothing is evicted."""
-        reuse, seen = reuse_of(self.experiment), PrefixBlocks()
+        reuse, seen = reuse_of(self.experiment, self.experiment.pair.target), PrefixBlocks()
         if reuse is None or not self.experiment.traffic.shares:
             return 0.0
         sent = ((r.chain, r.prompt_tokens, r.output_tokens - 1 if reuse.answers else 0) for r in self.requests)
