@@ -8,6 +8,7 @@
     pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8], against="pd")
     pdvsim.draft_table(model="llama-3.1-8b", gpu="h200")
     pdvsim.traffic("requests.csv")
+    pdvsim.validate(bench="bench.json", model="llama-3.1-8b", gpu="h100")
 
 Keywords are the flags of the command of the same name, with underscores. The functions are in `pdvsim.api`, which is
 imported when the first of them is used.
@@ -17,7 +18,18 @@ from typing import Any
 
 from pdvsim.common.version import __version__ as __version__
 
-__all__ = ["Run", "__version__", "advise", "capacity", "draft_table", "run", "sweep", "traffic", "winner_map"]
+__all__ = [
+    "Run",
+    "__version__",
+    "advise",
+    "capacity",
+    "draft_table",
+    "run",
+    "sweep",
+    "traffic",
+    "validate",
+    "winner_map",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.cli.runcommand import AskedExperiment
 from pdvsim.cli.sweep import SweepOptions
 from pdvsim.cli.traffic import TrafficOptions
+from pdvsim.cli.validate import compared
+from pdvsim.cli.validate.options import Comparison
 from pdvsim.common.options import build
 from pdvsim.common.signatures import signed
 from pdvsim.study.inputs import checked
@@ -24,10 +26,12 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "run": "runcommand.AskedExperiment",
     "sweep": "sweep.SweepOptions",
     "traffic": "traffic.TrafficOptions",
+    "validate": "validate.options.Comparison",
     "winner_map": "map.MapOptions",
 }
 
 if TYPE_CHECKING:
+    from pdvsim.cli.validate.options import Compared
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
@@ -38,7 +42,7 @@ if TYPE_CHECKING:
 
 def function(name: str) -> Callable[..., Any]:
     """The function of that name with its real signature."""
-    module, _, command = COMMANDS[name].partition(".")
+    module, _, command = COMMANDS[name].rpartition(".")
     plain: Callable[..., Any] = globals()[name]
     return signed(plain, getattr(import_module(f"pdvsim.cli.{module}"), command))
 
@@ -127,3 +131,11 @@ def winner_map(**options: Any) -> WinnerMap:
 def traffic(file: str | Path, **options: Any) -> TraceAccount:
     """Summarise a trace; keywords are the flags of `pdvsim traffic`. Prints as text and has `plot()`."""
     return build(TrafficOptions, {"file": file, **options}).account()
+
+
+def validate(runs: str | Path | Sequence[str | Path] = (), **options: Any) -> Compared:
+    """Compare measurements with predictions; keywords are the flags of `pdvsim validate`. Prints as tables.
+
+    `validate(bench="bench.json", model="llama-3.1-8b", gpu="h100")` compares a result of `vllm bench serve`.
+    """
+    return compared(build(Comparison, {"runs": runs, **options}))

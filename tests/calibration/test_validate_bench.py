@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pdvsim
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Host, Server, Traffic
@@ -17,6 +18,7 @@ from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
+from pdvsim.study.output import dumps
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 USUAL, SLOW = Host(), Host(completion_s=2e-3)  # the profile's host, and one that takes longer
@@ -164,3 +166,12 @@ def test_bad_input_is_one_line(
     path = bench_of(served(2, max_concurrency=8), tmp_path / "bench.json", **change)
     pair = [] if "--pair" in more else ["--pair", PAIR]
     assert says in refused(["validate", "--bench", path, *pair, *more])
+
+
+def test_python_compares_as_the_command_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = bench_of(served(2, request_rate=12.0), tmp_path / "bench.json")
+    found = pdvsim.validate(bench=path, pair=PAIR)
+    assert json.loads(dumps(found.document)) == compared(capsys, path)
+    assert repr(found).splitlines()[0].split() == ["measured", "predicted", "error"]
+    with pytest.raises(ValueError, match="unknown option write"):
+        pdvsim.validate(write=True)

@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.cli.validate.options import Compared, ValidateCommand
 from pdvsim.common.arguments import parse
 
 
@@ -18,6 +18,23 @@ def main(argv: list[str]) -> int:
         from pdvsim.cli.validate.serve import serve_plan
 
         return serve_plan(args, args.serve)
+    if args.run is not None:
+        from pdvsim.cli.validate.launches import compare_launches
+
+        return compare_launches(args, args.run)
+    if args.silicon is None and args.bench is None:
+        from pdvsim.cli.validate.runs import compare_runs
+
+        return compare_runs(args)
+    from pdvsim.study.output import dumps
+
+    found = compared(args)
+    print(dumps(found.document) if args.json else found)
+    return 0
+
+
+def compared(args: ValidateCommand) -> Compared:
+    """Measurements and what is predicted for them."""
     if args.silicon is not None:
         from pdvsim.cli.validate.silicon import compare_silicon
 
@@ -26,10 +43,6 @@ def main(argv: list[str]) -> int:
         from pdvsim.cli.validate.bench import compare_bench
 
         return compare_bench(args, args.bench, args.pair)
-    if args.run is not None:
-        from pdvsim.cli.validate.launches import compare_launches
+    from pdvsim.cli.validate.runs import compared_runs
 
-        return compare_launches(args, args.run)
-    from pdvsim.cli.validate.runs import compare_runs
-
-    return compare_runs(args)
+    return compared_runs(args)[1]

@@ -7,11 +7,10 @@ from dataclasses import replace
 from typing import Any
 
 from pdvsim.calibration.validate.bench import BenchedLoad, read_load
-from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.cli.validate.options import Compared, ValidateCommand
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
 from pdvsim.study.band import spanned
 from pdvsim.view.table import cell, grid
 
@@ -22,8 +21,8 @@ TITLES = {
 }
 
 
-def compare_bench(args: ValidateCommand, path: str, pair: str) -> int:
-    """Simulate the load of a benchmark with the given draft length, or its own; returns the exit code."""
+def compare_bench(args: ValidateCommand, path: str, pair: str) -> Compared:
+    """A benchmark and the simulation of its load with the given draft length, or its own."""
     k, load = args.num_speculative_tokens, read_load(path)
     server = replace(args.server, pair=pair, num_speculative_tokens=k or 0)
     hardware = replace(args.hardware, profile=args.profile, contention=args.contention)
@@ -44,8 +43,7 @@ def compare_bench(args: ValidateCommand, path: str, pair: str) -> int:
             f"{path} {'--pair' if load.k else '--model'} {served} --gpu {hardware.gpu} -o mine.json; "
             "then add --machine mine.json to any command"
         )
-    print(output.dumps({"bench": path, "metrics": rows, "notes": facts}) if args.json else _text(rows, facts))
-    return 0
+    return Compared({"bench": path, "metrics": rows, "notes": facts}, _text(rows, facts))
 
 
 def _text(rows: Mapping[str, Mapping[str, float]], facts: list[str]) -> str:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.common.options import Paths, Placed
@@ -99,6 +99,25 @@ class ValidateCommand:
         """The real runs to compare."""
         paths = [Path(path) for path in self.runs] or shipped()
         return [run for path in paths for run in read_runs(path, own_policies=self.own_policies)]
+
+
+@dataclass(frozen=True)
+class Comparison(ValidateCommand):
+    """What is compared, without what is served or written."""
+
+    without = ("serve", "output", "minutes", "tiny", "run", "plot", "html", "write", "json")
+
+
+@dataclass(frozen=True, repr=False)
+class Compared:
+    """A comparison of measurements with predictions. Prints as tables."""
+
+    document: dict[str, Any]
+    text: str
+    interrupted: bool = False
+
+    def __repr__(self) -> str:
+        return self.text
 
 
 def shipped() -> list[Path]:

@@ -10,7 +10,7 @@ from typing import Any
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.cli.page import write_page
-from pdvsim.cli.validate.options import ValidateCommand, shipped
+from pdvsim.cli.validate.options import Compared, ValidateCommand, shipped
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
@@ -26,8 +26,30 @@ BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms
 
 
 def compare_runs(args: ValidateCommand) -> int:
-    """Simulate all runs and print the errors; returns the exit code."""
+    """Simulate all runs, print the errors, and write what is asked for; returns the exit code."""
     plot, page = (output.check_file(Path(name)) if name else None for name in (args.plot, args.html))
+    runs, compared = compared_runs(args)
+    document = compared.document
+    print(output.dumps(document) if args.json else compared)
+    if (plot or page) and document["runs"]:
+        figure = validation_figure(document)
+        if plot:
+            output.save({plot: output.picture(figure, plot)})
+        lead = f"{len(document['runs'])} real runs compared with simulations."
+        paths = ", ".join(map(str, args.runs or shipped()))
+        facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
+        pictures = {"Predicted and measured": figure}
+        write_page(page, Sheet("Simulated against real", lead, [("", [compared.text])], pictures, facts))
+    if compared.interrupted:
+        say("pdvsim", f"interrupted: {len(document['runs'])} of {len(runs)} runs compared")
+        return 130
+    if args.write:
+        _write(args, runs, document)
+    return 0
+
+
+def compared_runs(args: ValidateCommand) -> tuple[list[ServedRun], Compared]:
+    """Real runs and their simulation."""
     runs = args.served_runs()
     numbers = {run.id: number for number, run in enumerate(runs, 1)}
     runs = [run for run in runs if args.held_out or not run.held_out]
@@ -43,23 +65,7 @@ def compare_runs(args: ValidateCommand) -> int:
 
         validation = compare.validate(runs, contentions, args.profile, args.jobs, told)
     document = compare.document(validation, numbers)
-    print(output.dumps(document) if args.json else _tables(document))
-    if (plot or page) and document["runs"]:
-        figure = validation_figure(document)
-        if plot:
-            output.save({plot: output.picture(figure, plot)})
-        lead = f"{len(document['runs'])} real runs compared with simulations."
-        paths = ", ".join(map(str, args.runs or shipped()))
-        facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
-        pictures = {"Predicted and measured": figure}
-        write_page(page, Sheet("Simulated against real", lead, [("", [_tables(document)])], pictures, facts))
-    if not validation.complete:
-        done = len(validation.checked[args.contention])
-        say("pdvsim", f"interrupted: {done} of {len(runs)} runs compared")
-        return 130
-    if args.write:
-        _write(args, runs, document)
-    return 0
+    return runs, Compared(document, _tables(document), not validation.complete)
 
 
 def _write(args: ValidateCommand, runs: Sequence[ServedRun], document: Mapping[str, Any]) -> None:

@@ -16,11 +16,10 @@ from pdvsim.calibration.validate.silicon import (
     read_estimates,
     spread,
 )
-from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.cli.validate.options import Compared, ValidateCommand
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
-from pdvsim.study import output
 from pdvsim.view.table import cell, grid
 
 LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
@@ -33,8 +32,8 @@ TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
 LEAST_SHARED = 10  # rows of an engine and card that both must have for a comparison
 
 
-def compare_silicon(args: ValidateCommand) -> int:
-    """Predict the rows, of one engine or all, and print errors; returns the exit code."""
+def compare_silicon(args: ValidateCommand) -> Compared:
+    """Measured servers, of one engine or all, and their predictions."""
     rows = [
         row
         for row in read_rows()
@@ -52,8 +51,7 @@ def compare_silicon(args: ValidateCommand) -> int:
     document["not_simulated"] = [
         {"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in left_out.most_common()
     ]
-    print(output.dumps(document) if args.json else _text(document))
-    return 0
+    return Compared(document, _text(document))
 
 
 def group_of(row: SiliconRow) -> str:
