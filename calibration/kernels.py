@@ -2,7 +2,8 @@
 
 The folder is `systems` of the Python package aiconfigurator-core, or of github.com/ai-dynamo/aiconfigurator
 (`aic-core/src/aiconfigurator_core/systems`). The newest version of each table is taken. Experts on several GPUs are
-taken whole, those of up to 8 GPUs. Beams, and windows other than none and 128 tokens, are left out.
+taken whole: of up to 8 GPUs all sizes, of 16 to 64 some (`WIDE_TOKENS`). Beams, and windows other than none and 128
+tokens, are left out.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pdvsim.sim.core import GpuSpec, ServingEngine
 from pdvsim.sim.hardware.kernels import (
     CONTEXTS,
     ITEM_BYTES,
+    TOPK,
     KernelTables,
     experts_roofline,
     from_neighbours,
@@ -49,10 +51,15 @@ LEAST_TESTED = 512  # sides of the products that are left out in turn: those of 
 MOST_WAIT = 50
 WINDOWS = (0, 128)
 WIDEST_HEAD = 256
-LARGEST_GROUP = 8
+LARGEST_GROUP, LARGEST_WIDE = 8, 64
+WIDE_EXPERTS = 128  # of models that are served on more than 8 GPUs, at least
+WIDE_TOKENS = tuple(2**power for power in range(15))
 # Exchanges of tokens among ranks, of tokens that take TOPK experts. SGLang's table has a column of the multiprocessors
 # that it uses, of which its default is taken
-TOPK, EXCHANGE_SMS = 8, 20
+EXCHANGE_SMS = 20
+NODES_EXPERTS = 256  # of the model that DeepEP was timed with on several nodes
+DEEPEP = {"ll": ("ll", "avg_t_us"), "ht": ("normal", "transmit_us")}  # SGLang's tables, and their columns of times
+GROUPS = {"spread": (2, LARGEST_GROUP), "wide": (LARGEST_GROUP + 1, LARGEST_WIDE)}  # GPUs of whole experts
 LEAST_ROWS = {"moe": 2000, "sparse_attention": 4000}  # of a table; a later version may hold a single model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
 # Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on
@@ -207,20 +214,27 @@ class _Source:
             raise ValueError(f"--from-kernels: no {name} of {self.engine} on {self.system}")
         return table
 
-    def optional(self, op: str, name: str, spread: bool = False, engine: str = "") -> pd.DataFrame | None:
-        """The newest table; of experts, those on one GPU or sharded or, `spread`, whole ones on several GPUs."""
-        assert self.root is not None
-        paths = sorted((self.root / self.system / op / (engine or self.engine)).glob(f"*/{name}.parquet"), key=_version)
-        tables = ((path, pd.read_parquet(path)) for path in reversed(paths))
-        for path, table in tables:
+    def optional(self, op: str, name: str, spread: str = "", engine: str = "") -> pd.DataFrame | None:
+        """The newest table; of experts, those on one GPU or sharded or, `spread` or `wide`, whole ones on several."""
+        for path in self._paths(op, name, engine or self.engine):
+            table = pd.read_parquet(path)
             if "moe_ep_size" in table and spread:
-                table = table[(table.moe_tp_size == 1) & table.moe_ep_size.between(2, LARGEST_GROUP)]
+                table = table[(table.moe_tp_size == 1) & table.moe_ep_size.between(*GROUPS[spread])]
             elif "moe_ep_size" in table:
                 table = table[(table.moe_ep_size == 1) & (table.moe_tp_size <= LARGEST_GROUP)]
             if len(table) > LEAST_ROWS.get(op, 0):
-                self.versions[f"{op} {name}" if op == "comm" else f"{op} spread" if spread else op] = path.parent.name
+                self.versions[f"{op} {name}" if op == "comm" else f"{op} {spread}".strip()] = path.parent.name
                 return table
         return None
+
+    def versions_of(self, op: str, name: str, engine: str) -> Iterator[pd.DataFrame]:
+        """An engine's tables, newest first."""
+        return map(pd.read_parquet, self._paths(op, name, engine))
+
+    def _paths(self, op: str, name: str, engine: str) -> list[Path]:
+        assert self.root is not None
+        folder = self.root / self.system / op / engine
+        return sorted(folder.glob(f"*/{name}.parquet"), key=_version, reverse=True)
 
 
 def _version(path: Path) -> list[int]:
@@ -305,8 +319,14 @@ def _prefill(table: pd.DataFrame) -> Arrays:
 
 def _spread(source: _Source) -> Arrays:
     """Whole experts on several GPUs."""
-    table = source.optional("moe", "moe_perf", spread=True)
-    return {} if table is None else _experts(table, "moe-ep", ("moe_ep_size",))
+    table = source.optional("moe", "moe_perf", "spread")
+    if table is None:
+        return {}
+    arrays = _experts(table, "moe-ep", ("moe_ep_size",))
+    if (table := source.optional("moe", "moe_perf", "wide")) is not None:
+        table = table[(table.num_experts >= WIDE_EXPERTS) & table.num_tokens.isin(WIDE_TOKENS)]
+        arrays |= _experts(table, "moe-wide", ("moe_ep_size",))
+    return arrays
 
 
 def _exchange(source: _Source) -> Arrays:
@@ -323,19 +343,43 @@ def _exchange(source: _Source) -> Arrays:
         axes, times = _grid(part, ["hidden_size", "num_tokens"])
         found = {"hidden": axes[0], "tokens": axes[1], "t": times}
         arrays |= {f"deepep/{mode}/{name}": values for name, values in found.items()}
+    return arrays | _nodes(source)
+
+
+def _nodes(source: _Source) -> Arrays:
+    """DeepEP on one node and on several, by tokens of a rank: timed in SGLang for one model."""
+    arrays: Arrays = {}
+    for mode, (name, field) in DEEPEP.items():
+        for table in source.versions_of("comm", f"wideep_deepep_{name}_perf", "sglang"):
+            part = _by_sms(table[(table.num_topk == TOPK) & (table.num_experts == NODES_EXPERTS)])
+            common = part.groupby("num_token").node_num.nunique()
+            part = part[part.num_token.isin(common[common == part.node_num.nunique()].index)]
+            if part.node_num.nunique() == 1 or not len(part):
+                continue
+            part = part.assign(latency=(part[f"dispatch_{field}"] + part[f"combine_{field}"]) * 1e-3)
+            axes, times = _grid(part, ["node_num", "num_token"])
+            found = {"nodes": axes[0], "tokens": axes[1], "hidden": part.hidden_size.unique().astype(np.int32)}
+            arrays |= {f"deepep-nodes/{mode}/{axis}": values for axis, values in (found | {"t": times}).items()}
+            break
     return arrays
+
+
+def _by_sms(table: pd.DataFrame) -> pd.DataFrame:
+    """The rows of the default number of multiprocessors, where a table has several."""
+    if "dispatch_sms" not in table:
+        return table
+    return table[(table.dispatch_sms == EXCHANGE_SMS) & (table.combine_sms == EXCHANGE_SMS)]
 
 
 def _deepep(source: _Source) -> Iterator[tuple[str, pd.DataFrame]]:
     """Its two modes, low latency and high throughput: milliseconds by size of a token and tokens of a rank."""
     sizes = ["hidden_size", "num_tokens"]
     if source.engine == "sglang":
-        for mode, name, field in (("ll", "ll", "avg_t_us"), ("ht", "normal", "transmit_us")):
+        for mode, (name, field) in DEEPEP.items():
             table = source.optional("comm", f"wideep_deepep_{name}_perf")
             if table is not None:
                 table = table[(table.num_topk == TOPK) & (table.node_num == 1)].rename(columns={"num_token": sizes[1]})
-                if "dispatch_sms" in table:
-                    table = table[(table.dispatch_sms == EXCHANGE_SMS) & (table.combine_sms == EXCHANGE_SMS)]
+                table = _by_sms(table)
                 yield mode, table.assign(latency=(table[f"dispatch_{field}"] + table[f"combine_{field}"]) * 1e-3)
         return
     table = source.optional("comm", "moe_a2a_perf")

@@ -28,6 +28,7 @@ from typing import Any, Literal
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.hardware.links import NODE
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in so many
@@ -202,7 +203,9 @@ def hardware_of(row: SiliconRow) -> Hardware:
 
     A server is `tensor_parallel` x `data_parallel` GPUs. `data_parallel` is vLLM's --data-parallel-size: ranks with
     their own attention and requests, over which `concurrency` is divided. `expert_parallel` above 1 is
-    --enable-expert-parallel; experts are spread over so many GPUs and sharded over the rest (`moe_tp`).
+    --enable-expert-parallel; experts are spread over so many GPUs and sharded over the rest (`moe_tp`). Over more GPUs
+    than a node has, SGLang exchanges tokens with DeepEP and TensorRT-LLM by an all-to-all of its own, which is taken
+    as DeepEP's with low latency.
 
     With prefill apart, `row.prefill` is the layout of the servers that prefill, `row.prefill.workers` their number, and
     the row's own fields and `row.workers` are those of the servers that decode.
@@ -221,6 +224,7 @@ def hardware_of(row: SiliconRow) -> Hardware:
         tensor_parallel_size=row.tensor_parallel,
         data_parallel_size=row.data_parallel,
         enable_expert_parallel=row.expert_parallel > 1,
+        all2all_backend="deepep_low_latency" if row.data_parallel > NODE else Hardware.all2all_backend,
         band=False,
     )
     if row.prefill is None:

@@ -22,6 +22,7 @@ from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.core import LOOKED_UP, ModelSpec, Pair, ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
+from pdvsim.sim.hardware.links import NODE
 from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
@@ -470,6 +471,11 @@ def _shared_notes(served: Served, k: int) -> list[str]:
     vLLM refuses a draft model of another size than its target's (draft_model.py); SGLang has one size for both.
     """
     notes, hardware = list(served.notes), served.experiment.hardware
+    if hardware.tensor_parallel_size * hardware.data_parallel_size > NODE:
+        notes.append(
+            "on several machines: add vLLM's --data-parallel-size-local and --data-parallel-address, or SGLang's "
+            "--nnodes, --node-rank and --dist-init-addr"
+        )
     if bits_of(served.pair.target.name) == NVFP4:
         notes.append("name a checkpoint with NVFP4 weights instead")
     if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:

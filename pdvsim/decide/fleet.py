@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import covering_profile, kv_capacity
-from pdvsim.sim.config import SHARDED, Acceptance, Arch, Experiment, Hardware
+from pdvsim.sim.config import RANKED, SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.hardware.models import CannotShard, can_load, drafted_by
 from pdvsim.sim.policies import base_arch, policy_of
@@ -201,6 +201,8 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> 
         if mixture:  # the layouts between these, with some of both, are seldom best
             yield shared(size, replace(given, tensor_parallel_size=size, enable_expert_parallel=True))
             yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
+    for size in (size for size in RANKED if size > SHARDED[-1] and not gpus % size and policy.in_steps() and mixture):
+        yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
     if arch == "pd":
         yield from _splits(replace(base, arch=arch), gpus)[:splits]
     for target in SHARDED if policy.placeable() and apart and kind != "pd" else ():

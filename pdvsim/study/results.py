@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.common.files import digest, read_sealed
-from pdvsim.sim.config import MOST_GPUS
+from pdvsim.sim.config import RANKED
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import GPUS
@@ -173,7 +173,7 @@ class Results:
                 return float(own) if card == row["gpu"] else math.nan
             return (GPUS[card] if ceilings else builtin(card).gpu).bandwidth_bytes_per_s
 
-        return [of(card) for card in cards or [row["gpu"]] * MOST_GPUS]
+        return [of(card) for card in cards or [row["gpu"]] * RANKED[-1]]
 
 
 def label(setting: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from pdvsim.sim.hardware.collectives import with_collectives
 from pdvsim.sim.hardware.configs import NVFP4_BYTES
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
-from pdvsim.sim.hardware.links import LINKS, LinkSpec, nvlink_of
+from pdvsim.sim.hardware.links import LINKS, NODE, LinkSpec, nodes_of, nvlink_of
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
@@ -78,7 +78,7 @@ class ComposedProfile(Profile):
         usual = (LINKS["nvlink4"], LINKS[nvlink_of(self.gpu.name)[0]])  # what the tables were timed on
         if link is not None and link not in usual:
             shared = {name: spec for name, spec in specs.items() if spec.shards > 1 or spec.data_ranks > 1}
-            fits |= {name: with_collectives(fits[name], spec, link) for name, spec in shared.items()}
+            fits |= {name: with_collectives(fits[name], spec, link, self.gpu.name) for name, spec in shared.items()}
         bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
 
@@ -113,7 +113,10 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     few, many = step.expert_factors(expert_kind(spec))
     expert_s = parts.expert_s() * min(1.0, few)
     quantised_s = step.quantised_s if product_kind(spec) in ("fp8", "nvfp4") else 0.0
-    experts = parts.experts(tokens) * few ** (1 - share) * many**share
+    # experts on more GPUs than a node has are busy with the tokens of a forward as those of a node are with fewer
+    busy = share if parts.ranks <= NODE else np.clip(np.log(tokens * NODE / parts.ranks / 256) / np.log(8), 0, 1)
+    experts = parts.experts(tokens) * few ** (1 - busy) * many**busy
+    spread = step.kernels ** (1 - busy) * step.prompts**busy
     alone = float(spec.data_ranks == 1)  # else experts take the tokens of other ranks too, and are priced apart
     layers = parts.products(tokens, quantised_s) + alone * experts + parts.small(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
@@ -141,7 +144,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         overhead=terms.PromptOverhead(step.prompts * prompt_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
         spread=terms.SpreadExperts(
-            knots_at(TOKENS, np.maximum.accumulate(factor * np.maximum(0.0, experts - expert_s * read))),
+            knots_at(TOKENS, np.maximum.accumulate(spread * np.maximum(0.0, experts - expert_s * read))),
             knots_at(TOKENS, parts.exchange(tokens)),
         )
         if spec.data_ranks > 1
@@ -177,6 +180,11 @@ class ModelKernels:
             return np.zeros(tokens.shape)
         shape = experts.latent or s.hidden, experts.intermediate, experts.per_token, experts.count
         return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, experts.ranks, s.gated)
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that whole experts are divided among."""
+        return 1 if self.spec.experts is None else self.spec.experts.ranks
 
     def expert_s(self) -> float:
         """Reading one further expert in all layers that have experts."""
@@ -367,7 +375,8 @@ class ModelKernels:
         """Sending the tokens of data-parallel ranks to the experts of all layers, and the results back."""
         s, experts = self.spec, self.spec.experts
         assert experts is not None
-        return s.expert_layers * self.tables.exchange_s(experts.all2all, s.data_ranks, tokens, s.hidden)
+        nodes = nodes_of(self.tables.gpu.name, s.data_ranks * s.shards)
+        return s.expert_layers * self.tables.exchange_s(experts.all2all, s.data_ranks, tokens, s.hidden, nodes)
 
     def gather(self, tokens: Floats) -> Floats:
         """Gathering logits, which sends half as much as an all-reduce of the same size."""

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import All2All, GpuSpec, ServingEngine
+from pdvsim.sim.hardware.links import NODE, LinkSpec, between_nodes, gather_s
 
 Floats = NDArray[np.float64]
 ENGINES: tuple[ServingEngine, ...] = get_args(ServingEngine)
@@ -36,6 +37,8 @@ RATE = {
     "nvfp4": 4.0,
     "w4a8_mxfp4_mxfp8": 2.0,
 }  # times the arithmetic of 16 bits, on cards that have such units
+TOPK = 8  # experts of a token in the timed exchanges
+DISPATCHED_BYTES, EXCHANGED_BYTES = 1, 2  # per value, as DeepEP sends it to experts, and of all other exchanges
 CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
 
 
@@ -117,9 +120,11 @@ class KernelTables:
             ("w4a8_mxfp4_mxfp8", kind) if kind == "w4a16_mxfp4" else (kind,)
         )  # engines multiply in 8 bits if they can
         kind = next((name for name in (*likes, "fp8_block", "fp8", "bfloat16") if name in known), known[0])
+        if ranks > NODE and kind in self.kinds("moe-wide"):
+            table = "moe-wide"
         shapes = self.arrays[f"{table}/{kind}/shapes"].astype(float)  # hidden, inner, per token and count of a rank
         wanted = np.array([hidden, inner, per_token / ranks, count / ranks], float)
-        if table == "moe-ep":
+        if table != "moe":
             shapes = np.column_stack([shapes[:, :2], shapes[:, 2:4] / shapes[:, 4:]])
         best = int(np.argmin(np.abs(np.log(shapes / wanted)).sum(axis=1)))
         at, logs = self.arrays[f"{table}/{kind}/tokens"].astype(float), unpacked(self.arrays[f"{table}/{kind}/t"])[best]
@@ -248,26 +253,54 @@ class KernelTables:
         which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
         return _rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
 
-    def exchange_s(self, how: All2All, ranks: int, tokens: Floats, hidden: int) -> Floats:
+    def exchange_s(self, how: All2All, ranks: int, tokens: Floats, hidden: int, nodes: int = 1) -> Floats:
         """Seconds to send the tokens of data-parallel ranks to one layer's experts and to return the results.
 
-        Each rank has `tokens`. DeepEP was timed on the 8 GPUs of a machine: fewer are taken to need as long.
+        Each rank has `tokens`. DeepEP was timed on the 8 GPUs of a machine: fewer, and those of a rack with one NVLink,
+        are taken to need as long. Over several `nodes` comes what the ports between them take.
         """
+        port = between_nodes(self.gpu.name)
         if how == "allgather_reducescatter" or not self.kinds("deepep"):
-            return self._nccl_s("all_gather", ranks, ranks * tokens * hidden) + self._nccl_s(
-                "reduce_scatter", ranks, ranks * tokens * hidden
-            )
+            elements, inside = ranks * tokens * hidden, ranks // nodes
+            within = self._nccl_s("all_gather", inside, elements) + self._nccl_s("reduce_scatter", inside, elements)
+            beyond = [2 * gather_s(port, nodes, EXCHANGED_BYTES * size / inside) for size in elements.tolist()]
+            return within + np.array(beyond) if nodes > 1 else within
         name = f"deepep/{'ll' if how == 'deepep_low_latency' else 'ht'}"
         known, at = self.arrays[f"{name}/hidden"].astype(float), self.arrays[f"{name}/tokens"].astype(float)
         logs = unpacked(self.arrays[f"{name}/t"])[int(np.argmin(np.abs(np.log(known / hidden))))]
         given = np.isfinite(logs)
-        return _rising(at[given], np.exp(logs[given]), tokens)
+        within = _rising(at[given], np.exp(logs[given]), tokens)
+        return within + self._between_nodes(how, nodes, tokens, hidden, port) if nodes > 1 else within
+
+    def _between_nodes(self, how: All2All, nodes: int, tokens: Floats, hidden: int, port: LinkSpec) -> Floats:
+        """What DeepEP takes on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.
+
+        Low latency sends a token to each of its experts, high throughput once to each node that has some of them.
+        """
+        name = f"deepep-nodes/{'ll' if how == 'deepep_low_latency' else 'ht'}"
+        if f"{name}/t" in self.arrays and nodes in (known := self.arrays[f"{name}/nodes"].tolist()):
+            at, times = self.arrays[f"{name}/tokens"].astype(float), np.exp(unpacked(self.arrays[f"{name}/t"]))
+            more = np.maximum.accumulate(np.maximum(times[1:] - times[0], 0.0), axis=0)
+            width = hidden / float(self.arrays[f"{name}/hidden"][0])
+            return _rising(at, more[known.index(nodes) - 1], tokens * width)
+        copies = TOPK * (1 - 1 / nodes)
+        if how == "deepep_high_throughput":
+            copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** TOPK)
+        sent = tokens * copies * hidden * (DISPATCHED_BYTES + EXCHANGED_BYTES)
+        return np.asarray(2 * port.latency_s + sent / port.bytes_per_s)
 
     def _nccl_s(self, operation: str, gpus: int, elements: Floats) -> Floats:
-        """Seconds of a collective of NCCL over so many values of 16 bits in all."""
-        at = self.arrays[f"nccl/{operation}/elements"].astype(float)
-        which = self.arrays[f"nccl/{operation}/gpus"].tolist().index(gpus)
-        return _rising(at, np.exp(unpacked(self.arrays[f"nccl/{operation}/t"])[which]), elements)
+        """Seconds of a collective of NCCL over so many values of 16 bits in all.
+
+        A group larger than those timed takes as long as the largest of them for the values that each GPU receives.
+        """
+        if gpus == 1:
+            return np.zeros(elements.shape)
+        at, known = self.arrays[f"nccl/{operation}/elements"].astype(float), self.arrays[f"nccl/{operation}/gpus"]
+        timed = min(gpus, int(known[-1]))
+        elements = elements * ((1 - 1 / gpus) / (1 - 1 / timed))
+        times = np.exp(unpacked(self.arrays[f"nccl/{operation}/t"])[known.tolist().index(timed)])
+        return _rising(at, times, elements)
 
 
 def _rising(at: Floats, times: Floats, sizes: Floats) -> Floats:

@@ -49,6 +49,24 @@ def nvlink_of(card: str) -> tuple[LinkName, int]:
     return "nvlink5" if card in NVLINK5_CARDS else "nvlink4", RACK if card in ("gb200", "gb300") else NODE
 
 
+XDR_CARDS = ("b300", "gb300")  # whose systems have one ConnectX-8 per GPU; those of the others are taken as 400 Gb/s
+
+
+def nodes_of(card: str, gpus: int) -> int:
+    """How many nodes, or racks of one NVLink, so many GPUs take."""
+    return -(-gpus // nvlink_of(card)[1])
+
+
+def between_nodes(card: str) -> LinkSpec:
+    """The link of each GPU to those of other nodes."""
+    return LINKS["infiniband-xdr" if card in XDR_CARDS else "400gbe"]
+
+
+def gather_s(link: LinkSpec, nodes: int, size: float) -> float:
+    """Seconds of a ring with one port per node, until each has all of `size` bytes of which it had its share."""
+    return link.latency_s + (nodes - 2) * link.hop_s + (1 - 1 / nodes) * size / link.bytes_per_s
+
+
 TOKEN_BYTES = 4  # an int32
 VERDICT_BYTES = 2 * TOKEN_BYTES  # how many drafts were accepted, and the target's own token
 

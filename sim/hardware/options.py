@@ -13,7 +13,7 @@ from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
-from pdvsim.sim.limits import Gigabytes, Gpus, HostSeconds, Internal, LeastShare, Range, Shards, check_ranges
+from pdvsim.sim.limits import Gigabytes, Gpus, HostSeconds, Internal, LeastShare, Range, Ranks, Shards, check_ranges
 from pdvsim.sim.reading import read_json
 
 Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
@@ -34,6 +34,7 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
 VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "b300", "gb200", "gb300", "l40s")
 MOST_GPUS = 8  # of one server that lanes are placed on
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
+RANKED = (*SHARDED, 16, 32, 64)  # data-parallel groups, and GPUs that whole experts may be divided among
 MOST_GROUPS = 64  # of each kind in a disaggregated server
 
 
@@ -77,9 +78,10 @@ class Hardware:
     draft_tensor_parallel_size: Shards | None = None
     """Number of GPUs the drafter is sharded over: 1 or as many as the target. Default: as the target, or 1 if the
     drafter has a GPU of its own."""
-    data_parallel_size: Shards = 1
-    """Number of groups of --tensor-parallel-size GPUs that have attention, KV cache and requests of their own: 1, 2, 4
-    or 8. They step together, and the experts of each layer are divided over all GPUs. For mixtures of experts."""
+    data_parallel_size: Ranks = 1
+    """Number of groups of --tensor-parallel-size GPUs that have attention, KV cache and requests of their own: 1, 2, 4,
+    8, 16, 32 or 64. They step together, and the experts of each layer are divided over all GPUs, 64 at most. For
+    mixtures of experts."""
     enable_expert_parallel: bool = False
     """Divide whole experts among the GPUs of a server instead of a share of every expert."""
     all2all_backend: All2All = "allgather_reducescatter"
@@ -94,7 +96,7 @@ class Hardware:
     that prefill and one that decodes (docs/large-models.md)."""
     prefill_tensor_parallel_size: Shards | None = None
     """Number of GPUs of each prefill engine (--disaggregate); default: --tensor-parallel-size."""
-    prefill_data_parallel_size: Shards | None = None
+    prefill_data_parallel_size: Ranks | None = None
     """Number of data-parallel groups of each prefill engine (--disaggregate); default: --data-parallel-size."""
     kv_link: LinkName | None = None
     """Link between prefill and decode engines (--disaggregate), one per GPU; RDMA is 400gbe. Default: --link."""
@@ -125,13 +127,16 @@ class Hardware:
         for name, size in zip(names, (*sizes, prefill), strict=True):
             if size not in SHARDED:
                 raise ValueError(f"{name} must be one of {', '.join(map(str, SHARDED))}, got {size}")
-        if self.data_parallel_size not in SHARDED:
-            choices = ", ".join(map(str, SHARDED))
+        if self.data_parallel_size not in RANKED:
+            choices = ", ".join(map(str, RANKED))
             raise ValueError(f"data-parallel-size must be one of {choices}, got {self.data_parallel_size}")
-        if (every := sizes[0] * self.data_parallel_size) > SHARDED[-1]:
+        every = sizes[0] * self.data_parallel_size
+        if every > (RANKED if self.enable_expert_parallel else SHARDED)[-1]:
+            spread = f"a server has {RANKED[-1]} at most"
+            sharded = f"more than {SHARDED[-1]} need --enable-expert-parallel"
             raise ValueError(
-                f"data-parallel-size {self.data_parallel_size} x tensor-parallel-size {sizes[0]} are {every} GPUs: a "
-                f"server has {SHARDED[-1]} at most"
+                f"data-parallel-size {self.data_parallel_size} x tensor-parallel-size {sizes[0]} are {every} GPUs: "
+                f"{spread if every > RANKED[-1] else sharded}"
             )
         if self.data_parallel_size > 1 and (self.place or self.cards):
             raise ValueError("data-parallel-size: all groups do the same work; leave out --place and --cards")

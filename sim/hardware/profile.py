@@ -203,7 +203,7 @@ class Profile:
         shards = {spec.name: spec for spec in (pair.draft, pair.target) if spec.shards > 1 or spec.data_ranks > 1}
         if link is None or not shards:
             return whole
-        fits = {name: with_collectives(whole.fit(spec), spec, link) for name, spec in shards.items()}
+        fits = {name: with_collectives(whole.fit(spec), spec, link, self.gpu.name) for name, spec in shards.items()}
         how = "as published" if link in (LINKS["nvlink4"], LINKS["nvlink5"]) else "as a ring's"
         return replace(
             whole, foundation=f"{whole.foundation}; all-reduces {how}, within {BAR:.0%}", models=whole.models | fits

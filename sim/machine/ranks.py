@@ -45,7 +45,7 @@ class RankGroup:
 
     def _agree(self) -> None:
         """Begin a step once no rank is left in the last one."""
-        if self._ready() and not self._stepping and not self._begins:
+        if not self._stepping and not self._begins and self._ready():
             self._begins = True
             begin = Event(self.env)
             begin.callbacks.append(lambda _: self._begin())

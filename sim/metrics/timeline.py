@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, ROLES, Columns, Result, Table, parts
 
-GPUS_PER_REPLICA = 16  # room between the process numbers of two replicas
-HOSTS, REQUESTS = 1 << 20, 1 << 21  # process numbers of the replicas' hosts and requests
+GPUS_PER_REPLICA = 1 << 13  # room between the process numbers of two replicas
+HOSTS, REQUESTS = 1 << 24, 1 << 25  # process numbers of the replicas' hosts and requests
 DRAFT = ROLES.index("draft")
 PREFILL = KINDS.index("prefill")
 

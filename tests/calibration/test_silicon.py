@@ -66,6 +66,20 @@ def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
     assert not_simulated([ROW]) == {}
 
 
+def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
+    """As DeepSeek is served: 32 ranks with DeepEP. Sharded experts, or those that 24 GPUs cannot share, are refused."""
+    large = replace(ROW, model="deepseek-ai/DeepSeek-R1", weights="fp8", concurrency=64, moe_tp=1)
+    wide = replace(large, data_parallel=32, expert_parallel=32)
+    assert not_simulated([wide]) == {}
+    assert wide.experiment.gpus == 32
+    assert wide.experiment.hardware.all2all_backend == "deepep_low_latency"
+    assert replace(wide, data_parallel=8, expert_parallel=8).experiment.hardware.all2all_backend != "deepep_low_latency"
+    sharded = replace(large, data_parallel=32, expert_parallel=1, moe_tp=32)
+    assert "more than 8 need --enable-expert-parallel" in not_simulated([sharded])[ROW.id]
+    odd = replace(large, data_parallel=24, expert_parallel=24)
+    assert "must be one of 1, 2, 4, 8, 16, 32, 64, got 24" in not_simulated([odd])[ROW.id]
+
+
 def test_estimates_are_of_held_out_rows() -> None:
     held_out = {row.id for row in read_rows() if row.held_out}
     estimates = read_estimates()

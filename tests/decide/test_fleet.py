@@ -228,6 +228,18 @@ def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
         Server("mixtral-8x7b", drafter="model")
 
 
+def test_a_mixture_on_many_gpus_may_spread_its_experts_over_several_nodes() -> None:
+    """Ranks of 16 and more compete where they divide the GPUs; the deploy lines say that they need machines."""
+    base = Experiment("colocated", Traffic(), server=Server("none:deepseek-v3"), hardware=Hardware(engine="sglang"))
+    ways = {way.name: way.of(base) for way in fleets(base, ("autoregressive",), 32)}
+    assert {"2x autoregressive dp16 ep", "autoregressive dp32 ep", "4x autoregressive dp8 ep"} <= set(ways)
+    noted = {name: "on several machines" in " ".join(vllm(served_as(one)).notes) for name, one in ways.items()}
+    assert noted["autoregressive dp32 ep"]
+    assert not noted["4x autoregressive dp8 ep"]
+    dense = replace(base, server=Server("none:llama-3.1-70b"))
+    assert not any("dp" in way.name for way in fleets(dense, ("autoregressive",), 32))
+
+
 def test_everyone_competes_once_in_each_architecture() -> None:
     base = Experiment("colocated", Traffic(), server=Server("llama-3.1-8b"))
     ways = drafters(base, "llama-3.1-8b", THREE, None)

@@ -145,7 +145,9 @@ def test_a_shard_takes_its_part_and_what_is_sent(
             continue
         reduced = 2 * spec.layers * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
         gathered = all_reduce_s(LINKS[link], gpus, new * part.vocab * gpus)
-        sent = seconds(CostModel(part, with_collectives(alone, part, LINKS[link]))) - seconds(CostModel(part, alone))
+        sent = seconds(CostModel(part, with_collectives(alone, part, LINKS[link], "h200"))) - seconds(
+            CostModel(part, alone)
+        )
         assert sent == pytest.approx(reduced + gathered, rel=1e-6)
 
 
@@ -249,7 +251,7 @@ def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
     fit = h200.models[pair.target.name]
     measured = h200.covering(pair, NVLINK)
     assert "transferred" not in measured.foundation
-    assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK)
+    assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK, "h200")
     assert 0 < measured.bar(pair.target) < BAR
     assert measured.bar(pair.draft) == 0
 

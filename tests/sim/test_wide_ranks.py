@@ -1,0 +1,163 @@
+"""Servers of more GPUs than a node has: laws of their experts, of exchanges between nodes, and what is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import All2All
+from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.hardware.kernels import KernelTables
+from pdvsim.sim.hardware.links import LINKS, between_nodes, gather_s, nodes_of
+from pdvsim.sim.hardware.models import model, shard
+from pdvsim.sim.hardware.spread import SpreadCosts
+from pdvsim.sim.metrics.timeline import trace
+from pdvsim.sim.run import simulate
+
+SIZES = (8, 16, 32, 64)
+HOW: tuple[All2All, ...] = ("allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput")
+HIDDEN = 7168
+
+
+def experiment(ranks: int, **more: Any) -> Experiment:
+    chosen = {"gpu": "h200", "engine": "sglang", "data_parallel_size": ranks, "enable_expert_parallel": True}
+    traffic = Traffic(input_len=200, output_len=20, num_prompts=2 * ranks, max_concurrency=2 * ranks)
+    arch = "pd" if "disaggregate" in more else "autoregressive"
+    server = Server(pair="none:deepseek-v3", max_num_seqs=64)
+    return Experiment(arch, traffic, server=server, hardware=Hardware(**{**chosen, "band": False, **more}))
+
+
+def costs(one: Experiment) -> SpreadCosts:
+    found = covering_profile(one).cost_model(one.pair.target)
+    assert isinstance(found, SpreadCosts)
+    return found
+
+
+def tables(card: str, engine: Any = "sglang") -> KernelTables:
+    found = engine_profile(engine, card).tables
+    assert found is not None
+    return found
+
+
+def test_a_larger_group_holds_and_reads_fewer_experts_per_gpu() -> None:
+    parts = [shard(model("deepseek-v3"), 1, ranks, True) for ranks in SIZES]
+    for fewer, more in pairwise(parts):
+        assert fewer.experts is not None
+        assert more.experts is not None
+        assert more.experts.resident * 2 == fewer.experts.resident
+        assert more.weight_bytes < fewer.weight_bytes
+        for tokens in (1, 64, 1024, 16_384):
+            assert more.experts.read(tokens) <= fewer.experts.read(tokens)
+    rooms = [kv_capacity(one, covering_profile(one)) for one in map(experiment, SIZES)]
+    assert rooms == sorted(set(rooms))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "pdvsim"])
+@pytest.mark.parametrize("card", ["h200", "gb200"])
+def test_the_same_tokens_take_no_longer_on_more_gpus(engine: Any, card: str) -> None:
+    """Outside the exchange; and with more tokens no less."""
+    times = []
+    for ranks in SIZES:
+        model = costs(experiment(ranks, engine=engine, gpu=card))
+        knots = model.terms.spread.exchange_knots
+        unexchanged = replace(model.terms.spread, exchange_knots=tuple((at, 0.0) for at, _ in knots))
+        each = [
+            unexchanged.seconds(tokens, 1) + model.terms.experts.seconds(model.experts.read(tokens))
+            for tokens in (256, 1024, 4096)
+        ]
+        assert each == sorted(each)
+        times.append(each)
+    for fewer, more in pairwise(times):
+        assert all(after <= before for before, after in zip(fewer, more, strict=True))
+
+
+@pytest.mark.parametrize("card", ["h100-sxm", "h200", "b200", "b300"])
+@pytest.mark.parametrize("how", HOW)
+def test_an_exchange_between_nodes_takes_no_less_than_within_one(card: str, how: All2All) -> None:
+    """More nodes no less, more tokens no less; and no more than ten times the bytes over one port."""
+    tokens = np.array([1.0, 8.0, 64.0, 512.0, 4096.0])
+    found = [tables(card).exchange_s(how, 8 * nodes, tokens, HIDDEN, nodes) for nodes in (1, 2, 4, 8)]
+    for fewer, more in pairwise(found):
+        assert (more >= fewer).all()
+    assert all((np.diff(times) >= 0).all() for times in found)
+    sent_s = 8 * tokens * HIDDEN * 3 / between_nodes(card).bytes_per_s
+    assert (found[1] > found[0]).all() or how == "deepep_high_throughput"  # which was timed no slower for few tokens
+    if how != "allgather_reducescatter":  # that sends every token everywhere
+        assert (found[-1] < 1e-3 + 10 * sent_s).all()
+
+
+def test_one_nvlink_has_no_ports_between() -> None:
+    """The GPUs of a rack are one node; those of the others are in nodes of eight."""
+    assert [nodes_of("gb200", gpus) for gpus in (8, 16, 64, 72)] == [1, 1, 1, 1]
+    assert [nodes_of("h200", gpus) for gpus in (1, 8, 16, 64)] == [1, 1, 2, 8]
+    tokens = np.array([1.0, 64.0, 4096.0])
+    for how in HOW[1:]:
+        few, many = (tables("gb200").exchange_s(how, ranks, tokens, HIDDEN) for ranks in (8, 64))
+        np.testing.assert_array_equal(few, many)
+    few, many = (tables("gb200").exchange_s(HOW[0], ranks, tokens / ranks, HIDDEN) for ranks in (8, 64))
+    assert (few <= many).all()
+    assert (many <= few * (63 / 64) / (7 / 8) + 1e-12).all()  # a GPU receives so much more of the same tokens
+
+
+def test_timed_exchanges_between_nodes_are_read_as_they_were_timed() -> None:
+    """DeepEP on two nodes of H200s beyond one, at numbers of tokens that were timed."""
+    known = tables("h200")
+    for mode, how in (("ll", HOW[1]), ("ht", HOW[2])):
+        arrays = {name: known.arrays[f"deepep-nodes/{mode}/{name}"] for name in ("nodes", "tokens", "t", "hidden")}
+        assert arrays["nodes"].tolist() == [1, 2, 4, 8]
+        assert arrays["hidden"].tolist() == [HIDDEN]
+        timed_s = np.exp(arrays["t"] / 1000.0) * 1e-6
+        at = np.array([64.0, 128.0, 256.0])
+        columns = np.searchsorted(arrays["tokens"], at)
+        one, eight = (known.exchange_s(how, 8 * nodes, at, HIDDEN, nodes) for nodes in (1, 8))
+        np.testing.assert_allclose(eight - one, (timed_s[3] - timed_s[0])[columns], rtol=1e-9)
+
+
+def test_a_ring_between_nodes_by_hand() -> None:
+    link = LINKS["400gbe"]
+    assert gather_s(link, 2, 1e9) == pytest.approx(18e-6 + 0.5e9 / 50e9)
+    assert gather_s(link, 8, 1e9) == pytest.approx(18e-6 + 6 * 9.6e-6 + 0.875e9 / 50e9)
+    # 4 ranks of 8 GPUs have no other rank on their node: all goes through the ports
+    tokens = np.array([100.0])
+    found = tables("h200").exchange_s(HOW[0], 4, tokens, HIDDEN, 4)
+    assert found == pytest.approx(2 * gather_s(between_nodes("h200"), 4, 4 * 100 * HIDDEN * 2))
+
+
+def test_64_ranks_serve_their_requests_and_step_together() -> None:
+    one = experiment(64, all2all_backend="deepep_low_latency")
+    result = simulate(one)
+    assert result.meta["gpus"] == 64
+    assert (result.requests["finish_s"] > 0).all()
+    launches = result.launches
+    assert set(launches["gpu"].tolist()) == set(range(64))
+    steps = sorted({(start, end) for start, end in zip(launches["start_s"], launches["end_s"], strict=True)})
+    assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(steps))
+    names = b"".join(trace(replace(result, launches={name: values[:70] for name, values in launches.items()})))
+    assert names.count(b'"process_name"') >= len(set(launches["gpu"][:70].tolist()))
+
+
+def test_engines_of_more_than_a_node_prefill_and_decode_apart() -> None:
+    one = experiment(32, gpu="gb200", disaggregate="2p1d", prefill_data_parallel_size=16, kv_link="nvlink5")
+    assert one.gpus == 2 * 16 + 32
+    result = simulate(one)
+    assert (result.requests["finish_s"] > 0).all()
+    assert result.meta["gpus"] == 64
+
+
+def test_what_cannot_be_is_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match="are 16 GPUs: more than 8 need --enable-expert-parallel"):
+        experiment(16, enable_expert_parallel=False)
+    with pytest.raises(ValueError, match="are 128 GPUs: a server has 64 at most"):
+        experiment(64, tensor_parallel_size=2)
+    with pytest.raises(ValueError, match="must be one of 1, 2, 4, 8, 16, 32, 64, got 24"):
+        experiment(24)
+    with pytest.raises(ValueError, match="must be 1 to 64, got 72"):
+        experiment(72)
+    with pytest.raises(ValueError, match="are 16 GPUs: more than 8 need --enable-expert-parallel"):
+        experiment(8, disaggregate="1p1d", prefill_data_parallel_size=16, enable_expert_parallel=False)
