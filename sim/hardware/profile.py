@@ -117,6 +117,8 @@ PROFILE_RANGES: dict[str, Range] = {
     "yielding": _EXPONENT,
     "expert_weight": _WEIGHT,
     "hold": Range(0, 1),
+    "past_share": Range(0, 1),
+    "past_prompts": Range(0, 1),
     "hold_layer_s": _TIME_S,
     "hold_compute": Range(0, 10),
     "crowd_hold": Range(0.1, 1),
