@@ -86,7 +86,7 @@ def gather(folder: Path) -> int:
         tables.insert(0, older[~older["run"].isin({path.stem for path in parts})])
     table = pa.Table.from_pandas(pd.concat(tables), preserve_index=False)
     buffer = io.BytesIO()
-    encoding = dict.fromkeys(("context", "span", "solo"), "BYTE_STREAM_SPLIT") | {"start": "DELTA_BINARY_PACKED"}
+    encoding = dict.fromkeys((*SAVED_DTYPES, *TICKS), "BYTE_STREAM_SPLIT") | {"start": "DELTA_BINARY_PACKED"}
     pq.write_table(
         table, buffer, compression="zstd", compression_level=19, column_encoding=encoding, use_dictionary=False
     )
