@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import GpuSpec, ServingEngine
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.kernels import (
     CONTEXTS,
     ITEM_BYTES,
@@ -31,6 +31,7 @@ from pdvsim.sim.hardware.kernels import (
     packed,
     unpacked,
 )
+from pdvsim.sim.specs import GpuSpec
 
 SYSTEMS = {
     "a100-80gb": "a100_sxm",

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdvsim.profiler.parts import SCHEMA
-from pdvsim.sim.core import HeadSpec, ModelSpec
 from pdvsim.sim.reading import printable, quoted, read_json, said
+from pdvsim.sim.specs import HeadSpec, ModelSpec
 
 HEADER = "header.json"
 

@@ -27,19 +27,11 @@ from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.realrun.texts import next_turns, prompts, repeated
-from pdvsim.sim.assembly import (
-    cached_facts,
-    check_context,
-    check_kv,
-    drawn_verdict,
-    host_times,
-    make_controller,
-    profile_of,
-    reuse_of,
-)
+from pdvsim.sim.assembly import host_times, make_controller, profile_of, reuse_of
 from pdvsim.sim.client import Client
+from pdvsim.sim.cluster import cached_facts, check_context, check_kv, drawn_verdict
 from pdvsim.sim.config import Experiment, Traffic
-from pdvsim.sim.core import HeadSpec, ModelSpec, Pair, Request, Role
+from pdvsim.sim.core import Request, Role
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts
 from pdvsim.sim.hardware.models import PARD, drafter, in_parallel, is_config, quantised, unquantised
@@ -52,6 +44,7 @@ from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Columns, Log, Result, request_columns
 from pdvsim.sim.run import no_collector
+from pdvsim.sim.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.requests import make_requests
 

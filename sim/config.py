@@ -14,13 +14,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
-from pdvsim.sim.core import LOOKED_UP, Pair, Placement
+from pdvsim.sim.core import LOOKED_UP, Placement
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import RANKED, SHARDED, Contention, Hardware, Host, Priority
 from pdvsim.sim.limits import INTERNAL, MAX_REQUESTS, Internal, Range, check, check_ranges
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
+from pdvsim.sim.specs import Pair
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
 
 __all__ = [

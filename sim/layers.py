@@ -1,18 +1,77 @@
-"""Layers in which tokens meet in another way than by attention to all cached tokens.
+"""Layers of a model that are not plain attention and a plain MLP: experts, and other ways in which tokens meet.
 
-Three kinds: a window bounds what a query reads and what a request keeps; sparse attention bounds what a query reads,
-but keeps all tokens and scans an index of them; a state of fixed size replaces the KV cache. Sizes are those of one
-layer unless a name says otherwise, in values where it does not say bytes.
+Besides MLA these are three. A window bounds what a query reads and what a request keeps. Sparse attention bounds what a
+query reads, but keeps all tokens and scans an index of them. A state of fixed size replaces the KV cache. Sizes are
+those of one layer unless a name says otherwise, in values where it does not say bytes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cache
+from math import sqrt
+from statistics import NormalDist
 from typing import Literal
 
+All2All = Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"]
 StateKind = Literal["gdn", "mamba2", "kda", "lightning"]
 STATE_OPERATIONS = 6  # per value of a state and token: decay, what it predicts, its correction, and reading it
 PAGE_TOKENS = 16  # vLLM rounds the block of a hybrid up to a multiple of this
+
+
+@dataclass(frozen=True, slots=True)
+class Experts:
+    """The experts in a model's layers, of which every token takes `per_token`."""
+
+    count: int
+    per_token: int
+    intermediate: int
+    shared: int = 0  # intermediate size of all experts that every token takes besides
+    dense_layers: int = 0  # layers that have a plain MLP instead
+    # `n` tokens of one request read as many distinct experts as `n ** overlap` tokens of different requests. Published
+    # counts give 0.78 to 0.84: github.com/Luce-Org/lucebox/pull/501, github.com/ml-explore/mlx-lm/pull/1485
+    overlap: float = 0.8
+    weight_bytes: float | None = None  # per weight of an expert, where quantised apart from the other products
+    ranks: int = 1  # GPUs that whole experts are divided among; 1: each GPU has all, or a share of every one
+    all2all: All2All = "allgather_reducescatter"  # how tokens of data-parallel ranks reach their experts, and return
+    latent: int | None = None  # width that tokens are compressed to before the experts; None: the hidden size
+
+    @property
+    def resident(self) -> int:
+        """Experts that a GPU holds."""
+        return self.count // self.ranks
+
+    def read(self, independent: float) -> float:
+        """Expected number of distinct experts that a layer reads for so many independent tokens.
+
+        Of experts on several GPUs, those that the GPU with the most reads: all wait for it.
+        """
+        taken = 1.0 - (1.0 - self.per_token / self.count) ** independent
+        if self.ranks == 1:
+            return float(self.count * taken)
+        most = self.resident * taken + _largest(self.ranks) * sqrt(self.resident * taken * (1.0 - taken))
+        return float(min(most, self.resident, self.per_token * independent))
+
+
+@cache
+def _largest(count: int) -> float:
+    """The expected largest of so many normal variates, in standard deviations (Blom's approximation)."""
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """Sizes of multi-head latent attention (MLA), which caches one compressed vector per token and layer.
+
+    Queries are multiplied with the compressed vectors, as engines decode. Prompts, which engines expand, are counted
+    the same way and cost more here than there.
+    """
+
+    kv_rank: int
+    rope_dim: int
+    nope_dim: int
+    value_dim: int
+    query_rank: int | None = None  # None: queries are not compressed
 
 
 @dataclass(frozen=True, slots=True)

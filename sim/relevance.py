@@ -19,11 +19,12 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from pdvsim.sim.config import BY_SEED, TRACES, Experiment, Hardware, Scoring, Server, Traffic
-from pdvsim.sim.core import LOOKED_UP, HeadSpec
+from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
 from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.policies import archs_where, policy_of
+from pdvsim.sim.specs import HeadSpec
 from pdvsim.sim.workload.asked import usual_acceptance
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds

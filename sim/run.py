@@ -6,8 +6,9 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pdvsim.sim.assembly import Cluster, bandwidths, covering_profile
+from pdvsim.sim.assembly import bandwidths, covering_profile
 from pdvsim.sim.client import Client
+from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.profile import Profile

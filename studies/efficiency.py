@@ -23,7 +23,6 @@ from pdvsim.calibration.fit.points import Floats, medians, price_s, tokens_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.core import GpuSpec, HeadSpec, ModelSpec
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.transfer import (
@@ -34,6 +33,7 @@ from pdvsim.sim.hardware.transfer import (
     Transfer,
     document,
 )
+from pdvsim.sim.specs import GpuSpec, HeadSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,11 +18,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import ModelSpec, Pair
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.links import LINKS
 from pdvsim.sim.hardware.models import MODELS, PRESETS, shard
 from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.specs import ModelSpec, Pair
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.view.table import cell, grid
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pdvsim.sim.core import Experts, HeadKind, Latent, ModelSpec
 from pdvsim.sim.hardware.models import PRESETS, drafter, quantised
+from pdvsim.sim.layers import Experts, Latent
+from pdvsim.sim.specs import HeadKind, ModelSpec
 from studies.engines import (
     CONTEXT,
     EngineCell,

@@ -35,7 +35,6 @@ from scipy.optimize import brentq, minimize
 
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.attention import MeasuredAttention
 from pdvsim.sim.hardware.composed import ComposedProfile, engine_profile
 from pdvsim.sim.hardware.kernels import shipped_tables
@@ -44,6 +43,7 @@ from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import Pair
 
 DATA = Path(__file__).resolve().parent.parent / "calibration" / "data" / "published_speculation.csv"
 # Mean tokens in and out: four from SpecDecode-Bench's traces; thinking from AngelSlim's issue (tokens per second times

@@ -17,9 +17,9 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.models import PRESETS, gpu, shard
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
+from pdvsim.sim.specs import GpuSpec
 from studies.vidur import layer_errors, of_card, read_layer
 
 WORKERS = (2, 4, 8)

@@ -25,7 +25,6 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.points import middle
-from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.attention import MeasuredAttention, WaveAttention, in_waves
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import MODELS, shard
@@ -35,6 +34,7 @@ from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.hardware.terms import MeasuredLayers
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped
 from pdvsim.sim.reading import check_file, said
+from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

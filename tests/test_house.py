@@ -29,7 +29,7 @@ FLOORS = (  # from the ground: an import goes down, or stays within its room
     ("",),  # the Python API
 )
 SIM_FLOORS = (  # the same inside sim, by folder or file
-    ("core", "layers", "limits", "reading"),
+    ("core", "layers", "limits", "reading", "specs"),
     ("records",),
     ("hardware",),
     ("workload",),
@@ -37,7 +37,7 @@ SIM_FLOORS = (  # the same inside sim, by folder or file
     ("policies",),
     ("config",),
     ("metrics",),
-    ("assembly", "client", "relevance", "run", "trust"),
+    ("assembly", "client", "cluster", "relevance", "run", "trust"),
 )
 HEAVY = {  # what takes long to import, or may not be there
     "distributed", "joblib", "matplotlib", "numpy", "pandas", "plotly", "pyarrow", "pydantic", "pynvml", "ray",
@@ -195,7 +195,7 @@ def test_figures_come_from_one_factory() -> None:
 BANNED = {  # by room
     "": "pickle dill marshal shelve",  # data is never run
     "sim.": "torch triton seaborn matplotlib plotly",  # a device or a picture: the data flows one way
-    "sim.policies.": "time threading asyncio pdvsim.sim.machine.device pdvsim.sim.assembly pdvsim.sim.run",
+    "sim.policies.": "time threading asyncio pdvsim.sim.machine.device pdvsim.sim.cluster pdvsim.sim.run",
 }
 
 

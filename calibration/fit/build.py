@@ -17,12 +17,12 @@ from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole
 from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.power import Power
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
 from pdvsim.sim.hardware.terms import GraphSizes
+from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,11 +20,11 @@ import numpy as np
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
-from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel, Load
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
+from pdvsim.sim.specs import GpuSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats, middle
-from pdvsim.sim.core import GpuSpec, Pair
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.reading import check_file, quoted, said
+from pdvsim.sim.specs import GpuSpec, Pair
 from pdvsim.sim.workload.own import bench_document
 
 STEP = re.compile(

@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats, price_s, tokens_of
 from pdvsim.realrun.engine.buckets import query_tile
-from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pdvsim.calibration.fit.points import Floats, price
-from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware.costs import CostModel, Price
 from pdvsim.sim.hardware.power import Draw, Power, PowerFit
+from pdvsim.sim.specs import GpuSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,11 +14,11 @@ from statistics import median
 from typing import Any
 
 from pdvsim.calibration.validate.served import read_runs
-from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.pace import Pace, pace_in
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.reading import read_json
+from pdvsim.sim.specs import Pair
 
 WarmUp = tuple[Pair, Pace]
 

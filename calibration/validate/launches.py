@@ -21,7 +21,7 @@ from pdvsim.common.commandline import experiment_from
 from pdvsim.common.files import SEAL, digest, unbroken, whole, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import KINDS, ModelSpec, Role
+from pdvsim.sim.core import KINDS, Role
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
@@ -30,6 +30,7 @@ from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.reading import read_json, read_table, said
 from pdvsim.sim.records import LANES, ROLES, Table
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -20,13 +20,14 @@ from pdvsim.common.commandline import command_line
 from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.core import LOOKED_UP, ModelSpec, Pair, ServingEngine
+from pdvsim.sim.core import LOOKED_UP, ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.links import NODE
 from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 from pdvsim.sim.policies.options import Server
+from pdvsim.sim.specs import ModelSpec, Pair
 from pdvsim.sim.workload.suffix import SuffixOptions
 from pdvsim.view.report.sheet import command_html
 from pdvsim.view.table import continued

@@ -13,7 +13,6 @@ from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.space import ADAPTIVE, CONTROLLERS, LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
-from pdvsim.sim.core import HeadSpec
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import (
     BatchLimit,
@@ -28,6 +27,7 @@ from pdvsim.sim.limits import (
 )
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.specs import HeadSpec
 from pdvsim.sim.workload.options import ALL, BY_SEED, OPEN
 from pdvsim.sim.workload.requests import Workload, trace_rate
 

@@ -15,7 +15,8 @@ from pdvsim.live.arrivals import Arrivals, largest
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
-from pdvsim.sim.assembly import Cluster, bandwidths
+from pdvsim.sim.assembly import bandwidths
+from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.run import no_collector
 

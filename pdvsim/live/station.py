@@ -10,8 +10,9 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.live.arrivals import copied
-from pdvsim.sim.assembly import Cluster, covering_profile, make_controller
+from pdvsim.sim.assembly import covering_profile, make_controller
 from pdvsim.sim.client import Client
+from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock

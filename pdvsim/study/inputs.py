@@ -14,7 +14,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import vet
 
 if TYPE_CHECKING:
-    from pdvsim.sim.assembly import Cluster
+    from pdvsim.sim.cluster import Cluster
     from pdvsim.sim.core import Request
     from pdvsim.sim.workload.requests import Workload
     from pdvsim.study.sweep import Point
@@ -60,7 +60,8 @@ def check_points(points: Iterable[Point], servable: bool = True) -> None:
 
 def _cluster(experiment: Experiment) -> Cluster:
     """Check servers: pair, GPU and profile are known and compatible."""
-    from pdvsim.sim.assembly import Cluster, covering_profile
+    from pdvsim.sim.assembly import covering_profile
+    from pdvsim.sim.cluster import Cluster
     from pdvsim.sim.machine.clock import Clock
     from pdvsim.sim.records import Log
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import hypot
 
-from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.terms import Knots, Term, interpolate
+from pdvsim.sim.specs import ModelSpec
 
 MAX_CONTEXT_PARTS = 32
 # The engine's attention over prompts: a program takes so many queries, fewer of heads wider than this; of heads up to

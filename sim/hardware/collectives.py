@@ -21,11 +21,11 @@ from itertools import accumulate
 
 import numpy as np
 
-from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.links import LINKS, LinkSpec, between_nodes, gather_s, nodes_of
 from pdvsim.sim.hardware.terms import Collectives, Knots
 from pdvsim.sim.hardware.transfer import TOKENS
+from pdvsim.sim.specs import ModelSpec
 
 _KIB, _MIB = 2**10, 2**20
 

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.sim.core import GpuSpec, ModelSpec, Pair, ServingEngine
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import with_collectives
@@ -36,6 +36,7 @@ from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
 from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
 from pdvsim.sim.layers import Sparse
+from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 TOKENS: tuple[int, ...] = (
     *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,

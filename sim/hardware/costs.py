@@ -26,12 +26,13 @@ from functools import lru_cache, reduce
 from operator import add
 from typing import Any, NamedTuple
 
-from pdvsim.sim.core import ModelSpec, Request
+from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.attention import Prompts, pairs
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S, SUFFIX_ROW_S
 from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.limits import MAX_DRAFT
+from pdvsim.sim.specs import ModelSpec
 
 STRETCHES = 4  # rows that one forward of the engine catches up
 

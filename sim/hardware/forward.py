@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass, replace
 from typing import Annotated, Any, get_args, get_type_hints
 
-from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.cards import flops_of
+from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 REQUIRED = ("fixed_s", "weights_s", "token_s", "head_weights_s", "head_token_s", "kv_s", "pair_s")  # of a file
 

@@ -19,8 +19,10 @@ from typing import Any, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import All2All, GpuSpec, ServingEngine
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.links import NODE, LinkSpec, between_nodes, gather_s
+from pdvsim.sim.layers import All2All
+from pdvsim.sim.specs import GpuSpec
 
 Floats = NDArray[np.float64]
 ENGINES: tuple[ServingEngine, ...] = get_args(ServingEngine)

@@ -27,14 +27,16 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.core import LOOKED_UP, All2All, DrafterKind, HeadKind, HeadSpec, ModelSpec, Pair
+from pdvsim.sim.core import LOOKED_UP, DrafterKind
 from pdvsim.sim.hardware.cards import GPUS as GPUS
 from pdvsim.sim.hardware.cards import gpu as gpu
 from pdvsim.sim.hardware.configs import FP8_BYTES, NVFP4_BYTES
 from pdvsim.sim.hardware.configs import from_config as from_config
 from pdvsim.sim.hardware.configs import read_config as read_config
 from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
+from pdvsim.sim.layers import All2All
 from pdvsim.sim.reading import said
+from pdvsim.sim.specs import HeadKind, HeadSpec, ModelSpec, Pair
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "mtp")
 PARD = "pard-"  # before the name of a draft model that was trained to draft in parallel

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
-from pdvsim.sim.core import All2All, ServingEngine
+from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import LinkName
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
+from pdvsim.sim.layers import All2All
 from pdvsim.sim.limits import Gigabytes, Gpus, HostSeconds, Internal, LeastShare, Range, Ranks, Shards, check_ranges
 from pdvsim.sim.reading import read_json
 

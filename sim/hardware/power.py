@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, log
 
-from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.costs import Price
+from pdvsim.sim.specs import ModelSpec
 
 FULL_CLOCK_ITERATIONS = 8  # each reduces the error of a long launch to about a third
 

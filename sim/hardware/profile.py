@@ -18,7 +18,6 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.core import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
@@ -33,6 +32,7 @@ from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
+from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 SCHEMA = 1
 # 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse

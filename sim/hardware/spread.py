@@ -16,11 +16,11 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import NamedTuple
 
-from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.attention import Prompts
 from pdvsim.sim.hardware.costs import AffineCost, CostModel, Price
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.terms import ExpertReads
+from pdvsim.sim.specs import ModelSpec
 
 
 class Routed(NamedTuple):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
-from pdvsim.sim.core import ModelSpec
+from pdvsim.sim.specs import ModelSpec
 
 Knots = tuple[tuple[int, float], ...]  # (size, value) as measured, read between by straight lines
 

@@ -28,11 +28,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.attention import PROMPT_QUERIES, SMALL_HEAD, WIDE_HEAD, WIDE_QUERIES
 from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 Floats = NDArray[np.float64]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pdvsim.sim.core import DrafterKind, ModelSpec, Pair
+from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import Priority
@@ -23,6 +23,7 @@ from pdvsim.sim.limits import (
     Tokens,
     check_ranges,
 )
+from pdvsim.sim.specs import ModelSpec, Pair
 
 ControllerName = Literal["fixed", "feedback", "goodput", "table", "adaptive-verification"]
 KvPolicy = Literal["paged", "reserved"]

@@ -17,8 +17,9 @@ from fractions import Fraction
 
 import numpy as np
 
-from pdvsim.sim.assembly import Cluster, profile_of
+from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.client import Client
+from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock

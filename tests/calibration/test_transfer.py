@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 from pdvsim.calibration.fit.build import gpu_spec, save
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import GpuSpec, ModelSpec
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS, pair
 from pdvsim.sim.hardware.profile import builtin, roofline
@@ -24,6 +23,7 @@ from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.hardware.transfer import document, from_document, shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import GpuSpec, ModelSpec
 from pdvsim.sim.trust import errors_of as real_errors
 from pdvsim.study.band import ends, spanned
 from studies.efficiency import (

@@ -19,7 +19,6 @@ import pytest
 from pdvsim import cli
 from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Host, Server, Traffic
-from pdvsim.sim.core import GpuSpec
 from pdvsim.sim.hardware import profile
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.forward import TERMS
@@ -27,6 +26,7 @@ from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import GpuSpec
 from pdvsim.study.estimate import cost, forewarning
 from pdvsim.study.sweep import Sweep
 

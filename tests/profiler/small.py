@@ -10,8 +10,8 @@ from pdvsim.profiler import grid
 from pdvsim.profiler.options import Options
 from pdvsim.profiler.parts import SCHEMA, Part
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.models import model
+from pdvsim.sim.specs import ModelSpec
 
 CARD = {
     "name": "NVIDIA H200",

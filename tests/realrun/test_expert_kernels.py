@@ -14,7 +14,7 @@ from pdvsim.realrun.engine.batch import Gate, Pinned, Residual
 from pdvsim.realrun.engine.fp8 import E4M3, Matrix, plain, quantised
 from pdvsim.realrun.engine.model import fresh
 from pdvsim.realrun.engine.weights import LayerWeights
-from pdvsim.sim.core import Experts
+from pdvsim.sim.layers import Experts
 
 quick = settings(max_examples=6, deadline=None)
 SCRATCH = 4  # the slot of padding

@@ -27,11 +27,11 @@ from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import prepare, serve
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import HeadKind, HeadSpec
 from pdvsim.sim.hardware.models import drafter
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import HeadKind, HeadSpec
 from pdvsim.sim.workload.requests import make_requests
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")

@@ -31,7 +31,7 @@ from pdvsim.realrun.site import TINY, RealServer, prepare, serve, warm_up
 from pdvsim.realrun.texts import prompts
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
-from pdvsim.sim.core import KINDS, Pair, Request, Role
+from pdvsim.sim.core import KINDS, Request, Role
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.machine.batch import Launch
@@ -41,6 +41,7 @@ from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import Pair
 from pdvsim.sim.workload.requests import make_requests
 
 JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts may be the models' own

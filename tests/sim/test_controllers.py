@@ -13,7 +13,7 @@ import planning
 import pytest
 from planning import OUTPUT, PAIR, batch
 
-from pdvsim.sim import assembly
+from pdvsim.sim import cluster
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.costs import CostModel
@@ -139,7 +139,7 @@ class Scripted(Controller):
 
 def scripted(monkeypatch: pytest.MonkeyPatch, arch: Arch, lengths: Sequence[int], **server: Any) -> Result:
     """A run under a script; `controller` keeps the drafter, though it is not the one that decides."""
-    monkeypatch.setattr(assembly, "make_controller", lambda settings, plan: Scripted(settings, lengths))
+    monkeypatch.setattr(cluster, "make_controller", lambda settings, plan: Scripted(settings, lengths))
     traffic = Traffic("random", num_prompts=30, input_len=300, output_len=60, max_concurrency=12)
     settings = Server(controller="goodput", **server)
     return simulated(Experiment(arch, traffic, Acceptance(acceptance_rate=0.7), settings))

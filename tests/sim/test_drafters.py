@@ -13,7 +13,7 @@ from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import HeadSpec, Request
+from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.hardware.models import PRESETS, from_config, pair
 from pdvsim.sim.hardware.profile import builtin, roofline
@@ -23,6 +23,7 @@ from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.records import Launches
 from pdvsim.sim.relevance import Doubt, warn
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import HeadSpec
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.lookup import Lookup, lookup_of
 from pdvsim.study.band import spanned

@@ -12,7 +12,7 @@ from pdvsim.decide.deploy import deployment
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import KINDS, ModelSpec, Pair
+from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_profile
 from pdvsim.sim.hardware.costs import CostModel
@@ -23,6 +23,7 @@ from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.options import VLLM_CARDS
 from pdvsim.sim.hardware.steps import EngineStep, constants
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import ModelSpec, Pair
 from pdvsim.study.band import ends, spanned
 from pdvsim.study.resultfiles import Config
 from pdvsim.study.results import known_profile

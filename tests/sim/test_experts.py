@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Experts, HeadSpec, ModelSpec, Pair
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
@@ -24,8 +23,10 @@ from pdvsim.sim.hardware.models import PRESETS, model, pair, shard
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.terms import ExpertReads, MeasuredLayers
 from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.layers import Experts
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.trust import errors_of, unvalidated
 from pdvsim.testing import check_alike
 

@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import ModelSpec, Pair
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
@@ -21,6 +20,7 @@ from pdvsim.sim.layers import Sparse, State
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import ModelSpec, Pair
 from pdvsim.testing import check_alike
 
 H200 = GPUS["h200"]

@@ -19,10 +19,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.sim.assembly import Cluster, covering_profile
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.client import Client
+from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
-from pdvsim.sim.core import KINDS, LOOKED_UP, GpuSpec, Request
+from pdvsim.sim.core import KINDS, LOOKED_UP, Request
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
@@ -31,6 +32,7 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import GpuSpec
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.testing import check_alike, check_books
 

@@ -10,8 +10,9 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.sim.assembly import Cluster, covering_profile
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.client import Client
+from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ENDLESS, KINDS, Request
 from pdvsim.sim.machine.clock import Clock

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import Cluster, covering_profile, kv_capacity
+from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.client import Client
+from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.models import CannotShard, model, shard

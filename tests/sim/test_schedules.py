@@ -28,7 +28,7 @@ from typing import Any
 import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.core import KINDS, ModelSpec, Request
+from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware import costs
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS
@@ -36,6 +36,7 @@ from pdvsim.sim.machine import lane
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import ModelSpec
 from pdvsim.sim.workload.lookup import FOUND_REFUSED
 
 MS = 1e-3

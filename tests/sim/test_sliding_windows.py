@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, drafter, from_config, shard
@@ -19,6 +18,7 @@ from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import SlidingWindow
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import ModelSpec
 from pdvsim.testing import check_alike
 
 H200 = GPUS["h200"]

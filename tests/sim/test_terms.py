@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.sim.core import Pair
 from pdvsim.sim.hardware.attention import MeasuredAttention, RooflineAttention, WaveAttention, in_waves
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
@@ -32,6 +31,7 @@ from pdvsim.sim.hardware.terms import (
     SmallKernels,
     interpolate,
 )
+from pdvsim.sim.specs import Pair
 
 EARLIER = json.loads((Path(__file__).parent / "data" / "earlier_profile.json").read_text(encoding="utf-8"))
 LLAMA = PRESETS["llama-2-7b"]  # 32 layers, 32 KV heads of 128

@@ -11,12 +11,12 @@ import pytest
 
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import All2All
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import LINKS, between_nodes, gather_s, nodes_of
 from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.spread import SpreadCosts
+from pdvsim.sim.layers import All2All
 from pdvsim.sim.metrics.timeline import trace
 from pdvsim.sim.run import simulate
 

@@ -10,11 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.sim.core import ModelSpec
 from pdvsim.sim.hardware.attention import in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import load
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped
+from pdvsim.sim.specs import ModelSpec
 from studies import shards, vidur
 
 A100 = GPUS["a100-80gb"]

@@ -1,0 +1,424 @@
+"""Models and GPUs: their shapes, and the sizes that follow from them.
+
+Units are in the names: `_bytes` bytes, `tokens` tokens. Rates are per second.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from pdvsim.sim.layers import Experts, Latent, SlidingWindow, Sparse, State
+
+ModelFamily = Literal[
+    "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
+    "llama4", "minimax", "nemotron", "kimi", "mimo", "gemma4", "lightning",
+]  # fmt: skip
+HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
+DFLASH_STATES = 5  # hidden states of a target that a DFlash head fuses
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """The shape of a decoder-only transformer, as its Hugging Face configuration gives it."""
+
+    name: str
+    family: ModelFamily
+    layers: int
+    hidden: int
+    intermediate: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    tied_embeddings: bool = False
+    dtype_bytes: int = 2
+    max_position_embeddings: int | None = None  # longest context; None: not known
+    shards: int = 1  # GPUs that the model is divided over; the sizes are then those of one of them
+    experts: Experts | None = None  # None: a dense model
+    latent: Latent | None = None  # None: keys and values are cached as they are
+    layer_bytes: float | None = None  # per weight of the layers' products, where quantised; None: dtype_bytes
+    kv_dtype_bytes: int | None = None  # per cached value, where quantised; None: dtype_bytes
+    window: SlidingWindow | None = None  # layers that attend to the last tokens only
+    sparse: Sparse | None = None  # layers that attend to selected tokens
+    state: State | None = None  # layers that keep a state instead of a KV cache
+    value_dim: int | None = None  # of attention's values; None: head_dim
+    output_gate: bool = False  # queries are projected twice as wide, to gate the attention's output
+    shared_keys: bool = False  # values are made of the keys' projection, in layers without a window
+    gated: bool = True  # MLPs and experts have a gate, and so three matrices
+    bare_layers: int = 0  # layers without an MLP
+    parallel: bool = False  # drafts all its tokens in one forward, of mask tokens, instead of one after another
+    data_ranks: int = 1  # groups with attention and requests of their own, whose tokens share one set of experts
+
+    @property
+    def rereads(self) -> bool:
+        """Whether it reads accepted draft tokens again: at their positions its cache has mask tokens."""
+        return self.parallel
+
+    @property
+    def qkv_inputs(self) -> int:
+        """Width of what q, k and v are made of."""
+        return self.hidden
+
+    @property
+    def joined_inputs(self) -> int:
+        """Width of what a product joins to one hidden state before the layers; 0: there is none."""
+        return 0
+
+    @property
+    def fused_inputs(self) -> int:
+        """The same of a product that only the first forward of a draft, and the reading of prompts, needs."""
+        return 0
+
+    @property
+    def drafts_long(self) -> bool:
+        """Whether its further draft tokens cost no further forward, and some of its drafts are long."""
+        return self.parallel or self.name == "suffix"
+
+    @property
+    def on_host(self) -> bool:
+        """Whether its drafts are looked up by the host: it has no layers."""
+        return not self.layers
+
+    @property
+    def attention_products(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of attention's matrix products: q, k and v; output. Those of MLA compress and expand."""
+        return self._attention_products(self.kv_heads, self.head_dim, self.shared_keys)
+
+    def _attention_products(self, kv_heads: int, head_dim: int, shared_keys: bool) -> tuple[tuple[int, int], ...]:
+        if (latent := self.latent) is None:
+            value_dim = self.value_dim or head_dim
+            queries = self.heads * head_dim * (2 if self.output_gate else 1)
+            cached = kv_heads * (head_dim if shared_keys else head_dim + value_dim)
+            return (self.qkv_inputs, queries + cached), (self.heads * value_dim, self.hidden)
+        queries, rank = self.heads * (latent.nope_dim + latent.rope_dim), latent.query_rank
+        return (
+            (self.qkv_inputs, (rank or queries) + latent.kv_rank + latent.rope_dim),
+            *(((rank, queries),) if rank else ()),
+            (latent.kv_rank, self.heads * (latent.nope_dim + latent.value_dim)),
+            (self.heads * latent.value_dim, self.hidden),
+        )
+
+    @property
+    def products(self) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of the matrix products of a layer that every token takes.
+
+        Attention; gate and up, down; what joins inputs. In a layer of experts: attention, router, shared experts.
+        """
+        return self._products(None if self.experts is None else self.experts.shared)
+
+    def _products(self, shared: int | None) -> tuple[tuple[int, int], ...]:
+        """The products of a layer with a plain MLP (None), or with so much of shared experts."""
+        layer = (*self.attention_products, *self._mlp_products(shared))
+        return (*layer, (self.joined_inputs, self.hidden)) if self.joined_inputs else layer
+
+    def _mlp_products(self, shared: int | None) -> tuple[tuple[int, int], ...]:
+        mlp, router = (self.intermediate, ()) if shared is None else (shared, ((self.hidden, self.routes),))
+        if self.experts is not None and shared is not None and (latent := self.experts.latent):
+            router = (*router, (self.hidden, latent), (latent, self.hidden))
+        return (*router, *(((self.hidden, (2 if self.gated else 1) * mlp), (mlp, self.hidden)) if mlp else ()))
+
+    @property
+    def layer_kinds(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """How many layers have which products: those of experts, and those with a plain MLP.
+
+        Of a model whose layers differ in more than that: how many have which mixer, and which MLP.
+        """
+        dense = 0 if self.experts is None else self.experts.dense_layers
+        if not self.is_uniform:
+            mixers = [(self.attending_layers, self.attention_products), *self.other_mixers()]
+            shared = None if self.experts is None else self.experts.shared
+            mlps = (self.mlp_layers - dense, self._mlp_products(shared)), (dense, self._mlp_products(None))
+            return tuple((count, products) for count, products in (*mixers, *mlps) if count)
+        if not dense:
+            return ((self.layers, self.products),)
+        return (self.expert_layers, self.products), (dense, self._products(None))
+
+    def other_mixers(self) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
+        """Layers whose mixer is not attention of the model's own heads, and what an indexer adds."""
+        mixers = []
+        if (window := self.window) is not None:
+            own = self._attention_products(window.kv_heads or self.kv_heads, window.head_dim or self.head_dim, False)
+            mixers.append((window.layers, own))
+        if (state := self.state) is not None:
+            mixers.append((state.layers, state.products(self.hidden)))
+        if (sparse := self.sparse) is not None:
+            keys = (self.hidden, sparse.index_dim + sparse.index_heads)  # and the weights of the heads
+            queries = (sparse.query_inputs or self.hidden, sparse.index_heads * sparse.index_dim)
+            mixers.append((sparse.scans, (keys, queries)))
+        return mixers
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all layers have attention of the same products, and an MLP."""
+        unlike = self.window is not None and (self.window.kv_heads or self.window.head_dim or self.shared_keys)
+        return not (unlike or self.state_layers or self.sparse or self.bare_layers)
+
+    @property
+    def routes(self) -> int:
+        """Experts that a router chooses from; 0: a dense model."""
+        return 0 if self.experts is None else self.experts.count
+
+    @property
+    def resident_experts(self) -> int:
+        """Experts of a layer that a GPU holds; 0: a dense model."""
+        return 0 if self.experts is None else self.experts.resident
+
+    @property
+    def expert_layers(self) -> int:
+        """Layers that have experts."""
+        return 0 if self.experts is None else self.mlp_layers - self.experts.dense_layers
+
+    @property
+    def expert_params(self) -> int:
+        """Weights of one expert in every layer that has experts."""
+        if (experts := self.experts) is None:
+            return 0
+        matrices = 3 if self.gated else 2
+        return self.expert_layers * matrices * (experts.latent or self.hidden) * experts.intermediate
+
+    @property
+    def common_params(self) -> int:
+        """Weights of the layers' products that every token takes: all but the routed experts."""
+        return sum(count * inputs * outputs for count, layer in self.layer_kinds for inputs, outputs in layer)
+
+    @property
+    def active_params(self) -> int:
+        """Weights of the layers that one token is multiplied with, on each GPU; of experts on several, on average."""
+        if self.experts is None:
+            return self.common_params
+        taken = self.experts.per_token * self.expert_params * self.data_ranks
+        return self.common_params + taken // self.experts.ranks
+
+    @property
+    def layer_params(self) -> int:
+        """Weights of the linear layers inside all transformer blocks, whether a token takes them or not."""
+        return self.common_params + self.resident_experts * self.expert_params
+
+    @property
+    def fused_params(self) -> int:
+        """Weights of the product that a draft needs once."""
+        return self.fused_inputs * self.hidden
+
+    @property
+    def head_params(self) -> int:
+        """Weights of the output projection, read once per forward pass whether tied or not."""
+        return self.hidden * self.vocab
+
+    @property
+    def params(self) -> int:
+        """All matrix weights; norms and biases, under 0.1%, are left out."""
+        return self.layer_params + self.head_params * (1 if self.tied_embeddings else 2)
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether weights of its layers have fewer than 16 bits."""
+        return self.layer_bytes is not None or (self.experts is not None and self.experts.weight_bytes is not None)
+
+    @property
+    def multiplies_8_bits(self) -> bool:
+        """Whether the layers' products are of 8-bit values."""
+        return self.layer_bytes == 1
+
+    @property
+    def has_few_bits(self) -> bool:
+        """Whether weights of its layers have fewer than 8 bits."""
+        parts = (self.layer_bytes, None if self.experts is None else self.experts.weight_bytes)
+        return any(item is not None and item < 1 for item in parts)
+
+    @property
+    def common_bytes(self) -> float:
+        """Size of the layers' weights that every forward reads."""
+        return self.common_params * (self.dtype_bytes if self.layer_bytes is None else self.layer_bytes)
+
+    @property
+    def expert_bytes(self) -> float:
+        """Size of one expert in every layer that has experts: what each further distinct expert adds to a forward."""
+        own = None if self.experts is None else self.experts.weight_bytes
+        return self.expert_params * (own or self.layer_bytes or self.dtype_bytes)
+
+    @property
+    def weight_bytes(self) -> int:
+        """Resident size of the weights. Embeddings and the output projection are not quantised."""
+        layers = self.common_bytes + self.resident_experts * self.expert_bytes
+        return round(layers) + (self.params - self.layer_params) * self.dtype_bytes
+
+    @property
+    def mlp_layers(self) -> int:
+        """Layers that have an MLP, plain or of experts."""
+        return self.layers - self.bare_layers
+
+    @property
+    def all_reduces(self) -> int:
+        """Sums over the GPUs of a group per forward: after every mixer and every MLP."""
+        return self.layers + self.mlp_layers
+
+    @property
+    def windowed_layers(self) -> int:
+        """Layers that attend to a window."""
+        return 0 if self.window is None else self.window.layers
+
+    @property
+    def state_layers(self) -> int:
+        """Layers that keep a state."""
+        return 0 if self.state is None else self.state.layers
+
+    @property
+    def caching_layers(self) -> int:
+        """Layers that have a KV cache."""
+        return self.layers - self.state_layers
+
+    @property
+    def attending_layers(self) -> int:
+        """Layers whose keys and values of the whole context are kept."""
+        return self.caching_layers - self.windowed_layers
+
+    @property
+    def reach(self) -> int | None:
+        """Cached tokens beyond which some layers read no more: a window, or what is selected; None: all read all."""
+        part = self.window or self.sparse
+        return None if part is None else part.tokens
+
+    @property
+    def kv_layer_bytes(self) -> int:
+        """What a token adds to the KV cache of a layer without a window."""
+        item = self.kv_dtype_bytes or self.dtype_bytes
+        if self.latent is not None:
+            return (self.latent.kv_rank + self.latent.rope_dim) * item
+        return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * item
+
+    @property
+    def window_bytes_per_token(self) -> int:
+        """What a token adds to the KV cache of the layers with a window, while it is within."""
+        if (window := self.window) is None:
+            return 0
+        item, head_dim = self.kv_dtype_bytes or self.dtype_bytes, window.head_dim or self.head_dim
+        return window.layers * (window.kv_heads or self.kv_heads) * (head_dim + (self.value_dim or head_dim)) * item
+
+    @property
+    def kv_bytes_per_token(self) -> int:
+        """KV cache held, and read by every later forward, per token of context within all windows."""
+        index = 0 if self.sparse is None else round(self.sparse.scans * self.sparse.index_bytes)
+        return self.attending_layers * self.kv_layer_bytes + self.window_bytes_per_token + index
+
+    @property
+    def bounded_bytes_per_token(self) -> int:
+        """Of these, what is read of tokens within reach only."""
+        selected = 0 if self.sparse is None else self.sparse.layers * self.kv_layer_bytes
+        return self.window_bytes_per_token + selected
+
+    @property
+    def state_bytes(self) -> int:
+        """One state of a request, in all layers that keep one."""
+        return 0 if self.state is None else self.state.layers * self.state.bytes
+
+    @property
+    def state_flops(self) -> int:
+        """Of one token, in these layers."""
+        return 0 if self.state is None else self.state.layers * self.state.flops
+
+    @property
+    def snapshot_tokens(self) -> int:
+        """Tokens between snapshots of the state, at which prefixes can be reused; 0: it has none."""
+        return 0 if self.state is None else self.state.snapshot_tokens(self.kv_layer_bytes)
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """Flops of one query token against one context token within all windows, over all layers."""
+        index = 0 if self.sparse is None else self.sparse.scans * self.sparse.flops_per_pair
+        return self.attending_layers * self._layer_flops_per_pair + self._window_flops_per_pair + index
+
+    @property
+    def bounded_flops_per_pair(self) -> int:
+        """Of these, those of tokens within reach only."""
+        selected = 0 if self.sparse is None else self.sparse.layers * self._layer_flops_per_pair
+        return self._window_flops_per_pair + selected
+
+    @property
+    def _layer_flops_per_pair(self) -> int:
+        if self.latent is not None:
+            return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+        return 2 * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
+
+    @property
+    def _window_flops_per_pair(self) -> int:
+        if (window := self.window) is None:
+            return 0
+        head_dim = window.head_dim or self.head_dim
+        return 2 * window.layers * self.heads * (head_dim + (self.value_dim or head_dim))
+
+
+@dataclass(frozen=True, slots=True)
+class HeadSpec(ModelSpec):
+    """A head that drafts from its target's hidden states: a few decoder layers, and what joins them to the states.
+
+    EAGLE-3 (arXiv 2503.01840): a product fuses three hidden states of the target, for tokens that the target has read;
+    q, k and v are made of that, or of the head's own last state, beside the embedding; its output projection has a
+    draft vocabulary. P-EAGLE (arXiv 2602.01469) is the same with further plain layers, and drafts in parallel. MTP (as
+    in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the output projection is the
+    target's. DFlash (arXiv 2602.06036): plain layers draft a block in parallel, with keys and values of five fused
+    hidden states of the target, and with its output projection. Embeddings are the target's.
+    """
+
+    kind: HeadKind = "eagle3"
+
+    @property
+    def rereads(self) -> bool:
+        """It reads accepted draft tokens again, with the target's hidden states."""
+        return True
+
+    @property
+    def layer_kinds(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """The first layer, and the others, which have one hidden state as input."""
+        first = self.products
+        later = ((self.hidden, first[0][1]), *first[1:])
+        own = ((1, first), (self.layers - 1, later)) if self.layers > 1 else ((1, first),)
+        return (*own, *self.other_mixers())
+
+    @property
+    def qkv_inputs(self) -> int:
+        return 2 * self.hidden if self.kind in ("eagle3", "p-eagle") else self.hidden
+
+    @property
+    def joined_inputs(self) -> int:
+        return 2 * self.hidden if self.kind == "mtp" else 0
+
+    @property
+    def fused_inputs(self) -> int:
+        return {"mtp": 0, "dflash": DFLASH_STATES * self.hidden}.get(self.kind, 3 * self.hidden)
+
+    @property
+    def params(self) -> int:
+        """All matrix weights of its own."""
+        own_head = self.head_params if self.kind in ("eagle3", "p-eagle") else 0
+        return self.layer_params + self.fused_params + own_head
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """What a card can do at most. `measured` says whether the two rates were measured or are a data sheet's."""
+
+    name: str
+    bandwidth_bytes_per_s: float
+    flops_per_s: float
+    memory_bytes: float
+    source: str
+    measured: bool
+    sms: int | None = None  # multiprocessors; None: not known
+
+    @property
+    def peak(self) -> tuple[float, float]:
+        """Arithmetic and bandwidth per second."""
+        return self.flops_per_s, self.bandwidth_bytes_per_s
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A draft model and the target model that verifies it."""
+
+    draft: ModelSpec
+    target: ModelSpec
+
+    @property
+    def name(self) -> str:
+        return f"{self.draft.name}:{self.target.name}"
