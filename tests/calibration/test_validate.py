@@ -27,7 +27,7 @@ from pdvsim.calibration.validate.compare import (
     validate,
 )
 from pdvsim.calibration.validate.launches import LAUNCHES
-from pdvsim.calibration.validate.served import METRICS, ServedRun, read_runs
+from pdvsim.calibration.validate.served import METRICS, SHIPPED, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -42,6 +42,15 @@ from studies import tables
 
 DATA = Path(__file__).parents[2] / "calibration" / "data" / "h200"
 PAIR = "tinyllama-1.1b:llama-2-7b"
+
+
+@pytest.fixture(scope="module")
+def everything(once: Callable[..., Any]) -> Validation:
+    """The shipped runs, each predicted for any machine and for its own."""
+    made: Validation = once(
+        "predictions", lambda: validate([run for name in SHIPPED for run in read_runs(DATA / name)], jobs=1)
+    )
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.assembly import covering_profile
@@ -196,6 +196,7 @@ def test_a_drafter_is_sent_or_prefilled_again() -> None:
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 5])
 @given(gaps=st.lists(st.floats(0, 0.02), min_size=2, max_size=40))
+@settings(max_examples=40)
 def test_prefill_engines_are_servers_of_one_queue(servers: int, gaps: list[float]) -> None:
     """Equal prompts, one per forward: waits by the recursion of Kiefer and Wolfowitz, as of M/D/x."""
     experiment = apart(

@@ -348,7 +348,8 @@ def test_advice_says_plainly_that_drafts_do_not_pay() -> None:
 
 
 def test_a_table_says_plainly_that_drafts_do_not_pay() -> None:
-    asked = {"model": "qwen3-30b-a3b-fp8", "drafter": "eagle3", "max_num_seqs": 2, "max_k": 2, "num_runs": 1, "jobs": 1}
+    asked = {"model": "qwen3-30b-a3b-fp8", "drafter": "eagle3", "max_num_seqs": 2, "max_k": 2, "num_runs": 1}
+    asked |= {"dataset_name": "random", "input_len": 64, "output_len": 32}
     losing = pdvsim.draft_table(**asked, acceptance_rate=0.1)
     assert "do not enable speculation: a server without a drafter is faster at every size" in str(losing)
     assert "vllm serve Qwen/Qwen3-30B-A3B" in str(losing)
