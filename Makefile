@@ -21,11 +21,11 @@ sweep: $(VENV)/.installed
 original: $(VENV)/.installed
 	$(BIN)/python studies/original.py
 
+# mypy has one process, and would leave a core idle for a minute before the tests.
 test: $(VENV)/.installed-dev chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_FLAGS)
+	$(BIN)/mypy & typed=$$!; $(BIN)/pytest -n 2 --dist worksteal $(PYTEST_FLAGS); tested=$$?; wait $$typed && exit $$tested
 
 # The report is tested in a real browser. Without one those tests are skipped, or fail where CI is set.
 chromium:

@@ -43,7 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py")
+SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py", "test_hold.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
