@@ -112,10 +112,6 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
     assert cell.winner == "colocated"
 
 
-def test_the_confidence_is_for_the_whole_map() -> None:
-    assert grid(("colocated", "pd", "pdv"), 0.3, 0.6).comparisons == 2 * 2 * 2
-
-
 def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> None:
     measured = builtin("h200")
     save(replace(measured, uncertainty={"gemma-7b": 0.3}), tmp_path / "card.json")

@@ -289,15 +289,6 @@ def test_the_next_draft_may_be_launched_early(load: str) -> None:
     assert ttft_s[0] < 1.5 * ttft_s[1]  # nobody waits for those who run to finish
 
 
-def test_a_full_decode_engine_lets_prompts_wait_and_prefills_again() -> None:
-    small = replace(FIXED, output_len=300, max_concurrency=16)
-    result = simulate(apart("1p1d", small, {"drafter": "none"}, kv_capacity_tokens=3000))
-    assert result.requests["preemptions"].sum() > 0
-    prefills = (result.launches["kind"] == KINDS.index("prefill")) & (result.launches["gpu"] == 1)
-    carried = result.launches["prompt_start"][result.launches["gpu"] == 1]
-    assert prefills.any() or (carried == 0).any()
-
-
 @pytest.mark.parametrize(
     ("make", "refusal"),
     [
