@@ -142,7 +142,6 @@ def test_over_an_endless_link_the_first_token_is_prefill_and_one_step(endless_li
     experiment = apart("1p1d", alone, server, FREE_HOST, **chosen)
     result = simulate(experiment)
     side = experiment.sides
-    assert side is not None
     only = simulate(applicable(replace(side.prefill, traffic=replace(alone, output_len=1)))).requests
     prefill_s = only["first_token_s"] - only["arrival_s"]
     model = CostModel(experiment.pair.target, covering_profile(experiment).fit(experiment.pair.target))

@@ -188,7 +188,6 @@ def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path, cluster: Cluster) -
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert sweep.stderr is not None
     said = sweep.stderr.readline()
     assert said.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting up to 600 s")
     cluster.start_worker()
