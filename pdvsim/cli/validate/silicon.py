@@ -20,7 +20,7 @@ from pdvsim.cli.validate.options import Compared, ValidateCommand
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import grid, percent_cell
 
 LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
@@ -29,7 +29,6 @@ TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
     LARGE["expert-parallel"]: (0.12,),
     LARGE["apart"]: (0.15,),
 }
-LEAST_SHARED = 10  # rows of an engine and card that both must have for a comparison
 
 
 def compare_silicon(args: ValidateCommand) -> Compared:
@@ -43,10 +42,10 @@ def compare_silicon(args: ValidateCommand) -> Compared:
     left_out = Counter((group_of(row), _kind(absent[row.id])) for row in rows if row.id in absent)
     rows = [row for row in rows if row.id not in absent]
     odd = oddities(rows)
-    kept = [row for row in rows if row.id not in odd]
+    usual = [row for row in rows if row.id not in odd]
     if args.rows is not None:
-        kept = kept[:: max(1, len(kept) // args.rows)][: args.rows]
-    predictions, failures = _predicted(kept, args.jobs, args.json)
+        usual = usual[:: max(1, len(usual) // args.rows)][: args.rows]
+    predictions, failures = _predicted(usual, args.jobs, args.json)
     document = silicon_document(predictions, odd, failures, args.held_out)
     document["not_simulated"] = [
         {"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in left_out.most_common()
@@ -160,7 +159,7 @@ def _cells(part: str, errors: dict[str, Any]) -> list[str]:
     goal = f"{_both(target)}{missed}" if target else ""
     shared = errors["shared"]
     others = [_both(errors[name]) if shared else "-" for name in ("tpot_shared", "tpot_aiconfigurator")]
-    waits = _percent(errors["ttft_aiconfigurator"][0]) if shared else "-"
+    waits = percent_cell(errors["ttft_aiconfigurator"][0]) if shared else "-"
     return [str(errors["rows"]), _both(errors["tpot"]), goal, _both(errors["ttft"]), str(shared), *others, waits]
 
 
@@ -170,8 +169,4 @@ def _kind(reason: str) -> str:
 
 
 def _both(errors: Sequence[float]) -> str:
-    return " / ".join(map(_percent, errors))
-
-
-def _percent(share: float) -> str:
-    return f"{cell(share, 1, 100)}%"
+    return " / ".join(map(percent_cell, errors))
