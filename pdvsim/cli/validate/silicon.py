@@ -20,7 +20,8 @@ from pdvsim.cli.validate.options import Compared, ValidateCommand
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
-from pdvsim.view.table import grid, percent_cell
+from pdvsim.view.table import grid
+from pdvsim.view.table import percent_cell as _percent
 
 LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
@@ -159,7 +160,7 @@ def _cells(part: str, errors: dict[str, Any]) -> list[str]:
     goal = f"{_both(target)}{missed}" if target else ""
     shared = errors["shared"]
     others = [_both(errors[name]) if shared else "-" for name in ("tpot_shared", "tpot_aiconfigurator")]
-    waits = percent_cell(errors["ttft_aiconfigurator"][0]) if shared else "-"
+    waits = _percent(errors["ttft_aiconfigurator"][0]) if shared else "-"
     return [str(errors["rows"]), _both(errors["tpot"]), goal, _both(errors["ttft"]), str(shared), *others, waits]
 
 
@@ -169,4 +170,4 @@ def _kind(reason: str) -> str:
 
 
 def _both(errors: Sequence[float]) -> str:
-    return " / ".join(map(percent_cell, errors))
+    return " / ".join(map(_percent, errors))
