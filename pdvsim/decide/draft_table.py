@@ -8,7 +8,7 @@ from typing import Any
 
 from pdvsim.decide.deploy import sglang, tensorrt_llm, vllm
 from pdvsim.decide.draft_engines import ENGINES, IDLE_DRAFTER, EngineFacts, EngineName
-from pdvsim.decide.report import Answer, Report, lengths_note, plural
+from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
 from pdvsim.decide.served import Block, Deployment, Served
 from pdvsim.sim.assembly import profile_of
@@ -235,7 +235,7 @@ def _notes(table: DraftTable) -> list[str]:
         notes.append(f"the profile's error for two rounds is ±{table.error:.1%}: it may favour either of two lengths")
     notes += [question.facts.pads, question.facts.at_0, *table.border_notes, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
-        notes.append("do not enable speculation: a server without a drafter is faster at every size")
+        notes.append(f"{NO_DRAFTS}: a server without a drafter is faster at every size")
     elif table.plain_from is not None:
         notes.append(
             f"from batch {table.plain_from} on a server without a drafter is faster than this table: serve without "

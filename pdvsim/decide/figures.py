@@ -15,6 +15,7 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.grid import place_text
+from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
 from pdvsim.decide.winners import WinnerMap, seeds_text
 from pdvsim.sim.config import Experiment
@@ -237,7 +238,7 @@ def map_figure(answer: WinnerMap) -> Figure:
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
         card=f"{len(places)} cards"
         if grid.axis == "card"
-        else f"{grid.fleets[-1].gpus(grid.base)} GPUs ({grid.base.hardware.gpu})"
+        else gpus_text(grid.fleets[-1].gpus(grid.base), grid.base.hardware.gpu)
         if grid.fleets
         else None,
         drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its best",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pdvsim.decide.goal import attained, level_title
 from pdvsim.decide.question import Findings
-from pdvsim.decide.report import plural, positive
+from pdvsim.decide.report import NO_DRAFTS, gpus_text, positive
 from pdvsim.decide.runs import load_words
 from pdvsim.decide.served import unknown_head
 from pdvsim.sim.config import Experiment
@@ -17,7 +17,7 @@ from pdvsim.view.table import cell
 def recommendation(advice: Findings, best: Experiment) -> list[str]:
     """What to run, with its head-room, and notes on what is uncertain about it."""
     ask, goal = advice.question, advice.question.goal
-    card = f"{best.hardware.replicas * best.gpus} GPUs ({best.hardware.gpu})" if ask.fleets else best.hardware.gpu
+    card = gpus_text(best.hardware.replicas * best.gpus, best.hardware.gpu) if ask.fleets else best.hardware.gpu
     load = load_words(ask.base.traffic)
     model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
     lines = [ask.described(best), f"for {model} on {card} at {load}", *_without_drafts(advice, best)]
@@ -46,9 +46,9 @@ def _without_drafts(advice: Findings, best: Experiment) -> list[str]:
         return []
     first = next(name for name in (held.best, *held.behind) if name in drafting)
     if advice.question.name(best) != held.best or first in held.unsure:
-        return ["do not enable speculation: no setting that drafts is significantly better"]
+        return [f"{NO_DRAFTS}: no setting that drafts is significantly better"]
     lead = cell(held.leads[first], 1, 100)
-    return [f"do not enable speculation: the best setting that drafts, {first}, is {lead} % behind"]
+    return [f"{NO_DRAFTS}: the best setting that drafts, {first}, is {lead} % behind"]
 
 
 def _on_assumption(advice: Findings, best: Experiment) -> list[str]:
@@ -95,8 +95,8 @@ def nothing_meets(advice: Findings) -> str:
 def _not_met(advice: Findings) -> str:
     """What it would take, as far as that is known."""
     held, ask = advice.held_rate, advice.question
-    more = f"no fleet of up to {plural(ask.most_gpus, 'GPU')} meets the goal: raise --gpus" if ask.most_gpus else ""
+    more = f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus" if ask.most_gpus else ""
     if advice.capacity and held and held.mean > 0:
-        holds = f"on {plural(advice.capacity.plan.gpus, 'GPU')} it holds {held.mean:.3g} req/s"
+        holds = f"on {gpus_text(advice.capacity.plan.gpus)} it holds {held.mean:.3g} req/s"
         return f"{holds}; {more}" if more else holds
     return more or "no tested setting holds this load; the values below are of the best one"

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPANDED = 3  # sections, in a notebook
+NO_DRAFTS = "do not enable speculation"
 
 
 @dataclass(frozen=True)
@@ -91,8 +92,13 @@ class Answer:
 
 
 def plural(count: int, what: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """`1 seed`, `2 seeds`."""
     return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def gpus_text(count: int, card: str = "") -> str:
+    """`1 GPU`, `2 GPUs`, `2 GPUs (h200)`."""
+    return plural(count, "GPU") + (f" ({card})" if card else "")
 
 
 def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:

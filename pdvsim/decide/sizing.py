@@ -18,6 +18,7 @@ from pdvsim.decide.bracket import Ends, find_edge, first_where, lockstep
 from pdvsim.decide.fleet import Contender, copies
 from pdvsim.decide.formula import Formula, Predicted
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import Bench, at_rate, shortened
 from pdvsim.decide.space import Space, with_best_length
 from pdvsim.sim.config import Experiment
@@ -50,17 +51,17 @@ def smallest_fleets(
     """The fleets of these servers that hold the load of `base` on at most `most` GPUs."""
     counts = {way: _predicted(way, base, goal, space, most) for way in servers}
     gpus = {way: count * way.gpus(base) for way, count in counts.items()}
-    refused = {way.name: f"predicted not to hold the load on {most} GPUs" for way in servers if not counts[way]}
+    refused = {way.name: f"predicted not to hold the load on {gpus_text(most)}" for way in servers if not counts[way]}
     able = [way for way in servers if counts[way]]
     paces_s = {way: _ranked(copies(way, base, counts[way]).of(base), space)[0].seconds_per_token for way in able}
     order = sorted(able, key=lambda way: (gpus[way], paces_s[way]))
     worth = [way for way in order if gpus[way] <= WORTH * gpus[order[0]]]
     plain = [way for way in worth if way.arch == "autoregressive"][:1]
     kept = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
-    refused |= {way.name: f"predicted to need {gpus[way]} GPUs" for way in order if way not in kept}
+    refused |= {way.name: f"predicted to need {gpus_text(gpus[way])}" for way in order if way not in kept}
     fleets = _refined(base, goal, {way: counts[way] for way in kept}, most, space, bench)
     known = {fleet.kind for fleet in fleets}
-    refused |= {way.name: f"not meeting the goal on {most} GPUs" for way in kept if way.kind not in known}
+    refused |= {way.name: f"not meeting the goal on {gpus_text(most)}" for way in kept if way.kind not in known}
     return Sizes(tuple(sorted(fleets, key=lambda way: way.gpus(base))), refused)
 
 

@@ -26,7 +26,17 @@ from pdvsim.decide.finals import Finals, chosen, contest_of, decided
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.grid import Grid, Place, place_text
-from pdvsim.decide.report import Answer, Report, contest_document, outside_measured, percent, rests_on, threshold_text
+from pdvsim.decide.report import (
+    NO_DRAFTS,
+    Answer,
+    Report,
+    contest_document,
+    gpus_text,
+    outside_measured,
+    percent,
+    rests_on,
+    threshold_text,
+)
 from pdvsim.decide.runs import Bench, kept_up
 from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search
@@ -108,7 +118,7 @@ class WinnerMap(Answer):
             }
             for cell in self.cells
         ]
-        who = f"way to use {grid.fleets[-1].gpus(grid.base)} GPUs" if grid.fleets else "architecture"
+        who = f"way to use {gpus_text(grid.fleets[-1].gpus(grid.base))}" if grid.fleets else "architecture"
         return Report(
             "Winner map",
             f"The best {who} over load and {grid.axis}.",
@@ -200,7 +210,7 @@ def _without_drafts(answer: WinnerMap) -> list[str]:
     compared = [cell for cell in answer.cells if any(mine.has_drafter for mine in cell.settings.values())]
     plain = [cell for cell in compared if cell.winner in cell.settings and not cell.settings[cell.winner].speculates]
     where = f"{len(plain)} of {len(compared)} cells"
-    return [f"do not enable speculation in {where}: the best setting there has no drafts"] if plain else []
+    return [f"{NO_DRAFTS} in {where}: the best setting there has no drafts"] if plain else []
 
 
 def _on_assumption(answer: WinnerMap) -> list[str]:
