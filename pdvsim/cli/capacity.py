@@ -75,6 +75,6 @@ def main(argv: list[str]) -> int:
     forewarn(runs, args.options.jobs)
     tunes = plan.space is not None and plan.space.steps_of(plan.archs)
     tuning = most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0  # most is rarely needed
-    with Progress(len(runs) + tuning, "runs", args.json, after_s=0, bound="about") as progress:
+    with Progress(len(runs) + tuning, "runs", args.json, after_s=0, about=True) as progress:
         capacities = args.options.answer(plan, progress.update)
     return deliver(capacities, args, files, page, date)

@@ -30,6 +30,7 @@ from pdvsim.study.estimate import forewarn
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
 TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
+SEARCHED = 4  # of so many runs that tuning could take it usually takes one
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ def main(argv: list[str]) -> int:
     experiments = grid.experiments()
     forewarn_few(grid.num_runs, len(grid.archs))
     forewarn([applicable(without_band(run)) for run in experiments], args.options.jobs)
-    runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
-    with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
+    searched = most_runs(grid.space, len(grid.cells()), len(grid.archs)) // SEARCHED
+    with Progress(len(experiments) + searched, "runs", args.json, after_s=0, about=True) as progress:
         winners = args.options.answer(grid, progress.update)
     return deliver(winners, args, files, page, date)
