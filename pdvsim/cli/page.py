@@ -30,11 +30,7 @@ class AnswerCommand:
 
 
 def deliver(
-    answer: Answer,
-    wanted: AnswerCommand,
-    files: Sequence[Path] = (),
-    page: Path | None = None,
-    date: str | None = None,
+    answer: Answer, wanted: AnswerCommand, files: Sequence[Path] = (), page: Path | None = None, date: str | None = None
 ) -> int:
     """Print an answer, and write its page and files; returns the exit code.
 

@@ -141,11 +141,7 @@ def _possible(
 
 
 def fleets(
-    base: Experiment,
-    archs: Sequence[Arch],
-    gpus: int,
-    alone: bool = False,
-    drafted: Sequence[Contender] = (),
+    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool = False, drafted: Sequence[Contender] = ()
 ) -> tuple[Contender, ...]:
     """Every way to use a number of GPUs with these architectures.
 

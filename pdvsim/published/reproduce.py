@@ -110,11 +110,7 @@ class Reproduction:
 
 
 def reproduce(
-    table: TableName,
-    published: Published,
-    runs: int,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    table: TableName, published: Published, runs: int, seed: int = 0, progress: Callable[[int], None] | None = None
 ) -> Reproduction:
     """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
     name = table.replace("-", "_")

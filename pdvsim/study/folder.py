@@ -30,18 +30,9 @@ from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
 from pdvsim.sim.run import simulate
 from pdvsim.study.backends import Backend, finished
-from pdvsim.study.output import DETAILS, dumps, parquet, plain, records, setting, settings
+from pdvsim.study.output import DETAILS, SCHEMA, dumps, parquet, plain, records, setting, settings
 from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
-from pdvsim.study.sweepcheck import (
-    SCHEMA,
-    DamagedConfig,
-    Survey,
-    detail_file,
-    failure_file,
-    part_file,
-    read_config,
-    survey,
-)
+from pdvsim.study.sweepcheck import DamagedConfig, Survey, detail_file, failure_file, part_file, read_config, survey
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -19,12 +19,11 @@ from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import error_text, printable, quoted, read_json, read_table
 from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
-from pdvsim.study.output import WORDS
+from pdvsim.study.output import SCHEMA, WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1  # of sweep.json and of a run's document
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
 
 

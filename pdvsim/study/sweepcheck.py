@@ -12,9 +12,8 @@ from pdvsim.common.files import digest, fingerprint, read_sealed, unbroken
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
 from pdvsim.sim.reading import error_text, quoted, read_json
-from pdvsim.study.output import DETAILS
+from pdvsim.study.output import DETAILS, SCHEMA
 
-SCHEMA = 1
 SHOWN_NAMES = 5
 REPAIR = "--resume with the sweep's flags repairs it"
 

@@ -7,15 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import (
-    Estimate,
-    Prediction,
-    oddities,
-    predict,
-    ratios,
-    read_estimates,
-    spread,
-)
+from pdvsim.calibration.validate.silicon import Estimate, Prediction, oddities, predict, ratios, read_estimates, spread
 from pdvsim.cli.validate.options import Compared, ValidateCommand
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
