@@ -35,6 +35,7 @@ from pdvsim.view.style import metric_label
 from pdvsim.view.table import DETAIL, TextTable, cell
 
 CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
+UNFOLDED = 5  # finalists that a page always shows; those after them that lose significantly are folded
 TILE_METRICS = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
 EXPECTED = (
     "request_throughput", "output_throughput", "request_goodput", "mean_ttft_ms", "{}_ttft_ms", "p99_ttft_ms",
@@ -153,7 +154,7 @@ def _expected(advice: Findings) -> TextTable:
 def _confidence(advice: Findings, best: Experiment, held: Contest) -> list[str | Showable]:
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
-    rows = []
+    rows, hopeless = [], 0  # the latter: at the end, after the first few
     units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
     units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
@@ -175,8 +176,10 @@ def _confidence(advice: Findings, best: Experiment, held: Contest) -> list[str |
         own = [setting for setting in settings_text(candidate) if setting not in shared]
         row = {"finalist": ", ".join([name, *own]), NAMES[goal.objective]: positive(values)}
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
+        loses = len(rows) >= UNFOLDED and candidate != best and name not in held.unsure
+        hopeless = hopeless + 1 if loses else 0
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
-    lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
+    lines: list[str | Showable] = [TextTable(rows, (DETAIL,), folded=hopeless)]
     if shared:
         lines.append(f"All with {', '.join(shared)}.")
     if advice.refused:

@@ -30,6 +30,7 @@ class TextTable:
     spare: Sequence[str] = ()  # columns, and DETAIL, omitted on a narrow terminal, in this order
     notes: Sequence[str] = ()  # under it
     headings: Sequence[str] = ()  # one per row, shown above the first row that has it
+    folded: int = 0  # rows at the end that a page shows on demand
 
     def __str__(self) -> str:
         return "\n".join([*fitted_table(self.rows, self.spare, self.headings), *self.notes])
@@ -48,9 +49,15 @@ class TextTable:
             f'<tr><th colspan="{len(self.rows[0])}"{left}>{html.escape(heading)}</th></tr>' if heading else ""
             for heading in _first_of_runs(self.headings or [""] * len(self.rows))
         ]
-        body = "".join(over + line("td", row) for over, row in zip(above, self.rows, strict=True))
+        lines = [over + line("td", row) for over, row in zip(above, self.rows, strict=True)]
+        shown = len(lines) - self.folded
+
+        def table(body: Sequence[str]) -> str:
+            return f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(body)}</tbody></table></div>'
+
+        rest = f"<details><summary>{self.folded} more</summary>{table(lines[shown:])}</details>" if self.folded else ""
         notes = f'<p class="note">{"<br>".join(map(html.escape, self.notes))}</p>' if self.notes else ""
-        return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{notes}'
+        return f"{table(lines[:shown])}{rest}{notes}"
 
 
 def continued(command: str) -> str:

@@ -106,6 +106,15 @@ def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) ->
     ("value", "text"),
     [(1070.4, "1,070"), (99.96, "100"), (12.34, "12.3"), (0.0123, "0.0123"), (46043.2, "46,043"), (0, "0")],
 )
+def test_folded_rows_are_all_on_the_page_and_printed() -> None:
+    """In order: those that are folded after those that are not."""
+    table = TextTable([{"who": name} for name in "abc"], folded=2)
+    shown, folded = table.html().split("<details>")
+    assert [name for name in "abc" if f">{name}</td>" in shown] == ["a"]
+    assert folded.index(">b</td>") < folded.index(">c</td>") < folded.index("</details>")
+    assert str(table).split()[-3:] == ["a", "b", "c"]
+
+
 def test_numbers_are_plain(value: float, text: str) -> None:
     assert number_text(value) == text
 
