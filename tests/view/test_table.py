@@ -102,10 +102,6 @@ def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) ->
     assert "a &lt;note&gt;" in made
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(1070.4, "1,070"), (99.96, "100"), (12.34, "12.3"), (0.0123, "0.0123"), (46043.2, "46,043"), (0, "0")],
-)
 def test_folded_rows_are_all_on_the_page_and_printed() -> None:
     """In order: those that are folded after those that are not."""
     table = TextTable([{"who": name} for name in "abc"], folded=2)
@@ -115,6 +111,10 @@ def test_folded_rows_are_all_on_the_page_and_printed() -> None:
     assert str(table).split()[-3:] == ["a", "b", "c"]
 
 
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(1070.4, "1,070"), (99.96, "100"), (12.34, "12.3"), (0.0123, "0.0123"), (46043.2, "46,043"), (0, "0")],
+)
 def test_numbers_are_plain(value: float, text: str) -> None:
     assert number_text(value) == text
 
