@@ -154,7 +154,8 @@ def _expected(advice: Findings) -> TextTable:
 def _confidence(advice: Findings, best: Experiment, held: Contest) -> list[str | Showable]:
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
-    rows, hopeless = [], 0  # the latter: at the end, after the first few
+    rows: list[dict[str, str]] = []
+    hopeless = 0  # rows at the end, after the first few
     units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
     units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
