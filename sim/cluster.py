@@ -46,6 +46,7 @@ from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
+from pdvsim.sim.policies.balance import PromptGate
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log
@@ -158,11 +159,15 @@ class Cluster:
                 continue
             size = experiment.hardware.data_parallel_size
             group = RankGroup(env) if size > 1 else None
-            ranks = [self._server(env, replica, group, rank) for rank in range(size)]
+            waits = experiment.server.attention_dp_timeout_iters is not None
+            gate = PromptGate(group, experiment.server) if group and waits else None
+            ranks = [self._server(env, replica, group, rank, gate) for rank in range(size)]
             self.servers += ranks
             self.fronts.append([*ranks])
 
-    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
+    def _server(
+        self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0, gate: PromptGate | None = None
+    ) -> Policy:
         """A server, or one of its ranks."""
         experiment = self.experiment
         placement, host = experiment.placement, self._host(replica)
@@ -177,7 +182,7 @@ class Cluster:
             target = self.pair.target
             device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.state_bytes)
         verifying = self._models[placement.verify]
-        context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
+        context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying, gate)
         kind: type[Policy] = policy_of(experiment.arch)
         return self._started(env, kind, context)
 
@@ -202,7 +207,7 @@ class Cluster:
 
     def _context(
         self, env: Clock, experiment: Experiment, device: Device, planner: Planner, capacity_tokens: int,
-        models: dict[Role, CostModel],
+        models: dict[Role, CostModel], gate: PromptGate | None = None,
     ) -> Context:  # fmt: skip
         settings = engine_settings(experiment)
         specs = [model.spec for model in models.values()]
@@ -223,6 +228,7 @@ class Cluster:
             ),
             deliveries=self.log.deliveries,
             prefill_workers=len(experiment.placement.prefill),
+            gate=gate,
             on_finish=lambda request: self.on_finish(request),
         )
 
