@@ -78,6 +78,8 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
 # 8 bits) instead of the borrowed ones, as NVIDIA's recipes do (github.com/NVIDIA/srt-slurm, recipes/trtllm). Cards of
 # one chip lend each other such tables: some on B200 and GB200 took twice as long as those on the other.
 ONE_CHIP = {"b200": "gb200", "gb200": "b200", "b300": "gb300", "gb300": "b300"}
+# TensorRT-LLM's own kernels for NVFP4 experts (backend TRTLLM) were timed on the cards with the older chip alone
+OWN_KERNELS, OLDER_CHIP = "moe_torch_flow_min_latency", {"b300_sxm": "b200_sxm", "gb300": "gb200"}
 # Groups over several nodes of a rack were timed on the GB300 alone; smaller ones take as long on both
 RACKS = {"gb200": "gb300"}
 # Hidden sizes of the models whose sparse attention was timed; others of the same sizes have the same kernels
@@ -130,7 +132,9 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
     if gpu.name in BLACKWELL:
         arrays |= _nvlink(_Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm"))
     about = {
-        "borrowed": borrowed | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {}),
+        "borrowed": borrowed
+        | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {})
+        | ({"exchange over NVLink": NVLINK_TIMED} if gpu.name in BLACKWELL and gpu.name != NVLINK_TIMED else {}),
         "engine": engine,
         "system": SYSTEMS[gpu.name],
         "versions": source.versions,
@@ -230,6 +234,9 @@ class _Source:
         """The newest table; of experts, those on one GPU or sharded or, by a name of `GROUPS`, whole ones on several."""
         for path in self._paths(op, name, engine or self.engine):
             table = pd.read_parquet(path)
+            if op == "moe" and self.engine == "trtllm" and self.system in OLDER_CHIP:
+                older = pd.read_parquet(str(path).replace(f"/{self.system}/", f"/{OLDER_CHIP[self.system]}/"))
+                table = pd.concat([table, older[older.kernel_source == OWN_KERNELS]])
             if "moe_tp_size" in table and spread:
                 table = table[(table.moe_tp_size == 1) & table.moe_ep_size.between(*GROUPS[spread])]
             elif "moe_tp_size" in table:
