@@ -74,9 +74,11 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
-# Data-parallel ranks of TensorRT-LLM on Blackwell exchange tokens, and then multiply with its own kernels (DeepGEMM for
-# 8 bits) instead of the borrowed ones, as NVIDIA's recipes do (github.com/NVIDIA/srt-slurm, recipes/trtllm). Cards of
-# one chip lend each other such tables: some on B200 and GB200 took twice as long as those on the other.
+# On Blackwell, tokens that were sent to the ranks of their experts are multiplied by other kernels than those that every
+# rank has: DeepGEMM for 8 bits, and CUTLASS. Both were timed in TensorRT-LLM, which has them for all data-parallel
+# ranks (NVIDIA's recipes, github.com/NVIDIA/srt-slurm); SGLang and vLLM have them with DeepEP. Cards of one chip lend
+# each other such tables: some on B200 and GB200 took twice as long as those on the other.
+SENT_KINDS = ("fp8_block", "nvfp4")
 ONE_CHIP = {"b200": "gb200", "gb200": "b200", "b300": "gb300", "gb300": "b300"}
 # TensorRT-LLM's own kernels for NVFP4 experts (backend TRTLLM) were timed on the cards with the older chip alone
 OWN_KERNELS, OLDER_CHIP = "moe_torch_flow_min_latency", {"b300_sxm": "b200_sxm", "gb300": "gb200"}
@@ -127,9 +129,8 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
         lender = _Source(folder, SYSTEMS[gpu.name], owner)
         lent = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
         arrays |= {name: values for name, values in lent.items() if name.split("/")[1] == kind}
-    if engine == "trtllm" and gpu.name in ONE_CHIP:
-        arrays |= _whole(source, _Source(folder, SYSTEMS[ONE_CHIP[gpu.name]], engine))
     if gpu.name in BLACKWELL:
+        arrays |= _sent(*(_Source(folder, SYSTEMS[card], "trtllm") for card in (gpu.name, ONE_CHIP[gpu.name])))
         arrays |= _nvlink(_Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm"))
     about = {
         "borrowed": borrowed
@@ -345,20 +346,21 @@ def _spread(source: _Source) -> Arrays:
     if (table := source.optional("moe", "moe_perf", "wide")) is not None:
         arrays |= _experts(_some(table), "moe-wide", ("moe_ep_size",))
     if (table := source.optional("moe", "moe_perf", "all")) is not None:
-        arrays |= _even(table)
+        arrays |= _even(table, "moe-even")
     return arrays
 
 
-def _whole(*sources: _Source) -> Arrays:
-    """Whole experts of data-parallel ranks, on any number of GPUs: the fastest of all sources."""
+def _sent(*sources: _Source) -> Arrays:
+    """Whole experts of tokens that were sent to them, on any number of GPUs: the fastest of all sources."""
     table = pd.concat([source.table("moe", "moe_perf", "all") for source in sources])
-    return _experts(_some(table), "moe-wide", ("moe_ep_size",)) | _even(table)
+    table = table[table.moe_dtype.isin(SENT_KINDS)]
+    return _experts(_some(table), "moe-sent", ("moe_ep_size",)) | _even(table, "moe-sent-even")
 
 
-def _even(table: pd.DataFrame) -> Arrays:
+def _even(table: pd.DataFrame, name: str) -> Arrays:
     """The same where every expert has as many tokens, in place of the usual routing."""
     table = table[table.distribution == "balanced"]
-    return _experts(_some(table), "moe-even", ("moe_ep_size",))
+    return _experts(_some(table), name, ("moe_ep_size",))
 
 
 def _some(table: pd.DataFrame) -> pd.DataFrame:

@@ -37,6 +37,7 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.links import LINKS, Fabric
 from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.machine.balance import PromptGate
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
@@ -46,7 +47,6 @@ from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
-from pdvsim.sim.policies.balance import PromptGate
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log
@@ -75,6 +75,14 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         drafter=drafter,
         first_token=hardware.predicted_engine in ("sglang", "trtllm"),
     )
+
+
+def prompt_gate(experiment: Experiment) -> PromptGate | None:
+    """What lets data-parallel ranks begin prompts together; None: each begins them at once."""
+    server = experiment.server
+    if server.attention_dp_timeout_iters is None:
+        return None
+    return PromptGate(server.attention_dp_timeout_iters, server.attention_dp_batching_wait_iters)
 
 
 def drawn_verdict(launch: Launch) -> Sequence[int] | None:
@@ -158,16 +166,12 @@ class Cluster:
                 self.fronts.append([self._disaggregated(env, replica, experiment.sides)])
                 continue
             size = experiment.hardware.data_parallel_size
-            group = RankGroup(env) if size > 1 else None
-            waits = experiment.server.attention_dp_timeout_iters is not None
-            gate = PromptGate(group, experiment.server) if group and waits else None
-            ranks = [self._server(env, replica, group, rank, gate) for rank in range(size)]
+            group = RankGroup(env, prompt_gate(experiment)) if size > 1 else None
+            ranks = [self._server(env, replica, group, rank) for rank in range(size)]
             self.servers += ranks
             self.fronts.append([*ranks])
 
-    def _server(
-        self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0, gate: PromptGate | None = None
-    ) -> Policy:
+    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
         """A server, or one of its ranks."""
         experiment = self.experiment
         placement, host = experiment.placement, self._host(replica)
@@ -182,7 +186,7 @@ class Cluster:
             target = self.pair.target
             device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.state_bytes)
         verifying = self._models[placement.verify]
-        context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying, gate)
+        context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
         kind: type[Policy] = policy_of(experiment.arch)
         return self._started(env, kind, context)
 
@@ -207,7 +211,7 @@ class Cluster:
 
     def _context(
         self, env: Clock, experiment: Experiment, device: Device, planner: Planner, capacity_tokens: int,
-        models: dict[Role, CostModel], gate: PromptGate | None = None,
+        models: dict[Role, CostModel],
     ) -> Context:  # fmt: skip
         settings = engine_settings(experiment)
         specs = [model.spec for model in models.values()]
@@ -228,7 +232,6 @@ class Cluster:
             ),
             deliveries=self.log.deliveries,
             prefill_workers=len(experiment.placement.prefill),
-            gate=gate,
             on_finish=lambda request: self.on_finish(request),
         )
 

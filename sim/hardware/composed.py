@@ -180,7 +180,8 @@ class ModelKernels:
         if experts is None:
             return np.zeros(tokens.shape)
         shape = experts.latent or s.hidden, experts.intermediate, experts.per_token, experts.slots
-        how = experts.ranks, s.gated, s.data_ranks > 1, experts.balanced
+        sent = self.tables.engine == "trtllm" or experts.all2all != "allgather_reducescatter"
+        how = experts.ranks, s.gated, sent and s.data_ranks > 1, experts.balanced
         return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, *how)
 
     @property

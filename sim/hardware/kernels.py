@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.links import LinkSpec, between_nodes, gather_s
+from pdvsim.sim.hardware.links import NODE, LinkSpec, between_nodes, gather_s
 from pdvsim.sim.layers import All2All
 from pdvsim.sim.specs import GpuSpec
 
@@ -109,24 +109,26 @@ class KernelTables:
 
     def experts(
         self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int, ranks: int = 1,
-        gated: bool = True, exchanged: bool = False, balanced: bool = False,
+        gated: bool = True, sent: bool = False, balanced: bool = False,
     ) -> Floats:  # fmt: skip
         """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
 
         Of experts on several `ranks`, the time of the rank with the most to do: where they are `balanced`, all have as
-        much. Tokens that are `exchanged` among data-parallel ranks may be multiplied by other kernels. Sizes that were
-        not timed take the share of the roofline that the nearest ones reach. Models whose experts have no gate were
-        timed with their two matrices; from others, two of three are taken.
+        much. Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have.
+        Sizes that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
+        no gate were timed with their two matrices; from others, two of three are taken.
         """
-        table = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe"
+        table, even = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe", "moe-even"
         kind = self.experts_kind(kind, table)
-        if exchanged and kind in self.kinds("moe-wide") and self.arrays[f"moe-wide/{kind}/shapes"][:, 4].min() <= ranks:
+        if sent and kind in self.kinds("moe-sent"):
+            table, even = "moe-sent", "moe-sent-even"
+        elif ranks > NODE and kind in self.kinds("moe-wide"):
             table = "moe-wide"
         shape = hidden, inner, per_token, count, ranks
         seconds = self._experts_s(table, kind, tokens, *shape, gated)
-        if not (balanced and kind in self.kinds("moe-even")):
+        if not (balanced and kind in self.kinds(even)):
             return seconds
-        return np.minimum(seconds, self._experts_s("moe-even", kind, tokens, *shape, gated))
+        return np.minimum(seconds, self._experts_s(even, kind, tokens, *shape, gated))
 
     def experts_kind(self, kind: str, table: str = "moe") -> str:
         """The type that experts of a type are multiplied in, of those that were timed."""

@@ -15,7 +15,6 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.lane import Lane, Lanes
 from pdvsim.sim.machine.node import Device
-from pdvsim.sim.policies.balance import PromptGate
 from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
@@ -38,7 +37,6 @@ class Context:
     deliveries: Deliveries
     on_finish: Callable[[Request], None]
     prefill_workers: int = 1  # each on a GPU of its own
-    gate: PromptGate | None = None  # of ranks that begin prompts together
 
 
 class Admission(PolicyTraits):
@@ -55,7 +53,6 @@ class Admission(PolicyTraits):
         self.kv = context.kv
         self.deliveries = context.deliveries
         self.on_finish = context.on_finish
-        self.gate = context.gate
         self.speculates = self.speculates and context.settings.longest_draft > 0
         self.waiting: deque[Request] = deque()  # arrived, not admitted
         self.prefilling: list[Request] = []  # admitted, not yet prefilled to the end

@@ -23,6 +23,7 @@ class Colocated(Policy):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.running = Batch()
+        self.gate = context.device.gate
         if self.gate is not None:
             self.gate.ranks.append(self)
 
