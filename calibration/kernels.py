@@ -74,7 +74,7 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
-# On Blackwell, tokens that were sent to the ranks of their experts are multiplied by other kernels than those that every
+# On Blackwell, tokens that were sent to the rank of their expert are multiplied by other kernels than those that every
 # rank has: DeepGEMM for 8 bits, and CUTLASS. Both were timed in TensorRT-LLM, which has them for all data-parallel
 # ranks (NVIDIA's recipes, github.com/NVIDIA/srt-slurm); SGLang and vLLM have them with DeepEP. Cards of one chip lend
 # each other such tables: some on B200 and GB200 took twice as long as those on the other.
@@ -232,7 +232,7 @@ class _Source:
         return table
 
     def optional(self, op: str, name: str, spread: str = "", engine: str = "") -> pd.DataFrame | None:
-        """The newest table; of experts, those on one GPU or sharded or, by a name of `GROUPS`, whole ones on several."""
+        """The newest table; of experts, those on one GPU or sharded, or, by a name in `GROUPS`, whole ones."""
         for path in self._paths(op, name, engine or self.engine):
             table = pd.read_parquet(path)
             if op == "moe" and self.engine == "trtllm" and self.system in OLDER_CHIP:
