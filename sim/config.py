@@ -204,7 +204,7 @@ class Experiment:
         drafters = hardware.draft_tensor_parallel_size or (1 if self.placement.apart else hardware.tensor_parallel_size)
         layout = (
             hardware.data_parallel_size, hardware.enable_expert_parallel, hardware.exchange,
-            hardware.num_redundant_experts, hardware.enable_eplb,
+            hardware.num_redundant_experts if hardware.enable_eplb else 0, hardware.enable_eplb,
         )  # fmt: skip
         target = shard(whole.target, hardware.tensor_parallel_size, *layout)
         if not self.speculates:

@@ -170,7 +170,7 @@ NEEDS: tuple[Need, ...] = (
          "a target with experts, and --enable-expert-parallel"),
     Need("hardware", "num_redundant_experts",
          lambda e: e.pair.target.experts is not None and e.pair.target.experts.copies > 0,
-         "a target with experts, and --enable-expert-parallel"),
+         "--enable-eplb, where it has an effect"),
     Need("hardware", "link", lambda e: e.gpus > 1,
          "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"),
     *(Need("hardware", name, _offloads, _OFFLOADING) for name in ("kv_offload_gb", "kv_offload_ssd_gb")),

@@ -145,8 +145,6 @@ class Hardware:
                 f"data-parallel-size {self.data_parallel_size} x tensor-parallel-size {sizes[0]} are {every} GPUs: "
                 f"{spread if every > RANKED[-1] else sharded}"
             )
-        if self.num_redundant_experts and not self.enable_eplb:
-            raise ValueError("num-redundant-experts: copies of experts need --enable-eplb")
         joined = nvlink_of(self.gpu)[1] if self.gpu in NVLINK5_CARDS else 0
         if self.all2all_backend == "flashinfer_nvlink_two_sided" and every > joined:
             known = f"{joined} GPUs of {self.gpu}" if joined else f"no {self.gpu}"

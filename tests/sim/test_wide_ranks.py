@@ -18,6 +18,7 @@ from pdvsim.sim.hardware.models import CannotShard, model, shard
 from pdvsim.sim.hardware.spread import SpreadCosts
 from pdvsim.sim.layers import All2All
 from pdvsim.sim.metrics.timeline import trace
+from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.run import simulate
 
 SIZES = (8, 16, 32, 64)
@@ -244,8 +245,8 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         experiment(80)
     with pytest.raises(CannotShard, match="over 24 GPUs: its number of experts, 256, is no multiple"):
         _ = experiment(24).pair
-    with pytest.raises(ValueError, match="copies of experts need --enable-eplb"):
-        experiment(24, num_redundant_experts=32)
+    with pytest.raises(ValueError, match="--num-redundant-experts has no effect here: it needs --enable-eplb"):
+        refuse_idle([experiment(8, num_redundant_experts=32)])
     with pytest.raises(ValueError, match="its NVLink joins 8 GPUs of b200, and not 16"):
         experiment(16, gpu="b200", all2all_backend=NVLINK)
     with pytest.raises(ValueError, match="its NVLink joins no h200, and not 8"):
