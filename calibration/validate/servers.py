@@ -268,6 +268,8 @@ def _exchange(row: SiliconRow) -> All2All | None:
     In NVIDIA's recipes (github.com/NVIDIA/srt-slurm) TensorRT-LLM uses DeepEP on H100 and its own kernels on racks.
     DeepGEMM, which multiplies 8 bits, exchanges over NVLink only where it is told to, which is on racks.
     """
+    if row.data_parallel == 1 or row.expert_parallel == 1:
+        return None
     if row.engine == "trtllm" and row.card in BLACKWELL:
         return "allgather_reducescatter" if row.weights == "fp8" and row.card not in ONE_NVLINK else None
     if row.data_parallel <= NODE:

@@ -13,6 +13,7 @@ import pytest
 from pdvsim.calibration.validate.servers import ServerLayout, SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import Prediction, oddities, predict, ratios, read_estimates, spread
 from pdvsim.cli.validate import main
+from pdvsim.sim.relevance import refuse_idle
 
 ROW = SiliconRow(
     "a-row", "vllm", "0.18.0", "meta-llama/Llama-3.1-8B-Instruct", "h200", "inferencex", "bfloat16", 1024, 64, 4,
@@ -100,6 +101,17 @@ def test_ranks_take_as_many_requests_as_their_recipes_say() -> None:
     found = {(row.concurrency, row.data_parallel): row.limits for row in limited if row.tokens_out == 8192}
     assert found[563, 32] == (16, 0)
     assert found[8192, 32] == (256, 288)
+
+
+def test_every_option_of_a_row_has_an_effect() -> None:
+    """Else its simulation would be refused: a sample of those that can be simulated, and all with ranks of one card."""
+    rows = read_rows()
+    sample = [*rows[::50], *(row for row in rows if row.data_parallel > 1 and row.card == "b300")]
+    refused = not_simulated(sample)
+    assert len(refused) < len(sample) / 2
+    for row in sample:
+        if row.id not in refused:
+            refuse_idle([row.experiment])
 
 
 def test_ranks_wait_with_prompts_as_in_the_scripts() -> None:
