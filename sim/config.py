@@ -202,7 +202,10 @@ class Experiment:
             return self.sides.decode.pair
         whole, hardware = self.server.models(), self.hardware
         drafters = hardware.draft_tensor_parallel_size or (1 if self.placement.apart else hardware.tensor_parallel_size)
-        layout = hardware.data_parallel_size, hardware.enable_expert_parallel, hardware.all2all_backend
+        layout = (
+            hardware.data_parallel_size, hardware.enable_expert_parallel, hardware.exchange,
+            hardware.num_redundant_experts if hardware.enable_eplb else 0, hardware.enable_eplb,
+        )  # fmt: skip
         target = shard(whole.target, hardware.tensor_parallel_size, *layout)
         if not self.speculates:
             return Pair(whole.draft, target)

@@ -301,8 +301,10 @@ def _vllm_ranks(hardware: Hardware) -> list[Any]:
     """vLLM's flags of data-parallel ranks and of experts on several GPUs."""
     flags: list[Any] = ["--data-parallel-size", hardware.data_parallel_size] if hardware.data_parallel_size > 1 else []
     flags += ["--enable-expert-parallel"] if hardware.enable_expert_parallel else []
-    usual = hardware.all2all_backend == Hardware.all2all_backend
-    return flags if usual else [*flags, "--all2all-backend", hardware.all2all_backend]
+    if hardware.enable_eplb:
+        copies = json.dumps({"num_redundant_experts": hardware.num_redundant_experts})
+        flags += ["--enable-eplb", *(["--eplb-config", copies] if hardware.num_redundant_experts else [])]
+    return flags if hardware.all2all_backend is None else [*flags, "--all2all-backend", hardware.all2all_backend]
 
 
 def _sglang_ranks(hardware: Hardware) -> list[Any]:
@@ -310,7 +312,12 @@ def _sglang_ranks(hardware: Hardware) -> list[Any]:
     ranks, gpus = hardware.data_parallel_size, hardware.data_parallel_size * hardware.tensor_parallel_size
     flags: list[Any] = ["--enable-dp-attention", "--dp-size", ranks] if ranks > 1 else []
     flags += ["--ep-size", gpus] if hardware.enable_expert_parallel else []
-    mode = DEEPEP_MODES.get(hardware.all2all_backend)
+    if hardware.enable_eplb:
+        copies = hardware.num_redundant_experts
+        flags += ["--enable-eplb", *(["--ep-num-redundant-experts", copies] if copies else [])]
+    if hardware.all2all_backend == "flashinfer_nvlink_two_sided":
+        return [*flags, "--moe-a2a-backend", "flashinfer"]
+    mode = DEEPEP_MODES.get(hardware.all2all_backend or "")
     return flags if mode is None else [*flags, "--moe-a2a-backend", "deepep", "--deepep-mode", mode]
 
 
@@ -329,10 +336,23 @@ def trtllm_serve(served: Served) -> Block | None:
         *("trtllm-serve", checkpoint(served.pair.target), "--tp_size", gpus),
         *(("--ep_size", gpus) if hardware.enable_expert_parallel else ()),
         *("--max_batch_size", server.max_num_seqs, "--max_num_tokens", server.max_num_batched_tokens),
-        *(("--config", "ranks.yaml") if ranks > 1 else ()),
+        *(("--config", "ranks.yaml") if (lines := _trtllm_config(served)) else ()),
     ]
-    notes = [*served.notes, *(["ranks.yaml has the line enable_attention_dp: true"] if ranks > 1 else [])]
+    notes = [*served.notes, *([f"ranks.yaml has the lines {'; '.join(lines)}"] if lines else [])]
     return Block(label, _line(words), tuple(notes))
+
+
+def _trtllm_config(served: Served) -> list[str]:
+    """What TensorRT-LLM is told of ranks and experts in a file."""
+    hardware, server = served.experiment.hardware, served.experiment.server
+    lines = ["enable_attention_dp: true"] if hardware.data_parallel_size > 1 else []
+    if server.attention_dp_timeout_iters is not None:
+        waits = f"timeout_iters: {server.attention_dp_timeout_iters}, "
+        waits += f"batching_wait_iters: {server.attention_dp_batching_wait_iters}"
+        lines.append(f"attention_dp_config: {{enable_balance: true, {waits}}}")
+    if hardware.enable_eplb and (experts := served.experiment.pair.target.experts) is not None:
+        lines.append(f"moe_config: {{load_balancer: {{num_slots: {experts.slots}, layer_updates_per_iter: 1}}}}")
+    return lines
 
 
 def realrun(experiment: Experiment) -> Block:
