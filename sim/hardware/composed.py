@@ -124,7 +124,9 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     alone = float(spec.data_ranks == 1)  # else experts take the tokens of other ranks too, and are priced apart
     layers = parts.products(tokens, quantised_s) + alone * experts + parts.small(tokens) + parts.streams(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
-    layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + spec.layers * step.layer_s)
+    gaps_s = spec.layers * step.layer_s + spec.state_layers * step.state_s
+    gaps_s += 0.0 if spec.sparse is None else spec.sparse.layers * step.sparse_s
+    layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + gaps_s)
     layer += step.draft_s if drafts else 0.0
     rows, fixed, slopes, past_share, past = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))

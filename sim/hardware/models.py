@@ -14,7 +14,8 @@ as causal.
 
 `NAME-fp8` is a model whose layers' weights have 8 bits, `NAME-nvfp4` one of 4 bits with NVIDIA's scales; embeddings,
 output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, or whose experts have 4-bit
-integers, nvfp4 means its experts; of DeepSeek-V4, whose experts have MXFP4, either does.
+integers, or whose layers have states or sparse attention, nvfp4 means its experts, as in NVIDIA's checkpoints; of
+DeepSeek-V4, whose experts have MXFP4, either does.
 """
 
 from __future__ import annotations
@@ -124,9 +125,8 @@ def quantised(spec: ModelSpec, bits: str = FP8) -> ModelSpec:
     """The model with fewer bits in its layers' weights; a ValueError if they have so few already."""
     name, item = f"{spec.name}{bits}", FP8_BYTES if bits == FP8 else NVFP4_BYTES
     own = None if spec.experts is None else spec.experts.weight_bytes or spec.layer_bytes
-    if spec.experts is not None and spec.compressed is not None:  # with experts of MXFP4, and copies with others
-        return replace(spec, name=name, experts=replace(spec.experts, weight_bytes=item))
-    if bits == NVFP4 and spec.experts is not None and own is not None and own > NVFP4_BYTES:
+    experts_alone = (own is not None and own > NVFP4_BYTES) or spec.state is not None or spec.sparse is not None
+    if spec.experts is not None and (spec.compressed is not None or (bits == NVFP4 and experts_alone)):
         return replace(spec, name=name, experts=replace(spec.experts, weight_bytes=item))
     if spec.is_quantised:
         raise ValueError(f"{spec.name} has quantised weights as it is published: leave out {bits[1:]}")
