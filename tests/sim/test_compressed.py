@@ -192,6 +192,15 @@ def test_windows_follow_the_entries_to_another_gpu() -> None:
     assert result.meta["links"]["1->0"]["bytes"] == sent
 
 
+def test_no_server_was_measured_and_the_range_says_so() -> None:
+    plain = PRESETS["deepseek-v3"]
+    profile = engine_profile("sglang", "b200")
+    bars = [profile.covering(Pair(drafter("none", spec), spec)).uncertainty[spec.name] for spec in (plain, FLASH)]
+    assert profile.error is not None
+    assert bars[0] == profile.error.tpot
+    assert bars[1] > max(bars[0], 0.25)
+
+
 def test_the_formula_is_widened_like_that_of_mixtures() -> None:
     assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
     assert shipped().fit(FLASH, H200).layers.seconds(1, 0.0) > 0

@@ -42,6 +42,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
     "qwen3-next-80b-a3b": ("Qwen3Next", {}, 79.7),
     "qwen3.5-27b": ("Qwen3_5Text", {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
         "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_value_heads": 48}, 26.9),
+    "qwen3.5-9b": ("Qwen3_5Text", {}, 9.0),
     "qwen3.5-35b-a3b": ("Qwen3_5MoeText", {}, 34.7),
     "nemotron-3-nano-30b-a3b": ("NemotronH", {"hybrid_override_pattern": NANO, "hidden_size": 2688,
         "intermediate_size": 1856, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
@@ -133,7 +134,8 @@ BILLIONS = {
     "gemma-3-12b": 11.8, "gemma-3-27b": 27.0, "mixtral-8x22b": 141.0, "qwen3-coder-480b-a35b": 480.0, "kimi-k2": 1026.0,
     "kimi-k2.5": 1026.0, "glm-4.5-air": 106.9, "glm-4.6": 353.0, "llama-4-scout": 107.8, "llama-4-maverick": 400.7,
     "minimax-m2": 229.0, "qwen3-next-80b-a3b": 80.0, "qwen3.5-397b-a17b": 397.0, "nemotron-3-super-120b-a12b": 120.0,
-    "mimo-v2-flash": 309.0, "glm-5": 744.0, "minimax-text-01": 456.0,
+    "mimo-v2-flash": 309.0, "glm-5": 744.0, "minimax-text-01": 456.0, "nemotron-3-ultra-550b-a55b": 550.0,
+    "qwen3.5-9b": 9.0, "deepseek-v4-flash": 284.0,
 }  # fmt: skip
 
 
