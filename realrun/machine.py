@@ -44,8 +44,8 @@ class Machine:
 def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
     server, hardware = experiment.server, experiment.hardware
-    if simulated := next((said for asked, said in _only_simulated(experiment) if asked), None):
-        raise ValueError(f"{simulated}; pdvsim run simulates it")
+    if reason := next((said for asked, said in _only_simulated(experiment) if asked), ""):
+        raise ValueError(f"{reason}; pdvsim run simulates it")
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
     if server.drafted_by == "suffix":

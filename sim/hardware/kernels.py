@@ -217,7 +217,7 @@ class KernelTables:
         best = int(np.argmin(np.abs(np.log(known / hidden))))
         times = np.exp(unpacked(self.arrays["streams/all/t"])[best])
         given = np.isfinite(times)
-        return _rising(at[given], times[given], tokens) * hidden / known[best]
+        return np.asarray(_rising(at[given], times[given], tokens) * hidden / known[best])
 
     def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
         """The same of prompts: lengths, and seconds of a layer with its products."""
