@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.decide.advice import Advice, Question
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic

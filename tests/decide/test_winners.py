@@ -21,10 +21,11 @@ from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.grid import Grid
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import Grid, WinnerMap, _judged, draw_map
+from pdvsim.decide.winners import WinnerMap, _judged, draw_map
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.study.sweep import SweepInterrupted

@@ -26,7 +26,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
 from pdvsim.study.band import ends, spanned
 from pdvsim.study.resultfiles import Config
-from pdvsim.study.results import known_profile
+from pdvsim.study.sources import known_profile
 
 SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192

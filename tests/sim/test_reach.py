@@ -26,7 +26,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
-from pdvsim.view.table import comparison_table
+from pdvsim.view.comparison import comparison_table
 
 H200 = Path(str(pdvsim.__file__)).parent / "calibration" / "data" / "h200"
 LARGE = Server(max_num_seqs=256, verify_gather="never", max_prompts_per_forward=64, max_num_batched_tokens=8192)

@@ -18,7 +18,8 @@ from pdvsim.cli import main
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.policies import ARCHS
 from pdvsim.study.resultfiles import Config
-from pdvsim.study.results import Results, Source
+from pdvsim.study.results import Results
+from pdvsim.study.sources import Source
 from pdvsim.study.stats import over_replications, paired_differences
 from pdvsim.view.figure import WHITEGRID
 from pdvsim.view.forest import forest_figure
