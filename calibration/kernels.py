@@ -64,7 +64,7 @@ DEEPEP = {"ll": ("ll", "avg_t_us"), "ht": ("normal", "transmit_us")}  # SGLang's
 GROUPS = {"spread": (2, LARGEST_GROUP), "wide": (LARGEST_GROUP + 1, LARGEST_WIDE), "all": (2, LARGEST_WIDE)}
 NVLINK_STEPS = ("alltoall_prepare", "alltoall_dispatch", "alltoall_combine")  # of TensorRT-LLM's exchange, two-sided
 NVLINK_TIMED = "gb200"  # the card that it was timed on; the others with NVLink 5 are taken to need as long
-LEAST_ROWS = {"moe": 2000, "sparse_attention": 4000}  # of a table; a later version may hold a single model
+LEAST_ROWS = {"moe": 2000, "dsa": 4000}  # of a table; a later version may hold a single model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
 # Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on
 # Blackwell (backend TRTLLM, in SGLang and vLLM flashinfer_trtllm), OpenAI's in Triton on Hopper (backend TRITON)
@@ -90,7 +90,11 @@ SPARSE_MODELS = {
     "zai-org/GLM-5": 6144,
     "zai-org/GLM-5-FP8": 6144,
     "MiniMaxAI/MiniMax-M3": 6144,
+    "sgl-project/DeepSeek-V4-Flash-FP8": 4096,
+    "deepseek-ai/DeepSeek-V4-Pro": 7168,
+    "sgl-project/DeepSeek-V4-Pro-FP8": 7168,
 }
+LONGEST_CONTEXT = 65_536  # of compressed attention; SGLang's longer ones, of one or two rows, have another kernel
 LEAST_SPARSE_HEADS, LEAST_SPARSE_CONTEXT = 8, 63
 Arrays = dict[str, NDArray[Any]]
 
@@ -118,6 +122,11 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
         ("sparse_attention", "dsa_context_module_perf", _dsa_prefill),
         ("msa", "msa_generation_module_perf", _msa_decode),
         ("msa", "msa_context_module_perf", _msa_prefill),
+        ("sparse_attention", "dsv4_csa_generation_module_perf", partial(_sparse_decode, kind="csa")),
+        ("sparse_attention", "dsv4_csa_context_module_perf", partial(_sparse_prefill, kind="csa")),
+        ("sparse_attention", "dsv4_hca_generation_module_perf", partial(_sparse_decode, kind="hca")),
+        ("sparse_attention", "dsv4_hca_context_module_perf", partial(_sparse_prefill, kind="hca")),
+        ("mhc", "mhc_module_perf", _streams),
         ("linear_attention", "gdn_perf", _gated_delta),
         ("kda", "kda_perf", _kda),
     ):
@@ -242,8 +251,9 @@ class _Source:
                 table = table[(table.moe_tp_size == 1) & table.moe_ep_size.between(*GROUPS[spread])]
             elif "moe_tp_size" in table:
                 table = table[(table.moe_ep_size == 1) & (table.moe_tp_size <= LARGEST_GROUP)]
-            if len(table) > LEAST_ROWS.get(op, 0):
-                self.versions[f"{op} {name}" if op == "comm" else f"{op} {spread}".strip()] = path.parent.name
+            label = name.split("_")[0] if op == "sparse_attention" else op
+            if len(table) > LEAST_ROWS.get(label, 0):
+                self.versions[f"{op} {name}" if op == "comm" else f"{label} {spread}".strip()] = path.parent.name
                 return table
         return None
 
@@ -489,7 +499,8 @@ def _latent_prefill(table: pd.DataFrame) -> Arrays:
 def _sparse_decode(table: pd.DataFrame, kind: str) -> Arrays:
     """Modules of sparse attention, by the hidden size of their models and by cache: products included."""
     arrays: Arrays = {}
-    table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & (table.step >= LEAST_SPARSE_CONTEXT)]
+    longest = LONGEST_CONTEXT if kind in ("csa", "hca") else 1 << 20
+    table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & table.step.between(LEAST_SPARSE_CONTEXT, longest)]
     for name, part in _by_model(table, kind):
         axes, times = _grid(part, ["num_heads", "batch_size", "step"])
         found = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times, "products": _products_of(part)}
@@ -516,9 +527,20 @@ def _by_model(table: pd.DataFrame, kind: str) -> list[tuple[str, pd.DataFrame]]:
     """Of the modules that select for themselves, those with the products that all engines timed."""
     table = table[~table.op_name.str.contains("skip") & table.model.isin(list(SPARSE_MODELS))]
     hidden = table.model.map(SPARSE_MODELS).astype(int)
-    fewest = table.groupby(hidden).gemm_type.transform("min")  # bfloat16 where it was timed
+    # bfloat16 where it was timed; compressed attention with the products that it is served with
+    fewest = table.groupby(hidden).gemm_type.transform("max" if kind in ("csa", "hca") else "min")
     table = table.assign(name=kind + "-" + hidden.astype(str) + "-" + table.kv_cache_dtype)[table.gemm_type == fewest]
     return list(_by(table, "name"))
+
+
+def _streams(table: pd.DataFrame) -> Arrays:
+    """Mixing the streams of hidden states before and after attention and MLP of a layer, together."""
+    fastest = table.groupby(["hidden_size", "num_tokens", "op_name"]).latency.min()
+    part = fastest.groupby(level=[0, 1]).agg(["sum", "size"])
+    part = part[part["size"] == 2].rename(columns={"sum": "latency"}).reset_index()
+    axes, times = _grid(part, ["hidden_size", "num_tokens"])
+    found = {"hidden": axes[0], "tokens": axes[1], "t": times}
+    return {f"streams/all/{name}": values for name, values in found.items()}
 
 
 _dsa_decode, _dsa_prefill = partial(_sparse_decode, kind="dsa"), partial(_sparse_prefill, kind="dsa")

@@ -44,12 +44,8 @@ class Machine:
 def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
     server, hardware = experiment.server, experiment.hardware
-    if hardware.replicas > 1 or experiment.gpus > 1:
-        raise ValueError("realrun has one GPU: --replicas, --tensor-parallel-size and --place do not apply")
-    if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
-        raise ValueError(
-            "--kv-offload-gb and --kv-offload-ssd-gb are for pdvsim run: realrun keeps its KV cache on the GPU"
-        )
+    if reason := next((said for asked, said in _only_simulated(experiment) if asked), ""):
+        raise ValueError(f"{reason}; pdvsim run simulates it")
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)
     if server.drafted_by == "suffix":
@@ -84,6 +80,21 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"{experiment.arch} needs both --draft-path and --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+
+
+def _only_simulated(experiment: Experiment) -> list[tuple[bool, str]]:
+    """Layouts that are simulated alone: whether each is asked for, and why it is refused."""
+    hardware, one = experiment.hardware, "realrun has one GPU"
+    tiers = hardware.kv_offload_gb > 0 or hardware.kv_offload_ssd_gb > 0
+    return [
+        (hardware.disaggregate is not None, f"--disaggregate: {one}, which prefills and decodes"),
+        (hardware.data_parallel_size > 1, f"--data-parallel-size: {one}, and no data-parallel ranks"),
+        (hardware.enable_expert_parallel, f"--enable-expert-parallel: {one}, which has all experts"),
+        (tiers, "--kv-offload-gb, --kv-offload-ssd-gb: realrun keeps its KV cache on the GPU"),
+        (hardware.tensor_parallel_size > 1, f"--tensor-parallel-size: {one}"),
+        (hardware.replicas > 1, f"--replicas: {one}"),
+        (experiment.gpus > 1, f"--place: {one}"),
+    ]
 
 
 def _refuse_head(experiment: Experiment, machine: Machine) -> None:

@@ -71,7 +71,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         layers=models[0].layers if hardware.kv_transfer == "layers" else 1,
         token_bytes=ports * sum(model.kv_bytes_per_token for model in models),
         windows=() if experiment.traffic.shares else windows_of(models),
-        state_bytes=ports * sum(model.state_bytes for model in models),
+        state_bytes=ports * sum(model.kept_bytes for model in models),
         drafter=drafter,
         first_token=hardware.predicted_engine in ("sglang", "trtllm"),
     )
@@ -184,7 +184,7 @@ class Cluster:
         if len(gpus) > 1:
             self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
             target = self.pair.target
-            device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.state_bytes)
+            device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.kept_bytes)
         verifying = self._models[placement.verify]
         context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
         kind: type[Policy] = policy_of(experiment.arch)

@@ -1,8 +1,9 @@
 """Layers of a model that are not plain attention and a plain MLP: experts, and other ways in which tokens meet.
 
-Besides MLA these are three. A window bounds what a query reads and what a request keeps. Sparse attention bounds what a
-query reads, but keeps all tokens and scans an index of them. A state of fixed size replaces the KV cache. Sizes are
-those of one layer unless a name says otherwise, in values where it does not say bytes.
+Besides MLA these are four. A window bounds what a query reads and what a request keeps. Sparse attention bounds what a
+query reads, but keeps all tokens and scans an index of them. Compressed attention keeps one entry for several tokens,
+next to a window. A state of fixed size replaces the KV cache. Sizes are those of one layer unless a name says
+otherwise, in values where it does not say bytes.
 """
 
 from __future__ import annotations
@@ -113,6 +114,90 @@ class Sparse:
     def flops_per_pair(self) -> int:
         """Of one query token scored against one cached token."""
         return 2 * self.index_heads * self.index_dim
+
+
+@dataclass(frozen=True, slots=True)
+class Compressed:
+    """Attention of DeepSeek-V4. Keys and values are one vector, of one head that all query heads share.
+
+    Every layer attends to the last `window` tokens. Most also attend to older ones, of which a compressor makes one
+    entry each `ratio` tokens (CSA; an indexer selects `entries` of them) or each `wide_ratio` (HCA; all are read). The
+    others have the window alone. Compressors, indexer and cache are on every GPU of a group, as in vLLM.
+    """
+
+    layers: int
+    window: int
+    selecting: int  # layers of CSA
+    ratio: int
+    entries: int
+    whole: int  # layers of HCA
+    wide_ratio: int
+    head_dim: int
+    rope_dim: int  # of these, cached in 16 bits in any case
+    index_heads: int
+    index_dim: int
+    query_rank: int
+    output_rank: int  # of each group of heads
+    output_groups: int
+    streams: int  # of hidden states that layers mix (hyper-connections)
+
+    @property
+    def reach(self) -> int | None:
+        """Cached tokens beyond which the selecting layers read no more; None: there are none."""
+        return self.entries * self.ratio if self.selecting else None
+
+    def entry_bytes(self, item: int) -> int:
+        """Of an entry, or of a token in the window; in 8 bits with a scale for each 64 values."""
+        return self.head_dim + self.rope_dim + self.head_dim // 64 if item == 1 else self.head_dim * item
+
+    def index_bytes(self, item: int) -> int:
+        """Of an entry of the indexer: in 8 bits with a scale of four bytes."""
+        return self.index_dim * item + (4 if item == 1 else 0)
+
+    def selected_bytes(self, item: int) -> float:
+        """What a token adds to the entries of the selecting layers."""
+        return self.selecting * self.entry_bytes(item) / self.ratio
+
+    def token_bytes(self, item: int) -> float:
+        """What a token adds to the entries of all layers, and to the index."""
+        index = self.selecting * self.index_bytes(item) / self.ratio
+        return self.selected_bytes(item) + index + self.whole * self.entry_bytes(item) / self.wide_ratio
+
+    def window_bytes(self, item: int) -> int:
+        """The windows of a request, in all layers."""
+        return self.layers * self.window * self.entry_bytes(item)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """What compressors keep of a request's last tokens, in 32 bits: keys and gates; twice where groups overlap."""
+        csa = 2 * self.ratio * 2 * 2 * (self.head_dim + self.index_dim)
+        return 4 * (self.selecting * csa + self.whole * self.wide_ratio * 2 * self.head_dim)
+
+    def scored(self, layer_flops: int) -> tuple[int, int]:
+        """Flops of one query token per token of context in all layers, and of these those of what is selected.
+
+        `layer_flops`: of one query token and one entry.
+        """
+        selected = self.selecting * layer_flops // self.ratio
+        index = self.selecting * 2 * self.index_heads * self.index_dim // self.ratio
+        return selected + index + self.whole * layer_flops // self.wide_ratio, selected
+
+    def products(self, hidden: int, heads: int) -> tuple[tuple[int, int], ...]:
+        """Inputs and outputs of what all layers have: queries and the entry; output, by groups of heads."""
+        grouped = self.output_groups * self.output_rank
+        inner = heads * self.head_dim
+        return (
+            (hidden, self.query_rank + self.head_dim),
+            (self.query_rank, inner),
+            (inner // self.output_groups, grouped),
+            (grouped, hidden),
+        )
+
+    def compressors(self, hidden: int) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+        """How many layers have which products besides: CSA with its indexer, HCA. Keys and gates; overlapping twice."""
+        queries = (self.query_rank, self.index_heads * self.index_dim), (hidden, self.index_heads)
+        csa = (hidden, 4 * self.head_dim), (hidden, 4 * self.index_dim), *queries
+        return (self.selecting, csa), (self.whole, ((hidden, 2 * self.head_dim),))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from pdvsim.sim.layers import Experts, Latent, SlidingWindow, Sparse, State
+from pdvsim.sim.layers import Compressed, Experts, Latent, SlidingWindow, Sparse, State
 
 ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
@@ -16,6 +16,7 @@ ModelFamily = Literal[
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
 DFLASH_STATES = 5  # hidden states of a target that a DFlash head fuses
+COMPRESSED_BLOCK = 256  # tokens of a block of compressed attention in vLLM
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class ModelSpec:
     window: SlidingWindow | None = None  # layers that attend to the last tokens only
     sparse: Sparse | None = None  # layers that attend to selected tokens
     state: State | None = None  # layers that keep a state instead of a KV cache
+    compressed: Compressed | None = None  # attention to entries that stand for several tokens each
     value_dim: int | None = None  # of attention's values; None: head_dim
     output_gate: bool = False  # queries are projected twice as wide, to gate the attention's output
     shared_keys: bool = False  # values are made of the keys' projection, in layers without a window
@@ -83,6 +85,8 @@ class ModelSpec:
     @property
     def attention_products(self) -> tuple[tuple[int, int], ...]:
         """Inputs and outputs of attention's matrix products: q, k and v; output. Those of MLA compress and expand."""
+        if self.compressed is not None:
+            return self.compressed.products(self.qkv_inputs, self.heads)
         return self._attention_products(self.kv_heads, self.head_dim, self.shared_keys)
 
     def _attention_products(self, kv_heads: int, head_dim: int, shared_keys: bool) -> tuple[tuple[int, int], ...]:
@@ -146,13 +150,15 @@ class ModelSpec:
             keys = (self.hidden, sparse.index_dim + sparse.index_heads)  # and the weights of the heads
             queries = (sparse.query_inputs or self.hidden, sparse.index_heads * sparse.index_dim)
             mixers.append((sparse.scans, (keys, queries)))
+        if self.compressed is not None:
+            mixers += [(count, products) for count, products in self.compressed.compressors(self.hidden) if count]
         return mixers
 
     @property
     def is_uniform(self) -> bool:
         """Whether all layers have attention of the same products, and an MLP."""
         unlike = self.window is not None and (self.window.kv_heads or self.window.head_dim or self.shared_keys)
-        return not (unlike or self.state_layers or self.sparse or self.bare_layers)
+        return not (unlike or self.state_layers or self.sparse or self.compressed or self.bare_layers)
 
     @property
     def routes(self) -> int:
@@ -276,13 +282,20 @@ class ModelSpec:
     @property
     def reach(self) -> int | None:
         """Cached tokens beyond which some layers read no more: a window, or what is selected; None: all read all."""
+        if self.compressed is not None:
+            return self.compressed.reach
         part = self.window or self.sparse
         return None if part is None else part.tokens
 
     @property
+    def kv_item_bytes(self) -> int:
+        """Per cached value."""
+        return self.kv_dtype_bytes or self.dtype_bytes
+
+    @property
     def kv_layer_bytes(self) -> int:
         """What a token adds to the KV cache of a layer without a window."""
-        item = self.kv_dtype_bytes or self.dtype_bytes
+        item = self.kv_item_bytes
         if self.latent is not None:
             return (self.latent.kv_rank + self.latent.rope_dim) * item
         return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * item
@@ -292,18 +305,22 @@ class ModelSpec:
         """What a token adds to the KV cache of the layers with a window, while it is within."""
         if (window := self.window) is None:
             return 0
-        item, head_dim = self.kv_dtype_bytes or self.dtype_bytes, window.head_dim or self.head_dim
+        item, head_dim = self.kv_item_bytes, window.head_dim or self.head_dim
         return window.layers * (window.kv_heads or self.kv_heads) * (head_dim + (self.value_dim or head_dim)) * item
 
     @property
     def kv_bytes_per_token(self) -> int:
         """KV cache held, and read by every later forward, per token of context within all windows."""
+        if self.compressed is not None:
+            return round(self.compressed.token_bytes(self.kv_item_bytes))
         index = 0 if self.sparse is None else round(self.sparse.scans * self.sparse.index_bytes)
         return self.attending_layers * self.kv_layer_bytes + self.window_bytes_per_token + index
 
     @property
     def bounded_bytes_per_token(self) -> int:
         """Of these, what is read of tokens within reach only."""
+        if self.compressed is not None:
+            return round(self.compressed.selected_bytes(self.kv_item_bytes))
         selected = 0 if self.sparse is None else self.sparse.layers * self.kv_layer_bytes
         return self.window_bytes_per_token + selected
 
@@ -318,19 +335,51 @@ class ModelSpec:
         return 0 if self.state is None else self.state.layers * self.state.flops
 
     @property
+    def kept_bytes(self) -> int:
+        """What a request keeps whatever its length, and what is sent with the end of its prompt.
+
+        One state; or, of compressed attention, the windows and what compressors have not finished.
+        """
+        return self.state_bytes + self.edge_bytes
+
+    @property
+    def edge_bytes(self) -> int:
+        """The part of compressed attention in that. Drafts need no further copy: its tokens are kept one by one."""
+        own = self.compressed
+        return 0 if own is None else own.window_bytes(self.kv_item_bytes) + own.unfinished_bytes
+
+    @property
+    def row_bytes(self) -> int:
+        """What every forward reads of a request whatever its length: one state, or windows."""
+        return self.state_bytes if self.compressed is None else self.compressed.window_bytes(self.kv_item_bytes)
+
+    @property
+    def row_flops(self) -> int:
+        """Of one token with that."""
+        if (own := self.compressed) is None:
+            return self.state_flops
+        return own.layers * own.window * self._layer_flops_per_pair
+
+    @property
     def snapshot_tokens(self) -> int:
-        """Tokens between snapshots of the state, at which prefixes can be reused; 0: it has none."""
+        """Tokens between snapshots of the state, at which prefixes can be reused; 0: at any block."""
+        if self.compressed is not None:
+            return COMPRESSED_BLOCK
         return 0 if self.state is None else self.state.snapshot_tokens(self.kv_layer_bytes)
 
     @property
     def attention_flops_per_pair(self) -> int:
         """Flops of one query token against one context token within all windows, over all layers."""
+        if self.compressed is not None:
+            return self.compressed.scored(self._layer_flops_per_pair)[0]
         index = 0 if self.sparse is None else self.sparse.scans * self.sparse.flops_per_pair
         return self.attending_layers * self._layer_flops_per_pair + self._window_flops_per_pair + index
 
     @property
     def bounded_flops_per_pair(self) -> int:
         """Of these, those of tokens within reach only."""
+        if self.compressed is not None:
+            return self.compressed.scored(self._layer_flops_per_pair)[1]
         selected = 0 if self.sparse is None else self.sparse.layers * self._layer_flops_per_pair
         return self._window_flops_per_pair + selected
 

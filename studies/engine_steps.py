@@ -36,7 +36,7 @@ def slopes(one: Prediction, step: EngineStep) -> list[float]:
     tables = engine_profile(row.engine, row.card).tables
     assert tables is not None
     kernels = ModelKernels(tables, spec)
-    rows, fixed, per_token, past_share = kernels.decode()
+    rows, fixed, per_token, past_share, _ = kernels.decode()
     count = np.array([float(row.concurrency)])
     context = row.tokens_in + row.tokens_out / 2
     if past_share is not None and spec.reach is not None and context > spec.reach:

@@ -34,6 +34,7 @@ from pdvsim.sim.layers import All2All
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in so many
 SHARED_IMAGE, CONFIGURED = "1.1.0rc2.post2", "_cfg"  # of rows that drafts may have been made for, and that tell
+DRAFTED_QWEN = "0.5.9"  # the version of SGLang that some rows of Qwen3.5 have drafts in
 SPREAD = (0.9, 1 / 9)  # InferenceX's lengths: mean over stated, and half the width over the mean
 # NVIDIA's rows do not state theirs. Visible rows of SGLang look as if requests stayed in step for ever; those of the
 # others as if they drifted apart, as with this spread
@@ -318,17 +319,19 @@ def _marked(rows: list[SiliconRow]) -> list[SiliconRow]:
 
     InferenceX serves DeepSeek-R1 from one image of TensorRT-LLM with and without MTP drafts. One of its imports, whose
     names have the number of a configuration, has plain rows alone. The others do not tell: their rows are plain where
-    they equal a row of that import.
+    they equal a row of that import. It also serves Qwen3.5 in 8 bits from SGLang 0.5.9 both ways (qwen3.5_fp8_b200.sh
+    and qwen3.5_fp8_b200_mtp.sh): rows of four GPUs with sharded experts have a TPOT well below those of eight.
     """
     measured = {(row.card, row.ttft_ms, row.tpot_ms) for row in rows if CONFIGURED in row.id}
-    return [
-        replace(row, drafts="unstated")
-        if row.version == SHARED_IMAGE
-        and MODELS[row.model] == "deepseek-v3"
-        and (row.card, row.ttft_ms, row.tpot_ms) not in measured
-        else row
-        for row in rows
-    ]
+
+    def may_draft(row: SiliconRow) -> bool:
+        if MODELS[row.model] == "qwen3.5-397b-a17b":
+            four = row.tensor_parallel == 4 and row.kind == "plain" and row.weights.startswith("fp8")
+            return four and row.version == DRAFTED_QWEN
+        image = row.version == SHARED_IMAGE and MODELS[row.model] == "deepseek-v3"
+        return image and (row.card, row.ttft_ms, row.tpot_ms) not in measured
+
+    return [replace(row, drafts="unstated") if may_draft(row) else row for row in rows]
 
 
 def _apart(row: dict[str, str]) -> SiliconRow:

@@ -27,6 +27,8 @@ MTP_IMAGE = (
 )
 # Rows without a version were measured in October and November 2025, when InferenceX had images of these
 UNSTATED = {"vllm": "0.10.2", "sglang": "0.5.3", "trtllm": "1.1.0"}
+# SGLang's nightly builds of these rows are of February 2026, when 0.5.9 was being made, unless they have a later date
+SGLANG_NIGHTLY, SGLANG_NEWER = "0.5.9", "nightly-dev-202604"
 SETTINGS = ("concurrency", "tensor_parallel", "weights")
 UNLIKE = 0.1  # rows of equal settings that differ by more contradict each other
 KERNELS_OVER_RUN = 1.1
@@ -53,7 +55,7 @@ class Prediction:
 def predict(row: SiliconRow) -> Prediction:
     """Simulate a row's load; a ValueError where the server could not hold it."""
     experiment = row.experiment
-    profile = engine_profile(row.engine, row.card, row.version or UNSTATED[row.engine])
+    profile = engine_profile(row.engine, row.card, version_of(row))
     result = simulate(experiment, profile=profile.covering(experiment.pair).padded("profile"))
     requests = result.requests
     order = np.argsort(requests["arrival_s"], kind="stable")
@@ -62,6 +64,12 @@ def predict(row: SiliconRow) -> Prediction:
     tpot_s = decode_s / np.maximum(1, requests["output_tokens"][order] - 1)
     ttft, tpot = (_over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
     return Prediction(row, 1000 * ttft, 1000 * tpot)
+
+
+def version_of(row: SiliconRow) -> str:
+    """The version whose constants a row is simulated with."""
+    nightly = row.engine == "sglang" and row.version.startswith("nightly") and row.version < SGLANG_NEWER
+    return SGLANG_NIGHTLY if nightly else row.version or UNSTATED[row.engine]
 
 
 def _over_rounds(times_s: Floats, concurrency: int) -> float:

@@ -36,6 +36,10 @@ class RooflineAttention(Term):
         """Share of a row's time per cached token that is left past the window; None: that of the bytes."""
         return None
 
+    def past_s(self, rows: int) -> float:
+        """Not known: none."""
+        return 0.0
+
     def line(
         self, spec: ModelSpec, rows: int, padded: int, tokens: int, read: float, pairs: float
     ) -> tuple[float, float]:
@@ -75,6 +79,11 @@ class MeasuredAttention(Term):
     row_s: float = 0.0  # per row, whatever its context
     rows_knots: Knots = ()  # (rows, seconds) per forward that has rows, whatever their context
     past_share: float | None = None  # of the time per cached token, what is left past the window; None: the bytes'
+    past_knots: Knots = ()  # (rows, seconds) more per forward past the window: an indexer selects there alone
+
+    def past_s(self, rows: int) -> float:
+        """Seconds that rows past the window take besides."""
+        return interpolate(self.past_knots, rows) if self.past_knots else 0.0
 
     def line(
         self, spec: ModelSpec, rows: int, padded: int, tokens: int, read: float, pairs: float

@@ -17,6 +17,7 @@ Not modelled: fused all-reduces and norms, kernels that overlap, versions other 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 from pathlib import Path
@@ -27,15 +28,15 @@ from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import with_collectives
-from pdvsim.sim.hardware.configs import NVFP4_BYTES
+from pdvsim.sim.hardware.configs import MXFP4_BYTES, NVFP4_BYTES
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, Floats, KernelTables, read_tables, shipped_tables
+from pdvsim.sim.hardware.kernels import BANDWIDTH_SHARE, FLOPS_SHARE, Floats, KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.links import LINKS, NODE, LinkSpec, nodes_of, nvlink_of
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
 from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
-from pdvsim.sim.layers import Sparse
+from pdvsim.sim.layers import Compressed, Sparse
 from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 TOKENS: tuple[int, ...] = (
@@ -49,6 +50,11 @@ PADDING: dict[str, Padding] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "te
 LEAST_SHARE = 0.4  # of a product's time in the tables
 # Per value of a state, of those that were timed: TensorRT-LLM's are faster than the memory allows for 32 bits
 TIMED_STATE_BYTES = {"vllm": 4, "sglang": 4, "trtllm": 2}
+# 95% of the errors of TPOT of 114 servers with Qwen3.5 and GLM-5, before anything was fitted to such layers
+UNMEASURED_BAR = 0.25
+LEAST_PROMPT = 512  # tokens of prompts that lines of compressed attention go through
+LEAST_S = 1e-15  # per cached token, where nothing is read
+Products = tuple[tuple[int, int], ...]
 READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
 
 
@@ -80,8 +86,15 @@ class ComposedProfile(Profile):
         if link is not None and link not in usual:
             shared = {name: spec for name, spec in specs.items() if spec.shards > 1 or spec.data_ranks > 1}
             fits |= {name: with_collectives(fits[name], spec, link, self.gpu.name) for name, spec in shared.items()}
-        bars = dict.fromkeys(specs, self.error.tpot) if self.error is not None else {}
+        bars = {} if self.error is None else {name: self._bar(spec, self.error) for name, spec in specs.items()}
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
+
+    @staticmethod
+    def _bar(spec: ModelSpec, error: EngineError) -> float:
+        """The engine's; with that of layers of which no server was measured. Errors of unlike origin add squared."""
+        if spec.compressed is None:
+            return error.tpot
+        return math.expm1(math.hypot(math.log1p(error.tpot), math.log1p(UNMEASURED_BAR)))
 
     def bar(self, spec: ModelSpec) -> float:
         """The error bar of a model's times, all-reduces included."""
@@ -119,11 +132,13 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     experts = parts.experts(tokens) * few ** (1 - busy) * many**busy
     spread = step.kernels ** (1 - busy) * step.prompts**busy
     alone = float(spec.data_ranks == 1)  # else experts take the tokens of other ranks too, and are priced apart
-    layers = parts.products(tokens, quantised_s) + alone * experts + parts.small(tokens)
+    layers = parts.products(tokens, quantised_s) + alone * experts + parts.small(tokens) + parts.streams(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
-    layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + spec.layers * step.layer_s)
+    gaps_s = spec.layers * step.layer_s + spec.state_layers * step.state_s
+    gaps_s += 0.0 if spec.sparse is None else spec.sparse.layers * step.sparse_s
+    layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + gaps_s)
     layer += step.draft_s if drafts else 0.0
-    rows, fixed, slopes, past_share = parts.decode()
+    rows, fixed, slopes, past_share, past = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()
     narrow += step.round_s * (np.array(WIDTHS) > 1) * (not drafts)
@@ -135,6 +150,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         rows_knots=knots_at(rows.astype(int).tolist(), step.kernels * fixed),
         width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
         past_share=past_share,
+        past_knots=() if past is None else knots_at(rows.astype(int).tolist(), step.kernels * past),
     )
     reduces = knots_at(TOKENS, step.reduces * (parts.reduces(tokens) + parts.norms(tokens))) if spec.shards > 1 else ()
     return ForwardTerms(
@@ -225,20 +241,30 @@ class ModelKernels:
         few, many = self.tables.product("bfloat16", np.array([8.0, 1024.0]), self.spec.vocab, self.spec.hidden)
         return float(few), float(many) / 1024
 
-    def decode(self) -> tuple[Floats, Floats, Floats, float | None]:
+    def streams(self, tokens: Floats) -> Floats:
+        """Mixing streams of hidden states."""
+        s = self.spec
+        if s.compressed is None:
+            return np.zeros(tokens.shape)
+        timed = self.tables.streams(s.hidden, tokens)
+        return self._transferred().streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
+
+    def decode(self) -> tuple[Floats, Floats, Floats, float | None, Floats | None]:
         """Rows, seconds at no context and seconds per cached token, of all layers.
 
-        And the share of the latter that is left beyond the window.
+        And the share of the latter that is left beyond the window, and what is added there.
         """
         s = self.spec
+        if s.compressed is not None:
+            return self._compressed_decode(s.compressed)
         if s.sparse is not None:
-            return self._sparse_decode(s.sparse)
+            return *self._sparse_decode(s.sparse), None
         if s.latent is not None:
-            return *self._latent_decode(), None
+            return *self._latent_decode(), None, None
         rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
         fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
         if (window := s.window) is None:
-            return rows, fixed, slopes, None
+            return rows, fixed, slopes, None, None
         shape = s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim), self.cache
         at, least, more = self.tables.decode(*shape)
         own = self.tables.decode(*shape, window.tokens)  # with that window, if it was timed: so it ends at its time
@@ -246,7 +272,7 @@ class ModelKernels:
         least = np.maximum(0.0, ended - window.tokens * at * more)
         within = slopes + window.layers * np.interp(rows, at, more)
         past = np.interp(TYPICAL_ROWS, rows, slopes) / np.interp(TYPICAL_ROWS, rows, within)
-        return rows, fixed + window.layers * np.interp(rows, at, least), within, float(past)
+        return rows, fixed + window.layers * np.interp(rows, at, least), within, float(past), None
 
     def _head_dim(self, head_dim: int) -> int:
         """The size of a head that reads as much as one whose values have another size than its keys."""
@@ -280,12 +306,62 @@ class ModelKernels:
         share = np.interp(TYPICAL_ROWS, rows, beyond) / np.interp(TYPICAL_ROWS, rows, slopes)
         return rows, fixed, slopes, float(share)
 
+    def _compressed_decode(self, own: Compressed) -> tuple[Floats, Floats, Floats, float | None, Floats | None]:
+        """Layers with a window alone take as long as those of HCA, and no longer for more context."""
+        s = self.spec
+        csa = self.tables.compressed_decode("csa", s.hidden, s.heads, self.cache, own.entries * own.ratio)
+        hca = self.tables.compressed_decode("hca", s.hidden, s.heads, self.cache, None)
+        if csa is None or hca is None:
+            prices, rows = self._transferred(), np.array([1.0, 2048.0])
+            fixed = prices.width(np.ones(1)) + prices.row() * rows
+            return rows, fixed, np.full(2, max(LEAST_S, float(prices.kv(np.ones(1))[0]))), None, None
+        rows, fixed, within, past, more = csa
+        selecting, whole = (self._module_products(layer, rows) for _, layer in own.compressors(s.hidden))
+        fixed = own.selecting * np.maximum(0.0, fixed - selecting)
+        fixed += (own.layers - own.selecting) * np.maximum(0.0, np.interp(rows, hca[0], hca[1]) - whole)
+        beyond = own.selecting * past + own.whole * np.interp(rows, hca[0], hca[2])
+        slopes = np.maximum(LEAST_S, own.selecting * (within - past) + beyond)
+        share = np.interp(TYPICAL_ROWS, rows, beyond) / np.interp(TYPICAL_ROWS, rows, slopes)
+        return rows, fixed, slopes, float(share), own.selecting * more
+
+    def _module_products(self, compressors: Products, tokens: Floats) -> Floats:
+        """The products that were timed with a layer of compressed attention: of the types that it is served with."""
+        products = (*self.spec.attention_products, *compressors)
+        return np.asarray(sum(self.tables.product(self.kind, tokens, outputs, inputs) for inputs, outputs in products))
+
+    def _compressed_prefill(self, own: Compressed) -> tuple[float, float, float | None, float]:
+        """Seconds per launch, per pair, the share of these beyond reach, and seconds per token."""
+        s, reach = self.spec, own.entries * own.ratio
+        counts, sums = (own.selecting, own.layers - own.selecting), np.zeros(4)
+        for kind, count, (_, layer) in zip(("csa", "hca"), counts, own.compressors(s.hidden), strict=True):
+            timed = self.tables.sparse_prefill(kind, s.hidden, s.heads, self.cache)
+            if timed is None:
+                prices = self._transferred()
+                pair_s = s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute)
+                return 0.0, pair_s, None, float(prices.scan(np.ones(1))[0])
+            length, times = timed
+            fixed, long = float(times.min()), length >= LEAST_PROMPT
+            rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
+            pairs = np.array([[attention.pairs(0, int(n), reach), attention.pairs(0, int(n))] for n in length[long]])
+            columns = np.column_stack([length[long], pairs if kind == "csa" else pairs[:, 1:]])
+            found = _at_least_0(columns / times[long, None], rest / times[long])
+            sums += count * np.array([fixed, found[0], found[1] if kind == "csa" else 0.0, found[-1]])
+        fixed, token_s, near_s, scored_s = sums.tolist()
+        # timed prompts are too short to show what is read of all tokens: no faster than the arithmetic, in 8 bits
+        whole = s.attention_flops_per_pair - s.bounded_flops_per_pair
+        least = whole / (2 * FLOPS_SHARE * self.tables.gpu.flops_per_s)
+        near_s, scored_s = (near_s, max(scored_s, least)) if s.kv_bytes_per_token else (0.0, 0.0)
+        pair_s = max(LEAST_S, near_s + scored_s)
+        return fixed, pair_s, (scored_s / pair_s if own.selecting else None), token_s
+
     def prefill(self) -> tuple[float, float, float | None]:
         """Attention over prompts: seconds per launch and per pair of tokens, of all layers.
 
         And the share of the latter that is left beyond the window.
         """
         s = self.spec
+        if s.compressed is not None:
+            return self._compressed_prefill(s.compressed)[:3]
         if s.sparse is not None:
             return self._sparse_prefill(s.sparse)
         if s.latent is not None and not self.tables.kinds("latent-prefill"):
@@ -343,6 +419,9 @@ class ModelKernels:
 
     def states(self, kernels: float, prompts: float) -> terms.StateUpdates:
         """Layers that keep a state, with the engine's factors of small forwards and of prompts."""
+        if self.spec.compressed is not None:  # the windows of rows were timed with their other attention
+            token_s = prompts * self._compressed_prefill(self.spec.compressed)[3]
+            return terms.StateUpdates(scan_knots=((1, token_s), (2, 2 * token_s)))
         if (state := self.spec.state) is None or not state.layers:
             return terms.StateUpdates()
         prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
@@ -361,7 +440,7 @@ class ModelKernels:
     def widths(self) -> tuple[Floats, Floats]:
         """How many times as long several queries per row read the cache as one, and what they add to a forward."""
         prices, at = self._transferred(), np.array(WIDTHS, float)
-        kv, width = np.maximum.accumulate(prices.kv(at)), prices.width(at)
+        kv, width = np.maximum(LEAST_S, np.maximum.accumulate(prices.kv(at))), prices.width(at)
         return kv / kv[0], np.maximum(0.0, width - width[0])
 
     def _transferred(self) -> Prices:
@@ -388,6 +467,19 @@ class ModelKernels:
         return self.tables.reduce_s(self.spec.shards, tokens * self.spec.vocab * self.spec.shards / 2)
 
 
+def _at_least_0(columns: Floats, wanted: Floats) -> Floats:
+    """Factors of the columns, none below 0, whose sum is nearest to what is wanted."""
+    used = list(range(columns.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(columns[:, used], wanted, rcond=None)
+        if not used or found.min() >= 0:
+            break
+        del used[int(np.argmin(found))]
+    factors = np.zeros(columns.shape[1])
+    factors[used] = found
+    return factors
+
+
 def product_kind(spec: ModelSpec) -> str:
     """The type of a model's products, as the tables call it."""
     if spec.layer_bytes is None:
@@ -401,8 +493,8 @@ def expert_kind(spec: ModelSpec) -> str:
     """The type of a model's experts, as the tables call it."""
     own = None if spec.experts is None else spec.experts.weight_bytes
     if own is not None and own < 1:
-        other = "nvfp4" if own == NVFP4_BYTES else "int4_wo"
-        return "w4a16_mxfp4" if spec.family == "gpt_oss" else other
+        mxfp4 = "w4a16_mxfp4" if spec.family == "gpt_oss" else "mxfp4_marlin"
+        return {NVFP4_BYTES: "nvfp4", MXFP4_BYTES: mxfp4}.get(own, "int4_wo")
     return product_kind(spec)
 
 

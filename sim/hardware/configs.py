@@ -30,7 +30,7 @@ WITH_EXPERTS: dict[str, ModelFamily] = {
     "llama4_text": "llama4", "minimax_m2": "minimax", "qwen3_next": "qwen3", "qwen3_5_moe_text": "qwen3",
     "nemotron_h": "nemotron", "kimi_linear": "kimi", "minimax": "lightning", "minimax_text_01": "lightning",
     "deepseek_v32": "deepseek", "glm_moe_dsa": "glm4", "minimax_m3": "minimax", "gemma4_text": "gemma4",
-    "mimo_v2_flash": "mimo",
+    "mimo_v2_flash": "mimo", "deepseek_v4": "deepseek",
 }  # fmt: skip
 NESTED = ("qwen3_5", "qwen3_5_moe", "gemma4")  # families whose text decoder is under text_config
 FAMILIES: dict[str, ModelFamily] = DENSE | WITH_EXPERTS
@@ -41,12 +41,10 @@ _STATE = "it has no attention, or attention of another kind next to a state"
 _UNLIKE = "its layers have attention of many sizes"
 _BOTH_WAYS = "an encoder and a decoder, not a decoder alone"
 _RESIDUAL = "its layers attend to the outputs of earlier layers"
-_COMPRESSED = "its KV cache holds tokens that are compressed in groups"
 REFUSED = {  # families that people try, and why no model here is like them
     **dict.fromkeys(("phimoe", "olmoe", "dbrx", "granitemoe", "ernie4_5_moe"), _EXPERTS),
     **dict.fromkeys(("mamba", "mamba2", "falcon_mamba", "rwkv", "recurrent_gemma", "jamba"), _STATE),
     **dict.fromkeys(("nemotron-nas", "step3p7"), _UNLIKE),
-    "deepseek_v4": _COMPRESSED,
     "kimi_k3": _RESIDUAL,
     **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
     **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
@@ -116,6 +114,8 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         window=mixers.window(config),
         sparse=mixers.sparse(config),
         state=mixers.state(config),
+        compressed=(compressed := mixers.compressed(config)),
+        kv_dtype_bytes=1 if compressed else None,  # as all engines serve it
         value_dim=size(config, "v_head_dim") if kind == "mimo_v2_flash" else None,
         output_gate=kind in mixers.GATED_DELTA and config.get("attn_output_gate", True) is True,
         shared_keys=kind == "gemma4_text" and config.get("attention_k_eq_v") is True,
@@ -127,6 +127,8 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
 def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The text decoder of a model that has other parts too, where its family is known to be served as text alone."""
     own = config.get("text_config")
+    if config.get("architectures") == ["DeepseekV4ForCausalLM"]:  # SGLang's copies have another model_type
+        return {**config, "model_type": "deepseek_v4"}
     if config.get("model_type") in NESTED and isinstance(own, dict):
         outer = ("tie_word_embeddings", "quantization_config", "compression_config")
         config = {key: config[key] for key in outer if key in config} | own
@@ -272,7 +274,8 @@ def _quantised(config: Mapping[str, Any]) -> Quantised:
     if not isinstance(given, dict) or not isinstance(method, str) or not method:
         raise _unknown_weights("quantization_config" if config.get("quantization_config") else "compression_config")
     if method == "fp8":
-        return Quantised(FP8_BYTES)
+        four = MXFP4_BYTES if config.get("expert_dtype") == "fp4" else None
+        return Quantised(FP8_BYTES, NVFP4_BYTES if given.get("moe_quant_algo") == "NVFP4" else four)
     if method == "mxfp4" and config.get("model_type") in WITH_EXPERTS:
         return Quantised(None, MXFP4_BYTES)
     if method in ("awq", "gptq") and given.get("bits") == 4:

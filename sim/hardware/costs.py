@@ -116,7 +116,8 @@ class CostModel:
         own_rows, own_prompts = terms.rows.past_share, terms.prompts.past_prompts
         self._past_rows = self._past_bytes if own_rows is None else own_rows
         self._past_prompts = self._past_flops if own_prompts is None else own_prompts
-        self._state_bytes, self._state_flops = float(spec.state_bytes), float(spec.state_flops)
+        self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)
+        self._rewrites = spec.state is not None  # else it is read only: the windows of compressed attention
         self.widest = widest_draft(spec)
         self._costs: dict[tuple[int, int, int, int, bool], AffineCost] = {}
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
@@ -172,7 +173,7 @@ class CostModel:
             ratio = terms.steps.draft_ratio
             cost = cost._replace(seconds_0=cost.seconds_0 * ratio, seconds_1=cost.seconds_1 * ratio)
         if past and rows:
-            cost = self._windowed(cost, rows)
+            cost = self._windowed(cost, rows, steps)
         return self._with_prompts(cost, rows, prompts) if prompts else cost
 
     def _padded_prompts(self, tokens: int) -> int:
@@ -180,13 +181,14 @@ class CostModel:
         padded = self.terms.graphs.prompt(tokens)
         return round(padded - self._expert_share * (padded - tokens))
 
-    def _windowed(self, cost: AffineCost, rows: int) -> AffineCost:
+    def _windowed(self, cost: AffineCost, rows: int, steps: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
         shares, window = (self._past_rows, self._past_bytes, self._past_flops), self.window
         lines = zip(shares, cost[::2], cost[1::2], strict=True)
-        return AffineCost(
-            *(part for past, at_0, slope in lines for part in (at_0 + (1 - past) * rows * window * slope, past * slope))
+        seconds_0, *others = (
+            part for past, at_0, slope in lines for part in (at_0 + (1 - past) * rows * window * slope, past * slope)
         )
+        return AffineCost(seconds_0 + steps * self.terms.rows.past_s(rows), *others)
 
     def _with_prompts(self, cost: AffineCost, rows: int, prompts: Prompts) -> AffineCost:
         """`cost` and the attention over prompts, with what they cost besides."""
@@ -278,7 +280,7 @@ class CostModel:
         fixed_s, token_s = self.terms.rows.line(self.spec, rows, padded, tokens, read, multiplied)
         moved, flops = read * self._kv_bytes, multiplied * self._pair_flops
         if self._state_bytes:
-            copies = rows * (1 + tokens)
+            copies = rows * (1 + tokens) if self._rewrites else rows
             fixed_s += self.terms.states.rows_s(copies)
             moved, flops = moved + copies * self._state_bytes, flops + rows * tokens * self._state_flops
         return AffineCost(fixed_s, token_s, moved, self._kv_bytes, flops, tokens * self._pair_flops)

@@ -48,8 +48,8 @@ class ForwardTerms:
         layer_flops = flops_of(spec, gpu)
         nothing, ranks = ((1, 0.0), (2, 0.0)), spec.data_ranks > 1
         own_params = spec.common_params if ranks else spec.active_params  # of experts on ranks the reading is counted
-        state_s = spec.state_bytes / bandwidth
-        states = terms.StateUpdates(((0, 0.0), (1, state_s)), ((0, 0.0), (1, spec.state_flops / flops)))
+        state_s = spec.row_bytes / bandwidth
+        states = terms.StateUpdates(((0, 0.0), (1, state_s)), ((0, 0.0), (1, spec.row_flops / flops)))
         return cls(
             layers=terms.RooflineLayers(0.0, spec.common_bytes / bandwidth, 2 * own_params / layer_flops),
             head=terms.OutputProjection(spec.head_params * item / bandwidth, 2 * spec.head_params / flops),

@@ -39,12 +39,19 @@ RATE = {
     "nvfp4": 4.0,
     "w4a8_mxfp4_mxfp8": 2.0,
 }  # times the arithmetic of 16 bits, on cards that have such units
+# Engines multiply experts of MXFP4 in 8 bits if they can. Else in 16: gpt-oss by kernels of OpenAI's, DeepSeek-V4 by
+# Marlin's, which were timed with integers
+MXFP4_KERNELS = {
+    "w4a16_mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
+    "mxfp4_marlin": ("w4a8_mxfp4_mxfp8", "int4_wo", "w4a16_mxfp4"),
+}
 TOPK = 8  # experts of a token in the timed exchanges
 NVLINK_HIDDEN = 7168  # size of a token in the timed exchanges of TensorRT-LLM
 # How these send tokens to experts of a type; others take 16 bits
 SENT = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8", "w4a8_mxfp4_mxfp8": "fp8"}
 DISPATCHED_BYTES, EXCHANGED_BYTES = 1, 2  # per value, as DeepEP sends it to experts, and of all other exchanges
 CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
+LONGEST = 65_536  # cached tokens up to which compressed attention is
 
 
 def packed(seconds: Floats) -> NDArray[np.int16]:
@@ -135,9 +142,7 @@ class KernelTables:
         known = self.kinds(table)
         if not known:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no experts")
-        likes = (
-            ("w4a8_mxfp4_mxfp8", kind) if kind == "w4a16_mxfp4" else (kind,)
-        )  # engines multiply in 8 bits if they can
+        likes = MXFP4_KERNELS.get(kind, (kind,))
         return next((name for name in (*likes, "fp8_block", "fp8", "bfloat16") if name in known), known[0])
 
     def _experts_s(
@@ -204,6 +209,35 @@ class KernelTables:
         rows_near, fixed, within = _lines(rows, context[near], times[:, near], heads / known[best], (64, reach))
         rows_far, _, past = _lines(rows, context[far], times[:, far], 1.0, (reach, 1 << 20))
         return rows_near, fixed, within, np.interp(rows_near, rows_far, past)
+
+    def compressed_decode(
+        self, kind: str, hidden: int, heads: int, cache: str, reach: int | None
+    ) -> tuple[Floats, ...] | None:
+        """Compressed attention of a layer with its products: rows, seconds at no context and per cached token.
+
+        If an indexer selects, also seconds per cached token beyond `reach`, and what selecting adds there.
+        """
+        if (name := self._sparse("decode", kind, hidden, cache)) is None:
+            return None
+        known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
+        times = np.exp(unpacked(self.arrays[f"{name}/t"])[int(np.argmin(np.abs(np.log(known / heads))))])
+        rows_near, fixed, within = _lines(rows, context, times, 1.0, (64, reach or LONGEST))
+        if reach is None:
+            return rows_near, fixed, within
+        rows_far, base, past = _lines(rows, context, times, 1.0, (reach + 1, LONGEST))
+        base, past = np.interp(rows_near, rows_far, base), np.minimum(within, np.interp(rows_near, rows_far, past))
+        more = np.maximum(0.0, base - fixed - (within - past) * reach * rows_near)
+        return rows_near, fixed, within, past, more
+
+    def streams(self, hidden: int, tokens: Floats) -> Floats | None:
+        """Mixing the streams of hidden states of a layer of DeepSeek-V4. None: it was not timed."""
+        if "streams/all/t" not in self.arrays:
+            return None
+        known, at = (self.arrays[f"streams/all/{axis}"].astype(float) for axis in ("hidden", "tokens"))
+        best = int(np.argmin(np.abs(np.log(known / hidden))))
+        times = np.exp(unpacked(self.arrays["streams/all/t"])[best])
+        given = np.isfinite(times)
+        return np.asarray(_rising(at[given], times[given], tokens) * hidden / known[best])
 
     def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
         """The same of prompts: lengths, and seconds of a layer with its products."""

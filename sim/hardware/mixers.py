@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pdvsim.sim.hardware.sizes import size, size_or_none
-from pdvsim.sim.layers import SlidingWindow, Sparse, State
+from pdvsim.sim.layers import Compressed, SlidingWindow, Sparse, State
 from pdvsim.sim.reading import quoted
 
 # Of so many layers one has no window where a configuration does not list them, by transformers' defaults
@@ -18,6 +18,10 @@ WINDOWED_KINDS = ("sliding_attention", "chunked_attention")
 GATED_DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 LIGHTNING = ("minimax", "minimax_text_01")
 DSA = ("deepseek_v32", "glm_moe_dsa")
+CSA_RATIO, HCA_RATIO = 4, 128  # tokens per entry of DeepSeek-V4's compressed attention
+COMPRESSED_KINDS = {
+    "sliding_attention": 0, "compressed_sparse_attention": CSA_RATIO, "heavily_compressed_attention": HCA_RATIO
+}  # fmt: skip
 INDEX_SCALE_BYTES = 4  # of the scale of an indexer's key, which has 8 bits (DSA in vLLM)
 STATE_TYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 # Blocks of Nemotron-H by letter, and as transformers has come to call them
@@ -59,7 +63,7 @@ def window(config: Mapping[str, Any]) -> SlidingWindow | None:
     used = config.get("use_sliding_window", not kind.startswith("qwen")) and config.get(key) != 0
     tokens = size_or_none(config, key) if used else None
     longest = size_or_none(config, "max_position_embeddings")
-    if tokens is None or kind == "nemotron_h" or (longest is not None and tokens >= longest):
+    if tokens is None or kind in ("nemotron_h", "deepseek_v4") or (longest is not None and tokens >= longest):
         return None
     layers = sum(map(bool, pattern)) if isinstance(pattern, list) else _windowed_layers(config, kind)
     if kind == "mimo_v2_flash":
@@ -96,6 +100,42 @@ def sparse(config: Mapping[str, Any]) -> Sparse | None:
     layers, width = sum(map(bool, chosen)), size(own, "sparse_index_dim")
     topk = size(own, "sparse_topk_blocks") * size(own, "sparse_block_size")
     return Sparse(layers, topk, layers, size(own, "sparse_num_index_heads"), width, 2 * width)
+
+
+def compressed(config: Mapping[str, Any]) -> Compressed | None:
+    """Attention to entries that stand for several tokens."""
+    if config["model_type"] != "deepseek_v4":
+        return None
+    ratios, heads, groups = _ratios(config), size(config, "num_attention_heads"), size(config, "o_groups")
+    if heads % groups:
+        raise ValueError(f"o_groups: {heads} heads are no multiple of {groups} groups")
+    return Compressed(
+        len(ratios),
+        window=size(config, "sliding_window"),
+        selecting=ratios.count(CSA_RATIO),
+        ratio=CSA_RATIO,
+        entries=size(config, "index_topk"),
+        whole=ratios.count(HCA_RATIO),
+        wide_ratio=HCA_RATIO,
+        head_dim=size(config, "head_dim"),
+        rope_dim=size_or_none(config, "qk_rope_head_dim") or 64,
+        index_heads=size(config, "index_n_heads"),
+        index_dim=size(config, "index_head_dim"),
+        query_rank=size(config, "q_lora_rank"),
+        output_rank=size(config, "o_lora_rank"),
+        output_groups=groups,
+        streams=size(config, "hc_mult"),
+    )
+
+
+def _ratios(config: Mapping[str, Any]) -> list[int]:
+    """Tokens per entry of each layer of DeepSeek-V4; 0: it has a window alone. What follows is of MTP layers."""
+    layers, ratios = size(config, "num_hidden_layers"), config.get("compress_ratios")
+    if isinstance(kinds := config.get("layer_types"), list):  # as transformers has come to write it
+        ratios = [COMPRESSED_KINDS.get(kind) for kind in kinds]
+    if not isinstance(ratios, list) or len(ratios) < layers or not set(ratios) <= set(COMPRESSED_KINDS.values()):
+        raise ValueError(f"compress_ratios: must have 0, {CSA_RATIO} or {HCA_RATIO} for each of {layers} layers")
+    return ratios[:layers]
 
 
 def _scanning_layers(config: Mapping[str, Any]) -> int:

@@ -14,7 +14,8 @@ as causal.
 
 `NAME-fp8` is a model whose layers' weights have 8 bits, `NAME-nvfp4` one of 4 bits with NVIDIA's scales; embeddings,
 output projection and EAGLE-3 heads keep 16. Of a mixture that is published in 8 bits, or whose experts have 4-bit
-integers, nvfp4 means its experts.
+integers, or whose layers have states or sparse attention, nvfp4 means its experts, as in NVIDIA's checkpoints; of
+DeepSeek-V4, whose experts have MXFP4, either does.
 """
 
 from __future__ import annotations
@@ -124,7 +125,8 @@ def quantised(spec: ModelSpec, bits: str = FP8) -> ModelSpec:
     """The model with fewer bits in its layers' weights; a ValueError if they have so few already."""
     name, item = f"{spec.name}{bits}", FP8_BYTES if bits == FP8 else NVFP4_BYTES
     own = None if spec.experts is None else spec.experts.weight_bytes or spec.layer_bytes
-    if bits == NVFP4 and spec.experts is not None and own is not None and own > NVFP4_BYTES:
+    experts_alone = (own is not None and own > NVFP4_BYTES) or spec.state is not None or spec.sparse is not None
+    if spec.experts is not None and (spec.compressed is not None or (bits == NVFP4 and experts_alone)):
         return replace(spec, name=name, experts=replace(spec.experts, weight_bytes=item))
     if spec.is_quantised:
         raise ValueError(f"{spec.name} has quantised weights as it is published: leave out {bits[1:]}")
@@ -155,6 +157,9 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
         shape |= {"window": None, "state": None, "bare_layers": 0}
         if target.sparse is not None:  # an MTP layer selects for itself
             shape["sparse"] = replace(target.sparse, layers=1, scans=1) if kind == "mtp" else None
+        if target.compressed is not None:  # one of DeepSeek-V4 has a window alone
+            windowed = replace(target.compressed, layers=1, selecting=0, whole=0)
+            shape["compressed"] = windowed if kind == "mtp" else None
         if kind != "mtp":
             whole = unquantised(target.name)
             own = min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab)
@@ -171,7 +176,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
             }
             if kind == "dflash":
                 shape |= DFLASH_SIZES.get(whole, {})
-            if target.latent is not None:
+            if target.latent is not None or target.compressed is not None:
                 shape |= {"heads": target.hidden // HEAD_DIM, "kv_heads": HEAD_KV_HEADS, "head_dim": HEAD_DIM}
         elif target.experts is not None:
             shape["experts"] = replace(target.experts, dense_layers=0)
@@ -208,7 +213,7 @@ def natural_draft(target: ModelSpec) -> str | None:
         draft
         for draft in PRESETS.values()
         if draft.family == target.family and same_vocabulary(draft, target) and 3 * size(draft) <= size(target)
-        if draft.state is None  # engines draft with plain models
+        if draft.state is None and draft.compressed is None  # engines draft with plain models
     ]
     return min(able, key=lambda draft: (draft.name not in MODELS, size(draft))).name if able else None
 
@@ -317,6 +322,8 @@ def shard(
     divided = {"heads": (spec.heads, gpus)}
     if (state := spec.state) is not None:
         divided["value heads of its states"] = state.value_heads, gpus
+    if spec.compressed is not None:
+        divided["groups of heads"] = spec.compressed.output_groups, gpus
     if experts is None or experts.dense_layers:
         divided["intermediate size"] = spec.intermediate, gpus
     name = f"{spec.name}/tp{gpus}" if gpus > 1 else spec.name
@@ -335,7 +342,9 @@ def shard(
     for what, (size, parts) in divided.items():
         if size % parts:
             raise CannotShard(f"{spec.name} cannot be sharded over {parts} GPUs: its {what}, {size}, is no multiple")
-    window = spec.window
+    window, compressed = spec.window, spec.compressed
+    if compressed is not None:
+        compressed = replace(compressed, output_groups=compressed.output_groups // gpus)
     for kv_heads in (spec.kv_heads, *([window.kv_heads] if window is not None and window.kv_heads else [])):
         if spec.latent is None and max(kv_heads, gpus) % min(kv_heads, gpus):
             raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {kv_heads} KV heads")
@@ -353,6 +362,7 @@ def shard(
         data_ranks=ranks,
         window=window,
         state=None if state is None else state.shard(gpus),
+        compressed=compressed,
     )
 
 

@@ -284,7 +284,7 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     said = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
     if any(spec.has_few_bits for spec in missing.values()):
         said += "; weights of 4 bits by their bytes alone, with an error of at least the range"
-    if any(spec.state or spec.sparse for spec in missing.values()):
+    if any(spec.state or spec.sparse or spec.compressed for spec in missing.values()):
         said += "; states and sparse attention by their bytes and arithmetic, assumed"
     return replace(
         profile,

@@ -62,6 +62,9 @@ SIZES = {  # several times those of the largest models known
     **dict.fromkeys(("index_n_heads", "sparse_num_index_heads"), _HEADS),
     **dict.fromkeys(("index_head_dim", "sparse_index_dim"), _HEAD_SIZE),
     "index_topk_freq": Range(1, 1000),
+    "o_lora_rank": Range(1, 65_536),
+    "o_groups": _HEADS,
+    "hc_mult": Range(1, 64),
     "index_skip_topk_offset": Range(0, 1000),
 }
 

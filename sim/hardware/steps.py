@@ -31,6 +31,8 @@ class EngineStep:
     step_s: float = 0.0  # between the end of a forward and the next: scheduling, sampling, what is not in a graph
     row_s: float = 0.0  # the same per request of a step
     layer_s: float = 0.0  # per layer and forward: small kernels and gaps between kernels
+    state_s: float = 0.0  # more per layer that keeps a state: small kernels that newer versions fuse
+    sparse_s: float = 0.0  # the same of sparse attention
     kernels: float = 1.0  # times as long as in the tables, of layers over few tokens and of decode attention, ...
     prompts: float = 1.0  # ... and of those over many
     experts: float = 1.0  # ... and of experts, besides

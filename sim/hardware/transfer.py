@@ -56,6 +56,7 @@ IMBALANCE = 0.23
 # Layers that keep a state: kernels of rows (convolution, update) and of prompts (convolution, scan). A scan reaches
 # this share of the arithmetic: on an H200, vLLM's gated delta kernel takes 399 us for 8,192 tokens of 32 heads
 # (AIConfigurator's tables, Apache-2.0). The convolution reads and writes its channels.
+STREAM_KERNELS = 4  # of a layer, that mix streams of hidden states
 STATE_KERNELS = 2
 SCAN_SHARE = 0.09
 
@@ -145,7 +146,7 @@ class Transfer:
 
     def widened(self, bar: float, spec: ModelSpec) -> float:
         """The bar of a model, where a dense one of 16 bits has `bar`; that of mixtures where its kind is assumed."""
-        if spec.experts is None and not spec.is_quantised and not (spec.state or spec.sparse):
+        if spec.experts is None and not spec.is_quantised and not (spec.state or spec.sparse or spec.compressed):
             return bar
         return math.expm1(math.sqrt(math.log1p(bar) ** 2 + self.other_bar**2 - self.model_bar**2))
 
@@ -169,7 +170,14 @@ class Prices:
         total = np.zeros(np.shape(tokens))
         for count, products in self.s.layer_kinds:
             total += count * sum(self.product(inputs, outputs, tokens) for inputs, outputs in products)
+        if self.s.compressed is not None:
+            total += self.streams(tokens, self.s.compressed.streams)
         return total if self.s.data_ranks > 1 else total + self.experts(tokens)
+
+    def streams(self, tokens: Floats, count: int) -> Floats:
+        """Mixing so many streams of hidden states before and after attention and MLP of all layers, by their bytes."""
+        moved = 2 * (3 * count + 2) * self.s.hidden * self.s.dtype_bytes
+        return np.asarray(self.s.layers * (STREAM_KERNELS * self.c.attention_s + tokens * moved / self.bandwidth))
 
     def expert(self) -> float:
         """Reading one expert in every layer that has experts."""
@@ -236,7 +244,9 @@ class Prices:
 
     def width(self, width: Floats) -> Floats:
         """Per forward that has rows."""
-        queries = self._queries(width) if self.s.latent is None else np.minimum(LATENT_QUERIES, self._queries(width))
+        queries = self._queries(width)
+        if self.s.latent is not None or self.s.compressed is not None:
+            queries = np.minimum(LATENT_QUERIES, queries)
         tile = queries * self.s.head_dim / 1024
         return np.asarray(self.s.caching_layers * (self.c.attention_s + self.c.tile_s * tile))
 
@@ -244,15 +254,15 @@ class Prices:
         return self.s.caching_layers * self.c.row_s
 
     def states(self, copies: Floats) -> Floats:
-        """Rows that read and write so many states in all."""
+        """Rows that read and write so many states in all, or read so many windows of compressed attention."""
         fixed = STATE_KERNELS * self.s.state_layers * self.c.attention_s
-        return np.asarray(fixed + copies * self.s.state_bytes / (self.bandwidth * self.c.kv_bandwidth))
+        return np.asarray(fixed + copies * self.s.row_bytes / (self.bandwidth * self.c.kv_bandwidth))
 
     def scan(self, tokens: Floats) -> Floats:
-        """Prompts of so many tokens that are read into states."""
+        """Prompts of so many tokens that are read into states, or attend to those windows."""
         state = self.s.state
         if state is None:
-            return np.zeros(np.shape(tokens))
+            return np.asarray(tokens * self.s.row_flops / (self.flops * self.c.prompt_compute))
         moved = 2 * self.s.dtype_bytes * state.channels * (state.convolution > 0)
         token_s = moved / (self.bandwidth * self.c.kv_bandwidth) + state.flops / (self.flops * SCAN_SHARE)
         return np.asarray(state.layers * (STATE_KERNELS * self.c.attention_s + tokens * token_s))
@@ -311,7 +321,7 @@ def forward_terms(prices: Prices) -> ForwardTerms:
         if spec.data_ranks > 1
         else terms.SpreadExperts(),
         fused=terms.FusedInputs(fused),
-        states=state_updates(prices) if spec.state_layers else terms.StateUpdates(),
+        states=state_updates(prices) if spec.row_bytes else terms.StateUpdates(),
         steps=terms.DraftSteps(prices.c.draft_ratio),
         small=terms.SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),
         graphs=terms.GraphSizes(engine.row_buckets, engine.chunk_buckets),

@@ -252,8 +252,12 @@ def windows_of(models: Sequence[ModelSpec]) -> Windows:
 
 
 def states_tokens(models: Sequence[ModelSpec], states: int) -> int:
-    """Tokens whose room so many states of one request take, of models whose caches grow together; whole blocks."""
-    size, all_bytes = states * sum(m.state_bytes for m in models), sum(m.kv_bytes_per_token for m in models)
+    """Tokens whose room so many states of one request take, of models whose caches grow together; whole blocks.
+
+    With them the windows and unfinished entries of compressed attention, which a request keeps once.
+    """
+    size = sum(states * m.state_bytes + m.edge_bytes for m in models)
+    all_bytes = sum(m.kv_bytes_per_token for m in models)
     return BLOCK * ceil(size / (BLOCK * all_bytes)) if size else 0
 
 

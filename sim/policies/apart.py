@@ -42,7 +42,7 @@ class KvShipping:
     layers: int  # that are sent one by one; 1: a prompt is sent when it is prefilled
     token_bytes: float  # over the busiest port of a group, of both models where the drafter's is sent
     windows: Windows = ()
-    state_bytes: float = 0.0  # of layers that keep a state, sent with the end of a prompt
+    state_bytes: float = 0.0  # what a request keeps whatever its length, sent with the end of a prompt
     drafter: bool = False  # the drafter's is sent too
     first_token: bool = False  # the prefill's token is sent too
 

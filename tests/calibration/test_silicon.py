@@ -11,7 +11,15 @@ import numpy as np
 import pytest
 
 from pdvsim.calibration.validate.servers import ServerLayout, SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import Prediction, oddities, predict, ratios, read_estimates, spread
+from pdvsim.calibration.validate.silicon import (
+    Prediction,
+    oddities,
+    predict,
+    ratios,
+    read_estimates,
+    spread,
+    version_of,
+)
 from pdvsim.cli.validate import main
 from pdvsim.sim.relevance import refuse_idle
 
@@ -65,6 +73,26 @@ def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
     for said, row in cases.items():
         assert said in not_simulated([row])[row.id]
     assert not_simulated([ROW]) == {}
+
+
+def test_rows_of_qwen_that_may_have_drafts_are_faster_on_half_the_gpus() -> None:
+    """What sets them apart from plain rows: at low concurrency, four GPUs beat eight of the same load."""
+    rows = [row for row in read_rows() if row.model == "Qwen/Qwen3.5-397B-A17B" and row.version == "0.5.9"]
+    load = ("tensor_parallel", "drafts", "held_out")
+    whole = {row.like(*load): row.tpot_ms for row in rows if row.tensor_parallel == 8 and row.kind == "plain"}
+    marked = [row for row in rows if row.drafts == "unstated"]
+    pairs = [(row.tpot_ms, whole[row.like(*load)]) for row in marked if row.like(*load) in whole]
+    assert len(pairs) > 10
+    assert all(four < eight for four, eight in pairs)
+    assert {row.kind for row in marked} == {"plain"}
+
+
+def test_nightly_builds_of_sglang_have_the_constants_of_their_time() -> None:
+    versions = {"nightly-dev": "0.5.9", "nightly-dev-20260216-d3bae71e": "0.5.9", "0.5.10": "0.5.10", "": "0.5.3"}
+    later = "nightly-dev-20260402-d7256eb6"
+    for version, taken in {**versions, later: later}.items():
+        assert version_of(replace(ROW, engine="sglang", version=version)) == taken
+    assert version_of(replace(ROW, engine="vllm", version="nightly")) == "nightly"
 
 
 def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:

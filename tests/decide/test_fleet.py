@@ -198,9 +198,9 @@ def test_a_head_stays_with_its_target() -> None:
 
 
 MTP = {  # presets with MTP layers, by their makers' config.json
-    "deepseek-v3", "deepseek-v3.2", "glm-4.5-air", "glm-4.6", "glm-5", "glm-5.2", "mimo-7b", "mimo-v2-flash",
-    "nemotron-3-super-120b-a12b", "qwen3-next-80b-a3b", "qwen3.5-27b", "qwen3.5-35b-a3b", "qwen3.5-122b-a10b",
-    "qwen3.5-397b-a17b",
+    "deepseek-v3", "deepseek-v3.2", "deepseek-v4-flash", "deepseek-v4-pro", "glm-4.5-air", "glm-4.6", "glm-5",
+    "glm-5.2", "mimo-7b", "mimo-v2-flash", "nemotron-3-super-120b-a12b", "nemotron-3-ultra-550b-a55b",
+    "qwen3-next-80b-a3b", "qwen3.5-9b", "qwen3.5-27b", "qwen3.5-35b-a3b", "qwen3.5-122b-a10b", "qwen3.5-397b-a17b",
 }  # fmt: skip
 THREE = ("autoregressive", "colocated", "pdv")
 FIGURES = ("output_throughput", "mean_ttft_ms", "mean_e2el_ms", "foundation", "total_output_tokens")

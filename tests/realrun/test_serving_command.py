@@ -20,6 +20,7 @@ from pdvsim.sim.hardware.pace import pace_in
 from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES, ROLES
 
 CPU = ["--device", "cpu", "--tiny"]
+MIXTURE = ["--pair", "none:qwen3-30b-a3b", "--arch", "autoregressive"]
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "20", "--output-len", "8"]
 
 
@@ -80,7 +81,17 @@ def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
         (["--tiny"], "no CUDA device here; --device cpu --tiny"),
         ([*CPU, "--priority", "preemptive"], "no GPU supports --priority preemptive"),
         ([*CPU, "--priority", "partition"], "partition needs a GPU"),
-        ([*CPU, "--replicas", "2"], "one GPU"),
+        ([*CPU, "--replicas", "2"], "--replicas: realrun has one GPU"),
+        (["--arch", "pd", "--disaggregate", "1p1d"], "--disaggregate: realrun has one GPU, which prefills and decodes"),
+        ([*MIXTURE, "--data-parallel-size", "2"], "--data-parallel-size: realrun has one GPU, and no data-parallel"),
+        (
+            [*MIXTURE, "--tensor-parallel-size", "2", "--enable-expert-parallel"],
+            "--enable-expert-parallel: realrun has",
+        ),
+        (
+            ["--arch", "colocated", "--kv-offload-gb", "5"],
+            "realrun keeps its KV cache on the GPU; pdvsim run simulates it",
+        ),
         ([*CPU, "--arch", "pdv", "--place", "prefill=1", "verify=1"], "one GPU"),
         ([*CPU, "--contention", "max"], "are options of a simulated GPU"),
         ([*CPU, "--launch-s", "1e-5"], "host costs are real here"),

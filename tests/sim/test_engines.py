@@ -126,7 +126,7 @@ def test_older_versions_have_their_own_constants():
     assert [constants("vllm", "h200", f"0.{n}.0")[0].block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + [
         "fp8"
     ]
-    old, new = constants("sglang", "h100-sxm", "0.5.9")[0], constants("sglang", "h100-sxm", "0.5.14")[0]
+    old, new = constants("sglang", "h100-sxm", "0.5.10")[0], constants("sglang", "h100-sxm", "0.5.14")[0]
     assert replace(old, round_s=new.round_s) == new  # overlapped scheduling shortens rounds alone
     assert new.round_s < old.round_s
 

@@ -14,7 +14,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, shard
+from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, quantised, shard
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Sparse, State
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
@@ -184,6 +184,30 @@ def test_the_timed_kernels_are_near_what_their_bytes_suggest() -> None:
         states, least = profile.models[spec.name].states, 2 * 192 * spec.state_bytes / H200.bandwidth_bytes_per_s
         grown = states.rows_s(2 * 256) - states.rows_s(2 * 64)
         assert least < grown / profile.step.kernels < least / 0.55
+
+
+@pytest.mark.parametrize(("name", "layers"), [("qwen3.5-397b-a17b", 45), ("glm-5", 78), ("qwen3-235b-a22b", 0)])
+def test_older_versions_of_sglang_take_longer_in_such_layers(name: str, layers: int) -> None:
+    """By a time per layer, whatever the forward has to do; the newest take what their kernels take."""
+    spec = shard(PRESETS[name], 4)
+    costs = []
+    for version in ("0.5.9", "0.5.10", ""):
+        profile = engine_profile("sglang", "b200", version).covering(Pair(drafter("none", spec), spec))
+        costs.append(CostModel(spec, profile.models[spec.name]))
+    older, step = costs[0], engine_profile("sglang", "b200", "0.5.9").step
+    more_s = layers * (step.state_s if spec.state else step.sparse_s)
+    for rows, prompts in ((1, ()), (64, ()), (4, ((0, 2000),))):
+        prices = [model.price(rows, 1, 1, 0, prompts).seconds_0 for model in costs]
+        assert prices[0] - prices[1] == pytest.approx(more_s, rel=1e-6, abs=1e-12)
+        assert prices[1] == prices[2]
+    assert older.price(8, 1, 1, 0).seconds_1 == costs[2].price(8, 1, 1, 0).seconds_1
+
+
+@pytest.mark.parametrize("name", ["qwen3.5-397b-a17b", "glm-5", "nemotron-3-super-120b-a12b"])
+def test_nvidia_publishes_their_experts_alone_in_four_bits(name: str) -> None:
+    plain, four = PRESETS[name], quantised(PRESETS[name], "-nvfp4")
+    assert four.common_bytes == plain.common_bytes
+    assert four.expert_bytes == pytest.approx(plain.expert_bytes * 4.5 / 16)
 
 
 def hybrid_runs(pair: str, **more: Any) -> Experiment:

@@ -12,6 +12,7 @@ from configs import MIXED, SHAPE, config_file
 
 from pdvsim.sim.hardware.models import PRESETS, from_config, model_or_config, pair
 
+CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
 PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billions of parameters by the makers' account
     "mistral-7b-v0.3": ("Mistral", {"vocab_size": 32768, "sliding_window": None}, 7.25),
@@ -41,6 +42,7 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
     "qwen3-next-80b-a3b": ("Qwen3Next", {}, 79.7),
     "qwen3.5-27b": ("Qwen3_5Text", {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
         "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_value_heads": 48}, 26.9),
+    "qwen3.5-9b": ("Qwen3_5Text", {}, 9.0),
     "qwen3.5-35b-a3b": ("Qwen3_5MoeText", {}, 34.7),
     "nemotron-3-nano-30b-a3b": ("NemotronH", {"hybrid_override_pattern": NANO, "hidden_size": 2688,
         "intermediate_size": 1856, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
@@ -51,6 +53,10 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
         "layer_types": (["linear_attention"] * 7 + ["full_attention"]) * 10}, 456.0),
     "kimi-linear-48b-a3b": ("KimiLinear", {}, 49.1),
     "deepseek-v3.2": ("DeepseekV32", {}, 671.9),
+    "deepseek-v4-flash": ("DeepseekV4", {"layer_types": ["sliding_attention"] * 2 + [CSA, HCA] * 20 + [CSA]}, 284.0),
+    "deepseek-v4-pro": ("DeepseekV4", {"hidden_size": 7168, "moe_intermediate_size": 3072, "num_hidden_layers": 61,
+        "num_attention_heads": 128, "q_lora_rank": 1536, "n_routed_experts": 384, "o_groups": 16, "index_topk": 1024,
+        "layer_types": [HCA] * 2 + [CSA, HCA] * 29 + [CSA]}, 1573.0),
     "glm-5": ("GlmMoeDsa", {}, 743.9),
     "gemma-4-31b": ("Gemma4Text", {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60,
         "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": True,
@@ -70,6 +76,8 @@ SMALL = (
     "shared_expert_gate.weight",
     "conv1d.weight",
     "A_log",
+    "_hc.fn",
+    "hc_fn",
 )  # in two or three dimensions, but a few vectors each
 
 
@@ -98,7 +106,6 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
     [
         ("Olmoe", "mixture of experts"),
         ("Gemma3", "text_config"),
-        ("DeepseekV4", "compressed in groups"),
         ("T5", "an encoder and a decoder"),
         ("GPT2", "no gate"),
         ("Mamba", "no attention"),
@@ -127,7 +134,8 @@ BILLIONS = {
     "gemma-3-12b": 11.8, "gemma-3-27b": 27.0, "mixtral-8x22b": 141.0, "qwen3-coder-480b-a35b": 480.0, "kimi-k2": 1026.0,
     "kimi-k2.5": 1026.0, "glm-4.5-air": 106.9, "glm-4.6": 353.0, "llama-4-scout": 107.8, "llama-4-maverick": 400.7,
     "minimax-m2": 229.0, "qwen3-next-80b-a3b": 80.0, "qwen3.5-397b-a17b": 397.0, "nemotron-3-super-120b-a12b": 120.0,
-    "mimo-v2-flash": 309.0, "glm-5": 744.0, "minimax-text-01": 456.0,
+    "mimo-v2-flash": 309.0, "glm-5": 744.0, "minimax-text-01": 456.0, "nemotron-3-ultra-550b-a55b": 550.0,
+    "qwen3.5-9b": 9.0, "deepseek-v4-flash": 284.0,
 }  # fmt: skip
 
 

@@ -1,0 +1,228 @@
+"""DeepSeek-V4's compressed attention: what it holds, what it reads, what it costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.hardware.composed import ModelKernels, engine_profile
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, model, shard
+from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.layers import Compressed
+from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
+from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import ModelSpec, Pair
+from pdvsim.testing import check_alike
+
+H200 = GPUS["h200"]
+FLASH, PRO = PRESETS["deepseek-v4-flash"], PRESETS["deepseek-v4-pro"]
+MILLION = 2**20
+
+
+def attention(spec: ModelSpec) -> Compressed:
+    assert spec.compressed is not None
+    return spec.compressed
+
+
+def roofline(spec: ModelSpec) -> CostModel:
+    return CostModel(spec, ForwardTerms.roofline(spec, H200))
+
+
+def test_the_kv_cache_has_the_published_size() -> None:
+    """vLLM's announcement: 9.62 GiB for 1M tokens of V4-Pro in 16 bits, 8.7 times less than V3.2 would take."""
+    wide, sparse = replace(PRO, kv_dtype_bytes=None), PRESETS["deepseek-v3.2"].sparse
+    assert sparse is not None
+    assert wide.kv_bytes_per_token * MILLION / 2**30 == pytest.approx(9.62, abs=0.005)
+    former = replace(PRESETS["deepseek-v3.2"], sparse=replace(sparse, index_bytes=2 * sparse.index_dim))
+    assert former.kv_bytes_per_token / wide.kv_bytes_per_token == pytest.approx(8.7, abs=0.05)
+
+
+def test_a_block_is_near_that_of_vllm() -> None:
+    """vLLM pull request 48993: 1,315,008 bytes per block of 256 tokens, with index keys of 68 bytes and padding."""
+    own = attention(PRO)
+    packed = PRO.kv_bytes_per_token - own.selecting * (132 - 68) / own.ratio
+    assert 0.95 < 256 * packed / 1_315_008 < 1
+    assert (own.entry_bytes(1), own.index_bytes(1)) == (584, 132)  # as vLLM and SGLang lay them out
+
+
+def test_parameters_that_a_token_takes() -> None:
+    """13B of 284B and 49B of 1.6T, by the makers' account."""
+    for spec, total, active in ((FLASH, 284, 13), (PRO, 1600, 49)):
+        assert spec.params / 1e9 == pytest.approx(total, rel=0.02)
+        assert (spec.active_params + spec.head_params) / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize("spec", [FLASH, PRO], ids=["flash", "pro"])
+@given(rows=st.integers(1, 64), context=st.integers(0, 60_000), k=st.integers(0, 7))
+def test_what_a_row_reads(spec: ModelSpec, rows: int, context: int, k: int) -> None:
+    """Counted layer by layer: windows, selected entries, the whole index, and all entries of 128 tokens."""
+    own = attention(spec)
+    cost = roofline(spec).price(rows, k + 1, 1, context * rows).at(context * rows)
+    without = roofline(replace(spec, compressed=replace(own, window=0))).price(rows, k + 1, 1, 0).at(0)
+    entries = own.selecting * min(context / 4, own.entries) + own.whole * context / 128 + own.layers * own.window
+    read = 584 * entries + own.selecting * 132 * context / 4
+    assert cost.bytes - without.bytes == pytest.approx(rows * read, rel=2e-4, abs=rows * context)  # whole bytes
+
+
+def test_a_prompt_is_multiplied_pair_by_pair() -> None:
+    own = replace(attention(FLASH), entries=10)
+    spec = replace(FLASH, compressed=own)
+    for start, tokens in ((0, 300), (512, 256)):
+        flops = roofline(spec).price(0, prompts=[(start, tokens)]).flops_0 - 2 * spec.active_params * tokens
+        seen = np.arange(start, start + tokens) + 1
+        head = 4 * 64 * 512  # of one query token with one entry
+        entries = 21 * np.minimum(seen / 4, 10) + 20 * seen / 128 + 43 * 128
+        index = 21 * 2 * 64 * 128 * seen / 4
+        assert flops == pytest.approx((head * entries + index).sum(), rel=1e-3)
+
+
+def test_a_request_keeps_windows_and_unfinished_entries_whatever_it_drafts() -> None:
+    """By hand for V4-Pro: 61 windows of 128 tokens; 8 tokens of 30 layers and 128 of 31 that compressors hold."""
+    windows, csa, hca = 61 * 128 * 584, 30 * 8 * 4 * 4 * (512 + 128), 31 * 128 * 2 * 4 * 512
+    assert PRO.kept_bytes == windows + csa + hca
+    assert states_tokens([PRO], 1) == states_tokens([PRO], 8) >= PRO.kept_bytes / PRO.kv_bytes_per_token
+    # room of 8 B200 for requests of 100,000 tokens, by hand
+    part, b200 = shard(PRO, 8), GPUS["b200"]
+    held = 100_000 + states_tokens([part], 4)
+    room = 0.9 * b200.memory_bytes - part.weight_bytes
+    assert capacity_tokens(b200, [part], 0.9) // held == room // (100_000 * 5511 + part.kept_bytes)
+
+
+def test_shards_divide_heads_and_their_groups_alone() -> None:
+    part, own = shard(PRO, 8), attention(PRO)
+    assert (part.heads, attention(part).output_groups) == (16, 2)
+    assert part.kv_bytes_per_token == PRO.kv_bytes_per_token
+    whole, mine = PRO.attention_products, part.attention_products
+    assert [8 * a[0] * a[1] == b[0] * b[1] for a, b in zip(mine, whole, strict=True)] == [False, True, True, True]
+    assert attention(part).compressors(7168) == own.compressors(7168)
+    with pytest.raises(CannotShard, match="groups of heads, 8, is no multiple"):
+        shard(replace(FLASH, heads=128), 16)
+
+
+def test_the_mtp_layer_has_a_window_alone() -> None:
+    head = drafter("mtp", FLASH)
+    assert (head.kv_bytes_per_token, head.kept_bytes, head.reach) == (0, 128 * 584, None)
+    assert head.experts is not None
+    assert drafter("eagle3", FLASH).compressed is None
+
+
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+def test_copies_with_other_experts() -> None:
+    names = ("nvidia/DeepSeek-V4-Pro-NVFP4", "sgl-project/DeepSeek-V4-Pro-FP8", "deepseek-ai/DeepSeek-V4-Pro")
+    copies = [model(name) for name in names]
+    assert [copy.experts.weight_bytes for copy in copies if copy.experts] == [0.5625, 1.0, 0.53125]
+    assert len({copy.common_bytes for copy in copies}) == 1
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+@pytest.mark.parametrize("card", ["b200", "h200"])
+def test_engines_have_prices(engine: str, card: str) -> None:
+    """They rise with rows and context; past what is selected a token costs less, and selecting is not free."""
+    spec = shard(FLASH, 4)
+    pair = Pair(drafter("mtp", spec), spec)
+    profile = engine_profile(engine, card).covering(pair)  # type: ignore[arg-type]
+    costs = CostModel(spec, profile.models[spec.name])
+
+    def seconds(rows: int, context: int) -> float:
+        return costs.price(rows, 1, 1, rows * context).seconds(rows * context)
+
+    assert seconds(256, 1000) > seconds(64, 1000) > seconds(1, 1000) > 0
+    assert seconds(64, 60_000) > seconds(64, 30_000) > seconds(64, 2049) >= seconds(64, 2048) > seconds(64, 1000)
+    assert (seconds(64, 60_000) - seconds(64, 30_000)) / 30 < seconds(64, 2000) - seconds(64, 1000)
+    assert costs.price(0, prompts=[(0, 8192)]).seconds_0 > 1.5 * costs.price(0, prompts=[(0, 4096)]).seconds_0
+    head = CostModel(pair.draft, profile.models[pair.draft.name])
+    assert head.price(8, 1, 1, 8000).seconds(8000) == pytest.approx(head.price(8, 1, 1, 0).seconds(0), rel=1e-4)
+
+
+@pytest.mark.parametrize(("engine", "card"), [("vllm", "h200"), ("sglang", "b200"), ("trtllm", "b200")])
+def test_attention_with_its_products_takes_as_long_as_the_timed_modules(engine: str, card: str) -> None:
+    """Rows with 1,024 cached tokens: the layers of V4-Pro on 8 GPUs against the sum of timed ones."""
+    profile, spec = engine_profile(engine, card), shard(PRO, 8)  # type: ignore[arg-type]
+    tables = profile.tables
+    assert tables is not None
+    own, parts = attention(spec), ModelKernels(tables, spec, profile.step.block_products)
+    counts = {"csa": own.selecting, "hca": own.layers - own.selecting}
+    products = zip(counts.values(), [layer for _, layer in own.compressors(spec.hidden)], strict=True)
+    rows, fixed, slopes, *_ = parts.decode()
+    ours = fixed + slopes * rows * 1024 + sum(n * parts._module_products(layer, rows) for n, layer in products)
+    lines = {kind: tables.compressed_decode(kind, spec.hidden, spec.heads, "fp8", None) for kind in counts}
+    timed = np.zeros(rows.shape)
+    for kind, (at, base, slope) in ((kind, line) for kind, line in lines.items() if line is not None):
+        timed += counts[kind] * np.interp(rows, at, base + slope * at * 1024)
+    assert np.median(np.abs(ours / timed - 1)) < 0.1
+
+
+def runs(pair: str, **more: Any) -> Experiment:
+    traffic = Traffic(num_prompts=10, max_concurrency=5, request_rate=float("inf"), input_len=1900, output_len=300)
+    server = Server(pair, **more.pop("server", {}))
+    given: dict[str, Any] = {"band": False, "gpu": "b200", "tensor_parallel_size": 4} | more
+    return Experiment("colocated", given.pop("traffic", traffic), server=server, hardware=Hardware(**given))
+
+
+@pytest.mark.parametrize("engine", ["sglang", "pdvsim"])
+def test_many_rounds_in_one_step_give_the_same_records(engine: str) -> None:
+    """Contexts cross what is selected during the run."""
+    experiment = runs("mtp-deepseek-v4-flash:deepseek-v4-flash", engine=engine)
+    check_alike(simulate(experiment), simulate(experiment, blocks=False))
+
+
+def test_prefixes_are_reused_in_blocks_of_256_tokens() -> None:
+    shared = Traffic(
+        num_prompts=4, max_concurrency=1, input_len=100, output_len=9, dataset_name="random", prefix_len=1500
+    )
+    experiment = runs("none:deepseek-v4-flash", engine="sglang", traffic=shared)
+    hits = simulate(replace(experiment, arch="autoregressive")).requests["num_cached_tokens"]
+    assert hits.tolist() == [0, 1280, 1280, 1280]
+
+
+def test_windows_follow_the_entries_to_another_gpu() -> None:
+    traffic = Traffic(num_prompts=4, max_concurrency=2, input_len=900, output_len=30)
+    server = Server("none:deepseek-v4-flash", max_num_batched_tokens=512)
+    hardware = Hardware(band=False, gpu="b300", place=("prefill=1",))
+    result = simulate(Experiment("pd", traffic, server=server, hardware=hardware))
+    sent = result.requests["prompt_tokens"].sum() * FLASH.kv_bytes_per_token + 4 * FLASH.kept_bytes
+    assert result.meta["links"]["1->0"]["bytes"] == sent
+
+
+def test_no_server_was_measured_and_the_range_says_so() -> None:
+    plain = PRESETS["deepseek-v3"]
+    profile = engine_profile("sglang", "b200")
+    bars = [profile.covering(Pair(drafter("none", spec), spec)).uncertainty[spec.name] for spec in (plain, FLASH)]
+    assert profile.error is not None
+    assert bars[0] == profile.error.tpot
+    assert bars[1] > max(bars[0], 0.25)
+
+
+def test_the_formula_is_widened_like_that_of_mixtures() -> None:
+    assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
+    assert shipped().fit(FLASH, H200).layers.seconds(1, 0.0) > 0
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
+        ({"compress_ratios": [4]}, "compress_ratios"),
+        ({"o_groups": 3}, "4 heads are no multiple of 3 groups"),
+        ({"hc_mult": None}, "hc_mult"),
+    ],
+)
+def test_a_configuration_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
+    config = {
+        "model_type": "deepseek_v4", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+        "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 1000, "q_lora_rank": 64, "o_lora_rank": 32,
+        "o_groups": 2, "index_topk": 16, "index_n_heads": 2, "index_head_dim": 32, "sliding_window": 16, "hc_mult": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "compress_ratios": [4, 128, 0],
+    }  # fmt: skip
+    own = attention(from_config(config, "m"))
+    assert (own.layers, own.selecting, own.whole) == (2, 1, 1)
+    with pytest.raises(ValueError, match=says):
+        from_config(config | more, "m")
