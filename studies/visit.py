@@ -41,10 +41,10 @@ PAIRS = (
 )  # fmt: skip
 PROBED = "llama-3.2-1b:llama-3.1-8b"
 LAYERED = (
-    "llama-3.1-8b", "qwen2-7b", "gemma-7b", "llama-2-7b", "codellama-34b", "llama-3.2-1b", "qwen2-1.5b", "gemma-2b",
-    "tinyllama-1.1b", "llama-3.1-8b-fp8",
+    "tinyllama-1.1b", "llama-3.1-8b-fp8", "llama-3.1-8b", "qwen2-7b", "gemma-7b", "codellama-34b", "llama-2-7b",
+    "llama-3.2-1b", "qwen2-1.5b", "gemma-2b",
 )  # fmt: skip
-LIMITS_S = {"groups": 500, "rows": 150, "layers": 110, "probe": 50, "runs": 330}
+LIMITS_S = {"groups": 500, "rows": 150, "layers": 110, "probe": 50, "runs": 480}
 STOPPING_S = 25  # for what a command does after its interruption
 FIRST_NEW_GROUP = 117
 
