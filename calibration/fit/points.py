@@ -36,11 +36,10 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
 
 def layer_courses(samples: pd.DataFrame) -> dict[str, dict[int, float]]:
     """By model that has such samples, the median seconds of its layers without attention by tokens."""
-    rows = samples[samples["section"] == "layers"]
-    times = rows.groupby(["model", "chunk_tokens"], observed=True)["seconds"].median()
+    layers = samples[samples["section"] == "layers"]
     courses: dict[str, dict[int, float]] = {}
-    for (model, tokens), seconds in times.items():
-        courses.setdefault(str(model), {})[int(tokens)] = float(seconds)
+    for (model, tokens), rows in layers.groupby(["model", "chunk_tokens"], observed=True):
+        courses.setdefault(str(model), {})[int(tokens)] = float(rows["seconds"].median())
     return courses
 
 
