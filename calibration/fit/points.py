@@ -38,8 +38,8 @@ def layer_courses(samples: pd.DataFrame) -> dict[str, dict[int, float]]:
     """By model that has such samples, the median seconds of its layers without attention by tokens."""
     layers = samples[samples["section"] == "layers"]
     courses: dict[str, dict[int, float]] = {}
-    for (model, tokens), rows in layers.groupby(["model", "chunk_tokens"], observed=True):
-        courses.setdefault(str(model), {})[int(tokens)] = float(rows["seconds"].median())
+    for (model, _), rows in layers.groupby(["model", "chunk_tokens"], observed=True):
+        courses.setdefault(str(model), {})[int(rows["chunk_tokens"].iloc[0])] = float(rows["seconds"].median())
     return courses
 
 
