@@ -47,7 +47,7 @@ class Profiler:
         """Measure everything; returns the models and pairs that failed, whose finished points are kept."""
         if self.options.jobs and self.device.type == "cuda":
             precompile(self.options, self.say)
-        self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
+        self._look_around()
         tasks = [(name, self.model) for name in self.options.models] + [
             (pair, self.pair) for pair in self.options.pairs
         ]
@@ -87,6 +87,8 @@ class Profiler:
         points, done = self.points(arch), part.done()
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
         self.dealt += len(points) - len(todo)
+        if not options.quick:
+            self._layers(part, arch)
         heated = {row["group"] for row in part.rows if row["section"] == "heat"}
         hot = {number: group for number, group in enumerate(groups(self._small(arch))) if number not in heated}
         if options.quick or self.device.type != "cuda":
@@ -143,6 +145,10 @@ class Profiler:
         part.save()
         self.say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
 
+    def _look_around(self) -> None:
+        """Find out what is measured on."""
+        self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
+
     def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
         """How a part came about."""
         options = self.options
@@ -181,6 +187,30 @@ class Profiler:
                 section="solo", model=rig.arch.spec.name, **point.as_dict(), **padded,
                 context_total=drawn.context_total, longest=drawn.longest, repeat=repeat, seconds=seconds,
             )  # fmt: skip
+
+    def layers(self, name: str) -> None:
+        """The layers of one model without attention, and nothing else."""
+        arch = self.lookup(name)
+        if not self.ground:
+            self._look_around()
+        self._layers(Part.resume(self.options.output / part_file(name), self.header(name, [arch])), arch)
+        self._release()
+
+    def _layers(self, part: Part, arch: ModelArchitecture) -> None:
+        from pdvsim.profiler.layers import measure_layers
+
+        name = arch.spec.name
+        known = {row["chunk_tokens"] for row in part.rows if row["section"] == "layers"}
+
+        def add(tokens: int, repeat: int, seconds: float) -> None:
+            padded = {"chunk_tokens": tokens, "bucket_chunk": tokens, "chunks": 1}
+            part.add(section="layers", model=name, kind="prefill", repeat=repeat, seconds=seconds, **padded)
+
+        begin = monotonic()
+        count = measure_layers(arch, self.device, self.options.seed, known, self.options.budget_s, add)
+        if count:
+            part.save()
+            self.say(f"{name}: layers at {count} numbers of tokens, {monotonic() - begin:.0f} s")
 
     def _reading(self, rig: Rig) -> dict[str, Any] | None:
         """Clocks and power while the model runs; throttling is reported immediately."""

@@ -20,13 +20,13 @@ from pdvsim.common.files import whole
 from pdvsim.sim.reading import check_file, error_text, parse_json
 
 SCHEMA = 2
-SECTIONS = ("solo", "heat", "corun", "host")
+SECTIONS = ("solo", "heat", "corun", "host", "layers")
 WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround", "handoff")
 
 # name, dtype, value where it does not apply
 COLUMNS: tuple[tuple[str, str, Any], ...] = (
     # solo: one work alone, on a card that has rested; heat: again and again, with what the card says meanwhile; corun:
-    # works side by side; host: what the host spends
+    # works side by side; host: what the host spends; layers: a model's without attention, over `chunk_tokens`
     ("section", "U8", ""),
     ("model", "U40", ""),
     ("pair", "U80", ""),  # draft:target, of corun and host

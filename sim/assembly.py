@@ -135,6 +135,7 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
         idle_poll_cost_s=host.idle_poll_cost_s,
         notify_s=host.notify_s,
         row_s=measured.row_s if host.completion_s is None else 0.0,
+        join_s=measured.join_s if host.launch_s is None else 0.0,
         request_s=measured.request_s,
         prompt_token_s=measured.prompt_token_s,
     )

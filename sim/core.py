@@ -38,6 +38,7 @@ class RequestState:
     drafter_cache_gap: int = 0  # of its cached tokens, the last that the drafter's cache does not have
     held_tokens: int = 0  # of the KV cache
     pinned: bool = False  # a launch of it is under way: it keeps what it holds
+    entered: bool = False  # a launch has carried its prompt, or a part of it
     prefill_worker: int = 0  # of the workers that read prompts, the one that reads its
     drafter: int = -1  # of several GPUs that draft, the one that drafts for it
     ready_s: float = -1.0  # when its current wait or stage began

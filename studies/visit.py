@@ -3,12 +3,15 @@
 - `groups` adds to the shipped samples the groups of concurrent launches that they lack: prompts of chats next to drafts
   and verifies of 2 to 64 rows, drafts whose first forward has two tokens per row.
 - `rows` adds the points that they lack: batches of 192 and 256 rows.
+- `layers` measures the layers without attention at all numbers of tokens, into the parts of FOLDER/parts.
 - `probe` times `realrun --probe` and keeps what it says of this machine.
-- `runs` serves `lanes.plan.jsonl`: the kinds of load with the largest errors.
+- `runs` serves `lanes.plan.jsonl`, `runs=NAME` another plan of `calibration/data/h200`: the kinds of load with the
+  largest errors.
 - `report` compares what there is with the present profile; the other parts end with it.
 
-FOLDER gets `samples.parquet`, `header.json`, `probe.json`, `runs.jsonl`, `launches.parquet` and `log.txt`. What a part
-has when its time is up is kept. Without a GPU, `report` works on a FOLDER of samples or runs that were made before.
+FOLDER gets `samples.parquet`, `header.json`, `parts`, `probe.json`, `runs.jsonl`, `launches.parquet` (without pandas
+its parts) and `log.txt`. What a part has when its time is up is kept. Without a GPU, `report` works on a FOLDER of
+samples or runs that were made before. Plans name files from the folder next to theirs: a FOLDER in `calibration/data`.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
@@ -36,7 +40,11 @@ PAIRS = (
     "gemma-2b:gemma-7b",
 )  # fmt: skip
 PROBED = "llama-3.2-1b:llama-3.1-8b"
-LIMITS_S = {"groups": 500, "rows": 150, "probe": 45, "runs": 330}
+LAYERED = (
+    "tinyllama-1.1b", "llama-3.1-8b-fp8", "llama-3.1-8b", "qwen2-7b", "gemma-7b", "codellama-34b", "llama-2-7b",
+    "llama-3.2-1b", "qwen2-1.5b", "gemma-2b",
+)  # fmt: skip
+LIMITS_S = {"groups": 500, "rows": 150, "layers": 110, "probe": 50, "runs": 480}
 STOPPING_S = 25  # for what a command does after its interruption
 FIRST_NEW_GROUP = 117
 
@@ -70,6 +78,20 @@ def rows(folder: Path, log: Path) -> None:
     _profile("rows", folder, log, "--models", ",".join(MODELS), "--budget-s", "40")
 
 
+def layers(folder: Path, log: Path) -> None:
+    """The layers of dense models without attention."""
+    from pdvsim.profiler.measure import Profiler
+    from pdvsim.profiler.options import Options
+    from pdvsim.realrun.engine.arch import preset
+
+    end = monotonic() + LIMITS_S["layers"]
+    said = f"python studies/visit.py {folder.name} layers"
+    profiler = Profiler(Options((), (), folder / "parts", budget_s=15.0, command=said), preset, print)
+    for name in LAYERED:
+        if monotonic() < end:
+            profiler.layers(name)
+
+
 def _profile(part: str, folder: Path, log: Path, *options: str) -> None:
     """Continue the shipped samples, or those of this visit; their many parts are made elsewhere."""
     with tempfile.TemporaryDirectory() as name:
@@ -92,14 +114,15 @@ def probe(folder: Path, log: Path) -> None:
         out.write_text(json.dumps(json.loads(out.read_text()) | {"probe_s": took_s}))
 
 
-def serve(folder: Path, log: Path) -> None:
+def serve(folder: Path, log: Path, plan: str) -> None:
     """Serve the plan, then put the launches into one table."""
     from pdvsim.calibration.validate.launches import gather
 
     out, limit_s = folder / "runs.jsonl", LIMITS_S["runs"]
-    words = ["validate", "--serve", str(DATA / PLAN), "-o", str(out), "--minutes", str(limit_s / 60 - 0.5)]
+    words = ["validate", "--serve", str(DATA / plan), "-o", str(out), "--minutes", str(limit_s / 60 - 0.5)]
     command(limit_s, log, "pdvsim.cli", *words)
-    gather(folder)
+    with suppress(ImportError):
+        gather(folder)
 
 
 # report --------------------------------------------------------------------------------------------------------------
@@ -202,9 +225,12 @@ def main(argv: Sequence[str]) -> int:
         return 2
     folder, parts = Path(argv[0]), argv[1:] or [*LIMITS_S]
     folder.mkdir(parents=True, exist_ok=True)
-    for part, run in (("groups", groups), ("rows", rows), ("probe", probe), ("runs", serve)):
+    log = folder / "log.txt"
+    for part, run in (("groups", groups), ("rows", rows), ("layers", layers), ("probe", probe)):
         if part in parts:
-            run(folder, folder / "log.txt")
+            run(folder, log)
+    for plan in [part.partition("=")[2] or PLAN for part in parts if part.partition("=")[0] == "runs"]:
+        serve(folder, log, plan)
     report(folder)
     return 0
 

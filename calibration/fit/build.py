@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.calibration.fit.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
-from pdvsim.calibration.fit.points import medians, middle, reach_of
+from pdvsim.calibration.fit.points import layer_courses, medians, middle, reach_of
 from pdvsim.calibration.fit.power import PowerCalibration, at_full_clock, fit_power
 from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole
@@ -117,9 +117,16 @@ def parts(samples: Samples) -> int:
 
 
 def calibrate(
-    samples: Samples, name: str, progress: Callable[[], None] = lambda: None, served: Sequence[WarmUp] = ()
+    samples: Samples,
+    name: str,
+    progress: Callable[[], None] = lambda: None,
+    served: Sequence[WarmUp] = (),
+    join_s: float = 0.0,
 ) -> Calibration:
-    """Fit everything; `progress` is called after each of the `parts`, `served` are warm-ups of real runs."""
+    """Fit everything; `progress` is called after each of the `parts`, `served` are warm-ups of real runs.
+
+    `join_s` is the host time of prompts in these runs.
+    """
     gpu, frame, specs = gpu_spec(samples.header, name), samples.frame, samples.header.specs()
     host = host_cost(frame)
     alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
@@ -133,7 +140,8 @@ def calibrate(
     if heated:
         power = Power(heated.fit, gpu.bandwidth_bytes_per_s)
         measured = {model: at_full_clock(points, counted[model], power) for model, points in measured.items()}
-    todo = [(points, specs[model], gpu, engine) for model, points in measured.items()]
+    courses = layer_courses(frame)
+    todo = [(points, specs[model], gpu, engine, courses.get(model)) for model, points in measured.items()]
     solos = dict(zip(measured, parallel_map(fit_solo, todo, progress), strict=True))
     models = {model: CostModel(specs[model], solo.fit) for model, solo in solos.items()}
     corun = fit_corun(frame, gpu, models, heated.fit if heated else None, progress)
@@ -158,7 +166,7 @@ def calibrate(
         },
         **ranges(frame),
     )
-    return Calibration(in_service(profile, served) if served else profile, solos, corun, heated)
+    return Calibration(in_service(profile, served, join_s) if served else profile, solos, corun, heated)
 
 
 def _unfitted(spec: ModelSpec, gpu: GpuSpec, engine: Kernels) -> CostModel:

@@ -2,10 +2,10 @@
 
 All coefficients but four are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of priority
 among three, the only case with a choice of the next launch, and the additional room of three. The others are the effect
-of priority between mixtures of experts and the room of 8-bit products, each from groups that have them. Co-running
-launches are measured while the GPU reaches its power limit and single launches on a cool one, so the effect of the
-limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models and
-priorities), models where several pairs were measured, and triples with a fit to pairs alone.
+of priority between mixtures of experts, from groups that have them, and the room of 8-bit products, from dense ones.
+Co-running launches are measured while the GPU reaches its power limit and single launches on a cool one, so the effect
+of the limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models
+and priorities), models where several pairs were measured, and triples with a fit to pairs alone.
 """
 
 from __future__ import annotations
@@ -212,10 +212,10 @@ def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
     fit = _fit_dense(sorts["dense"] or list(groups))
     if fit is None:
         return None
-    if any(group.ordered for group in sorts["mixtures"]):
-        fit = _fit_one(sorts["mixtures"], fit, "expert_weight", (0.0, 3.0))
     if sorts["dense"] and sorts["8-bit"]:
         fit = _fit_one(sorts["8-bit"], fit, "hold_8bit", (-1.0, 0.0))
+    if any(group.ordered for group in sorts["mixtures"]):
+        fit = _fit_one(sorts["mixtures"], fit, "expert_weight", (0.0, 3.0))
     return fit
 
 

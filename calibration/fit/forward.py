@@ -2,7 +2,8 @@
 
 Times are put together by the simulator's own `CostModel`, run over figures that are still free: it tells which of them
 a time consists of. So a fit needs no model of its own, and has the slopes of the simulator's. Kernels change with the
-number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Attention reads cached
+number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Where the layers were
+measured without attention, at all numbers of tokens, that takes the place of the roofline. Attention reads cached
 tokens at the card's speed, or, where too few programs read, at that of the longest stretch one of them reads; both
 depend on the tile its queries are packed into. Attention over prompts goes through its contexts in waves of programs.
 Nothing is fitted on whole serving runs.
@@ -12,7 +13,7 @@ Not modelled: the card's clock, which falls under long heavy work and makes the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -173,10 +174,18 @@ class Model:
 
     OTHERS = ("split", "row", "wave", "mixed", "head", "head_token", "draft")
 
-    def __init__(self, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels, most_tokens: float) -> None:
+    def __init__(
+        self,
+        spec: ModelSpec,
+        gpu: GpuSpec,
+        kernels: Kernels,
+        most_tokens: float,
+        course: Mapping[int, float] | None = None,
+    ) -> None:
         self.spec, self.gpu, self.kernels = spec, gpu, kernels
         self.roof = roof = ForwardTerms.roofline(spec, gpu).figures()
         most = max(most_tokens, 2.0)
+        self.course = course or {}  # seconds of the layers without attention by tokens, where they were measured
         self.knots = np.array([n for n in KNOTS if n < most] + [most])
         self.row_knots = np.array(ATTENTION_ROW_KNOTS)
         self.group = spec.heads // spec.kv_heads
@@ -197,7 +206,7 @@ class Model:
         self.start = np.log(
             np.concatenate(
                 [
-                    1.3 * self._roofline(self.knots),
+                    1.3 * self._expected(self.knots),
                     np.full(m, roof["kv_s"]),
                     np.full(m, stretch_s),
                     np.full(m, 1e-5),
@@ -211,6 +220,28 @@ class Model:
         """The layers' memory and compute time joined smoothly: products do not all turn at the same size."""
         return np.asarray(np.hypot(self.roof["weights_s"], self.roof["token_s"] * tokens))
 
+    def _expected(self, tokens: Floats) -> Floats:
+        """The layers' time as it is believed to go with tokens: as measured without attention, else the roofline."""
+        roofline = self._roofline(tokens)
+        if not self.course:
+            return roofline
+        known = np.array(sorted(self.course), np.float64)
+        over = np.array([self.course[int(n)] for n in known]) / self._roofline(known)
+        return np.asarray(roofline * np.interp(tokens, known, over))
+
+    def _between(self, figures: Sequence[Any]) -> list[tuple[int, Any]]:
+        """The layers' time between knots, where it is believed to go otherwise than in a straight line."""
+        knots = self.knots
+        known = [n for n in self.course if knots[0] < n < knots[-2]]  # beyond, the last two knots give the slope
+        expected, at_knots = self._expected(np.array(known, np.float64)), self._expected(knots)
+        found = []
+        for tokens, seconds, after in zip(known, expected, np.searchsorted(knots, known, "right"), strict=True):
+            share = (tokens - knots[after - 1]) / (knots[after] - knots[after - 1])
+            if share:
+                first, second = (1 - share) * seconds / at_knots[after - 1], share * seconds / at_knots[after]
+                found.append((tokens, figures[after - 1] * float(first) + figures[after] * float(second)))
+        return found
+
     def fused(self, tokens: float) -> float:
         """The product that fuses a head's inputs, at the roofline."""
         (ridge, fused_s), _ = self.roof["fused_knots"]
@@ -221,7 +252,7 @@ class Model:
         """What is believed beforehand as a matrix and its target: matrix @ parameters should equal it."""
         size, rows, targets = len(self.start), [], []
         at = np.eye(size)
-        expected = np.log(self._roofline(self.knots))
+        expected = np.log(self._expected(self.knots))
         for i, gap in enumerate(np.sqrt(np.diff(np.log(self.knots)))):
             rows.append(SMOOTHNESS / gap * (at[i + 1] - at[i]))
             targets.append(SMOOTHNESS / gap * (expected[i + 1] - expected[i]))
@@ -270,10 +301,11 @@ class Model:
             return tuple((w, figures[part][tile]) for w, tile in widths)
 
         by_rows = tuple(zip(ATTENTION_ROW_KNOTS, figures[self.rows], strict=True))
+        layers = [*zip(knots, figures[self.layers], strict=True), *self._between(figures[self.layers])]
         fused = [(n, other["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in other else ()
         kernels, bandwidth = self.kernels, self.gpu.bandwidth_bytes_per_s
         return ForwardTerms(
-            layers=terms.MeasuredLayers(tuple(zip(knots, figures[self.layers], strict=True))),
+            layers=terms.MeasuredLayers(tuple(sorted(layers, key=lambda knot: knot[0]))),
             head=terms.OutputProjection(other["head"], other["head_token"]),
             rows=attention.MeasuredAttention(
                 kv_knots=by_width(self.kv),
@@ -311,10 +343,12 @@ class Solo:
         return np.asarray(self.frame["held_out"] / self.frame["seconds"] - 1)
 
 
-def fit_solo(frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels) -> Solo:
+def fit_solo(
+    frame: pd.DataFrame, spec: ModelSpec, gpu: GpuSpec, kernels: Kernels, course: Mapping[int, float] | None = None
+) -> Solo:
     """Fit one model's medians; errors by cross-validation over points."""
     seconds = frame["seconds"].to_numpy(float)
-    model = Model(spec, gpu, kernels, max(tokens_of(frame)))
+    model = Model(spec, gpu, kernels, max(tokens_of(frame)), course)
     times, held_out = model.times(frame), np.empty(len(frame))
     fold = np.random.default_rng(0).permutation(len(frame)) % FOLDS
     for number in range(FOLDS):

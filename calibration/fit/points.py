@@ -34,6 +34,15 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
     return frame.reset_index()
 
 
+def layer_courses(samples: pd.DataFrame) -> dict[str, dict[int, float]]:
+    """By model that has such samples, the median seconds of its layers without attention by tokens."""
+    layers = samples[samples["section"] == "layers"]
+    courses: dict[str, dict[int, float]] = {}
+    for (model, _), rows in layers.groupby(["model", "chunk_tokens"], observed=True):
+        courses.setdefault(str(model), {})[int(rows["chunk_tokens"].iloc[0])] = float(rows["seconds"].median())
+    return courses
+
+
 def tokens_of(frame: pd.DataFrame) -> list[int]:
     """Tokens through the layers in each point's first forward, padded as the engine pads."""
     padded: list[int] = (frame["bucket_rows"] * frame["tokens"] + frame["bucket_chunk"]).astype(int).tolist()

@@ -1,7 +1,8 @@
 """Correct a profile for launches in service, which take longer than the same launches timed alone.
 
 `realrun` warms up with batches of 1 to 64 requests. Its results contain the pace of these launches and the host time
-between them. The corrected profile contains their medians over all machines. Metrics of the runs are not used.
+between them. The corrected profile contains their medians over all machines, and what a launch that carries prompts
+takes the host besides, from the launches of the runs themselves (`gaps`). Metrics of the runs are not used.
 """
 
 from __future__ import annotations
@@ -41,8 +42,11 @@ def read_served(paths: Iterable[str]) -> list[WarmUp]:
     return list(dict.fromkeys(warm_ups))  # runs that share a server share its warm-up
 
 
-def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
-    """The profile with forward and host times of the median machine; models without a warm-up are unchanged."""
+def in_service(profile: Profile, served: Iterable[WarmUp], join_s: float = 0.0) -> Profile:
+    """The profile with forward and host times of the median machine; models without a warm-up are unchanged.
+
+    `join_s`: what a launch that carries prompts takes the host besides.
+    """
     factors: dict[str, list[float]] = defaultdict(list)
     hosts: list[Pace] = []
     for of, pace in served:
@@ -57,6 +61,7 @@ def in_service(profile: Profile, served: Iterable[WarmUp]) -> Profile:
     if hosts:
         row_s = median(pace.row_s for pace in hosts)
         host = replace(host.scaled(median(pace.host_s or 0.0 for pace in hosts)), row_s=row_s)
+    host = replace(host, join_s=join_s)
     told = {"warm_ups": sum(map(len, factors.values())), "hosts": len(hosts)}
     return replace(
         profile, models=models, host=host, in_service=medians, provenance=profile.provenance | {"in_service": told}

@@ -32,6 +32,7 @@ SHIPPED = (
     "parallel.jsonl",
     "lanes.jsonl",
     "fresh.jsonl",
+    "edges.jsonl",
 )
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")

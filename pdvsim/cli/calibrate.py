@@ -96,15 +96,18 @@ def main(argv: list[str]) -> int:
 
     from pdvsim.calibration.fit import build
     from pdvsim.calibration.fit.build import save
+    from pdvsim.calibration.fit.gaps import join_s, read_gaps
     from pdvsim.calibration.fit.service import read_served
     from pdvsim.study import output
 
     samples, served = build.read(args.samples), read_served(args.served)
+    joined_s = join_s(read_gaps(args.served))
     path = output.check_file(Path(args.output))
     folder = output.check_folder(Path(args.plots) if args.plots else path.parent)
     with Progress(build.parts(samples), "fits", args.json) as progress:
         done = iter(range(1, build.parts(samples) + 1))
-        calibration = build.calibrate(samples, args.name or path.stem, lambda: progress.update(next(done)), served)
+        name, step = args.name or path.stem, lambda: progress.update(next(done))
+        calibration = build.calibrate(samples, name, step, served, joined_s)
     save(calibration.profile, path)
     saved = [path, *_plots(calibration, folder, path.stem)]
     document = calibration.document() | {"files": [str(file) for file in saved]}

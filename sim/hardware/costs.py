@@ -87,7 +87,7 @@ class Load:
     share: float = 0.0  # of the turns, kept here once worked out; 0 before
     rate: float = 0.0
     solo_s: float = 0.0
-    eight_bits: bool = False  # whether a dense model multiplies in 8 bits
+    eight_bits: bool = False  # whether its model multiplies in 8 bits
 
 
 NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -238,9 +238,11 @@ class CostModel:
         if prompts:
             share = min(1.0, self._prefill_s(prompts) / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
-        load.eight_bits = self.spec.multiplies_8_bits and self.spec.experts is None
+        load.eight_bits = self.spec.multiplies_8_bits
         if self.spec.experts is not None:
-            load.experts_read = self._distinct(rows, tokens if steps == 1 else 1, prompts) / self.spec.experts.count
+            experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)
+            load.experts_read = experts / self.spec.experts.count
+            load.small_kernel_share *= 1.0 - load.experts_read  # a kernel over experts has blocks for each that is read
 
     def _forward(self, before: AffineCost, tokens: int, logits: int, experts: float) -> AffineCost:
         """`before` and a forward's linear layers: over `tokens`, with `logits` and `experts` read per layer."""

@@ -34,8 +34,13 @@ class HostTimes:
     idle_poll_cost_s: float = 0.0
     notify_s: float = 0.0
     row_s: float = 0.0  # per row of a completion
+    join_s: float = 0.0  # of a launch with which requests enter, besides
     request_s: float = 0.0  # from a request's arrival until the server may admit it, on average, besides ...
     prompt_token_s: float = 0.0  # ... the time to read it, per prompt token, one request after the other
+
+    def launched_s(self, entering: bool) -> float:
+        """Host time of a launch, with which requests may enter."""
+        return self.launch_s + self.join_s if entering else self.launch_s
 
     def completed_s(self, rows: int) -> float:
         """Host time of the completion of a launch with `rows` rows."""

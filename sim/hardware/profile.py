@@ -51,6 +51,7 @@ STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where an
 class HostCost:
     """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back.
 
+    The first launch that carries a prompt takes `join_s` more: its tokens are copied to the GPU and pages are dealt.
     `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
     """
 
@@ -60,6 +61,7 @@ class HostCost:
     row_s: float = 0.0
     request_s: float = 0.0
     prompt_token_s: float = 0.0
+    join_s: float = 0.0
 
     @property
     def between_s(self) -> float:
@@ -99,7 +101,7 @@ class ContentionFit:
     hold_layer_s: float = 0.0
     hold_compute: float = 0.0
     crowd_hold: float = 1.0  # where three or more run they find more room: times so much
-    # A launch of a dense model that multiplies in 8 bits occupies less: times so much.
+    # A launch of a model that multiplies in 8 bits occupies less: times so much.
     hold_8bit: float = 1.0
 
 

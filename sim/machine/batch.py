@@ -280,3 +280,10 @@ class Launch:
     worker: int = 0  # number among the concurrent workers of its lane
     packed: int = 0  # new tokens of all rows where their numbers differ, up to `tokens` each; 0: all have `tokens`
     early: bool = False  # a draft that is launched before the verdict that it follows is known
+
+    def enters(self) -> bool:
+        """Whether requests enter with it: no launch has carried their prompts before. From now on one has."""
+        entering = [chunk.request.state for chunk in self.chunks if not chunk.request.state.entered]
+        for state in entering:
+            state.entered = True
+        return bool(entering)

@@ -98,7 +98,7 @@ class SimulatedGPU:
         host, env = self.host, self.env
         if self.lookup is not None and launch.role == "draft":
             return self._look_up(launch, self.lookup)
-        job = Job(self, launch, host.spend(env._now, host.times.launch_s, "launch"))
+        job = Job(self, launch, host.spend(env._now, host.times.launched_s(launch.enters()), "launch"))
         if not self.fresh:
             env.launched.append(self)
         self.fresh.append(job)

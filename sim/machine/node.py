@@ -143,7 +143,7 @@ class Node(Device):
     def _start(self, launch: Launch, at: int) -> Job:
         """Launch on a GPU; the launch enters its stream when all its inputs have arrived."""
         env, host = self.env, self.host
-        job = Job(self.gpus[at], launch, host.spend(env.now, host.times.launch_s, "launch"))
+        job = Job(self.gpus[at], launch, host.spend(env.now, host.times.launched_s(launch.enters()), "launch"))
         self._at(job.ready_s, lambda: self._launched(job, at))
         return job
 

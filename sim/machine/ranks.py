@@ -100,7 +100,8 @@ class RankGPU(SimulatedGPU, Device):
         """Hold a launch until the next step."""
         if self.lookup is not None and launch.role == "draft":
             return self._look_up(launch, self.lookup)
-        job = Job(self, launch, self.host.spend(self.env.now, self.host.times.launch_s, "launch"))
+        launch_s = self.host.times.launched_s(launch.enters())
+        job = Job(self, launch, self.host.spend(self.env.now, launch_s, "launch"))
         self._group.add(self, job)
         return job
 

@@ -72,6 +72,28 @@ def test_held_out_points_are_predicted_and_more_rows_are_as_fast_as_the_most() -
     assert latency.price(2000, 1).seconds_1 == pytest.approx(latency.price(128, 1).seconds_1, rel=0.02)
 
 
+def test_the_layers_go_as_measured_without_attention_between_the_points() -> None:
+    """A kernel is slow from 548 to 560 tokens, which no point has: known from the layers alone, at another speed."""
+    spec = MODELS["llama-3.1-8b"]
+    smooth = truth(spec.name)
+    line = dict(smooth.layers.figures()["layer_knots"])
+    at = sorted({*line, *range(40, 2048, 4)})
+    straight = np.interp(at, list(line), list(line.values()))
+    jagged = {n: float(s) * (1.25 if 548 <= n <= 560 else 1.0) for n, s in zip(at, straight, strict=True)}
+    made = CostModel(spec, replace(smooth, layers=MeasuredLayers(tuple(jagged.items()))))
+    frame, course = measured(made, DESIGN), {n: 0.9 * s for n, s in jagged.items() if n > 32}
+    assert not set(tokens_of(frame)) & set(range(545, 575))
+    errors = {}
+    for known in (None, course):
+        latency = CostModel(spec, fit_solo(frame, spec, H200, KERNELS, known).fit)
+        errors[known is None] = [
+            latency.price(rows, 9, prompts=[(0, 512)]).seconds_0 / made.price(rows, 9, prompts=[(0, 512)]).seconds_0 - 1
+            for rows in (2, 4, 8)
+        ]
+    assert errors[False] == pytest.approx([0, 0, 0], abs=0.02)
+    assert errors[True][1] < -0.12  # 4 x 9 + 512 = 548 tokens
+
+
 @pytest.mark.parametrize("slow", [1.0, 1.08])
 def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
     """Where the truth has the fit's own form, reading at the card's speed and by one program are told apart.

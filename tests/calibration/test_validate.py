@@ -80,9 +80,8 @@ def test_predictions_for_a_known_machine_are_within_a_few_percent_of_the_gpu(her
 
 
 MISSED = [
-    (True, None, 0.08, "9.2%: TTFT and ITL of lanes near saturation"),
-    (True, "mean_tpot_ms", 0.04, "4.4%: host time in short warm-ups"),
-    (True, "output_throughput", 0.025, "3.2%: the same"),
+    (True, None, 0.08, "9.1%: TTFT and ITL of lanes near saturation"),
+    (True, "output_throughput", 0.025, "3.1%: the speed of the host wanders"),
 ]
 
 
@@ -92,7 +91,11 @@ def missed(reason: str) -> pytest.MarkDecorator:
 
 @pytest.mark.parametrize(
     ("held_out", "metric", "most"),
-    [(False, None, 0.10), *(pytest.param(*case, marks=missed(reason)) for *case, reason in MISSED)],
+    [
+        (False, None, 0.10),
+        (True, "mean_tpot_ms", 0.04),
+        *(pytest.param(*case, marks=missed(reason)) for *case, reason in MISSED),
+    ],
 )
 def test_the_95th_percentile_of_errors_meets_its_target(
     everything: Validation, held_out: bool, metric: str | None, most: float
@@ -211,7 +214,7 @@ def test_held_out_runs_of_a_kind_are_within_three_percent(everything: Validation
 
 TTFT = pytest.mark.xfail(
     strict=True, raises=AssertionError,
-    reason="17%: TTFT of mixtures in lanes, whose prefills are concurrent with decoding",
+    reason="13%: TTFT of mixtures in lanes, whose prefills are concurrent with decoding",
 )  # fmt: skip
 
 

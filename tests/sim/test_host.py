@@ -9,10 +9,12 @@ from itertools import pairwise
 import pytest
 
 from pdvsim.common.options import build
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Arch, Experiment, Host, Server, Traffic
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 P, C, LOOK = 10e-6, 30e-6, 1e-6
@@ -96,3 +98,18 @@ def test_operations_are_logged_by_what_they_are_not_by_what_they_cost(drafted_by
     assert spans.total() == sum(spans[what] for what in ("launch", "completion", "handoff", "lookup"))
     taken_s = [end_s - start_s for _, what, start_s, end_s in result.host or () if what != "lookup"]
     assert taken_s == pytest.approx([1e-5] * len(taken_s))
+
+
+@pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pd", "pdv"])
+@pytest.mark.parametrize("chunk", [256, 2048])
+def test_a_request_enters_once_however_many_launches_carry_its_prompt(arch: Arch, chunk: int) -> None:
+    """The first token of one request comes later by the time of entering, by no more with chunks or with a drafter."""
+    traffic = Traffic("random", num_prompts=1, input_len=700, output_len=8)
+    server = Server(max_num_batched_tokens=chunk, num_speculative_tokens=2 if arch != "autoregressive" else 4)
+    experiment = applicable(Experiment(arch, traffic, server=server))
+    usual = covering_profile(experiment)
+    ttft_s = [
+        summarise(simulate(experiment, profile=replace(usual, host=replace(usual.host, join_s=join_s))))["mean_ttft_ms"]
+        for join_s in (0.0, 1e-3)
+    ]
+    assert ttft_s[1] - ttft_s[0] == pytest.approx(1.0, abs=0.02)  # ms; a little is lost to the card that cools

@@ -1,0 +1,122 @@
+# mypy: disable-error-code="no-untyped-call"
+# (torch leaves graphs and events untyped.)
+"""The layers of a model without attention, at every number of tokens that a forward of the engine can have.
+
+The library chooses another kernel every few tokens, so the products' time by tokens is no smooth line: a forward of 548
+tokens of Llama-3.1-8B takes longer than one of 576. Whole forwards are measured at few of these sizes. Here two layers
+run without attention, which is so fast that all sizes can be measured; the fit takes their course from one whole
+forward to the next from it. Up to `SMALL_TOKENS` the engine's own kernels run, whose course is smooth.
+
+Mixtures of experts are left out, whose time depends on the experts that are read, and heads, which have one layer.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from time import monotonic, perf_counter, sleep
+
+import torch
+
+from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.realrun.engine.batch import Gate, Residual
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
+from pdvsim.realrun.engine.model import Transformer
+from pdvsim.sim.specs import HeadSpec
+
+MOST_WIDTH = 9  # new tokens per row
+LAYERS = 2  # more than the card's cache holds
+BURST_S, REST_S = 0.008, 0.008  # replayed for so long, then the card rests: it is measured at full clock
+FEWEST, MOST, REPEATS = 3, 12, 3  # replays of a burst, bursts
+
+
+def sizes() -> list[int]:
+    """Tokens of all forwards: rows times new tokens per row, and prompts."""
+    rows = {count * width for count in ROW_BUCKETS for width in range(1, MOST_WIDTH + 1)}
+    tokens = {row + chunk for row in (0, *rows) for chunk in (0, *CHUNK_BUCKETS)}
+    return sorted(size for size in tokens if SMALL_TOKENS < size <= CHUNK_BUCKETS[-1])
+
+
+class Stack:
+    """A few layers of a model, ready to run over any number of tokens."""
+
+    def __init__(self, arch: ModelArchitecture, device: torch.device, seed: int) -> None:
+        spec = arch.spec
+        self.layers = spec.layers
+        few = replace(arch, spec=replace(spec, layers=min(LAYERS, spec.layers), vocab=min(spec.vocab, 1024)))
+        dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+        self.model = Transformer.random(few, 64, device, dtype, seed)
+        self._width = arch.q_width
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+
+    def seconds(self, tokens: int) -> list[float]:
+        """Of all layers, several times."""
+        model = self.model
+        x = torch.randn(tokens, model.arch.spec.hidden, device=model.device, dtype=model.dtype)
+        attended = torch.randn(tokens, self._width, device=model.device, dtype=model.dtype)
+        share = self.layers / len(model.weights.layers)
+        if model.device.type != "cuda":
+            begin = perf_counter()
+            self._run(x, attended)
+            return [share * (perf_counter() - begin)]
+        assert self._stream is not None
+        torch.cuda.synchronize(model.device)
+        with torch.cuda.stream(self._stream):
+            self._run(x, attended)
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would collect garbage every time
+            graph.capture_begin()
+            self._run(x, attended)
+            graph.capture_end()
+            count = min(MOST, max(FEWEST, int(BURST_S / _replayed_s(graph, 2))))
+            times_s = []
+            for _ in range(REPEATS):
+                sleep(REST_S)
+                times_s.append(share * _replayed_s(graph, count))
+        return times_s
+
+    def _run(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+        ops, eps, arch = self.model.ops, self.model.arch.norm_eps, self.model.arch
+        stream, gate = Residual(x, None), Gate(arch.activation, arch.gate_block)
+        for w in self.model.weights.layers:
+            ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
+            stream = ops.added(attended, w.output, stream)
+            stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+
+
+def _replayed_s(graph: torch.cuda.CUDAGraph, count: int) -> float:
+    """Seconds of a replay, the mean of `count` in a row."""
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    begin.record()
+    for _ in range(count):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    return float(begin.elapsed_time(end)) / 1000 / count
+
+
+def measure_layers(
+    arch: ModelArchitecture,
+    device: torch.device,
+    seed: int,
+    known: Collection[int],
+    budget_s: float,
+    add: Callable[[int, int, float], None],
+) -> int:
+    """Measure the sizes that are not known as far as the time goes; `add` gets tokens, repeat and seconds.
+
+    Returns how many sizes were measured.
+    """
+    todo = [size for size in sizes() if size not in known]
+    if arch.spec.experts is not None or isinstance(arch.spec, HeadSpec) or not todo:
+        return 0
+    random.Random(seed).shuffle(todo)
+    begin, stack = monotonic(), Stack(arch, device, seed)
+    for count, tokens in enumerate(todo):
+        if monotonic() - begin > budget_s:
+            return count
+        for repeat, seconds in enumerate(stack.seconds(tokens)):
+            add(tokens, repeat, seconds)
+    return len(todo)

@@ -1,0 +1,61 @@
+"""Layers without attention, on the CPU: which sizes are measured, and that measuring continues."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from small import options, tiny
+
+from pdvsim.profiler import layers
+from pdvsim.profiler.measure import Profiler
+from pdvsim.profiler.parts import read
+from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
+from pdvsim.sim.specs import Experts
+
+CPU = torch.device("cpu")
+
+
+def test_every_forward_of_rows_and_prompts_has_its_size_among_them() -> None:
+    known = set(layers.sizes())
+    for rows in ROW_BUCKETS:
+        for width in (1, 2, 5, 9):
+            for chunk in (0, *CHUNK_BUCKETS):
+                tokens = rows * width + chunk
+                assert (tokens in known) == (SMALL_TOKENS < tokens <= CHUNK_BUCKETS[-1])
+
+
+def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100])
+    profiler = Profiler(options(tmp_path, quick=False), tiny, lambda text: None)
+    profiler.layers("tiny-a")
+    monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100, 128])
+    profiler.layers("tiny-a")
+    columns, _ = read(tmp_path / "tiny-a.npz")
+    assert sorted(columns["chunk_tokens"].tolist()) == [40, 64, 100, 128]
+    assert set(columns["section"]) == {"layers"}
+    assert (columns["seconds"] > 0).all()
+
+
+def test_the_seconds_are_those_of_all_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two layers run; a model of twenty takes ten times as long."""
+    clock = iter(range(100))
+    monkeypatch.setattr(layers, "perf_counter", lambda: float(next(clock)))
+    deep = replace(tiny("tiny-a"), spec=replace(tiny("tiny-a").spec, layers=20))
+    assert layers.Stack(deep, CPU, 0).seconds(8) == [pytest.approx(10.0)]
+
+
+@pytest.mark.parametrize("budget_s", [0.0, -1.0])
+def test_no_size_is_begun_after_the_time_is_up(budget_s: float) -> None:
+    found: list[int] = []
+    count = layers.measure_layers(tiny("tiny-a"), CPU, 0, (), budget_s - 1, lambda n, repeat, s: found.append(n))
+    assert (count, found) == (0, [])
+
+
+def test_mixtures_are_left_out() -> None:
+    spec = replace(tiny("tiny-a").spec, experts=Experts(4, 2, 16))
+    mixed = ModelArchitecture(spec, 1e4, 1e-5)
+    assert layers.measure_layers(mixed, CPU, 0, (), 10.0, lambda n, repeat, s: None) == 0
