@@ -72,6 +72,11 @@ class Power:
         over = self._over(mean_w, draw.watts, solo_s)
         return solo_s * (1.0 + self.fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
+    def run(self, mean_w: float, draw: Draw, start_s: float, solo_s: float) -> tuple[float, float]:
+        """When a launch ends that runs alone from `start_s`, and the mean draw then."""
+        end_s, rest_w = start_s + self.taken_s(mean_w, draw, solo_s), self.fit.rest_w
+        return end_s, self.mean_w(mean_w, end_s - start_s, rest_w + (draw.watts - rest_w))
+
     def _over(self, mean_w: float, watts: float, seconds: float) -> float:
         """By how much the mean draw exceeds the limit, as a share of it: the mean over so many seconds at `watts`.
 

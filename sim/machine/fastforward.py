@@ -149,14 +149,14 @@ class FastForwardGPU(SimulatedGPU):
                 wait_s += waited_s
             if enough is not None:
                 env._now = now_s
-                forecast.pass_rounds(over_s, contexts[over])
+                forecast.pass_rounds(over_s)
                 over_s.clear()
                 if enough():
                     break
         if not over:
             return 0, (0.0, 0.0, 0.0)
         if over_s:
-            forecast.pass_rounds(over_s, contexts[over])
+            forecast.pass_rounds(over_s)
         env._now, host.free_at = now_s, free_s
         self.time_s, self.mean_w = ended_s, mean_w
         self.ledger.extend_short(launches)

@@ -10,7 +10,6 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cache, lru_cache
-from itertools import accumulate
 from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
@@ -40,7 +39,6 @@ class RequestPath(NamedTuple):
     """The rounds of a request to its end."""
 
     gains: bytes  # of each round
-    counts: NDArray[np.int64]  # the same
     before: NDArray[np.int64]  # gained before each round
     lags: NDArray[np.uint8]  # what the drafter has yet to read after each but the last
 
@@ -48,16 +46,17 @@ class RequestPath(NamedTuple):
 @lru_cache(maxsize=4096)  # a search serves the same requests again and again
 def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
     """The rounds of k draft tokens from token `at` on."""
-    rounds = [] if k else [1] * (end - at)
-    runs = runs.translate(_gains(k))
-    while k and at < end:
-        gained = runs[at]
-        rounds.append(gained)
-        at += gained
-    gains = bytes(rounds)
-    counts = np.frombuffer(gains, np.uint8).astype(np.int64)
-    lags = np.frombuffer(gains[:-1].translate(_lags(k, rereads)), np.uint8)
-    return RequestPath(gains, counts, counts.cumsum() - counts, lags)
+    gains = b"\1" * (end - at)
+    if k:
+        rounds, runs = [], runs.translate(_gains(k))
+        while at < end:
+            gained = runs[at]
+            rounds.append(gained)
+            at += gained
+        gains = bytes(rounds)
+    but_last = gains[:-1]
+    before = np.frombuffer(b"\0" + but_last, np.uint8).cumsum(dtype=np.int64)
+    return RequestPath(gains, before, np.frombuffer(but_last.translate(_lags(k, rereads)), np.uint8))
 
 
 class ForeseenState:
@@ -165,10 +164,9 @@ class Forecast:
         self.ends: dict[int, list[Request]] = {}  # who finishes with which round
         self.end = 0  # the first of these
         self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
-        self.context = 0  # cached tokens of all rows, before the next round
         self.held_tokens = 0  # of the KV cache, by all rows
         self.granted = -1  # the last round that there is room for
-        self._gains = np.zeros(_ROOM, np.int64)  # of all rows
+        self._contexts = np.zeros(_ROOM, np.int64)  # cached tokens of all rows, before the round
         self._lags = np.zeros(_ROOM, np.uint8)  # the most that any row's drafter has to catch up with
         self._late = -1, 0  # a round before which rows joined that lag more than rounds cause, and the most of these
         self._held = np.zeros(_ROOM, np.int64)
@@ -188,12 +186,12 @@ class Forecast:
         if self.busy:  # it has waited for the verify since its own draft
             row.taken.wait_s += self.ready_s - state.ready_s
         end = first + len(path.gains)
-        if end > len(self._gains):
-            self._gains, self._lags, self._held = (
-                np.concatenate((sums, np.zeros(end, sums.dtype))) for sums in (self._gains, self._lags, self._held)
+        if end >= len(self._contexts):
+            self._contexts, self._lags, self._held = (
+                np.concatenate((sums, np.zeros(end, sums.dtype))) for sums in (self._contexts, self._lags, self._held)
             )
-        self._gains[first:end] += path.counts
-        self.context += state.context
+        contexts = path.before + state.context
+        self._contexts[first:end] += contexts
         if k:
             later = self._lags[first + 1 : end]
             np.maximum(later, path.lags, out=later)
@@ -201,7 +199,7 @@ class Forecast:
                 self._late = first, max(state.drafter_lag, self.drafter_lag)
         if self.kv.paged:
             self.held_tokens += state.held_tokens
-            self._held[first:end] += self.kv.all_blocks(path.before, state.context + k + 1)
+            self._held[first:end] += self.kv.all_blocks(contexts, k + 1)
         if self.end > end or not self.ends:
             self.end = end
         self.ends.setdefault(end, []).append(row)
@@ -215,7 +213,6 @@ class Forecast:
         leaving = self.ends.pop(self.round)
         for row in leaving:
             foreseen = self.states.pop(row)
-            self.context -= foreseen.state.context + sum(foreseen.gains)
             self._write(row, foreseen)
             row.state = foreseen.state
             self.held_tokens -= row.state.held_tokens
@@ -240,21 +237,21 @@ class Forecast:
             self._write(row, foreseen)
 
     def _write(self, row: Request, foreseen: ForeseenState) -> None:
-        k, state, taken = self.k, foreseen.state, row.taken
+        k, state, taken, round = self.k, foreseen.state, row.taken, self.round
         state.held_tokens = foreseen.held_tokens
         state.k, state.ready_s, state.pinned = k if self.busy else 0, self.ready_s, self.busy and self.kv.paged
         taken.draft_s += self.draft_s - foreseen.draft_s
         taken.wait_s += self.wait_s - foreseen.wait_s
         taken.verify_s += self.verify_s - foreseen.verify_s
         foreseen.draft_s, foreseen.wait_s, foreseen.verify_s = self.draft_s, self.wait_s, self.verify_s
-        here = self.round - foreseen.first
+        here = round - foreseen.first
         if not here:
             return
         state.drafter_lag = foreseen.drafter_lag
         gains = foreseen.gains[:here]
         gained = sum(gains)
         over = max(0, state.emitted + gained - row.output_tokens)  # of its last round, beyond its end
-        self.deliveries.extend_one(row.id, gains, over, self.times_s[foreseen.first : self.round])
+        self.deliveries.extend_one(row.id, gains, over, self.times_s[foreseen.first : round])
         taken.rounds += here
         if k:
             taken.drafts += here
@@ -264,9 +261,14 @@ class Forecast:
         state.emitted += gained - over
         state.context += gained - over
         state.last_delivery_s = self.times_s[-1]
-        foreseen.first, foreseen.gains = self.round, foreseen.gains[here:]
+        foreseen.first, foreseen.gains = round, foreseen.gains[here:]
 
     # rounds ----------------------------------------------------------------------------------------------------
+
+    @property
+    def context(self) -> int:
+        """Cached tokens of all rows before the next round."""
+        return self._contexts.item(self.round)
 
     @property
     def drafter_lag(self) -> int:
@@ -276,11 +278,11 @@ class Forecast:
         return self._late[1] if self._late[0] == self.round else self._lags.item(self.round)
 
     def sums(self, rounds: int) -> tuple[list[int], list[int]]:
-        """Context before each of the next rounds and after the last; drafter lag before each."""
+        """Context and drafter lag before each of the next rounds."""
         here = slice(self.round, self.round + rounds)
         lags = self._lags[here].tolist()
         lags[0] = self.drafter_lag
-        return list(accumulate(self._gains[here].tolist(), initial=self.context)), lags
+        return self._contexts[here].tolist(), lags
 
     def reserve(self) -> bool:
         """Reserve room in the KV cache for the next round; False if there is none."""
@@ -309,11 +311,10 @@ class Forecast:
         self.wait_s += wait_s
         self.verify_s += verify_s
 
-    def pass_rounds(self, times_s: list[float], context: int) -> None:
-        """So many rounds are over, at these times, with so much context then; there was room for them."""
+    def pass_rounds(self, times_s: list[float]) -> None:
+        """So many rounds are over, at these times; there was room for them."""
         self.times_s.fromlist(times_s)
         self.round += len(times_s)
-        self.context = context
         if self.kv.paged:
             self.granted = self.round - 1
             need = self._held.item(self.granted)
@@ -322,7 +323,6 @@ class Forecast:
 
     def settle(self, now_s: float) -> list[Request]:
         """A round is over; those who have all their tokens leave."""
-        self.context += self._gains.item(self.round)
         self.round += 1
         self.times_s.append(now_s)
         return self.leave()
