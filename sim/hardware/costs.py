@@ -180,7 +180,7 @@ class CostModel:
     def _padded_prompts(self, tokens: int) -> int:
         """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
         padded = self.terms.graphs.prompt(tokens)
-        return round(padded - self._expert_share * (padded - tokens))
+        return round(padded - self._expert_share * (padded - tokens)) if self._expert_share else padded
 
     def _windowed(self, cost: AffineCost, rows: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
@@ -289,9 +289,9 @@ class CostModel:
         """Seconds of attention over prompts."""
         attention, window = self.terms.prompts, self.window
         whole_s = attention.prefill_s(self.spec, prompts, 0)
-        return (
-            _mean(self._past_prompts, whole_s, attention.prefill_s(self.spec, prompts, window)) if window else whole_s
-        )
+        if not window:
+            return whole_s
+        return _mean(self._past_prompts, whole_s, attention.prefill_s(self.spec, prompts, window))
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""

@@ -15,12 +15,11 @@ from math import exp, inf
 from operator import sub
 from typing import Any, NamedTuple
 
-from pdvsim.sim.hardware.power import Draw
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.forecast import ROUNDS, Forecast
 
-_NO_POWER = (0.0,) * 6
+_NO_POWER = (0.0,) * 7
 
 
 class RoundPrices(NamedTuple):
@@ -103,7 +102,7 @@ class FastForwardGPU(SimulatedGPU):
         now_s, free_s, ended_s, mean_w = env._now, host.free_at, self.time_s, self.mean_w
         launch_s, handoff_s, notify_s = times.launch_s, times.handoff_s, times.notify_s
         completion_s, parts = times.completed_s(rows), len(by_lag[0])
-        rest_w, limit_w, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
+        rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
         launches: list[float] = []
         over_s: list[float] = []  # when the host knew of verdicts that the forecast has not passed yet
         over, wait_s = 0, 0.0
@@ -123,8 +122,8 @@ class FastForwardGPU(SimulatedGPU):
                     cache, flops = bytes_1 * context, (flops_0 + flops_1 * context) * factor
                     weights = bytes_0 + cache - cache  # to the last bit as of launches one by one
                     watts = rest_w + (weight_j * weights + cache_j * cache + flop_j * flops) / solo_s
-                    if watts > limit_w or now_w > limit_w:
-                        solo_s = power.taken_s(now_w, Draw(watts, power.follows(weights, solo_s)), solo_s)
+                    if (watts > limit_w or now_w > limit_w) and (over_w := power.over(now_w, watts, solo_s)) > 0.0:
+                        solo_s *= 1.0 + slope * power.follows(weights, solo_s) * over_w
                     end_s = start_s + solo_s
                     watts = rest_w + (watts - rest_w)
                     now_w = watts + (now_w - watts) * exp((start_s - end_s) / settle_s)
@@ -160,8 +159,5 @@ class FastForwardGPU(SimulatedGPU):
         env._now, host.free_at = now_s, free_s
         self.time_s, self.mean_w = ended_s, mean_w
         self.ledger.extend_short(launches)
-        drafts_s, verifies_s = (
-            sum(map(sub, launches[first + 4 :: 5 * parts], launches[first + 3 :: 5 * parts]))
-            for first in (0, 5 * parts - 5)
-        )
-        return over, (drafts_s if parts > 1 else 0.0, wait_s, verifies_s)
+        spans_s = list(map(sub, launches[4::5], launches[3::5]))
+        return over, (sum(spans_s[::2]) if parts > 1 else 0.0, wait_s, sum(spans_s[parts - 1 :: parts]))
