@@ -90,6 +90,7 @@ class SimulatedGPU:
         self.coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
         self.time_s = 0.0  # `remaining_s` and the rates are as of then
         self.due = NEVER  # the next finish
+        self.arrivals_queue = False  # what arrives has no effect on it while no lane is idle
         self._next_to_finish: Job | None = None
         env.machines.append(self)
 
@@ -140,7 +141,8 @@ class SimulatedGPU:
 
     def _run_alone(self, jobs: list[Job]) -> bool:
         """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
-        horizon_s, lane, last = self.env.horizon(self), jobs[0].launch.lane, jobs[-1]
+        matters = not self.arrivals_queue or self.host.idle_lanes > 0
+        horizon_s, lane, last = self.env.horizon(self, matters), jobs[0].launch.lane, jobs[-1]
         end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
         for job in jobs:
             if job.launch.lane != lane or job.launch.watched != (job is last):
