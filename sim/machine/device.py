@@ -90,7 +90,6 @@ class SimulatedGPU:
         self.coming: list[Job] = []  # heads that the host has yet to launch, in the order it will
         self.time_s = 0.0  # `remaining_s` and the rates are as of then
         self.due = NEVER  # the next finish
-        self.arrivals_queue = False  # what arrives has no effect on it while no lane is idle
         self._next_to_finish: Job | None = None
         env.machines.append(self)
 
@@ -127,9 +126,6 @@ class SimulatedGPU:
 
     def take_in(self) -> None:
         """Put what was launched on its stream."""
-        if not self.running and not self.coming and self._run_alone(self.fresh):
-            self.fresh.clear()
-            return
         for job in self.fresh:
             stream = self.streams[job.launch.lane]
             stream.append(job)
@@ -138,30 +134,6 @@ class SimulatedGPU:
                 self.coming.append(job)
         self.fresh.clear()
         self._plan()
-
-    def _run_alone(self, jobs: list[Job]) -> bool:
-        """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
-        matters = not self.arrivals_queue or self.host.idle_lanes > 0
-        horizon_s, lane, last = self.env.horizon(self, matters), jobs[0].launch.lane, jobs[-1]
-        end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
-        for job in jobs:
-            if job.launch.lane != lane or job.launch.watched != (job is last):
-                return False
-            start_s = job.ready_s if job.ready_s > end_s else end_s
-            if power is None:
-                end_s = start_s + job.solo_s
-            else:
-                mean_w = power.mean_w(mean_w, start_s - end_s, power.fit.rest_w)
-                end_s, mean_w = power.run(mean_w, job.draw, start_s, job.solo_s)
-            if end_s >= horizon_s:
-                return False
-            spans.append((start_s, end_s))
-        for job, (start_s, end_s) in zip(jobs, spans, strict=True):
-            self.ledger.note(job.launch, start_s, end_s, job.price)
-        self.time_s, self.mean_w = end_s, mean_w
-        noticed_s = self.host.spend(end_s, self.host.times.completed_s(len(last.launch.rows)), "completion")
-        self.env.at(noticed_s, last, self.verdict(last.launch))
-        return True
 
     def end_next(self) -> tuple[Job | None, float]:
         """Complete the launch that is due and start the next of its stream."""

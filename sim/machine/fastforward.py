@@ -4,6 +4,8 @@ While the GPU has no other launch, no event is due and the KV cache has room, a 
 their prices follow from the sums of the batch's forecast. Start and end times are added up in the order of the event
 queue, so they are equal bit for bit.
 
+Launches on one stream that nothing else interrupts, such as a step with prompts, run to their end without events too.
+
 Not covered: hosts that poll, looked-up drafts, and lanes on several GPUs. Their rounds are simulated one by one.
 """
 
@@ -16,7 +18,7 @@ from operator import sub
 from typing import Any, NamedTuple
 
 from pdvsim.sim.machine.batch import Batch
-from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.forecast import ROUNDS, Forecast
 
 _NO_POWER = (0.0,) * 7
@@ -34,9 +36,42 @@ class FastForwardGPU(SimulatedGPU):
 
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._blocks = blocks
         self.foresees = blocks and self.lookup is None and self.ledger.log.carried is None
+        self.arrivals_queue = False  # what arrives has no effect on it while no lane is idle
         self._round_prices: dict[tuple[tuple[str, str], int, int, tuple[bool, ...]], RoundPrices] = {}
         self._windowed = [model for model in self.ledger.models.values() if model.window]
+
+    def take_in(self) -> None:
+        """Put what was launched on its stream, or if possible run it to its end."""
+        if self._blocks and not self.running and not self.coming and self._run_alone(self.fresh):
+            self.fresh.clear()
+        else:
+            super().take_in()
+
+    def _run_alone(self, jobs: list[Job]) -> bool:
+        """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
+        matters = not self.arrivals_queue or self.host.idle_lanes > 0
+        horizon_s, lane, last = self.env.horizon(self, matters), jobs[0].launch.lane, jobs[-1]
+        end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
+        for job in jobs:
+            if job.launch.lane != lane or job.launch.watched != (job is last):
+                return False
+            start_s = job.ready_s if job.ready_s > end_s else end_s
+            if power is None:
+                end_s = start_s + job.solo_s
+            else:
+                mean_w = power.mean_w(mean_w, start_s - end_s, power.fit.rest_w)
+                end_s, mean_w = power.run(mean_w, job.draw, start_s, job.solo_s)
+            if end_s >= horizon_s:
+                return False
+            spans.append((start_s, end_s))
+        for job, (start_s, end_s) in zip(jobs, spans, strict=True):
+            self.ledger.note(job.launch, start_s, end_s, job.price)
+        self.time_s, self.mean_w = end_s, mean_w
+        noticed_s = self.host.spend(end_s, self.host.times.completed_s(len(last.launch.rows)), "completion")
+        self.env.at(noticed_s, last, self.verdict(last.launch))
+        return True
 
     def advance(
         self, batch: Batch, lanes: tuple[str, str], depth: int, enough: Callable[[], bool] | None = None

@@ -237,20 +237,20 @@ class Forecast:
             self._write(row, foreseen)
 
     def _write(self, row: Request, foreseen: ForeseenState) -> None:
-        """Write to a row where it stands and what it took. As often as a row finishes: its properties are spelled out."""
-        k, round, first, state, taken = self.k, self.round, foreseen.first, foreseen.state, row.taken
+        """Write to a row where it stands and what it took."""
+        k, first, until, state, taken = self.k, foreseen.first, self.round, foreseen.state, row.taken
         state.k, state.ready_s, state.pinned = k if self.busy else 0, self.ready_s, self.busy and self.kv.paged
         taken.draft_s += self.draft_s - foreseen.draft_s
         taken.wait_s += self.wait_s - foreseen.wait_s
         taken.verify_s += self.verify_s - foreseen.verify_s
         foreseen.draft_s, foreseen.wait_s, foreseen.verify_s = self.draft_s, self.wait_s, self.verify_s
         state.held_tokens = foreseen.held_tokens
-        if round == first:
+        if until == first:
             return
-        rounds, start, gained = round - first, foreseen.start, foreseen.gained(round)
-        gains = foreseen.path.gains[first - start : round - start]
+        rounds, start, gained = until - first, foreseen.start, foreseen.gained(until)
+        gains = foreseen.path.gains[first - start : until - start]
         delivered = min(gained, row.output_tokens - state.emitted)  # its last round may go beyond its end
-        self.deliveries.extend_one(row.id, gains, gained - delivered, self.times_s[first:round])
+        self.deliveries.extend_one(row.id, gains, gained - delivered, self.times_s[first:until])
         taken.rounds += rounds
         if k:
             taken.drafts += rounds
@@ -263,7 +263,7 @@ class Forecast:
         state.emitted += delivered
         state.context += delivered
         state.last_delivery_s = self.times_s[-1]
-        foreseen.first = round
+        foreseen.first = until
 
     # rounds ----------------------------------------------------------------------------------------------------
 

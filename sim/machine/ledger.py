@@ -55,9 +55,8 @@ class Ledger:
                     return self._price_joining(launch)
                 first_tokens += chunk.start + chunk.tokens >= chunk.request.to_read
         if of_target or not rows:
-            return model.price(
-                len(rows), tokens, launch.steps, context, prompts, first_tokens, launch.packed
-            ).at(context)  # fmt: skip
+            cost = model.price(len(rows), tokens, launch.steps, context, prompts, first_tokens, launch.packed)
+            return cost.at(context)
         before = [model.price(0, prompts=prompts)] if prompts else []
         if tokens > model.widest:
             before.append(model.catch_up_cost(rows))
