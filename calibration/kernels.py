@@ -2,8 +2,8 @@
 
 The folder is `systems` of the Python package aiconfigurator-core, or of github.com/ai-dynamo/aiconfigurator
 (`aic-core/src/aiconfigurator_core/systems`). The newest version of each table is taken. Experts on several GPUs are
-taken whole: of up to 8 GPUs all sizes, of 16 to 64 some (`WIDE_TOKENS`). Beams, and windows other than none and 128
-tokens, are left out.
+taken whole: of up to 8 GPUs all sizes, of 16 to 64, and of balanced ones, some (`WIDE_TOKENS`). Beams, and windows
+other than none and 128 tokens, are left out.
 """
 
 from __future__ import annotations
@@ -60,7 +60,10 @@ WIDE_TOKENS = tuple(2**power for power in range(15))
 EXCHANGE_SMS = 20
 NODES_EXPERTS = 256  # of the model that DeepEP was timed with on several nodes
 DEEPEP = {"ll": ("ll", "avg_t_us"), "ht": ("normal", "transmit_us")}  # SGLang's tables, and their columns of times
-GROUPS = {"spread": (2, LARGEST_GROUP), "wide": (LARGEST_GROUP + 1, LARGEST_WIDE)}  # GPUs of whole experts
+# GPUs of whole experts
+GROUPS = {"spread": (2, LARGEST_GROUP), "wide": (LARGEST_GROUP + 1, LARGEST_WIDE), "all": (2, LARGEST_WIDE)}
+NVLINK_STEPS = ("alltoall_prepare", "alltoall_dispatch", "alltoall_combine")  # of TensorRT-LLM's exchange, two-sided
+NVLINK_TIMED = "gb200"  # the card that it was timed on; the others with NVLink 5 are taken to need as long
 LEAST_ROWS = {"moe": 2000, "sparse_attention": 4000}  # of a table; a later version may hold a single model
 ROUTING = ("power_law_1.01", "power_law_1.2", "balanced")  # first that a table has
 # Experts that an engine serves with kernels of a library that were timed in another engine: TensorRT-LLM's own on
@@ -71,6 +74,14 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
+# On Blackwell, tokens that were sent to the rank of their expert are multiplied by other kernels than those that every
+# rank has: DeepGEMM for 8 bits, and CUTLASS. Both were timed in TensorRT-LLM, which has them for all data-parallel
+# ranks (NVIDIA's recipes, github.com/NVIDIA/srt-slurm); SGLang and vLLM have them with DeepEP. Cards of one chip lend
+# each other such tables: some on B200 and GB200 took twice as long as those on the other.
+SENT_KINDS = ("fp8_block", "nvfp4")
+ONE_CHIP = {"b200": "gb200", "gb200": "b200", "b300": "gb300", "gb300": "b300"}
+# TensorRT-LLM's own kernels for NVFP4 experts (backend TRTLLM) were timed on the cards with the older chip alone
+OWN_KERNELS, OLDER_CHIP = "moe_torch_flow_min_latency", {"b300_sxm": "b200_sxm", "gb300": "gb200"}
 # Groups over several nodes of a rack were timed on the GB300 alone; smaller ones take as long on both
 RACKS = {"gb200": "gb300"}
 # Hidden sizes of the models whose sparse attention was timed; others of the same sizes have the same kernels
@@ -118,8 +129,13 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
         lender = _Source(folder, SYSTEMS[gpu.name], owner)
         lent = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
         arrays |= {name: values for name, values in lent.items() if name.split("/")[1] == kind}
+    if gpu.name in BLACKWELL:
+        arrays |= _sent(*(_Source(folder, SYSTEMS[card], "trtllm") for card in (gpu.name, ONE_CHIP[gpu.name])))
+        arrays |= _nvlink(_Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm"))
     about = {
-        "borrowed": borrowed | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {}),
+        "borrowed": borrowed
+        | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {})
+        | ({"exchange over NVLink": NVLINK_TIMED} if gpu.name in BLACKWELL and gpu.name != NVLINK_TIMED else {}),
         "engine": engine,
         "system": SYSTEMS[gpu.name],
         "versions": source.versions,
@@ -209,19 +225,22 @@ class _Source:
         self.system, self.engine = system, engine
         self.versions: dict[str, str] = {}
 
-    def table(self, op: str, name: str) -> pd.DataFrame:
-        table = self.optional(op, name)
+    def table(self, op: str, name: str, spread: str = "") -> pd.DataFrame:
+        table = self.optional(op, name, spread)
         if table is None:
             raise ValueError(f"--from-kernels: no {name} of {self.engine} on {self.system}")
         return table
 
     def optional(self, op: str, name: str, spread: str = "", engine: str = "") -> pd.DataFrame | None:
-        """The newest table; of experts, those on one GPU or sharded or, `spread` or `wide`, whole ones on several."""
+        """The newest table; of experts, those on one GPU or sharded, or, by a name in `GROUPS`, whole ones."""
         for path in self._paths(op, name, engine or self.engine):
             table = pd.read_parquet(path)
-            if "moe_ep_size" in table and spread:
+            if op == "moe" and self.engine == "trtllm" and self.system in OLDER_CHIP:
+                older = pd.read_parquet(str(path).replace(f"/{self.system}/", f"/{OLDER_CHIP[self.system]}/"))
+                table = pd.concat([table, older[older.kernel_source == OWN_KERNELS]])
+            if "moe_tp_size" in table and spread:
                 table = table[(table.moe_tp_size == 1) & table.moe_ep_size.between(*GROUPS[spread])]
-            elif "moe_ep_size" in table:
+            elif "moe_tp_size" in table:
                 table = table[(table.moe_ep_size == 1) & (table.moe_tp_size <= LARGEST_GROUP)]
             if len(table) > LEAST_ROWS.get(op, 0):
                 self.versions[f"{op} {name}" if op == "comm" else f"{op} {spread}".strip()] = path.parent.name
@@ -325,9 +344,27 @@ def _spread(source: _Source) -> Arrays:
         return {}
     arrays = _experts(table, "moe-ep", ("moe_ep_size",))
     if (table := source.optional("moe", "moe_perf", "wide")) is not None:
-        table = table[(table.num_experts >= WIDE_EXPERTS) & table.num_tokens.isin(WIDE_TOKENS)]
-        arrays |= _experts(table, "moe-wide", ("moe_ep_size",))
+        arrays |= _experts(_some(table), "moe-wide", ("moe_ep_size",))
+    if (table := source.optional("moe", "moe_perf", "all")) is not None:
+        arrays |= _even(table, "moe-even")
     return arrays
+
+
+def _sent(*sources: _Source) -> Arrays:
+    """Whole experts of tokens that were sent to them, on any number of GPUs: the fastest of all sources."""
+    table = pd.concat([source.table("moe", "moe_perf", "all") for source in sources])
+    table = table[table.moe_dtype.isin(SENT_KINDS)]
+    return _experts(_some(table), "moe-sent", ("moe_ep_size",)) | _even(table, "moe-sent-even")
+
+
+def _even(table: pd.DataFrame, name: str) -> Arrays:
+    """The same where every expert has as many tokens, in place of the usual routing."""
+    table = table[table.distribution == "balanced"]
+    return _experts(_some(table), name, ("moe_ep_size",))
+
+
+def _some(table: pd.DataFrame) -> pd.DataFrame:
+    return table[(table.num_experts >= WIDE_EXPERTS) & table.num_tokens.isin(WIDE_TOKENS)]
 
 
 def _exchange(source: _Source) -> Arrays:
@@ -345,6 +382,20 @@ def _exchange(source: _Source) -> Arrays:
         found = {"hidden": axes[0], "tokens": axes[1], "t": times}
         arrays |= {f"deepep/{mode}/{name}": values for name, values in found.items()}
     return arrays | _nodes(source)
+
+
+def _nvlink(source: _Source) -> Arrays:
+    """TensorRT-LLM's exchange over NVLink, by what it sends, ranks and tokens of a rank: all steps together."""
+    arrays: Arrays = {}
+    table = source.table("comm", "trtllm_alltoall_perf")
+    table = table[(table.kernel_source == "NVLinkTwoSided") & table.op_name.isin(NVLINK_STEPS)]
+    for kind, part in _by(table, "moe_dtype"):
+        sizes = ["moe_ep_size", "num_tokens"]
+        steps = part.groupby([*sizes, "op_name"]).latency.min().unstack()
+        axes, times = _grid(steps.sum(axis=1, skipna=False).rename("latency").dropna().reset_index(), sizes)
+        found = {"ranks": axes[0], "tokens": axes[1], "t": times}
+        arrays |= {f"nvlink/{kind}/{name}": values for name, values in found.items()}
+    return arrays
 
 
 def _nodes(source: _Source) -> Arrays:

@@ -35,8 +35,9 @@ def advise(
     PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
     min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
     max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
-    max_prompts_per_forward: int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] =
-    ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
+    int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
     'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
     verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
     ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
@@ -46,18 +47,19 @@ def advise(
     ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
     kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
     | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
-    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
-    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
-    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
-    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
-    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
-    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str] | None = ...,
-    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
-    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
+    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
+    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
+    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
+    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
+    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
+    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Advice:
     """What to run for a load, with confidence; keywords are the flags of `pdvsim advise`. Prints as text.
 
@@ -80,7 +82,7 @@ def advise(
     - replicas: Independent copies of the whole server behind a router. (default: 1)
     - request_rate: Load in requests per second; default: the trace's own rate, replayed.
     - concurrency: Load as concurrent requests (closed loop).
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
@@ -117,8 +119,9 @@ def capacity(
     PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
     min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
     max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
-    max_prompts_per_forward: int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] =
-    ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
+    int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
     'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
     verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
     ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
@@ -128,18 +131,19 @@ def capacity(
     ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
     kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
     | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
-    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
-    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
-    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
-    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
-    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
-    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str] | None = ...,
-    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
-    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
+    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
+    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
+    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
+    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
+    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
+    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Prints as a table.
 
@@ -155,7 +159,7 @@ def capacity(
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
@@ -187,9 +191,10 @@ def draft_table(
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
     PathLike[str] = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'mtp', 'ngram', 'suffix',
     'none'] | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int | None =
-    ..., max_num_batched_tokens: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool = ...,
-    kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] |
-    None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int =
+    ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
+    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool =
+    ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8']
+    | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int =
     ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float
     = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic',
     'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ...,
@@ -197,8 +202,9 @@ def draft_table(
     gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ...,
     kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ...,
     draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ...,
-    all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place:
-    str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
+    all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput',
+    'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str
+    | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
     prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
     Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
     Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
@@ -222,7 +228,7 @@ def draft_table(
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
@@ -253,30 +259,31 @@ def run(
     'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str |
     PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
     ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
-    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., max_prompts_per_forward: int | None = ...,
-    async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ...,
-    quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float |
-    None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never']
-    = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
-    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
-    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm',
-    'sglang', 'trtllm'] | None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
-    Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
-    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
-    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
-    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
-    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
-    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
-    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
-    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
-    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
-    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., warmup_requests: int = ..., steady: bool =
-    ..., detailed: bool = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
-    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
+    ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
+    = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
+    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
+    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
+    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
+    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str]
+    | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] |
+    None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
+    'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
+    kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
+    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
+    enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
+    'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ...,
+    num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
+    str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
+    None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
+    ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded',
+    'random', 'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float |
+    None = ..., completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., warmup_requests: int = ...,
+    steady: bool = ..., detailed: bool = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None =
+    ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
     prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong.
@@ -332,19 +339,21 @@ def sweep(
     num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
     adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
     max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
-    int | None = ..., max_num_batched_tokens: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling:
-    bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
-    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
-    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
-    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
-    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str]
-    | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] |
-    None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
-    'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
+    int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
+    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool =
+    ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8']
+    | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int =
+    ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float
+    = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic',
+    'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ...,
+    machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ...,
+    band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm',
+    'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
     kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
     tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
     enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
-    'deepep_high_throughput'] = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
+    'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ...,
+    num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
     str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
     None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
     ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
@@ -416,25 +425,27 @@ def validate(
     'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str |
     PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
     ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
-    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., max_prompts_per_forward: int | None = ...,
-    async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ...,
-    quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float |
-    None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never']
-    = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
-    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., machine: str
-    | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., band: bool = ...,
-    padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
+    ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
+    = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
+    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
+    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
+    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
+    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., machine: str | PathLike[str]
+    | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., band: bool = ..., padding:
+    Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
     kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
     Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
     data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
-    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
-    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
-    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
-    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
-    'prefix-aware'] = ..., model: str | PathLike[str] | None = ...,
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
+    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
+    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., model: str | PathLike[str] | None =
+    ...,
 ) -> Compared:
     """Compare measurements with predictions; keywords are the flags of `pdvsim validate`. Prints as tables.
 
@@ -480,8 +491,9 @@ def winner_map(
     PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
     min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
     max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
-    max_prompts_per_forward: int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] =
-    ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
+    int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
     'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
     verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
     ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
@@ -491,18 +503,19 @@ def winner_map(
     ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
     kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
     | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
-    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput'] = ..., place: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
-    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
-    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
-    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
-    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
-    completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str] | None = ...,
-    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
-    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
+    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
+    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
+    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
+    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
+    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
+    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> WinnerMap:
     """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table.
 
@@ -522,7 +535,7 @@ def winner_map(
     - replicas: Independent copies of the whole server behind a router. (default: 1)
     - request_rate: Loads in requests per second; default for a trace: around its rate.
     - concurrency: Loads as concurrent requests (closed loop); default without --request-rate: 1,4,16,64.
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.

@@ -13,7 +13,9 @@ from math import sqrt
 from statistics import NormalDist
 from typing import Literal
 
-All2All = Literal["allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput"]
+All2All = Literal[
+    "allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput", "flashinfer_nvlink_two_sided"
+]
 StateKind = Literal["gdn", "mamba2", "kda", "lightning"]
 STATE_OPERATIONS = 6  # per value of a state and token: decay, what it predicts, its correction, and reading it
 PAGE_TOKENS = 16  # vLLM rounds the block of a hybrid up to a multiple of this
@@ -33,20 +35,28 @@ class Experts:
     overlap: float = 0.8
     weight_bytes: float | None = None  # per weight of an expert, where quantised apart from the other products
     ranks: int = 1  # GPUs that whole experts are divided among; 1: each GPU has all, or a share of every one
+    copies: int = 0  # experts that these hold besides, of popular ones
+    balanced: bool = False  # experts are placed so that every GPU has as many tokens, as EPLB does
     all2all: All2All = "allgather_reducescatter"  # how tokens of data-parallel ranks reach their experts, and return
     latent: int | None = None  # width that tokens are compressed to before the experts; None: the hidden size
 
     @property
+    def slots(self) -> int:
+        """Experts and copies of experts on all GPUs."""
+        return self.count + self.copies
+
+    @property
     def resident(self) -> int:
-        """Experts that a GPU holds."""
-        return self.count // self.ranks
+        """Experts and copies that a GPU holds."""
+        return self.slots // self.ranks
 
     def read(self, independent: float) -> float:
         """Expected number of distinct experts that a layer reads for so many independent tokens.
 
-        Of experts on several GPUs, those that the GPU with the most reads: all wait for it.
+        Of experts on several GPUs, those that the GPU with the most reads: all wait for it. Copies of an expert share
+        its tokens.
         """
-        taken = 1.0 - (1.0 - self.per_token / self.count) ** independent
+        taken = 1.0 - (1.0 - self.per_token / self.slots) ** independent
         if self.ranks == 1:
             return float(self.count * taken)
         most = self.resident * taken + _largest(self.ranks) * sqrt(self.resident * taken * (1.0 - taken))

@@ -138,6 +138,12 @@ NEEDS: tuple[Need, ...] = (
         "--controller adaptive-verification",
     ),
     Need("server", "expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
+    Need("server", "attention_dp_timeout_iters",
+         lambda e: e.hardware.data_parallel_size > 1 and e.hardware.disaggregate is None
+         and e.hardware.predicted_engine == "trtllm",
+         "--engine trtllm and --data-parallel-size above 1, without --disaggregate"),
+    Need("server", "attention_dp_batching_wait_iters", lambda e: e.server.attention_dp_timeout_iters is not None,
+         "--attention-dp-timeout-iters"),
     Need("server", "max_draft_batch", *_STREAMS),
     Need("server", "max_verify_batch", *_STREAMS),
     Need("server", "max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
@@ -160,6 +166,11 @@ NEEDS: tuple[Need, ...] = (
     Need("hardware", "all2all_backend",
          lambda e: e.hardware.data_parallel_size > 1 and e.hardware.enable_expert_parallel,
          "--data-parallel-size above 1 and --enable-expert-parallel"),
+    Need("hardware", "enable_eplb", lambda e: e.pair.target.experts is not None and e.pair.target.experts.balanced,
+         "a target with experts, and --enable-expert-parallel"),
+    Need("hardware", "num_redundant_experts",
+         lambda e: e.pair.target.experts is not None and e.pair.target.experts.copies > 0,
+         "--enable-eplb, where it has an effect"),
     Need("hardware", "link", lambda e: e.gpus > 1,
          "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"),
     *(Need("hardware", name, _offloads, _OFFLOADING) for name in ("kv_offload_gb", "kv_offload_ssd_gb")),
@@ -227,18 +238,18 @@ def vet(experiments: Iterable[Experiment]) -> None:
 
 def warn(experiments: Iterable[Experiment]) -> None:
     """Say what is doubtful about the experiments, each thing once."""
-    said: dict[str, type[Note]] = {}
+    notes: dict[str, type[Note]] = {}
     for experiment in experiments:
-        said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
-        said |= dict.fromkeys(_columns(experiment.traffic), Note)
-        said |= dict.fromkeys(_linked(experiment.hardware), Doubt)
-        said |= dict.fromkeys(_unlike(experiment), Doubt)
-        if experiment.base_arch != "autoregressive":
+        notes |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
+        notes |= dict.fromkeys(_columns(experiment.traffic), Note)
+        notes |= dict.fromkeys(_linked(experiment.hardware), Doubt)
+        notes |= dict.fromkeys(_unlike(experiment), Doubt)
+        if policy_of(experiment.arch).speculates:
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
                 shards = hardware.tensor_parallel_size, hardware.draft_tensor_parallel_size
-                said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
-    for text, kind in said.items():
+                notes |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
+    for text, kind in notes.items():
         warnings.warn(text, kind, stacklevel=2)
 
 

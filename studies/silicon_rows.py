@@ -1,4 +1,4 @@
-"""Make `calibration/data/silicon/rows.csv` and `apart.csv` from NVIDIA's collection of measured servers.
+"""Make `rows.csv`, `apart.csv` and `limits.csv` of `calibration/data/silicon` from NVIDIA's collection of servers.
 
     python studies/silicon_rows.py SAMPLE.csv INFERENCEX [FOLDER]
 
@@ -21,6 +21,10 @@ The collection states some layouts wrongly. What is corrected, and how it is kno
   configurations where one alone fits ("configuration"). Otherwise they have 0 workers.
 - That import has no rows with MTP drafts; the others have, without saying so. `drafts` is "none" or "mtp" where the
   configurations tell, else "unstated".
+
+`limits.csv` has what the collection lacks of data-parallel servers that decode with TensorRT-LLM: the requests that a
+rank takes at most, and experts with copies (EPLB). InferenceX's configurations state both, the newer ones in the name
+of the recipe. The load is a little higher than all ranks take, so that some requests wait.
 """
 
 from __future__ import annotations
@@ -46,12 +50,15 @@ PREFIXES = {
 }
 # InferenceX on 15 December, 15 January, 10 February, 1 and 24 March, 5 and 26 April
 COMMITS = ("029199755", "d3b67c8cc", "8fe499ff4", "f267602ff", "6a5dad463", "bddbf4031", "82bc50058")
+WEIGHTS = {"fp4": "nvfp4", "fp8": "fp8"}  # as InferenceX calls them, and as the rows do
 CONFIGURATIONS = ".github/configs/nvidia-master.yaml"
 DATA_PARALLEL = ("cfg707", "cfg727")  # of MiniMax-M2.5 in 4 bits: the loads that `dp-attn` is set for
 SIDES = ("prefill", "decode")
 LAYOUT = ("workers", "tensor_parallel", "data_parallel", "expert_parallel")
 SHARED = ("id", "engine", "version", "model", "card", "source", "weights", "tokens_in", "tokens_out", "concurrency")
 ROWS = (*SHARED, "tensor_parallel", "data_parallel", "expert_parallel", "moe_tp", "ttft_ms", "tpot_ms")
+LIMITED = ("card", "weights", "tokens_in", "tokens_out", "concurrency", "workers", "ranks")
+LIMITS = (*LIMITED, "batch", "slots")
 APART = (*SHARED, *(f"{side}_{part}" for side in SIDES for part in LAYOUT), "drafts", "layout", "ttft_ms", "tpot_ms")
 Row = dict[str, str]
 Layout = tuple[int, int, int, int]  # of prefill or decode, as in LAYOUT
@@ -122,9 +129,8 @@ def configured(parts: dict[str, Any]) -> Layout:
     return parts["num-worker"], gpus // ranks, ranks, parts["ep"]
 
 
-def configurations(clone: Path) -> dict[tuple[Any, ...], set[tuple[str, Layout, Layout]]]:
-    """InferenceX's servers with prefill apart, by model, type, card, engine, lengths and concurrency."""
-    known: dict[tuple[Any, ...], set[tuple[str, Layout, Layout]]] = {}
+def points(clone: Path) -> Iterator[tuple[tuple[Any, ...], str, dict[str, Any]]]:
+    """InferenceX's servers with prefill apart: model, type, card, engine and lengths; drafts; the configuration."""
     for commit in COMMITS:
         command = ["git", "-C", str(clone), "show", f"{commit}:{CONFIGURATIONS}"]
         document = yaml.safe_load(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
@@ -132,16 +138,38 @@ def configurations(clone: Path) -> dict[tuple[Any, ...], set[tuple[str, Layout, 
             model, kind, card, *_ = name.split("-")
             engine = name.removesuffix("-mtp").rsplit("-", 1)[1]
             lengths = one.get("seq-len-configs") or one.get("scenarios", {}).get("fixed-seq-len", [])
-            points = [(length, point) for length in lengths for point in length["search-space"]]
-            for part, point in points:
+            for part, point in [(length, point) for length in lengths for point in length["search-space"]]:
                 drafts = "mtp" if name.endswith("-mtp") else point.get("spec-decoding", "none")
-                if "prefill" not in point:
-                    continue
-                server = (drafts, configured(point["prefill"]), configured(point["decode"]))
-                for load in point.get("conc-list", []):
-                    key = (model, kind, card, engine, part["isl"], part["osl"], load)
-                    known.setdefault(key, set()).add(server)
+                if "prefill" in point:
+                    yield (model, kind, card, engine, part["isl"], part["osl"]), drafts, point
+
+
+def configurations(clone: Path) -> dict[tuple[Any, ...], set[tuple[str, Layout, Layout]]]:
+    """Those servers, by model, type, card, engine, lengths and concurrency."""
+    known: dict[tuple[Any, ...], set[tuple[str, Layout, Layout]]] = {}
+    for key, drafts, point in points(clone):
+        server = (drafts, configured(point["prefill"]), configured(point["decode"]))
+        for load in point.get("conc-list", []):
+            known.setdefault((*key, load), set()).add(server)
     return known
+
+
+def limits(clone: Path) -> Iterator[dict[str, Any]]:
+    """Requests of a rank and experts with copies, of servers that decode on data-parallel ranks without drafts."""
+    found: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
+    for (model, kind, card, engine, *lengths), drafts, point in points(clone):
+        decode, settings = point["decode"], str(point)
+        batch = re.search(r"DECODE_MAX_BATCH_SIZE=(\d+)", settings) or re.search(r"_batch(\d+)_", settings)
+        if (model, engine, drafts) != ("dsr1", "trt", "none") or not decode["dp-attn"] or batch is None:
+            continue
+        copies = re.search(r"_eplb(\d+)_", settings)
+        server = CARDS.get(f"{card}_sxm", card), WEIGHTS[kind], *lengths
+        for load in point.get("conc-list", []):
+            key = (*server, load, decode["num-worker"], decode["tp"])
+            found.setdefault(key, set()).add((int(batch[1]), int(copies[1]) if copies else 0))
+    for key, both in sorted(found.items(), key=str):
+        if len(both) == 1:
+            yield dict(zip(LIMITS, (*key, *both.pop()), strict=True))
 
 
 def apart(rows: list[Row], clone: Path) -> Iterator[dict[str, Any]]:
@@ -184,7 +212,7 @@ def write(path: Path, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> N
     with path.open("w", newline="", encoding="utf-8") as file:
         out = csv.DictWriter(file, columns, lineterminator="\n")
         out.writeheader()
-        out.writerows(sorted(rows, key=lambda row: row["id"]))
+        out.writerows(rows)
 
 
 def main() -> None:
@@ -192,8 +220,10 @@ def main() -> None:
     folder = Path(sys.argv[3] if len(sys.argv) > 3 else "calibration/data/silicon")
     with sample.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
+    rows.sort(key=lambda row: row["id"])
     write(folder / "rows.csv", ROWS, [together(row) for row in rows if row["mode"] == "agg"])
     write(folder / "apart.csv", APART, list(apart([row for row in rows if row["mode"] == "disagg"], clone)))
+    write(folder / "limits.csv", LIMITS, list(limits(clone)))
 
 
 if __name__ == "__main__":

@@ -15,9 +15,10 @@ import pytest
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.arguments import parse
-from pdvsim.decide.deploy import Block, Deployment, deployment, sglang, vllm
+from pdvsim.decide.deploy import deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
+from pdvsim.decide.served import Block, Deployment
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS, drafter_kind
 from pdvsim.sim.hardware.names import CHECKPOINTS
@@ -326,3 +327,23 @@ def test_ranks_and_spread_experts_have_each_engines_own_flags() -> None:
     assert third.label.startswith("TensorRT-LLM")
     assert (flags(third.text)["--tp_size"], flags(third.text)["--ep_size"]) == ("8", "8")
     assert "enable_attention_dp: true" in " ".join(third.notes)
+
+
+def test_copies_of_experts_have_each_engines_own_flags() -> None:
+    """32 copies of the 256 experts on 24 ranks, which begin prompts together."""
+    server = Server("none:deepseek-v3", attention_dp_timeout_iters=60, attention_dp_batching_wait_iters=0)
+    hardware = Hardware(
+        "gb200", engine="trtllm", data_parallel_size=24, enable_expert_parallel=True, enable_eplb=True,
+        num_redundant_experts=32, all2all_backend="flashinfer_nvlink_two_sided",
+    )  # fmt: skip
+    mine, theirs, third, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=hardware))
+    given = flags(mine.text)
+    assert json.loads(given["--eplb-config"] or "") == {"num_redundant_experts": 32}
+    assert "--enable-eplb" in given
+    assert given["--all2all-backend"] == "flashinfer_nvlink_two_sided"
+    given = flags(theirs.text)
+    assert given["--ep-num-redundant-experts"] == "32"
+    assert given["--moe-a2a-backend"] == "flashinfer"
+    notes = " ".join(third.notes)
+    assert "num_slots: 288" in notes
+    assert "enable_balance: true, timeout_iters: 60, batching_wait_iters: 0" in notes

@@ -20,7 +20,7 @@ import csv
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, fields, replace
-from functools import cached_property
+from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,7 @@ from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.links import NODE
+from pdvsim.sim.layers import All2All
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in so many
@@ -68,6 +69,7 @@ ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; se
 TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
 LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
 LARGER_STEP = 32_768  # in those for SGLang with Qwen3.5 and GLM-5 on a B200
+COPIES, EXPERTS, UNEVEN = 32, 256, (24, 48, 72)  # of experts of DeepSeek, on so many GPUs
 ServerKind = Literal["plain", "expert-parallel", "apart"]
 
 
@@ -168,6 +170,22 @@ class SiliconRow:
         """InferenceX's scripts for MiniMax-M2.5 on Blackwell since vLLM 0.19."""
         return self.card in BLACKWELL and self.version.startswith(("0.19", "nightly"))
 
+    @property
+    def waits(self) -> tuple[int | None, int]:
+        """Steps that data-parallel ranks of TensorRT-LLM wait with prompts, in InferenceX's scripts."""
+        if self.kind != "expert-parallel" or self.engine != "trtllm" or self.source != "inferencex":
+            return None, Server.attention_dp_batching_wait_iters
+        if self.data_parallel == 1:
+            return None, Server.attention_dp_batching_wait_iters
+        return (50, 10) if MODELS[self.model] == "gpt-oss-120b" else (60, 0)
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Requests that a rank decodes at most, and experts with copies; 0: not known, and none."""
+        key = self.card, self.weights, self.tokens_in, self.tokens_out, self.concurrency
+        known = self.kind == "apart" and self.engine == "trtllm" and MODELS[self.model] == "deepseek-v3"
+        return _limits().get((*key, self.workers, self.data_parallel), (0, 0)) if known else (0, 0)
+
     @cached_property
     def experiment(self) -> Experiment:
         """The server and its load; a ValueError where it cannot be simulated."""
@@ -183,11 +201,14 @@ class SiliconRow:
             num_prompts=rounds * self.concurrency,
             max_concurrency=self.concurrency,
         )
+        timeout, gathering = self.waits
         server = Server(
             pair=f"none:{self.name}",
-            max_num_seqs=self.concurrency,
+            max_num_seqs=self.limits[0] or self.concurrency,
             max_num_batched_tokens=self.tokens_per_step,
             kv_cache_dtype="fp8" if self.kv_cache_dtype == "fp8" else "auto",
+            attention_dp_timeout_iters=timeout,
+            attention_dp_batching_wait_iters=gathering,
         )
         arch = "autoregressive" if self.prefill is None else "pd"
         return Experiment(arch, traffic, server=server, hardware=hardware_of(self))
@@ -204,8 +225,8 @@ def hardware_of(row: SiliconRow) -> Hardware:
     A server is `tensor_parallel` x `data_parallel` GPUs. `data_parallel` is vLLM's --data-parallel-size: ranks with
     their own attention and requests, over which `concurrency` is divided. `expert_parallel` above 1 is
     --enable-expert-parallel; experts are spread over so many GPUs and sharded over the rest (`moe_tp`). Over more GPUs
-    than a node has, SGLang exchanges tokens with DeepEP and TensorRT-LLM by an all-to-all of its own, which is taken
-    as DeepEP's with low latency.
+    than a node has, SGLang exchanges tokens with DeepEP, and TensorRT-LLM on H100 too. Numbers of GPUs that do not
+    divide the experts have copies of some, `COPIES` as in SGLang's recipes (github.com/NVIDIA/srt-slurm).
 
     With prefill apart, `row.prefill` is the layout of the servers that prefill, `row.prefill.workers` their number, and
     the row's own fields and `row.workers` are those of the servers that decode.
@@ -224,7 +245,9 @@ def hardware_of(row: SiliconRow) -> Hardware:
         tensor_parallel_size=row.tensor_parallel,
         data_parallel_size=row.data_parallel,
         enable_expert_parallel=row.expert_parallel > 1,
-        all2all_backend="deepep_low_latency" if row.data_parallel > NODE else Hardware.all2all_backend,
+        all2all_backend=_exchange(row),
+        enable_eplb=bool(row.limits[1]) or row.data_parallel in UNEVEN,
+        num_redundant_experts=COPIES if row.data_parallel in UNEVEN else max(0, row.limits[1] - EXPERTS),
         band=False,
     )
     if row.prefill is None:
@@ -237,6 +260,28 @@ def hardware_of(row: SiliconRow) -> Hardware:
         kv_link="nvlink5" if row.card in ONE_NVLINK else "400gbe",
         kv_transfer="prompt",
     )
+
+
+def _exchange(row: SiliconRow) -> All2All | None:
+    """How its ranks exchange tokens, where it is not the engine's default.
+
+    In NVIDIA's recipes (github.com/NVIDIA/srt-slurm) TensorRT-LLM uses DeepEP on H100 and its own kernels on racks.
+    DeepGEMM, which multiplies 8 bits, exchanges over NVLink only where it is told to, which is on racks.
+    """
+    if row.data_parallel == 1 or row.expert_parallel == 1:
+        return None
+    if row.engine == "trtllm" and row.card in BLACKWELL:
+        return "allgather_reducescatter" if row.weights == "fp8" and row.card not in ONE_NVLINK else None
+    if row.data_parallel <= NODE:
+        return None
+    return "deepep_high_throughput" if row.engine == "trtllm" else "deepep_low_latency"
+
+
+@cache
+def _limits() -> dict[tuple[object, ...], tuple[int, int]]:
+    with (FOLDER / "limits.csv").open(newline="", encoding="utf-8") as file:
+        rows = [[text if text[:1].isalpha() else int(text) for text in row.values()] for row in csv.DictReader(file)]
+    return {tuple(key): (int(batch), int(slots)) for *key, batch, slots in rows}
 
 
 def not_simulated(rows: Iterable[SiliconRow]) -> dict[str, str]:

@@ -179,8 +179,10 @@ class ModelKernels:
         s, experts = self.spec, self.spec.experts
         if experts is None:
             return np.zeros(tokens.shape)
-        shape = experts.latent or s.hidden, experts.intermediate, experts.per_token, experts.count
-        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, experts.ranks, s.gated)
+        shape = experts.latent or s.hidden, experts.intermediate, experts.per_token, experts.slots
+        sent = self.tables.engine == "trtllm" or experts.all2all != "allgather_reducescatter"
+        how = experts.ranks, s.gated, sent and s.data_ranks > 1, experts.balanced
+        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, *how)
 
     @property
     def ranks(self) -> int:
@@ -377,7 +379,9 @@ class ModelKernels:
         s, experts = self.spec, self.spec.experts
         assert experts is not None
         nodes = nodes_of(self.tables.gpu.name, s.data_ranks * s.shards)
-        return s.expert_layers * self.tables.exchange_s(experts.all2all, s.data_ranks, tokens, s.hidden, nodes)
+        kind = self.tables.experts_kind(expert_kind(s))
+        sent = tokens, s.hidden, nodes, kind, experts.per_token
+        return s.expert_layers * self.tables.exchange_s(experts.all2all, s.data_ranks, *sent)
 
     def gather(self, tokens: Floats) -> Floats:
         """Gathering logits, which sends half as much as an all-reduce of the same size."""

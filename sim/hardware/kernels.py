@@ -40,6 +40,9 @@ RATE = {
     "w4a8_mxfp4_mxfp8": 2.0,
 }  # times the arithmetic of 16 bits, on cards that have such units
 TOPK = 8  # experts of a token in the timed exchanges
+NVLINK_HIDDEN = 7168  # size of a token in the timed exchanges of TensorRT-LLM
+# How these send tokens to experts of a type; others take 16 bits
+SENT = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8", "w4a8_mxfp4_mxfp8": "fp8"}
 DISPATCHED_BYTES, EXCHANGED_BYTES = 1, 2  # per value, as DeepEP sends it to experts, and of all other exchanges
 CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
 
@@ -106,24 +109,41 @@ class KernelTables:
 
     def experts(
         self, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int, ranks: int = 1,
-        gated: bool = True,
+        gated: bool = True, sent: bool = False, balanced: bool = False,
     ) -> Floats:  # fmt: skip
         """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
 
-        Of experts on several `ranks`, the time of the rank with the most to do. Sizes that were not timed take the
-        share of the roofline that the nearest ones reach. Models whose experts have no gate were timed with their two
-        matrices; from others, two of three are taken.
+        Of experts on several `ranks`, the time of the rank with the most to do: where they are `balanced`, all have as
+        much. Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have.
+        Sizes that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
+        no gate were timed with their two matrices; from others, two of three are taken.
         """
-        table = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe"
+        table, even = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe", "moe-even"
+        kind = self.experts_kind(kind, table)
+        if sent and kind in self.kinds("moe-sent"):
+            table, even = "moe-sent", "moe-sent-even"
+        elif ranks > NODE and kind in self.kinds("moe-wide"):
+            table = "moe-wide"
+        shape = hidden, inner, per_token, count, ranks
+        seconds = self._experts_s(table, kind, tokens, *shape, gated)
+        if not (balanced and kind in self.kinds(even)):
+            return seconds
+        return np.minimum(seconds, self._experts_s(even, kind, tokens, *shape, gated))
+
+    def experts_kind(self, kind: str, table: str = "moe") -> str:
+        """The type that experts of a type are multiplied in, of those that were timed."""
         known = self.kinds(table)
         if not known:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no experts")
         likes = (
             ("w4a8_mxfp4_mxfp8", kind) if kind == "w4a16_mxfp4" else (kind,)
         )  # engines multiply in 8 bits if they can
-        kind = next((name for name in (*likes, "fp8_block", "fp8", "bfloat16") if name in known), known[0])
-        if ranks > NODE and kind in self.kinds("moe-wide"):
-            table = "moe-wide"
+        return next((name for name in (*likes, "fp8_block", "fp8", "bfloat16") if name in known), known[0])
+
+    def _experts_s(
+        self, table: str, kind: str, tokens: Floats, hidden: int, inner: int, per_token: int, count: int, ranks: int,
+        gated: bool,
+    ) -> Floats:  # fmt: skip
         shapes = self.arrays[f"{table}/{kind}/shapes"].astype(float)  # hidden, inner, per token and count of a rank
         wanted = np.array([hidden, inner, per_token / ranks, count / ranks], float)
         if table != "moe":
@@ -255,12 +275,18 @@ class KernelTables:
         which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
         return _rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
 
-    def exchange_s(self, how: All2All, ranks: int, tokens: Floats, hidden: int, nodes: int = 1) -> Floats:
+    def exchange_s(
+        self, how: All2All, ranks: int, tokens: Floats, hidden: int, nodes: int = 1, kind: str = "bfloat16",
+        per_token: int = TOPK,
+    ) -> Floats:  # fmt: skip
         """Seconds to send the tokens of data-parallel ranks to one layer's experts and to return the results.
 
-        Each rank has `tokens`. DeepEP was timed on the 8 GPUs of a machine: fewer, and those of a rack with one NVLink,
-        are taken to need as long. Over several `nodes` comes what the ports between them take.
+        Each rank has `tokens`, which take `per_token` experts of a `kind`. DeepEP was timed on the 8 GPUs of a machine:
+        fewer, and those of a rack with one NVLink, are taken to need as long. Over several `nodes` comes what the ports
+        between them take.
         """
+        if how == "flashinfer_nvlink_two_sided":
+            return self._nvlink_s(ranks, tokens * hidden / NVLINK_HIDDEN, SENT.get(kind, "bfloat16"), per_token)
         port = between_nodes(self.gpu.name)
         if how == "allgather_reducescatter" or not self.kinds("deepep"):
             elements, inside = ranks * tokens * hidden, ranks // nodes
@@ -274,17 +300,33 @@ class KernelTables:
         within = _rising(at[given], np.exp(logs[given]), tokens)
         return within + self._between_nodes(how, nodes, tokens, hidden, port) if nodes > 1 else within
 
+    def _nvlink_s(self, ranks: int, tokens: Floats, sent: str, per_token: int) -> Floats:
+        """TensorRT-LLM's exchange of tokens of the timed size: prepare, dispatch and combine.
+
+        A token goes once to each rank that has some of its experts. Numbers of ranks that were not timed take as long
+        as the next larger one.
+        """
+        if f"nvlink/{sent}/t" not in self.arrays:
+            raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no exchange over NVLink")
+        known, at = (self.arrays[f"nvlink/{sent}/{axis}"] for axis in ("ranks", "tokens"))
+        which = min(int(np.searchsorted(known, ranks)), len(known) - 1)
+        reached, timed = (ranks * (1 - (1 - 1 / ranks) ** count) for count in (per_token, TOPK))
+        times = np.exp(unpacked(self.arrays[f"nvlink/{sent}/t"])[which])
+        given = np.isfinite(times)
+        return _rising(at[given].astype(float), times[given], tokens * reached / timed)
+
     def _between_nodes(self, how: All2All, nodes: int, tokens: Floats, hidden: int, port: LinkSpec) -> Floats:
         """What DeepEP takes on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.
 
         Low latency sends a token to each of its experts, high throughput once to each node that has some of them.
         """
         name = f"deepep-nodes/{'ll' if how == 'deepep_low_latency' else 'ht'}"
-        if f"{name}/t" in self.arrays and nodes in (known := self.arrays[f"{name}/nodes"].tolist()):
+        if f"{name}/t" in self.arrays and nodes <= (known := self.arrays[f"{name}/nodes"])[-1]:
             at, times = self.arrays[f"{name}/tokens"].astype(float), np.exp(unpacked(self.arrays[f"{name}/t"]))
-            more = np.maximum.accumulate(np.maximum(times[1:] - times[0], 0.0), axis=0)
+            more = np.maximum.accumulate(np.maximum(times - times[0], 0.0), axis=0)
             width = hidden / float(self.arrays[f"{name}/hidden"][0])
-            return _rising(at, more[known.index(nodes) - 1], tokens * width)
+            here = np.array([np.interp(nodes, known, column) for column in more.T])
+            return _rising(at, here, tokens * width)
         copies = TOPK * (1 - 1 / nodes)
         if how == "deepep_high_throughput":
             copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** TOPK)

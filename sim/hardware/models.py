@@ -35,7 +35,7 @@ from pdvsim.sim.hardware.configs import from_config as from_config
 from pdvsim.sim.hardware.configs import read_config as read_config
 from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
 from pdvsim.sim.layers import All2All
-from pdvsim.sim.reading import said
+from pdvsim.sim.reading import error_text
 from pdvsim.sim.specs import HeadKind, HeadSpec, ModelSpec, Pair
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "mtp")
@@ -270,7 +270,7 @@ def model_or_config(name: str) -> ModelSpec:
     try:
         return from_config(read_config(Path(name)), name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model {name}: {said(error)}") from None
+        raise ValueError(f"model {name}: {error_text(error)}") from None
 
 
 def is_config(name: str) -> bool:
@@ -301,13 +301,15 @@ class CannotShard(ValueError):
 
 
 def shard(
-    spec: ModelSpec, gpus: int, ranks: int = 1, spread: bool = False, all2all: All2All | None = None
-) -> ModelSpec:
+    spec: ModelSpec, gpus: int, ranks: int = 1, spread: bool = False, all2all: All2All | None = None,
+    copies: int = 0, balanced: bool = False,
+) -> ModelSpec:  # fmt: skip
     """What one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
 
     Fewer KV heads than GPUs are on several, routers, indexers and the compressed KV cache of MLA on all. With
     data-parallel `ranks`, each of so many GPUs, experts are divided over the GPUs of all of them: a share of each or,
-    `spread`, whole ones. A ValueError where vLLM would not divide it.
+    `spread`, whole ones, with `copies` of some and `balanced` if EPLB places them. A ValueError where vLLM would not
+    divide it.
     """
     if spec.on_host or (gpus == 1 and (spec.experts is None or ranks == 1)):
         return spec
@@ -322,10 +324,13 @@ def shard(
         ranks = 1
     else:
         divided["shared experts"] = experts.shared, gpus
-        own = {"ranks": every} if spread else {"intermediate": experts.intermediate // every}
-        whole = ("number of experts", experts.count) if spread else ("experts' intermediate size", experts.intermediate)
-        divided[whole[0]] = whole[1], every
-        experts = replace(experts, shared=experts.shared // gpus, all2all=all2all or experts.all2all, **own)
+        experts = replace(experts, shared=experts.shared // gpus, all2all=all2all or experts.all2all)
+        if spread:
+            divided["number of experts" + (" with copies" if copies else "")] = experts.count + copies, every
+            experts = replace(experts, ranks=every, copies=copies, balanced=balanced)
+        else:
+            divided["experts' intermediate size"] = experts.intermediate, every
+            experts = replace(experts, intermediate=experts.intermediate // every)
         name += (f"/dp{ranks}" if ranks > 1 else "") + ("/ep" if spread else "")
     for what, (size, parts) in divided.items():
         if size % parts:

@@ -10,7 +10,7 @@ from typing import Annotated, Literal, get_args
 
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.links import LinkName
+from pdvsim.sim.hardware.links import NVLINK5_CARDS, LinkName, nvlink_of
 from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.layers import All2All
@@ -35,7 +35,7 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
 VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "b300", "gb200", "gb300", "l40s")
 MOST_GPUS = 8  # of one server that lanes are placed on
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
-RANKED = (*SHARDED, 16, 32, 64)  # data-parallel groups, and GPUs that whole experts may be divided among
+RANKED = (*SHARDED, 16, 24, 32, 48, 64, 72)  # data-parallel groups, and GPUs that whole experts may be divided among
 MOST_GROUPS = 64  # of each kind in a disaggregated server
 
 
@@ -81,13 +81,19 @@ class Hardware:
     drafter has a GPU of its own."""
     data_parallel_size: Ranks = 1
     """Number of groups of --tensor-parallel-size GPUs that have attention, KV cache and requests of their own: 1, 2, 4,
-    8, 16, 32 or 64. They step together, and the experts of each layer are divided over all GPUs, 64 at most. For
-    mixtures of experts."""
+    8, 16, 24, 32, 48, 64 or 72. They step together, and the experts of each layer are divided over all GPUs, 72 at
+    most. For mixtures of experts."""
     enable_expert_parallel: bool = False
     """Divide whole experts among the GPUs of a server instead of a share of every expert."""
-    all2all_backend: All2All = "allgather_reducescatter"
-    """How tokens of data-parallel groups reach experts on other GPUs: allgather_reducescatter, deepep_low_latency or
-    deepep_high_throughput."""
+    all2all_backend: All2All | None = None
+    """How tokens of data-parallel groups reach experts on other GPUs: allgather_reducescatter, deepep_low_latency,
+    deepep_high_throughput or flashinfer_nvlink_two_sided (TensorRT-LLM's kernels, for GPUs of one NVLink). Default: the
+    last for trtllm on Blackwell, elsewhere the first."""
+    enable_eplb: bool = False
+    """Place experts by their load (EPLB), so that every GPU has as many tokens; with --enable-expert-parallel."""
+    num_redundant_experts: Annotated[int, Range(0, 1024)] = 0
+    """Copies of popular experts (--enable-eplb). Experts and copies are divided among the GPUs: 32 copies divide the
+    256 experts of DeepSeek among 24, 48 or 72."""
     place: tuple[str, ...] = ()
     """GPU of each lane, as lane=number; default: GPU 0. prefill=1 verify=1 leaves GPU 0 to the drafter. prefill=0+1
     prefills on two GPUs; decode=0+1 drafts on two (pdv and variants). KV moves from prefill to where the target
@@ -139,6 +145,10 @@ class Hardware:
                 f"data-parallel-size {self.data_parallel_size} x tensor-parallel-size {sizes[0]} are {every} GPUs: "
                 f"{spread if every > RANKED[-1] else sharded}"
             )
+        joined = nvlink_of(self.gpu)[1] if self.gpu in NVLINK5_CARDS else 0
+        if self.all2all_backend == "flashinfer_nvlink_two_sided" and every > joined:
+            known = f"{joined} GPUs of {self.gpu}" if joined else f"no {self.gpu}"
+            raise ValueError(f"all2all-backend {self.all2all_backend}: its NVLink joins {known}, and not {every}")
         if self.data_parallel_size > 1 and (self.place or self.cards):
             raise ValueError("data-parallel-size: all groups do the same work; leave out --place and --cards")
         if sizes[1] not in (1, sizes[0]):
@@ -170,6 +180,15 @@ class Hardware:
             return self.engine
         own = self.profile is not None or self.machine is not None
         return "vllm" if card in VLLM_CARDS and not own else "pdvsim"
+
+    @property
+    def exchange(self) -> All2All:
+        """How tokens of data-parallel groups reach experts: as asked, else as the engine does it by default."""
+        if self.all2all_backend is not None:
+            return self.all2all_backend
+        own = self.predicted_engine == "trtllm" and self.enable_expert_parallel and self.gpu in NVLINK5_CARDS
+        joined = self.tensor_parallel_size * self.data_parallel_size <= nvlink_of(self.gpu)[1]
+        return "flashinfer_nvlink_two_sided" if own and joined else "allgather_reducescatter"
 
     def groups(self) -> tuple[int, int]:
         """Prefill and decode engines of a disaggregated server; none of either without --disaggregate."""

@@ -5,7 +5,7 @@ together, so a forward takes as long as the rank with the most to do outside the
 exchange of tokens. What one rank costs (`price`) assumes that the others have as much to do: planners ask for that.
 `together` takes the ranks as they are.
 
-Not modelled: the exchange of one half of a batch during the products of another, copies of popular experts, and the
+Not modelled: the exchange of one half of a batch during the products of another, rearranging experts, and the
 forwards that a rank without requests makes in order to step along: they are shorter than the others'.
 """
 

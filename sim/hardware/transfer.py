@@ -185,7 +185,8 @@ class Prices:
         if experts is None:
             return np.zeros(np.shape(tokens))
         distinct = np.array([experts.read(count) for count in tokens.tolist()])
-        taken = tokens * experts.per_token / experts.ranks * experts.ranks**IMBALANCE
+        imbalance = 1.0 if experts.balanced else experts.ranks**IMBALANCE
+        taken = tokens * experts.per_token / experts.ranks * imbalance
         reading = self.expert() * distinct
         multiplying = 2 * s.expert_params * taken / (self.expert_flops * self._share(taken / distinct))
         moved = s.dtype_bytes * s.expert_layers * taken * (2 * s.hidden + 3 * experts.intermediate)

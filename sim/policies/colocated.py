@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdvsim.sim.core import Chunk
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Policy, Process
 from pdvsim.sim.policies.traits import OwnOptions
@@ -22,6 +23,9 @@ class Colocated(Policy):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.running = Batch()
+        self.gate = context.device.gate
+        if self.gate is not None:
+            self.gate.ranks.append(self)
 
     def processes(self) -> Sequence[Process]:
         return [self.loop()]
@@ -37,7 +41,9 @@ class Colocated(Policy):
         rows = self.running = self.reserve(rows, k)
         self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
         apart = self.settings.separate_prefill
-        chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
+        chunks: tuple[Chunk, ...] = ()
+        if self.gate is None or self.gate.opens() or not rows:
+            chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
         if chunks and apart:
             yield self.step(Batch(), k, chunks)
             rows.add(self.prefilled(chunks))
@@ -49,6 +55,10 @@ class Colocated(Policy):
             self.running = yield from self.rounds(rows, k)
         else:
             yield self.prefill_workers[0].wait()
+
+    def has_prompt(self) -> bool:
+        """Whether it could prefill now."""
+        return bool(self.prefilling or (self.waiting and self.admits()))
 
 
 class Autoregressive(Colocated):

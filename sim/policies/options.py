@@ -65,6 +65,11 @@ class Server:
     """Maximum requests per verify; default: --max-num-seqs."""
     max_num_batched_tokens: Tokens = 2048
     """Maximum prompt tokens per prefill forward; longer prompts are split into chunks."""
+    attention_dp_timeout_iters: Annotated[int, Range(1, 100_000)] | None = None
+    """TensorRT-LLM's attention_dp_config with enable_balance: a data-parallel group holds prompts back until every
+    group has one, for at most so many steps. Default: prompts begin at once, as by default there."""
+    attention_dp_batching_wait_iters: Annotated[int, Range(0, 100_000)] = 10
+    """Further steps that groups wait for more prompts once each has one (--attention-dp-timeout-iters)."""
     max_prompts_per_forward: BatchLimit | None = None
     """Maximum prompts per prefill forward; default: no limit, as in vLLM."""
     separate_prefill: Internal[bool] = False  # colocated: decoding waits while prompts are prefilled, as in SGLang

@@ -13,6 +13,7 @@ import pytest
 from pdvsim.calibration.validate.servers import ServerLayout, SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import Prediction, oddities, predict, ratios, read_estimates, spread
 from pdvsim.cli.validate import main
+from pdvsim.sim.relevance import refuse_idle
 
 ROW = SiliconRow(
     "a-row", "vllm", "0.18.0", "meta-llama/Llama-3.1-8B-Instruct", "h200", "inferencex", "bfloat16", 1024, 64, 4,
@@ -67,7 +68,7 @@ def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
 
 
 def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
-    """As DeepSeek is served: 32 ranks with DeepEP. Sharded experts, or those that 24 GPUs cannot share, are refused."""
+    """As DeepSeek is served: 32 ranks with DeepEP, 24 with copies of experts. Sharded experts are refused."""
     large = replace(ROW, model="deepseek-ai/DeepSeek-R1", weights="fp8", concurrency=64, moe_tp=1)
     wide = replace(large, data_parallel=32, expert_parallel=32)
     assert not_simulated([wide]) == {}
@@ -77,7 +78,49 @@ def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
     sharded = replace(large, data_parallel=32, expert_parallel=1, moe_tp=32)
     assert "more than 8 need --enable-expert-parallel" in not_simulated([sharded])[ROW.id]
     odd = replace(large, data_parallel=24, expert_parallel=24)
-    assert "must be one of 1, 2, 4, 8, 16, 32, 64, got 24" in not_simulated([odd])[ROW.id]
+    assert not_simulated([odd]) == {}
+    experts = odd.experiment.pair.target.experts
+    assert experts is not None
+    assert (experts.slots, experts.resident) == (288, 12)
+
+
+def test_ranks_take_as_many_requests_as_their_recipes_say() -> None:
+    """Loads of TensorRT-LLM are a little above what all ranks take: 666 requests for 32 ranks of 16."""
+    limited = [row for row in read_rows() if row.limits[0]]
+    assert len({row.limits for row in limited}) > 10
+    for row in limited:
+        batch, slots = row.limits
+        assert row.concurrency <= 2.1 * row.workers * row.data_parallel * batch
+        assert slots in (0, 256, 288)
+        try:
+            experiment = row.experiment
+        except ValueError:
+            continue
+        assert experiment.server.max_num_seqs == batch
+        assert experiment.hardware.enable_eplb == (slots > 0)
+    found = {(row.concurrency, row.data_parallel): row.limits for row in limited if row.tokens_out == 8192}
+    assert found[563, 32] == (16, 0)
+    assert found[8192, 32] == (256, 288)
+
+
+def test_every_option_of_a_row_has_an_effect() -> None:
+    """Else its simulation would be refused: a sample of those that can be simulated, and all with ranks of one card."""
+    rows = read_rows()
+    sample = [*rows[::50], *(row for row in rows if row.data_parallel > 1 and row.card == "b300")]
+    refused = not_simulated(sample)
+    assert len(refused) < len(sample) / 2
+    for row in sample:
+        if row.id not in refused:
+            refuse_idle([row.experiment])
+
+
+def test_ranks_wait_with_prompts_as_in_the_scripts() -> None:
+    """InferenceX's scripts of TensorRT-LLM set it where prefill and decode are on the same ranks."""
+    rows = [
+        row for row in read_rows() if row.engine == "trtllm" and row.data_parallel > 1 and row.source == "inferencex"
+    ]
+    waiting = {(row.kind, row.waits[0]) for row in rows}
+    assert waiting == {("expert-parallel", 60), ("expert-parallel", 50), ("apart", None)}
 
 
 def test_estimates_are_of_held_out_rows() -> None:
@@ -129,7 +172,7 @@ def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:
 
 
 def test_the_command_reports_the_errors_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--silicon", "trtllm", "--rows", "3", "--jobs", "1", "--json"]) == 0
+    assert main(["--silicon", "trtllm", "--rows", "2", "--jobs", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     measured = {row.id: row for row in read_rows()}
     errors = [row["tpot_ms"] / measured[row["id"]].tpot_ms - 1 for row in document["rows"]]

@@ -60,6 +60,8 @@ def changed(need: Any, experiment: Experiment) -> Experiment:
         "ahead_fan": 2,
         "priority": "none", "contention": "serial", "gpu_memory_utilization": 0.5,
         "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency",
+        "enable_eplb": True, "num_redundant_experts": 8,
+        "attention_dp_timeout_iters": 5, "attention_dp_batching_wait_iters": 3,
         "link": "pcie4", "draft_tensor_parallel_size": 1,
         "router": "random", "num_prefixes": 3, "think_time_s": 1.0, "window": "peak", "kv_offload_gb": 10.0,
         "kv_offload_ssd_gb": 10.0, "kv_offload_link": "pcie4", "prefill_tensor_parallel_size": 2,

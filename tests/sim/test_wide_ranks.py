@@ -14,14 +14,16 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import LINKS, between_nodes, gather_s, nodes_of
-from pdvsim.sim.hardware.models import model, shard
+from pdvsim.sim.hardware.models import CannotShard, model, shard
 from pdvsim.sim.hardware.spread import SpreadCosts
 from pdvsim.sim.layers import All2All
 from pdvsim.sim.metrics.timeline import trace
+from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.run import simulate
 
 SIZES = (8, 16, 32, 64)
 HOW: tuple[All2All, ...] = ("allgather_reducescatter", "deepep_low_latency", "deepep_high_throughput")
+NVLINK: All2All = "flashinfer_nvlink_two_sided"
 HIDDEN = 7168
 
 
@@ -119,6 +121,88 @@ def test_timed_exchanges_between_nodes_are_read_as_they_were_timed() -> None:
         np.testing.assert_allclose(eight - one, (timed_s[3] - timed_s[0])[columns], rtol=1e-9)
 
 
+@pytest.mark.parametrize("ranks", [24, 48, 72])
+def test_copies_divide_experts_among_any_number_of_gpus(ranks: int) -> None:
+    """256 experts of DeepSeek and 32 copies: 288 slots, of which drawn tokens take as many as expected."""
+    whole = model("deepseek-v3")
+    part = shard(whole, 1, ranks, True, None, 32, True).experts
+    assert part is not None
+    assert part.resident * ranks == part.slots == 288
+    rng = np.random.default_rng(1)
+    copied = np.concatenate([np.arange(256), rng.permutation(256)[:32]])  # the expert of each slot
+    slots = [np.flatnonzero(copied == expert) for expert in range(256)]
+    tokens, most = 48, []
+    for _ in range(60):
+        place = rng.permutation(288) // part.resident  # the GPU of each slot
+        taken = {int(rng.choice(slots[one])) for _ in range(tokens) for one in rng.permutation(256)[:8]}
+        most.append(np.bincount(place[list(taken)], minlength=ranks).max())
+    assert part.read(tokens) == pytest.approx(np.mean(most), rel=0.08)
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "pdvsim"])
+@pytest.mark.parametrize("card", ["h200", "gb200"])
+def test_balanced_experts_are_never_slower(engine: Any, card: str) -> None:
+    """EPLB without copies, from tables that were timed with as many tokens for every expert.
+
+    Many tokens are faster, but for kernels of vLLM and SGLang that see the tokens of all ranks.
+    """
+    usual, even = (costs(experiment(32, engine=engine, gpu=card, enable_eplb=on)) for on in (False, True))
+    for tokens in (32, 256, 2048, 16_384):
+        before, after = (
+            one.terms.spread.seconds(tokens, 1) + one.terms.experts.seconds(one.experts.read(tokens))
+            for one in (usual, even)
+        )
+        assert after <= before * (1 + 1e-9)
+        if tokens >= 16_384 and engine in ("trtllm", "pdvsim"):
+            assert after < 0.9 * before
+
+
+def test_tables_with_as_many_tokens_per_expert_are_like_those_of_eplb() -> None:
+    """TensorRT-LLM's EPLB with a power law, timed on GB200s with 256 slots (wideep_moe_perf, 1.3.0rc10), in us."""
+    timed = {(16, 2048): 153.4, (16, 4096): 198.2, (32, 2048): 99.3, (32, 4096): 130.1, (32, 8192): 172.0}
+    for (ranks, tokens), microseconds in timed.items():
+        found = tables("gb200", "trtllm").experts(
+            "nvfp4", np.array([float(tokens)]), HIDDEN, 2048, 8, 256, ranks, sent=True, balanced=True
+        )
+        assert found[0] == pytest.approx(microseconds * 1e-6, rel=0.12)
+
+
+def test_the_exchange_over_nvlink_is_read_as_it_was_timed() -> None:
+    """Per type of tokens; more tokens and more ranks take no less, fewer experts per token no more."""
+    known = tables("gb200", "trtllm")
+    at = np.array([1.0, 16.0, 64.0, 256.0, 1024.0, 8192.0])
+    for kind, sent in (("nvfp4", "nvfp4"), ("fp8_block", "fp8"), ("int4_wo", "bfloat16")):
+        arrays = {name: known.arrays[f"nvlink/{sent}/{name}"] for name in ("ranks", "tokens", "t")}
+        found = {ranks: known.exchange_s(NVLINK, ranks, at, HIDDEN, 1, kind) for ranks in (2, 4, 8, 32, 64, 72)}
+        timed_s = np.exp(arrays["t"][arrays["ranks"].tolist().index(32)] / 1000.0) * 1e-6
+        columns = np.searchsorted(arrays["tokens"], at[2:])
+        np.testing.assert_allclose(found[32][2:], timed_s[columns], rtol=1e-9)
+        assert all((np.diff(times) >= 0).all() for times in found.values())
+        assert (found[72] == found[64]).all()
+        for fewer, more in pairwise(found.values()):
+            assert (more[3:] >= fewer[3:]).all()
+        assert (known.exchange_s(NVLINK, 32, at, HIDDEN, 1, kind, 4) <= found[32]).all()
+    least = known.exchange_s(NVLINK, 32, at, HIDDEN, 1, "nvfp4")
+    assert (least <= known.exchange_s(NVLINK, 32, at, HIDDEN, 1, "bfloat16")).all()
+
+
+def test_trtllm_exchanges_over_nvlink_where_it_has_one() -> None:
+    asked = {"engine": "trtllm", "gpu": "gb200"}
+    assert experiment(32, **asked).hardware.exchange == NVLINK
+    assert experiment(8, engine="trtllm", gpu="b200").hardware.exchange == NVLINK
+    for ranks, card, engine in ((16, "b200", "trtllm"), (8, "h200", "trtllm"), (8, "gb200", "vllm")):
+        assert experiment(ranks, gpu=card, engine=engine).hardware.exchange == HOW[0]
+    assert experiment(8, **asked, all2all_backend=HOW[1]).hardware.exchange == HOW[1]
+    with pytest.raises(ValueError, match="its tables have no exchange over NVLink"):
+        tables("h200").exchange_s(NVLINK, 8, np.ones(1), HIDDEN)
+
+
+def test_72_ranks_of_a_rack_serve_with_copies() -> None:
+    result = simulate(experiment(72, engine="trtllm", gpu="gb300", enable_eplb=True, num_redundant_experts=32))
+    assert result.meta["gpus"] == 72
+    assert (result.requests["finish_s"] > 0).all()
+
+
 def test_a_ring_between_nodes_by_hand() -> None:
     link = LINKS["400gbe"]
     assert gather_s(link, 2, 1e9) == pytest.approx(18e-6 + 0.5e9 / 50e9)
@@ -153,11 +237,19 @@ def test_engines_of_more_than_a_node_prefill_and_decode_apart() -> None:
 def test_what_cannot_be_is_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="are 16 GPUs: more than 8 need --enable-expert-parallel"):
         experiment(16, enable_expert_parallel=False)
-    with pytest.raises(ValueError, match="are 128 GPUs: a server has 64 at most"):
+    with pytest.raises(ValueError, match="are 128 GPUs: a server has 72 at most"):
         experiment(64, tensor_parallel_size=2)
-    with pytest.raises(ValueError, match="must be one of 1, 2, 4, 8, 16, 32, 64, got 24"):
-        experiment(24)
-    with pytest.raises(ValueError, match="must be 1 to 64, got 72"):
-        experiment(72)
+    with pytest.raises(ValueError, match="must be one of 1, 2, 4, 8, 16, 24, 32, 48, 64, 72, got 40"):
+        experiment(40)
+    with pytest.raises(ValueError, match="must be 1 to 72, got 80"):
+        experiment(80)
+    with pytest.raises(CannotShard, match="over 24 GPUs: its number of experts, 256, is no multiple"):
+        _ = experiment(24).pair
+    with pytest.raises(ValueError, match="--num-redundant-experts has no effect here: it needs --enable-eplb"):
+        refuse_idle([experiment(8, num_redundant_experts=32)])
+    with pytest.raises(ValueError, match="its NVLink joins 8 GPUs of b200, and not 16"):
+        experiment(16, gpu="b200", all2all_backend=NVLINK)
+    with pytest.raises(ValueError, match="its NVLink joins no h200, and not 8"):
+        experiment(8, all2all_backend=NVLINK)
     with pytest.raises(ValueError, match="are 16 GPUs: more than 8 need --enable-expert-parallel"):
         experiment(8, disaggregate="1p1d", prefill_data_parallel_size=16, enable_expert_parallel=False)
