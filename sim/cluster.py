@@ -238,6 +238,8 @@ class Cluster:
     def _started(self, env: Clock, kind: type[AnyPolicy], context: Context) -> AnyPolicy:
         with own_errors(self.experiment.arch):
             policy = kind(context)
+            if isinstance(context.device, FastForwardGPU):
+                context.device.arrivals_queue = kind.submit is Policy.submit  # a user's own may launch right away
             for process in policy.processes():
                 env.process(process)
         return policy

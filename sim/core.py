@@ -22,7 +22,7 @@ ENDLESS = 1 << 40  # end of a chain's last text
 KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(init=False, eq=False)  # made by the million: its defaults are the class's own
 class RequestState:
     """Where a request stands. Only its policy and its batch write it."""
 
@@ -48,7 +48,7 @@ class RequestState:
         """Nothing is foreseen of it: to a forecast, a call to end (`machine.forecast`)."""
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(init=False, eq=False)
 class RequestUsage:
     """What a request took: with what was asked, the columns of `records.REQUEST_DTYPES`."""
 

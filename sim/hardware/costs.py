@@ -35,6 +35,7 @@ from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.specs import ModelSpec
 
 STRETCHES = 4  # rows that one forward of the engine catches up
+KEPT_PRICES = 1 << 15  # then they are forgotten: where prompts are not padded, nearly every one has a price of its own
 
 
 class Price(NamedTuple):
@@ -119,7 +120,7 @@ class CostModel:
         self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)
         self._rewrites = spec.state is not None  # else it is read only: the windows of compressed attention
         self.widest = widest_draft(spec)
-        self._costs: dict[tuple[int, int, int, int, bool], AffineCost] = {}
+        self._costs: dict[tuple[int, ...], AffineCost] = {}  # by sizes of a forward, without attention over prompts
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
@@ -137,19 +138,24 @@ class CostModel:
         tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
         at which the cost is to be used, which matter to models with windows.
         """
-        past = self.window > 0 and context > rows * self.window
+        past, padded = self.window > 0 and context > rows * self.window, 0
         if prompts:
-            return self._price_with_prefill(rows, tokens, steps, prompts, first_tokens, packed, past)
-        key = (rows, tokens, steps, packed, past)
+            padded = self._padded_prompts(sum([count for _, count in prompts]))
+        key = (rows, tokens, steps, packed, past, padded, first_tokens)
         cost = self._costs.get(key)
         if cost is None:
-            cost = self._costs[key] = self._price_with_prefill(rows, tokens, steps, (), 0, packed, past)
-        return cost
+            cost = self._without_attention_over(prompts, *key)
+            if not prompts or self.spec.experts is None:  # what experts take depends on each prompt's tokens
+                if len(self._costs) >= KEPT_PRICES:
+                    self._costs.clear()
+                self._costs[key] = cost
+        return self._with_prompts(cost, rows, prompts) if prompts else cost
 
-    def _price_with_prefill(
-        self, rows: int, tokens: int, steps: int, prompts: Prompts, first_tokens: int, packed: int, past: bool
-    ) -> AffineCost:
-        """`price`, past the window or not, worked out."""
+    def _without_attention_over(
+        self, prompts: Prompts, rows: int, tokens: int, steps: int, packed: int, past: bool, padded_prompts: int,
+        first_tokens: int,
+    ) -> AffineCost:  # fmt: skip
+        """`price` but for the attention over prompts, past the window or not, worked out."""
         terms, graphs, drafted = self.terms, self.terms.graphs, 1
         if self.spec.parallel:
             tokens, steps, drafted = tokens + steps - 1, 1, steps
@@ -157,9 +163,7 @@ class CostModel:
         new = graphs.packed(rows, packed) if packed else padded * tokens
         # of a row: its newest token of a head, its drafts of a model that drafts in parallel
         logits = (padded * drafted if self.widest > 2 else new) + first_tokens
-        if prompts:
-            new += self._padded_prompts(sum([count for _, count in prompts]))
-        new = graphs.tokens(new)
+        new = graphs.tokens(new + padded_prompts)
         cost = self._rest(rows, tokens, steps) if rows else NOTHING
         if self._fused_bytes:
             cost = cost._replace(
@@ -172,14 +176,12 @@ class CostModel:
         if steps > 1:
             ratio = terms.steps.draft_ratio
             cost = cost._replace(seconds_0=cost.seconds_0 * ratio, seconds_1=cost.seconds_1 * ratio)
-        if past and rows:
-            cost = self._windowed(cost, rows, steps)
-        return self._with_prompts(cost, rows, prompts) if prompts else cost
+        return self._windowed(cost, rows, steps) if past and rows else cost
 
     def _padded_prompts(self, tokens: int) -> int:
         """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
         padded = self.terms.graphs.prompt(tokens)
-        return round(padded - self._expert_share * (padded - tokens))
+        return round(padded - self._expert_share * (padded - tokens)) if self._expert_share else padded
 
     def _windowed(self, cost: AffineCost, rows: int, steps: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
@@ -291,9 +293,9 @@ class CostModel:
         """Seconds of attention over prompts."""
         attention, window = self.terms.prompts, self.window
         whole_s = attention.prefill_s(self.spec, prompts, 0)
-        return (
-            _mean(self._past_prompts, whole_s, attention.prefill_s(self.spec, prompts, window)) if window else whole_s
-        )
+        if not window:
+            return whole_s
+        return _mean(self._past_prompts, whole_s, attention.prefill_s(self.spec, prompts, window))
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""
@@ -336,4 +338,4 @@ def _mean(share: float, whole: float, within: float) -> float:
 
 def total(costs: Sequence[AffineCost]) -> AffineCost:
     """The cost of several launches, or parts of one."""
-    return reduce(lambda before, cost: AffineCost._make(map(add, before, cost)), costs, NOTHING)
+    return reduce(lambda before, cost: AffineCost._make(map(add, before, cost)), costs) if costs else NOTHING

@@ -54,12 +54,12 @@ class SimulatedHost:
         self.times = times
         self.free_at = 0.0
         self._polls = times.idle_poll_s > 0
-        self._idle_lanes = 0
+        self.idle_lanes = 0
 
     def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:
         """Queue an operation now and return when it ends."""
         free_at = self.free_at
-        if self._idle_lanes and self._polls and cost_s:
+        if self.idle_lanes and self._polls and cost_s:
             cost_s += self._looks_s(cost_s)
         self.free_at = done = (now_s if now_s > free_at else free_at) + cost_s
         return done
@@ -67,19 +67,19 @@ class SimulatedHost:
     def _looks_s(self, cost_s: float) -> float:
         """Time that the polls of idle lanes add to an operation."""
         times = self.times
-        all_s = self._idle_lanes * times.idle_poll_cost_s
+        all_s = self.idle_lanes * times.idle_poll_cost_s
         return all_s * cost_s / max(cost_s, times.idle_poll_s + times.idle_poll_cost_s - all_s)
 
     def idle(self, lanes: int) -> None:
         """Change the number of idle lanes by +1 or -1."""
-        self._idle_lanes += lanes
+        self.idle_lanes += lanes
 
     def notice(self, idle_since_s: float, now_s: float) -> float:
         """When an idle lane notices work that arrives now: at its next poll, or at its wake-up."""
         times = self.times
         if not times.idle_poll_s:
             return now_s + times.notify_s
-        period = max(times.idle_poll_s, self._idle_lanes * times.idle_poll_cost_s)
+        period = max(times.idle_poll_s, self.idle_lanes * times.idle_poll_cost_s)
         looks = -(-(now_s - idle_since_s) // period)
         return max(now_s, idle_since_s + looks * period)
 

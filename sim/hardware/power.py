@@ -53,7 +53,7 @@ class Power:
     def __init__(self, fit: PowerFit, bytes_per_s: float) -> None:
         self.fit = fit
         self._bytes_per_s = bytes_per_s
-        self.figures = fit.rest_w, fit.limit_w, fit.settle_s, fit.weight_j, fit.cache_j, fit.flop_j
+        self.figures = fit.rest_w, fit.limit_w, fit.slope, fit.settle_s, fit.weight_j, fit.cache_j, fit.flop_j
 
     def draw(self, price: Price, flop_factor: float = 1.0) -> Draw:
         """The draw of a launch whose flops take `flop_factor` times the energy of 16-bit ones."""
@@ -69,10 +69,15 @@ class Power:
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
         """Duration of a launch that runs alone on a GPU with this mean draw before it, including its own."""
-        over = self._over(mean_w, draw.watts, solo_s)
+        over = self.over(mean_w, draw.watts, solo_s)
         return solo_s * (1.0 + self.fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
-    def _over(self, mean_w: float, watts: float, seconds: float) -> float:
+    def run(self, mean_w: float, draw: Draw, start_s: float, solo_s: float) -> tuple[float, float]:
+        """When a launch ends that runs alone from `start_s`, and the mean draw then."""
+        end_s, rest_w = start_s + self.taken_s(mean_w, draw, solo_s), self.fit.rest_w
+        return end_s, self.mean_w(mean_w, end_s - start_s, rest_w + (draw.watts - rest_w))
+
+    def over(self, mean_w: float, watts: float, seconds: float) -> float:
         """By how much the mean draw exceeds the limit, as a share of it: the mean over so many seconds at `watts`.
 
         The mean draw goes from `mean_w` towards `watts`; while it is below the limit, nothing is gained.

@@ -61,7 +61,7 @@ class Clock(simpy.Environment):
     now = property(attrgetter("_now"))  # asked for several times a round: read without a call
 
     def at(self, time_s: float, event: Event, value: Any = None, first: bool = False) -> Event:
-        """Let `event` happen at `time_s` with `value`; `first` puts it before whatever else happens then."""
+        """Let `event` happen at `time_s` with `value`; `first` is for arrivals: before whatever else happens then."""
         event._ok = True
         event._value = value
         heappush(self._queue, (time_s, URGENT if first else NORMAL, next(self._eid), event))
@@ -101,10 +101,12 @@ class Clock(simpy.Environment):
             if ended is not None:
                 self.at(noticed_s, ended, ended._value)
 
-    def horizon(self, device: TimedDevice) -> float:
-        """When something else than what `device` does is due."""
+    def horizon(self, device: TimedDevice, arrivals: bool = True) -> float:
+        """When something else than what `device` does is due; without `arrivals`, those do not count."""
         if self.launched:
             return self._now
+        if not arrivals and len(self.machines) == 1:  # else another may launch what arrives, and end it
+            return min([event[0] for event in self._queue if event[1] != URGENT], default=inf)
         horizon_s: float = self._queue[0][0] if self._queue else inf
         for machine in self.machines:
             if machine is not device and machine.due[0] < horizon_s:

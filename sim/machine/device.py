@@ -140,13 +140,8 @@ class SimulatedGPU:
         job, end = self._next_to_finish, self.due[0]
         assert job is not None
         running = self.running
-        if len(running) > 1:
-            self._advance(end)
-            running.remove(job)
-        else:
-            self._warm(end)
-            self.time_s = end
-            running.clear()
+        self._advance(end)
+        running.remove(job)
         launch = job.launch
         stream = self.streams[launch.lane]
         stream.popleft()
@@ -217,18 +212,13 @@ class SimulatedGPU:
         )
 
     def _advance(self, time_s: float) -> None:
-        """Advance the running launches to `time_s`."""
-        self._warm(time_s)
-        elapsed = time_s - self.time_s
-        for job in self.running:
-            job.remaining_s -= elapsed * job.rate
-        self.time_s = time_s
-
-    def _warm(self, time_s: float) -> None:
-        """Update the mean power with the draw of the running launches, up to `time_s`."""
-        power = self.power
+        """Advance the running launches to `time_s`, and the mean power with their draw."""
+        power, elapsed = self.power, time_s - self.time_s
         if power is not None:
             rest_w, more_w = power.fit.rest_w, 0.0
             for job in self.running:
                 more_w += job.rate * (job.draw.watts - rest_w)
-            self.mean_w = power.mean_w(self.mean_w, time_s - self.time_s, rest_w + more_w)
+            self.mean_w = power.mean_w(self.mean_w, elapsed, rest_w + more_w)
+        for job in self.running:
+            job.remaining_s -= elapsed * job.rate
+        self.time_s = time_s

@@ -4,6 +4,8 @@ While the GPU has no other launch, no event is due and the KV cache has room, a 
 their prices follow from the sums of the batch's forecast. Start and end times are added up in the order of the event
 queue, so they are equal bit for bit.
 
+Launches on one stream that nothing else interrupts, such as a step with prompts, run to their end without events too.
+
 Not covered: hosts that poll, looked-up drafts, and lanes on several GPUs. Their rounds are simulated one by one.
 """
 
@@ -15,13 +17,12 @@ from math import exp, inf
 from operator import sub
 from typing import Any, NamedTuple
 
-from pdvsim.sim.hardware.power import Draw
 from pdvsim.sim.machine.balance import PromptGate
 from pdvsim.sim.machine.batch import Batch
-from pdvsim.sim.machine.device import SimulatedGPU
+from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.forecast import ROUNDS, Forecast
 
-_NO_POWER = (0.0,) * 6
+_NO_POWER = (0.0,) * 7
 
 
 class RoundPrices(NamedTuple):
@@ -38,9 +39,42 @@ class FastForwardGPU(SimulatedGPU):
 
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
+        self._blocks = blocks
         self.foresees = blocks and self.lookup is None and self.ledger.log.carried is None
+        self.arrivals_queue = False  # what arrives has no effect on it while no lane is idle
         self._round_prices: dict[tuple[tuple[str, str], int, int, tuple[bool, ...]], RoundPrices] = {}
         self._windowed = [model for model in self.ledger.models.values() if model.window]
+
+    def take_in(self) -> None:
+        """Put what was launched on its stream, or if possible run it to its end."""
+        if self._blocks and not self.running and not self.coming and self._run_alone(self.fresh):
+            self.fresh.clear()
+        else:
+            super().take_in()
+
+    def _run_alone(self, jobs: list[Job]) -> bool:
+        """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
+        matters = not self.arrivals_queue or self.host.idle_lanes > 0
+        horizon_s, lane, last = self.env.horizon(self, matters), jobs[0].launch.lane, jobs[-1]
+        end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
+        for job in jobs:
+            if job.launch.lane != lane or job.launch.watched != (job is last):
+                return False
+            start_s = job.ready_s if job.ready_s > end_s else end_s
+            if power is None:
+                end_s = start_s + job.solo_s
+            else:
+                mean_w = power.mean_w(mean_w, start_s - end_s, power.fit.rest_w)
+                end_s, mean_w = power.run(mean_w, job.draw, start_s, job.solo_s)
+            if end_s >= horizon_s:
+                return False
+            spans.append((start_s, end_s))
+        for job, (start_s, end_s) in zip(jobs, spans, strict=True):
+            self.ledger.note(job.launch, start_s, end_s, job.price)
+        self.time_s, self.mean_w = end_s, mean_w
+        noticed_s = self.host.spend(end_s, self.host.times.completed_s(len(last.launch.rows)), "completion")
+        self.env.at(noticed_s, last, self.verdict(last.launch))
+        return True
 
     def advance(
         self, batch: Batch, lanes: tuple[str, str], depth: int, enough: Callable[[], bool] | None = None
@@ -106,7 +140,7 @@ class FastForwardGPU(SimulatedGPU):
         now_s, free_s, ended_s, mean_w = env._now, host.free_at, self.time_s, self.mean_w
         launch_s, handoff_s, notify_s = times.launch_s, times.handoff_s, times.notify_s
         completion_s, parts = times.completed_s(rows), len(by_lag[0])
-        rest_w, limit_w, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
+        rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
         launches: list[float] = []
         over_s: list[float] = []  # when the host knew of verdicts that the forecast has not passed yet
         over, wait_s = 0, 0.0
@@ -126,8 +160,8 @@ class FastForwardGPU(SimulatedGPU):
                     cache, flops = bytes_1 * context, (flops_0 + flops_1 * context) * factor
                     weights = bytes_0 + cache - cache  # to the last bit as of launches one by one
                     watts = rest_w + (weight_j * weights + cache_j * cache + flop_j * flops) / solo_s
-                    if watts > limit_w or now_w > limit_w:
-                        solo_s = power.taken_s(now_w, Draw(watts, power.follows(weights, solo_s)), solo_s)
+                    if (watts > limit_w or now_w > limit_w) and (over_w := power.over(now_w, watts, solo_s)) > 0.0:
+                        solo_s *= 1.0 + slope * power.follows(weights, solo_s) * over_w
                     end_s = start_s + solo_s
                     watts = rest_w + (watts - rest_w)
                     now_w = watts + (now_w - watts) * exp((start_s - end_s) / settle_s)
@@ -152,19 +186,16 @@ class FastForwardGPU(SimulatedGPU):
                 wait_s += waited_s
             if enough is not None:
                 env._now = now_s
-                forecast.pass_rounds(over_s, contexts[over])
+                forecast.pass_rounds(over_s)
                 over_s.clear()
                 if enough():
                     break
         if not over:
             return 0, (0.0, 0.0, 0.0)
         if over_s:
-            forecast.pass_rounds(over_s, contexts[over])
+            forecast.pass_rounds(over_s)
         env._now, host.free_at = now_s, free_s
         self.time_s, self.mean_w = ended_s, mean_w
         self.ledger.extend_short(launches)
-        drafts_s, verifies_s = (
-            sum(map(sub, launches[first + 4 :: 5 * parts], launches[first + 3 :: 5 * parts]))
-            for first in (0, 5 * parts - 5)
-        )
-        return over, (drafts_s if parts > 1 else 0.0, wait_s, verifies_s)
+        spans_s = list(map(sub, launches[4::5], launches[3::5]))
+        return over, (sum(spans_s[::2]) if parts > 1 else 0.0, wait_s, sum(spans_s[parts - 1 :: parts]))

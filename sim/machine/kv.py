@@ -218,7 +218,8 @@ class KvCache:
             tokens = tokens + more
             kept = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
             tokens, more = np.ceil(kept).astype(np.int64), 0
-        return ((tokens + (more + self._block - 1)) & -self._block) + self.state_tokens
+        blocks = (tokens + (more + self._block - 1)) & -self._block
+        return blocks + self.state_tokens if self.state_tokens else blocks
 
     def take(self, tokens: int) -> bool:
         """Reserve `tokens` more; False if they do not fit."""

@@ -97,7 +97,7 @@ class Lanes:
         """A new lane, named like the stream its launches run on. If `timed`, the wait in it is recorded."""
         lane = Lane(self.env, self.host, name, timed)
         self._lanes.append(lane)
-        self.queues.setdefault(name, lane)
+        self.queues.setdefault(name, lane.rows)
         return lane
 
     def __iter__(self) -> Iterator[Lane]:

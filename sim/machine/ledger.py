@@ -47,12 +47,15 @@ class Ledger:
             context = launch.context = rows.context
         if not chunks and (tokens <= model.widest or launch.role == "target"):
             return model.price(len(rows), tokens, launch.steps, context, (), 0, launch.packed).at(context)
-        prompts = [(chunk.start, chunk.tokens) for chunk in chunks]
-        if launch.role == "target" and any(chunk.as_row for chunk in chunks):
-            return self._price_joining(launch)
-        if launch.role == "target" or not rows:
-            emits = [c for c in chunks if launch.role == "target" and c.start + c.tokens >= c.request.to_read]
-            cost = model.price(len(rows), tokens, launch.steps, context, prompts, len(emits), launch.packed)
+        prompts, first_tokens, of_target = [], 0, launch.role == "target"
+        for chunk in chunks:
+            prompts.append((chunk.start, chunk.tokens))
+            if of_target:
+                if chunk.as_row:
+                    return self._price_joining(launch)
+                first_tokens += chunk.start + chunk.tokens >= chunk.request.to_read
+        if of_target or not rows:
+            cost = model.price(len(rows), tokens, launch.steps, context, prompts, first_tokens, launch.packed)
             return cost.at(context)
         before = [model.price(0, prompts=prompts)] if prompts else []
         if tokens > model.widest:

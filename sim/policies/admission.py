@@ -115,8 +115,10 @@ class Admission(PolicyTraits):
         if self.workers == "lanes" and (free := len(self.prefill_workers) - self.busy_prefill_workers) > 1:
             share = max(1, -(-len(self.waiting) // free))  # so that other workers who are free get theirs
             most = min(share, most or share)
-        for request in [request for request in self.prefilling if request.state.prefill_worker == worker]:
+        for request in list(self.prefilling):
             prefilled = request.state.prefilled
+            if request.state.prefill_worker != worker:
+                continue
             tokens = min(budget, request.to_read - prefilled)
             if tokens <= 0 or len(chunks) == most:
                 break

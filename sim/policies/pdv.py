@@ -79,11 +79,11 @@ class PDV(PrefillDecode):
             return False
         if rule == "always":
             return True
-        there = len(self.verify_queue) + coming
+        drafted, drafting = self.verify_queue.rows, self.drafting
+        there = len(drafted) + coming
         rows = min(there, most)
-        drafted = (self.verify_queue.rows, self.drafting)
-        context = sum(batch.context for batch in (*drafted, self.decode.rows)) * rows // there
-        k = max(batch.k for batch in drafted)
+        context = (drafted.context + drafting.context + self.decode.rows.context) * rows // there
+        k = max(drafted.k, drafting.k)
         key = (rows, context // (32 * rows), k)  # nearly the same question has the same answer
         answer = self._gathering.get(key)
         if answer is None:
