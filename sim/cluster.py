@@ -47,6 +47,7 @@ from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
 from pdvsim.sim.policies.base import Context, Policy
+from pdvsim.sim.policies.gates import AllRanks
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.specs import ModelSpec
@@ -159,6 +160,10 @@ class Cluster:
             size = experiment.hardware.data_parallel_size
             group = RankGroup(env) if size > 1 else None
             ranks = [self._server(env, replica, group, rank) for rank in range(size)]
+            if group is not None and experiment.server.prompt_wait_steps:
+                gate = AllRanks(group, ranks, experiment.server.prompt_wait_steps)
+                for rank in ranks:
+                    rank.gate = gate
             self.servers += ranks
             self.fronts.append([*ranks])
 

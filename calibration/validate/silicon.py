@@ -65,9 +65,10 @@ def predict(row: SiliconRow) -> Prediction:
 
 
 def _over_rounds(times_s: Floats, concurrency: int) -> float:
-    """The mean over all rounds of a benchmark, of which the first and some of the others were simulated."""
-    first, later = times_s[:concurrency], times_s[concurrency:]
-    return float(first.mean() + (ROUNDS - 1) * later.mean()) / ROUNDS
+    """The mean over all rounds of a benchmark, of which the first, the last and some others were simulated."""
+    first, last = times_s[:concurrency], times_s[-concurrency:]
+    between = times_s[concurrency:-concurrency] if len(times_s) > 2 * concurrency else last
+    return float(first.mean() + (ROUNDS - 2) * between.mean() + last.mean()) / ROUNDS
 
 
 def oddities(rows: Sequence[SiliconRow]) -> dict[str, str]:

@@ -36,6 +36,7 @@ class RankGroup:
         self._launched: dict[RankGPU, list[Job]] = {}  # for the next step; the last of a rank's is awaited by its host
         self._stepping: set[RankGPU] = set()  # ranks that have not said what they do next
         self._begins = False  # a step is about to begin
+        self.steps = 0  # that have begun
 
     def add(self, rank: RankGPU, job: Job) -> None:
         """A rank has launched; its part of a step ends with what its host waits for."""
@@ -56,6 +57,7 @@ class RankGroup:
 
     def _begin(self) -> None:
         ready, self._begins, start_s = self._ready(), False, self.env.now
+        self.steps += 1
         for role in PHASES:
             part = {rank: job for rank, jobs in ready.items() for job in jobs if job.launch.role == role}
             if part:

@@ -2,7 +2,7 @@
 
 Each step drafts and verifies all running requests, and its forwards also carry a chunk of the prompts that are waiting.
 Without speculation it is plain autoregressive serving. With `separate_prefill` prompts have forwards of their own,
-which go first, as in SGLang.
+which go first, as in SGLang. A gate may hold waiting prompts back for some steps.
 """
 
 from __future__ import annotations
@@ -36,11 +36,15 @@ class Colocated(Policy):
         k = self.draft_length(rows)
         rows = self.running = self.reserve(rows, k)
         self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
+        if self.gate is not None and self.waiting and self.gate.holds(self, len(rows), self.decode_steps):
+            self.admitting, self.untried = False, True
         apart = self.settings.separate_prefill
         chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
         if chunks and apart:
             yield self.step(Batch(), k, chunks)
             rows.add(self.prefilled(chunks))
+            if self.gate is not None:
+                self.gate.prefilled(self.decode_steps)
         elif chunks:
             verdict = yield self.step(rows, k, chunks)
             self.running = self.settle(rows, verdict)
