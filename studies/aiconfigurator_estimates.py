@@ -7,8 +7,8 @@ Runs in an environment of its own with `pip install aiconfigurator==0.12.0`; abo
 that are there are not estimated again, so it can be stopped at any time. The version of the row's engine is tried
 first, then the newest that it has tables of. Measured times are not read.
 
-Experts have a row's weights too, as in AIConfigurator's own adapter of InferenceX's rows, but for models that are
-published in 8 bits: theirs have a scale per block.
+Experts have a row's weights too, as in AIConfigurator's own adapter of InferenceX's rows; those of 8 bits have a scale
+per block, as published.
 
 Rows with prefill apart are those whose layout is known and that do not draft. A decode worker's batch is its share of
 the concurrency; prefill has one prompt at a time, as in NVIDIA's own comparison.
@@ -18,6 +18,7 @@ import contextlib
 import csv
 import io
 import logging
+import re
 import sys
 import zlib
 from functools import cache
@@ -77,26 +78,39 @@ def gpus(row: Row, side: str) -> dict[str, object]:
     return sizes
 
 
+def quantised(row: Row) -> dict[str, object]:
+    """Its weights as AIConfigurator's arguments, where they are not those of the published model."""
+    weights = row["weights"]
+    if weights == "bfloat16" or "gpt-oss" in row["model"]:  # that one has its own MXFP4; the file calls it nvfp4
+        return {}
+    if weights == "int4_wo":  # of experts alone
+        return {"moe_quant_mode": weights}
+    experts = {"moe_quant_mode": "fp8_block" if weights == "fp8" else weights}
+    as_published = "fp8" in weights and any(name in row["model"] for name in IN_8_BITS)
+    dense = any(name in row["model"] for name in DENSE)
+    return {"gemm_quant_mode": weights} | ({} if dense or as_published else experts)
+
+
+def reason(error: str) -> str:
+    """Why there is no estimate, without keys of tables and names of files."""
+    return re.split(r" \{| at /| \(", " ".join(error.split()))[0][:80]
+
+
 def estimate(row: Row) -> tuple[float, float, str]:
     """TTFT and TPOT in milliseconds, or why there is none."""
     from aiconfigurator.cli.api import cli_estimate  # in its own environment alone
 
-    kinds: dict[str, object] = {} if row["weights"] == "bfloat16" else {"gemm_quant_mode": row["weights"]}
-    if "gpt-oss" in row["model"]:
-        kinds = {}  # its own MXFP4 experts; the file calls them nvfp4
-    elif kinds and not any(name in row["model"] for name in DENSE + (IN_8_BITS if "fp8" in row["weights"] else ())):
-        kinds["moe_quant_mode"] = row["weights"]
     failure = ""
     for version in dict.fromkeys((row["version"] or None, None)):
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 result = cli_estimate(
                     NAMES.get(row["model"], row["model"]), SYSTEMS.get(row["card"], row["card"]),
-                    backend_name=row["engine"], backend_version=version, **shape(row), **kinds,
+                    backend_name=row["engine"], backend_version=version, **shape(row), **quantised(row),
                 )  # fmt: skip
             return result.ttft, result.tpot, ""
         except Exception as error:
-            failure = " ".join(str(error).split())[:80]
+            failure = reason(str(error))
     return 0.0, 0.0, failure
 
 

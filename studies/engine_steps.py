@@ -18,7 +18,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import UNSTATED, Prediction, oddities, predict
+from pdvsim.calibration.validate.silicon import Prediction, oddities, predict
 from pdvsim.common.workers import parallel_map
 from pdvsim.sim.hardware.composed import ModelKernels, engine_profile, expert_kind, product_kind
 from pdvsim.sim.hardware.steps import EngineStep
@@ -105,8 +105,7 @@ def main() -> None:
     predictions = [one for one in parallel_map(attempted, ((row,) for row in rows), lambda: None) if one is not None]
     groups: dict[tuple[str, EngineStep], list[Prediction]] = {}
     for one in predictions:
-        version = one.row.version or UNSTATED[one.row.engine]
-        step = engine_profile(one.row.engine, one.row.card, version).step
+        step = engine_profile(one.row.engine, one.row.card, one.row.image).step
         groups.setdefault((one.row.engine, step), []).append(one)
     for (engine, step), group in groups.items():
         errors = np.abs([one.tpot_error for one in group])

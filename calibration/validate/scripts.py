@@ -9,6 +9,8 @@ engines' defaults.
 - TensorRT-LLM holds prompts of Llama-3.1-70B back for up to 20 steps, with lengths 1024 and 1024 and below 8 GPUs, and
   those of DeepSeek-R1 in 8 bits on a B200 for up to 40 from concurrency 64 on. Its data-parallel ranks wait for each
   other: 60 steps, with gpt-oss its default of 50.
+- TensorRT-LLM has CUDA graphs of forwards with prompts for DeepSeek-R1 on a B200: in 4 bits on 8 GPUs with whole
+  experts and lengths 1024 and 1024, in 8 bits from concurrency 64 on. No other script of it or SGLang asks for them.
 - Until 21 January 2026 a forward of TensorRT-LLM with DeepSeek had room for one of the longest prompts, since then for
   8,192 tokens at least. Until then the load had no warm-up either: TTFT has the first requests of a cold server.
 """
@@ -37,6 +39,7 @@ MODELS = {
     "openai/gpt-oss-120b": "gpt-oss-120b",
 }
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
+UNSTATED = {"vllm": "0.10.2", "sglang": "0.5.3", "trtllm": "1.1.0"}
 EARLY = ("", "1.1.0rc2.post2")  # TensorRT-LLM with DeepSeek until January 2026
 OFTEN, SELDOM, BUSY = 10, 30, 16  # decode steps between two looks of SGLang, and the concurrency from which on
 
@@ -64,6 +67,14 @@ class StatedServer:
     def served(self) -> str:
         """The model as pdvsim calls it, without its weights."""
         return MODELS[self.model]
+
+    @property
+    def image(self) -> str:
+        """Its version, or that of InferenceX's images in October and November 2025, when rows that state none were
+        measured."""
+        if (self.engine, self.served, self.card) == ("trtllm", "gpt-oss-120b", "h200"):
+            return self.version or "gpt-oss-dev"
+        return self.version or UNSTATED[self.engine]
 
     @property
     def of_inferencex(self) -> bool:
@@ -142,6 +153,16 @@ class StatedServer:
         if late and even and self.card == "b200" and self.weights == "fp8" and self.concurrency >= 64:
             return 40, 0.8
         return 0, 0.0
+
+    @property
+    def prompts_in_graphs(self) -> bool:
+        """Whether TensorRT-LLM has CUDA graphs of forwards with prompts (capture_num_tokens)."""
+        late = self.engine == "trtllm" and self.served == "deepseek-v3" and self.version not in EARLY
+        if not (late and self.of_inferencex and self.card == "b200"):
+            return False
+        if self.weights == "nvfp4":
+            return self.tokens_in == self.tokens_out == 1024 and self.tensor_parallel == self.expert_parallel == 8
+        return self.concurrency >= (128 if self.tokens_out == 8192 else 64)
 
     @property
     def _tuned(self) -> bool:

@@ -25,8 +25,6 @@ from pdvsim.sim.run import simulate
 MTP_IMAGE = (
     "1.2.0rc6.post3"  # InferenceX's configurations use it for dsr1-fp8-b200-trt-mtp and dsr1-fp4-b200-trt-mtp alone
 )
-# Rows without a version were measured in October and November 2025, when InferenceX had images of these
-UNSTATED = {"vllm": "0.10.2", "sglang": "0.5.3", "trtllm": "1.1.0"}
 SETTINGS = ("concurrency", "tensor_parallel", "weights")
 UNLIKE = 0.1  # rows of equal settings that differ by more contradict each other
 KERNELS_OVER_RUN = 1.1
@@ -53,7 +51,9 @@ class Prediction:
 def predict(row: SiliconRow) -> Prediction:
     """Simulate a row's load; a ValueError where the server could not hold it."""
     experiment = row.experiment
-    profile = engine_profile(row.engine, row.card, row.version or UNSTATED[row.engine])
+    profile = engine_profile(row.engine, row.card, row.image)
+    if row.prompts_in_graphs:
+        profile = replace(profile, step=replace(profile.step, eager_layer_s=0.0))
     result = simulate(experiment, profile=profile.covering(experiment.pair).padded("profile"))
     requests = result.requests
     order = np.argsort(requests["arrival_s"], kind="stable")
@@ -127,11 +127,12 @@ class Estimate:
     tpot_ms: float
 
 
-def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> dict[str, Estimate]:
-    """AIConfigurator's estimates by row, of those that it has any of (`studies/aiconfigurator_estimates.py`)."""
+def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> tuple[dict[str, Estimate], dict[str, str]]:
+    """AIConfigurator's estimates by row, and why there is none of others (`studies/aiconfigurator_estimates.py`)."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
+    found = {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
+    return found, {row["id"]: row["failure"] for row in rows if row["failure"]}
 
 
 def ratios(predictions: Sequence[Prediction]) -> tuple[float, float]:

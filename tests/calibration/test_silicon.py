@@ -81,10 +81,16 @@ def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
 
 
 def test_estimates_are_of_held_out_rows() -> None:
-    held_out = {row.id for row in read_rows() if row.held_out}
-    estimates = read_estimates()
-    assert set(estimates) <= held_out
+    """Of all of them that can be asked for: those of servers whose layout and load are known, and that do not draft."""
+    rows = [row for row in read_rows() if row.held_out]
+    estimates, refusals = read_estimates()
+    asked = set(estimates) | set(refusals)
+    assert not set(estimates) & set(refusals)
+    assert asked <= {row.id for row in rows}
     assert all(one.tpot_ms > 0 for one in estimates.values())
+    plain = [row for row in rows if row.concurrency and row.workers and row.drafts == "none"]
+    for row in plain:
+        assert row.id in asked or (row.prefill is not None and not row.prefill.workers), row.id
 
 
 def test_a_load_is_as_its_generator_made_it() -> None:
