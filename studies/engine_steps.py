@@ -7,8 +7,9 @@ prints how each engine's constants would change: TPOT is nearly linear in them, 
 errors is a step towards the best ones. Repeat with another share until nothing changes much. The shipped ones are after
 four such steps on samples of the visible rows, adjusted and rounded by hand in between, so this does not reproduce them
 exactly. Held-out rows are never read, nor are those with expert or data parallelism: the constants of the others hold
-for them. The two constants of a request's arrival are set by hand, to the TTFT of rows at low concurrency. Those of
-MXFP4 experts stay as they are where an engine has such.
+for them. The two constants of a request's arrival are set by hand, to the TTFT of rows at low concurrency, and
+so is the host's time per layer of a forward with prompts. Those of MXFP4 experts stay as they are where an engine has
+such.
 """
 
 import sys

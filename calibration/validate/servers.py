@@ -8,8 +8,8 @@ checksum of their names.
 Most rows are InferenceX's. Its load generator (github.com/SemiAnalysisAI/InferenceX, `utils/bench_serving` and
 `benchmarks/benchmark_lib.sh`) keeps `concurrency` requests running, sends ten times as many after a warm-up of twice as
 many, and draws lengths between 0.8 and 1 times the stated ones. Limits, waits and the type of the KV cache are those of
-its scripts (`scripts`). NVIDIA's own rows have the stated lengths (`UNSTATED_SPREAD`); the number of their requests is not known
-and taken alike.
+its scripts (`scripts`). NVIDIA's own rows have the stated lengths (`UNSTATED_SPREAD`); the number of their requests is
+not known and taken alike.
 
 Not modelled: MTP drafts, options that a row does not state, and the version of the engine where it is not the tables'.
 """

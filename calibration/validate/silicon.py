@@ -60,11 +60,11 @@ def predict(row: SiliconRow) -> Prediction:
     ttft_s = (requests["first_token_s"] - requests["arrival_s"])[order]
     decode_s = (requests["finish_s"] - requests["first_token_s"])[order]
     tpot_s = decode_s / np.maximum(1, requests["output_tokens"][order] - 1)
-    ttft, tpot = (_over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
+    ttft, tpot = (over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
     return Prediction(row, 1000 * ttft, 1000 * tpot)
 
 
-def _over_rounds(times_s: Floats, concurrency: int) -> float:
+def over_rounds(times_s: Floats, concurrency: int) -> float:
     """The mean over all rounds of a benchmark, of which the first, the last and some others were simulated."""
     first, last = times_s[:concurrency], times_s[-concurrency:]
     between = times_s[concurrency:-concurrency] if len(times_s) > 2 * concurrency else last

@@ -10,8 +10,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pdvsim.calibration.validate.servers import ServerLayout, SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import Prediction, oddities, predict, ratios, read_estimates, spread
+from pdvsim.calibration.validate.servers import ROUNDS, ServerLayout, SiliconRow, not_simulated, read_rows
+from pdvsim.calibration.validate.silicon import (
+    Prediction,
+    oddities,
+    over_rounds,
+    predict,
+    ratios,
+    read_estimates,
+    spread,
+)
 from pdvsim.cli.validate import main
 
 ROW = SiliconRow(
@@ -101,6 +109,36 @@ def test_a_load_is_as_its_generator_made_it() -> None:
     assert traffic.max_concurrency == 4
     assert traffic.num_prompts == 40
     assert (hardware.engine, hardware.gpu) == ("vllm", "h200")
+
+
+def test_means_are_over_all_rounds_of_the_benchmark() -> None:
+    """Of all rounds it is their mean; of fewer, those between the first and the last stand for the others."""
+    rounds = np.random.default_rng(1).uniform(1, 2, (ROUNDS, 4))
+    assert over_rounds(rounds.ravel(), 4) == pytest.approx(rounds.mean())
+    rounds[1:-1] = rounds[1]
+    assert over_rounds(rounds[[0, 1, -1]].ravel(), 4) == pytest.approx(rounds.mean())
+
+
+def test_waits_are_those_of_the_scripts() -> None:
+    """SGLang looks seldom on Blackwell alone; TensorRT-LLM lets prompts wait, and ranks for each other."""
+    large = replace(ROW, engine="sglang", model="deepseek-ai/DeepSeek-R1", weights="nvfp4", card="b200")
+    assert [replace(large, concurrency=c).receive_interval for c in (4, 8, 16, 64)] == [10, 10, 30, 30]
+    assert replace(large, weights="fp8", tensor_parallel=4, concurrency=32).receive_interval == 10
+    for plain in (replace(large, card="h200"), replace(large, source="nvidia"), replace(large, engine="vllm")):
+        assert plain.receive_interval == 1
+    llama = replace(ROW, engine="trtllm", model="meta-llama/Llama-3.1-70B", tokens_out=1024)
+    assert llama.prompt_wait == (20, 0.9)
+    assert replace(llama, tensor_parallel=8).prompt_wait == replace(llama, tokens_out=8192).prompt_wait == (0, 0)
+    assert replace(large, engine="trtllm", data_parallel=8).prompt_wait == (60, 0)
+    server = replace(large, concurrency=16).experiment.server
+    assert (server.receive_interval, server.prompt_wait_steps) == (30, 0)
+
+
+def test_a_forward_had_room_for_one_long_prompt_until_it_had_for_more() -> None:
+    row = replace(ROW, engine="trtllm", model="deepseek-ai/DeepSeek-R1", weights="fp8", concurrency=16)
+    early = replace(row, version="1.1.0rc2.post2").tokens_per_step
+    assert row.tokens_in + row.concurrency <= early < 2 * row.tokens_in
+    assert replace(row, version="1.2.0rc6.post2").tokens_per_step == 8192
 
 
 def test_a_slower_card_and_more_requests_take_longer() -> None:

@@ -16,7 +16,9 @@ from pdvsim.testing import check_alike
 
 ONE = Experiment(
     "autoregressive",
-    Traffic(dataset_name="random", input_len=300, output_len=400, random_range_ratio=0.1, num_prompts=80, max_concurrency=8),
+    Traffic(
+        dataset_name="random", input_len=300, output_len=400, random_range_ratio=0.1, num_prompts=80, max_concurrency=8
+    ),
     server=Server(pair="none:llama-3.1-8b", max_num_seqs=64),
     hardware=Hardware(gpu="h100-sxm", engine="sglang"),
 )  # fmt: skip
@@ -98,5 +100,5 @@ def test_ranks_prefill_together_or_after_too_many_steps() -> None:
 
     assert shared(together) > shared(alone) + 0.2
     assert together.requests["output_tokens"].sum() == alone.requests["output_tokens"].sum()
-    decode_s = float(np.median((together.launches["end_s"] - together.launches["start_s"])))
+    decode_s = float(np.median(together.launches["end_s"] - together.launches["start_s"]))
     assert waits_s(together).max() < waits_s(alone).max() + 31 * 1.5 * decode_s
