@@ -78,7 +78,7 @@ def gpus(row: Row, side: str) -> dict[str, object]:
     return sizes
 
 
-def quantised(row: Row) -> dict[str, object]:
+def quantised(row: Row) -> dict[str, str]:
     """Its weights as AIConfigurator's arguments, where they are not those of the published model."""
     weights = row["weights"]
     if weights == "bfloat16" or "gpt-oss" in row["model"]:  # that one has its own MXFP4; the file calls it nvfp4
