@@ -157,7 +157,7 @@ def main(argv: list[str]) -> int:
     if args.output:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
-    with Progress(usual_runs(question), "simulations", args.json, after_s=0, bound="about") as progress:
+    with Progress(usual_runs(question), "simulations", args.json, after_s=0, about=True) as progress:
         bench = Bench(args.options.jobs, progress.update, prompts=args.options.num_prompts)
         advice = advise(question, bench)
     pictures = {}

@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
     forewarn(runs, args.options.jobs)
     tunes = plan.space is not None and plan.space.steps_of(plan.archs)
     tuning = most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0  # most is rarely needed
-    with Progress(len(runs) + tuning, "runs", args.json, after_s=0, bound="about") as progress:
+    with Progress(len(runs) + tuning, "runs", args.json, after_s=0, about=True) as progress:
         capacities = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
     return deliver(
         capacities, args, {"Rates held": capacity_figure(capacities)} if capacities.rows else {}, files, page, date

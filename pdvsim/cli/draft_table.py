@@ -80,6 +80,6 @@ def main(argv: list[str]) -> int:
     file, page = output.check_file(Path(args.output)) if args.output else None, page_file(args.html)
     if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
         raise ValueError(f"{file} cannot be overwritten: it is an input")
-    with Progress(usual_runs(question), "simulations", args.json, bound="about") as progress:
+    with Progress(usual_runs(question), "simulations", args.json, about=True) as progress:
         table = find_table(question, Bench(args.options.jobs, progress.update))
     return deliver(table, args, {}, [file] if file is not None else (), page)

@@ -30,6 +30,7 @@ from pdvsim.view.setting import points_line
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
 TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
+SEARCHED = 4  # of so many runs that tuning could take it usually takes one
 
 
 @dataclass(frozen=True)
@@ -137,8 +138,8 @@ def main(argv: list[str]) -> int:
     experiments = grid.experiments()
     forewarn_few(grid.num_runs, len(grid.archs))
     forewarn([applicable(without_band(run)) for run in experiments], args.options.jobs)
-    runs = len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs))
-    with Progress(runs, "runs", args.json, after_s=0, bound="at most") as progress:
+    searched = most_runs(grid.space, len(grid.cells()), len(grid.archs)) // SEARCHED
+    with Progress(len(experiments) + searched, "runs", args.json, after_s=0, about=True) as progress:
         banded, prompts = grid.against is not None, args.options.num_prompts
         winners = draw_map(grid, Bench(args.options.jobs, progress.update, banded, prompts))
     pictures = {"The map": map_figure(winners)} if winners.cells else {}

@@ -162,7 +162,7 @@ def main(argv: list[str]) -> int:
         return _check(args.check, args.json)
     date, csv = output.now(), output.check_file(Path(args.csv)) if args.csv else None
     sweep = args.options.sweep
-    folder = SweepDir(Path(args.output or f"results/sweep-{date}"), sweep, args.save_detailed)
+    folder = SweepDir(output.check_folder_name(Path(args.output or f"results/sweep-{date}")), sweep, args.save_detailed)
     check_points(sweep.points(), servable=not args.continue_on_error)  # before anything is written
     if args.dry_run:
         return _dry_run(folder, args)

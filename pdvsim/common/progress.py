@@ -20,13 +20,13 @@ LINE_EVERY_S = 10.0
 class Progress:
     """Call `update(done)`; the bar appears once the work has taken `after_s`, so a short run shows none.
 
-    `bound` qualifies an inexact total: "about", or "at most" for a search that may end earlier.
+    With `about` the total is an estimate.
     """
 
-    def __init__(self, total: int, unit: str, quiet: bool = False, after_s: float = 0.5, bound: str = "") -> None:
+    def __init__(self, total: int, unit: str, quiet: bool = False, after_s: float = 0.5, about: bool = False) -> None:
         self.total = total
         self.unit = unit
-        self.bound = bound
+        self.about = about
         self._done = 0
         self.quiet = quiet
         self._terminal = sys.stderr.isatty()
@@ -55,12 +55,12 @@ class Progress:
             return
         self._shown = True
         if not self._terminal:
-            of = " ".join(filter(None, ("of", self.bound, str(self.total), self.unit)))
-            left = ""
+            of, left = f"of {'about ' if self.about else ''}{self.total} {self.unit}", ""
             if done > self.total:  # it was an estimate
                 of = self.unit
             elif done:
-                left = f", {self.bound or 'about'} {self._elapsed_s * (self.total - done) / done:.0f} s left"
+                left_s = self._elapsed_s * (self.total - done) / done
+                left = f", about {left_s:.0f} s left" if left_s < 120 else f", about {left_s / 60:.0f} minutes left"
             self._say(f"{done} {of} after {self._elapsed_s:.0f} s{left}")
             self._due_s = time.monotonic() + LINE_EVERY_S
             return
@@ -90,5 +90,5 @@ class Progress:
             console=Console(stderr=True),
             transient=True,
         )
-        self._task = self._bar.add_task(f"{self.unit}, {self.bound}" if self.bound else self.unit, total=self.total)
+        self._task = self._bar.add_task(f"{self.unit}, about" if self.about else self.unit, total=self.total)
         self._bar.start()

@@ -209,7 +209,15 @@ def check_file(path: Path) -> Path:
 
 
 def check_folder(path: Path) -> Path:
-    """`path` as a writable folder, made if needed; an OSError otherwise."""
+    """`path` as a writable folder, made if needed; an OSError otherwise, a ValueError if it is named as a file."""
+    check_folder_name(path)
     path.mkdir(parents=True, exist_ok=True)
     check_writable(path / ".pdvsim")
+    return path
+
+
+def check_folder_name(path: Path) -> Path:
+    """`path`, unless it is named as one of the files that a folder gets: a ValueError then."""
+    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not path.is_dir():
+        raise ValueError(f"{path} would be a folder with several files: leave out {path.suffix}")
     return path

@@ -28,13 +28,13 @@ def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_lines_begin_after_two_seconds_and_come_every_ten(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     """Where there is no terminal. The time left is in proportion; the last line is the end of the search."""
-    with Progress(1500, "simulations", after_s=0, bound="at most") as progress:
+    with Progress(1500, "simulations", after_s=0, about=True) as progress:
         for after_s, done in ((1.9, 40), (3.0, 100), (12.9, 150), (13.0, 200), (14.0, 208)):
             clock.now_s = 100.0 + after_s
             progress.update(done)
     assert lines(capsys) == [
-        "pdvsim: 100 of at most 1500 simulations after 3 s, at most 42 s left",
-        "pdvsim: 200 of at most 1500 simulations after 13 s, at most 84 s left",
+        "pdvsim: 100 of about 1500 simulations after 3 s, about 42 s left",
+        "pdvsim: 200 of about 1500 simulations after 13 s, about 84 s left",
         "pdvsim: 208 simulations in 14 s",
     ]
 
