@@ -27,7 +27,7 @@ class Queued(Protocol):
     in_flight: int
 
 
-class Gate(Protocol):
+class PromptGate(Protocol):
     """Whether waiting prompts may be prefilled in the next step."""
 
     def holds(self, policy: Queued, decoding: int, steps: int) -> bool:
@@ -109,7 +109,7 @@ class AllRanks:
         """It counts the steps of the group."""
 
 
-def gate_of(settings: Server) -> Gate | None:
+def gate_of(settings: Server) -> PromptGate | None:
     """The gate of a server without ranks; None: it looks in every step."""
     if settings.receive_interval > 1:
         return EveryFewSteps(settings.receive_interval)
