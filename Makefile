@@ -4,7 +4,8 @@ PIP_FLAGS ?=
 PYTEST_FLAGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
-# Bytecode is kept, whatever the environment says: the tests start hundreds of processes.
+# Bytecode is kept, whatever the environment says: the tests start many processes. It is made of what is imported, not of
+# all that is installed, which would take minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
 SOAK_MINUTES ?= 60
@@ -20,11 +21,11 @@ sweep: $(VENV)/.installed
 original: $(VENV)/.installed
 	$(BIN)/python studies/original.py
 
+# mypy has one process, and would leave a core idle for a minute before the tests.
 test: $(VENV)/.installed-dev chromium
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy
-	$(BIN)/pytest -n 2 --dist worksteal $(PYTEST_FLAGS)
+	$(BIN)/mypy & typed=$$!; $(BIN)/pytest -n 2 --dist worksteal $(PYTEST_FLAGS); tested=$$?; wait $$typed && exit $$tested
 
 # The report is tested in a real browser. Without one those tests are skipped, or fail where CI is set.
 chromium:
@@ -60,9 +61,9 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e .
+	$(BIN)/pip install --quiet --no-compile $(PIP_FLAGS) -c constraints.txt -e .
 	touch $@
 
 $(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/pip install --quiet $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
+	$(BIN)/pip install --quiet --no-compile $(PIP_FLAGS) -c constraints.txt -e '.[dev]'
 	touch $(VENV)/.installed $@

@@ -80,7 +80,7 @@ def advise(
     - replicas: Independent copies of the whole server behind a router. (default: 1)
     - request_rate: Load in requests per second; default: the trace's own rate, replayed.
     - concurrency: Load as concurrent requests (closed loop).
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
@@ -155,7 +155,7 @@ def capacity(
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
@@ -222,7 +222,7 @@ def draft_table(
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Independent copies of the whole server behind a router. (default: 1)
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
@@ -522,7 +522,7 @@ def winner_map(
     - replicas: Independent copies of the whole server behind a router. (default: 1)
     - request_rate: Loads in requests per second; default for a trace: around its rate.
     - concurrency: Loads as concurrent requests (closed loop); default without --request-rate: 1,4,16,64.
-    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured).
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.

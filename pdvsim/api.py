@@ -18,6 +18,7 @@ from pdvsim.common.signatures import signed
 from pdvsim.study.inputs import checked
 from pdvsim.study.sweep import run_sweep
 from pdvsim.view.run import Run
+from pdvsim.view.setting import points_line
 
 COMMANDS = {  # whose options are a function's keywords; imported with the function
     "advise": "advise.AdviseOptions",
@@ -67,7 +68,6 @@ def sweep(**options: Any) -> SweepPoints:
     """
     from pdvsim.study.output import tidy
     from pdvsim.view.points import SweepPoints
-    from pdvsim.view.setting import points_line
 
     chosen = build(SweepOptions, options)
     asked = chosen.sweep
@@ -79,14 +79,8 @@ def sweep(**options: Any) -> SweepPoints:
 def capacity(**options: Any) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Prints as a table."""
     from pdvsim.cli.capacity import CapacityOptions
-    from pdvsim.decide.capacity_search import find_capacities
-    from pdvsim.decide.figures import capacity_figure
-    from pdvsim.decide.runs import Bench
 
-    chosen = build(CapacityOptions, options)
-    capacities = find_capacities(chosen.plan(), Bench(chosen.jobs), chosen.gpu_hour_usd)
-    capacities.drawn_by = capacity_figure
-    return capacities
+    return build(CapacityOptions, options).answer()
 
 
 def advise(**options: Any) -> Advice:
@@ -95,37 +89,22 @@ def advise(**options: Any) -> Advice:
     With `gpus` it also chooses how to use them.
     """
     from pdvsim.cli.advise import AdviseOptions
-    from pdvsim.decide.advise import advise as answer
-    from pdvsim.decide.figures import advice_figure
-    from pdvsim.decide.runs import Bench
 
-    chosen = build(AdviseOptions, options)
-    advice = answer(chosen.question(), Bench(chosen.jobs, prompts=chosen.num_prompts))
-    advice.drawn_by = advice_figure
-    return advice
+    return build(AdviseOptions, options).answer()
 
 
 def draft_table(**options: Any) -> DraftTable:
     """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Prints as a table."""
     from pdvsim.cli.draft_table import DraftTableOptions
-    from pdvsim.decide.draft_lengths import find_table
-    from pdvsim.decide.runs import Bench
 
-    chosen = build(DraftTableOptions, options)
-    return find_table(chosen.question(), Bench(chosen.jobs))
+    return build(DraftTableOptions, options).answer()
 
 
 def winner_map(**options: Any) -> WinnerMap:
     """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table."""
     from pdvsim.cli.map import MapOptions
-    from pdvsim.decide.figures import map_figure
-    from pdvsim.decide.runs import Bench
-    from pdvsim.decide.winners import draw_map
 
-    chosen = build(MapOptions, options)
-    winners = draw_map(chosen.grid(), Bench(chosen.jobs, band=chosen.against is not None, prompts=chosen.num_prompts))
-    winners.drawn_by = map_figure
-    return winners
+    return build(MapOptions, options).answer()
 
 
 def traffic(file: str | Path, **options: Any) -> TraceAccount:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdvsim.profiler.parts import SCHEMA
-from pdvsim.sim.reading import printable, quoted, read_json, said
+from pdvsim.sim.reading import error_text, printable, quoted, read_json
 from pdvsim.sim.specs import HeadSpec, ModelSpec
 
 HEADER = "header.json"
@@ -94,7 +94,7 @@ def load_header(folder: str | Path) -> SamplesHeader:
     try:
         data = read_json(path)
     except (OSError, ValueError) as error:
-        raise refusal(path, "header", said(error)) from None
+        raise refusal(path, "header", error_text(error)) from None
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA:
         raise refusal(path, "schema_version", f"is {quoted(version)}, this version reads {SCHEMA}")

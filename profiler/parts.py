@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.common.files import whole
-from pdvsim.sim.reading import check_file, parse_json, said
+from pdvsim.sim.reading import check_file, error_text, parse_json
 
 SCHEMA = 2
 SECTIONS = ("solo", "heat", "corun", "host")
@@ -125,7 +125,7 @@ def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
             columns = {name: file[name] for name in NAMES}
             header = parse_json(str(file["header"]))
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
-        raise ValueError(f"{path}: not a part of samples: {said(error)}") from None
+        raise ValueError(f"{path}: not a part of samples: {error_text(error)}") from None
     if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
         version = header.get("schema_version") if isinstance(header, dict) else None
         raise ValueError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA}")

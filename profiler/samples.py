@@ -19,7 +19,7 @@ from pdvsim.common.files import write_all
 from pdvsim.profiler.grid import KINDS, Unevenness
 from pdvsim.profiler.header import HEADER, SamplesHeader, load_header, refusal
 from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, Part, ground, part_file, read
-from pdvsim.sim.reading import read_table, said
+from pdvsim.sim.reading import error_text, read_table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -50,7 +50,7 @@ def load(folder: str | Path) -> Samples:
     try:
         table = read_table(path)
     except (OSError, ValueError) as error:
-        raise refusal(path, "file", said(error)) from None
+        raise refusal(path, "file", error_text(error)) from None
     for name in NAMES:
         if name not in table.column_names:
             raise refusal(path, name, "column is missing")

@@ -177,8 +177,8 @@ class Experiment:
             alone = f"none:{prompts.pair.partition(':')[2]}"
             prompts = replace(prompts, pair=alone, drafter=None, controller="fixed")
         return Sides(
-            replace(self, arch="colocated", server=prompts, hardware=own[0]),
-            replace(self, arch="colocated", hardware=replace(own[1], kv_offload_gb=0.0, kv_offload_ssd_gb=0.0)),
+            replace(self, arch=Experiment.arch, server=prompts, hardware=own[0]),
+            replace(self, arch=Experiment.arch, hardware=replace(own[1], kv_offload_gb=0.0, kv_offload_ssd_gb=0.0)),
         )
 
     @property
@@ -281,10 +281,9 @@ class Experiment:
             if self.server.drafted_by in LOOKED_UP:
                 looked_up = self.server.drafted_by
                 raise ValueError(f"--controller {controller} needs a drafter on the GPU, not --drafter {looked_up}")
-        if policy.drafts_ahead:
-            drawn = self.acceptance
-            if drawn.synthetic_acceptance_rates or drawn.acceptance_trace:
-                raise ValueError(f"{self.arch} needs --acceptance-rate or --acceptance-model")
+        given = self.acceptance
+        if policy.drafts_ahead and (given.synthetic_acceptance_rates or given.acceptance_trace):
+            raise ValueError(f"{self.arch} needs --acceptance-rate or --acceptance-model")
         hardware, drafter = self.hardware, self.server.drafted_by
         if policy.drafts_ahead and drafter not in ("model", "none"):
             raise ValueError(f"{self.arch} drafts ahead with a draft model: it does not support --drafter {drafter}")
@@ -297,9 +296,11 @@ class Experiment:
             fitting = archs_where(lambda other: other.placeable())
             raise ValueError(f"--place needs separate lanes ({', '.join(fitting)}), not {self.arch}")
         if not policy.hands_over() and "verify" in hardware.placed():
-            raise ValueError("--place verify: pd verifies in its decode lane")
+            raise ValueError(f"--place verify: {self.arch} verifies in its decode lane")
         if not policy.hands_over() and len(self.placement.draft) > 1:
-            raise ValueError("--place decode: pd verifies in its decode lane, on one GPU; use --replicas for more")
+            raise ValueError(
+                f"--place decode: {self.arch} verifies in its decode lane, on one GPU; use --replicas for more"
+            )
         self._check_ranks()
         empty = set(range(self.placement.gpus)).difference(self.placement.used)
         if empty:
@@ -315,8 +316,8 @@ class Experiment:
     def _check_disaggregated(self) -> None:
         """Refuse a disaggregated server that cannot be, or one of its engines."""
         hardware, drafter = self.hardware, self.server.drafted_by
-        if self.arch != "pd":
-            raise ValueError(f"--disaggregate needs --arch pd, not {self.arch}")
+        if self.arch not in (fitting := archs_where(lambda policy: policy.disaggregates())):
+            raise ValueError(f"--disaggregate needs --arch {' or '.join(fitting)}, not {self.arch}")
         if hardware.cards and len(hardware.cards) != 2:
             raise ValueError(f"--cards: --disaggregate takes 2, of prefill and decode, got {len(hardware.cards)}")
         if hardware.draft_kv == "recomputed" and drafter in HEADS:

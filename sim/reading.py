@@ -92,7 +92,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
         raise ValueError(f"is not TOML: {' '.join(str(error).split())}") from None
 
 
-def said(error: Exception) -> str:
+def error_text(error: Exception) -> str:
     """What went wrong with a file, as one printable line without its name."""
     return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:300]
 
@@ -127,7 +127,7 @@ def read_table(path: str | Path) -> pa.Table:
             table = file.read()
         table.validate(full=True)
     except (pa.ArrowException, KeyError, TypeError, NotImplementedError) as error:
-        raise ValueError(f"not parquet, or cut short: {said(error)[:120]}") from None
+        raise ValueError(f"not parquet, or cut short: {error_text(error)[:120]}") from None
     return table
 
 

@@ -227,18 +227,18 @@ def vet(experiments: Iterable[Experiment]) -> None:
 
 def warn(experiments: Iterable[Experiment]) -> None:
     """Say what is doubtful about the experiments, each thing once."""
-    said: dict[str, type[Note]] = {}
+    notes: dict[str, type[Note]] = {}
     for experiment in experiments:
-        said |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
-        said |= dict.fromkeys(_columns(experiment.traffic), Note)
-        said |= dict.fromkeys(_linked(experiment.hardware), Doubt)
-        said |= dict.fromkeys(_unlike(experiment), Doubt)
-        if experiment.base_arch != "autoregressive":
+        notes |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
+        notes |= dict.fromkeys(_columns(experiment.traffic), Note)
+        notes |= dict.fromkeys(_linked(experiment.hardware), Doubt)
+        notes |= dict.fromkeys(_unlike(experiment), Doubt)
+        if policy_of(experiment.arch).speculates:
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
                 shards = hardware.tensor_parallel_size, hardware.draft_tensor_parallel_size
-                said |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
-    for text, kind in said.items():
+                notes |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
+    for text, kind in notes.items():
         warnings.warn(text, kind, stacklevel=2)
 
 

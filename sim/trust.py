@@ -24,7 +24,7 @@ from typing import Any, Literal
 from pdvsim.sim.config import Experiment, Hardware, Host, Traffic
 from pdvsim.sim.hardware.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
-from pdvsim.sim.reading import read_json, said
+from pdvsim.sim.reading import error_text, read_json
 from pdvsim.sim.relevance import applicable
 
 Loading = Literal["closed", "open", "burst"]
@@ -161,7 +161,7 @@ def _read(path: Path, changed_ns: int) -> Errors:
         if not all(0 <= size < math.inf for sizes in by_metric for size in sizes.values()):
             raise ValueError("an error must be a share")
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path}: not a file of validate --write: {said(error)}") from None
+        raise ValueError(f"{path}: not a file of validate --write: {error_text(error)}") from None
     return errors
 
 

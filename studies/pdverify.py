@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from pdvsim.published.comparison import BF16_FLOPS_PER_S, COMPARISON, PAIRS, RATES_PER_S, ComparisonModel
 from pdvsim.published.poisson import (
     ALL_COMPLETED,
     CUTOFF_S,
@@ -40,13 +41,8 @@ from pdvsim.published.program import PublishedJob, Score, WholeSequence, coin_fo
 from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
 from pdvsim.published.tables import FOLDER, THREE_WAY_PAIR, Key, Published, TableRow, key_of, load_published
 from pdvsim.published.three_way import (
-    BF16_FLOPS_PER_S,
-    COMPARISON,
     FP32_FLOPS_PER_S,
-    PAIRS,
     PROMPT_TOKENS,
-    RATES_PER_S,
-    ComparisonModel,
     ThreeWayConfig,
     ThreeWayModel,
     score_three_way,

@@ -15,19 +15,18 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from pdvsim.calibration.validate.compare import document, validate
 from pdvsim.calibration.validate.served import SHIPPED, read_runs
-from pdvsim.sim.hardware.profile import shipped_profile
-from pdvsim.sim.reading import read_json
 from studies import truth
 
 ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "results.md", ROOT / "calibration" / "data" / "h200"
 STRONG = 0.10  # 95th percentiles up to this are strong
+MANY = 8  # strong groups from this many on are counted, not named
+USUAL = (", batch 128", ", chunk 2048")  # said once, above the table
 METRICS = {
     "output_throughput": "output throughput", "mean_ttft_ms": "mean TTFT", "p99_ttft_ms": "p99 TTFT",
     "mean_tpot_ms": "mean TPOT", "p99_itl_ms": "p99 ITL", "mean_e2el_ms": "mean E2EL",
 }  # fmt: skip
 WAYS = {"arch": "architecture", "pair": "models", "dataset": "data set", "load": "load"}
-RANGES = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms")
 TRIALS = {"throughput": ("", "tok/s"), "e2el": ("E2EL ", "ms"), "headroom": ("head-room ", "")}
 
 Document = dict[str, Any]
@@ -53,8 +52,8 @@ def overall(part: Mapping[str, Any]) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [header, ["---"] * len(header), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:]])
 
 
 def errors(validation: Document) -> str:
@@ -71,21 +70,21 @@ def errors(validation: Document) -> str:
 def weak(validation: Document) -> str:
     """Groups of visible runs by their 95th percentile over all metrics: strong up to a tenth."""
     rows = []
-    ways = {"metric": {name: validation["by_metric"][metric] for metric, name in METRICS.items()}}
-    ways |= {way: validation[f"by_{key}"] for key, way in WAYS.items()}
-    for way, groups in ways.items():
-        ordered = sorted(groups.items(), key=lambda group: group[1]["p95"])
+    for key, way in WAYS.items():
+        ordered = sorted(validation[f"by_{key}"].items(), key=lambda group: group[1]["p95"])
         said = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
-        sides = [[text for _, p95, text in said if (p95 <= STRONG) == strong] for strong in (True, False)]
-        rows.append([way, *("; ".join(side) for side in sides)])
+        strong, weak = ([text for _, p95, text in said if (p95 <= STRONG) == side] for side in (True, False))
+        if len(strong) >= MANY:
+            strong = [f"the {len(strong)} others, up to {strong[-1].split()[-1]}"]
+        rows.append([way, "; ".join(strong), "; ".join(weak)])
     return markdown(["by", "strong", "weak"], rows)
 
 
-def ranges(shipped: Document) -> str:
-    """The error ranges that commands print for a machine whose pace is not known."""
-    bars = shipped["bars"]["any machine"]
-    rows = [[name, *(f"±{percent(bar[metric])}" for metric in RANGES)] for name, bar in sorted(bars.items())]
-    return markdown(["group of runs", *(METRICS[metric] for metric in RANGES)], rows)
+def shortly(setting: str) -> str:
+    """A setting without what is usual."""
+    for usual in USUAL:
+        setting = setting.replace(usual, "")
+    return setting
 
 
 def advice(report: Document) -> str:
@@ -103,7 +102,7 @@ def advice(report: Document) -> str:
         rows.append(
             [
                 f"{trial['pair']}, {trial['name']}",
-                first["described"],
+                shortly(first["described"]),
                 f"{before}{figure(first['measured'])} {unit}".strip(),
                 f"{first['predicted'] / first['measured'] - 1:+.1%}",
                 measured(lambda e: e["described"].startswith("autoregressive")),
@@ -121,7 +120,6 @@ def tables(validation: Document) -> dict[str, str]:
     return {
         "errors": errors(validation),
         "weak": weak(validation),
-        "ranges": ranges(read_json(Path(str(shipped_profile("h200"))).with_name("h200.errors.json"))),
         "advice": advice(truth.report(DATA / "truth.json", DATA / "truth.jsonl")),
     }
 

@@ -33,7 +33,7 @@ from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.hardware.terms import MeasuredLayers
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped
-from pdvsim.sim.reading import check_file, said
+from pdvsim.sim.reading import check_file, error_text
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ def _table(
         check_file(path)
         frame = pd.read_csv(path)
     except (OSError, ValueError, OverflowError) as error:  # pandas' parser errors are ValueErrors
-        raise ValueError(f"{path}: cannot be read: {said(error)}") from None
+        raise ValueError(f"{path}: cannot be read: {error_text(error)}") from None
     for name in (*keys, *times):
         if name not in frame.columns:
             raise ValueError(f"{path}: column {name} is missing")

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import gc
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, settings
+
+from pdvsim.common import workers
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -20,6 +24,10 @@ if TYPE_CHECKING:
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ["COLUMNS"] = "160"  # tables fit the terminal: whose, decides nothing
+
+# Tests run side by side, so each has one core: a command starts workers where a test asks for them. This, too, must be
+# said first: other modules import the function.
+workers.cores = lambda: 1
 
 settings.register_profile(  # how fast the machine is decides nothing; `make soak` draws examples of its own
     "pdvsim",
@@ -35,7 +43,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py")
+SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py", "test_hold.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,6 +81,21 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str
         return said.err
 
     return run
+
+
+@pytest.fixture(scope="session")
+def once(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Callable[[str, Callable[[], Any]], Any]:
+    """What takes a minute: the first process of a session that asks for a name makes it, the others read its file."""
+    folder = tmp_path_factory.getbasetemp() if worker_id == "master" else tmp_path_factory.getbasetemp().parent
+
+    def made(name: str, make: Callable[[], Any]) -> Any:
+        path = folder / f"{name}.pickle"
+        with FileLock(f"{path}.lock", timeout=500):
+            if not path.exists():
+                path.write_bytes(pickle.dumps(make()))
+            return pickle.loads(path.read_bytes())
+
+    return made
 
 
 @pytest.fixture(scope="module")

@@ -18,11 +18,15 @@ FOLDER = Path(__file__).parents[1] / "notebooks"
 BUDGET = "PDVSIM_NOTEBOOK_PROMPTS"
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
-# On a reduced budget nothing is tuned: every map has these settings, unless the notebook gives its own.
+# On a reduced budget nothing is tuned: every map has these settings, unless the notebook gives its own, and short
+# answers, since a map simulates as many requests as it needs. So few simulations do not pay for worker processes.
 UNTUNED = """
-import functools, pdvsim
+import functools, pdvsim, pdvsim.common.workers
+pdvsim.common.workers.cores = lambda: 1
 small = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048, "controller": "fixed"}
-pdvsim.winner_map = functools.partial(lambda call, **given: call(**small | given), pdvsim.winner_map)
+def reduced(call, **given):
+    return call(**small | given | {"output_len": min(16, given.get("output_len", 16))})
+pdvsim.winner_map = functools.partial(reduced, pdvsim.winner_map)
 """
 
 

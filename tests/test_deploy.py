@@ -15,9 +15,10 @@ import pytest
 from pdvsim.cli.realrun import RealCommand
 from pdvsim.cli.runcommand import RunCommand
 from pdvsim.common.arguments import parse
-from pdvsim.decide.deploy import Block, Deployment, deployment, sglang, vllm
+from pdvsim.decide.deploy import deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
+from pdvsim.decide.served import Block, Deployment
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS, drafter_kind
 from pdvsim.sim.hardware.names import CHECKPOINTS

@@ -78,7 +78,6 @@ def blocks(page: str, text: str) -> list[Block]:
         if code and shown and token.info.strip() == "text":
             listed[-1] = replace(listed[-1], output=token.content)
         elif code:
-            assert token.map is not None
             listed.append(Block(page, token.map[0] + 1, token.info.strip(), token.content, mark))
         mark, shown = token.content.strip() if token.type == "html_block" else "", code
     return listed

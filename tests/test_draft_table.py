@@ -17,10 +17,12 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.decide.borders import HOLD, Border, border_notes
-from pdvsim.decide.draft_lengths import Speeds, _merged, error_of, find_table
-from pdvsim.decide.draft_table import ENGINES, PLAIN, DraftQuestion, DraftTable, EngineName
+from pdvsim.decide.draft_engines import ENGINES, EngineName
+from pdvsim.decide.draft_lengths import _merged, error_of, find_table
+from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.speeds import Speeds
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import builtin, roofline

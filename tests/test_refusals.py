@@ -70,7 +70,7 @@ REFUSED = [
     ("profile --models llama-2-7b --budget-s 0", "budget-s must be 0.01 to 2592000, got 0"),
     ("calibrate --from-bench a.json --from-vllm x.log", "--from-bench can be combined only with"),
     ("calibrate --from-bench a.json --name x", "--from-bench can be combined only with"),
-    ("calibrate --engine vllm", "--engine needs --from-kernels"),
+    ("calibrate --engine vllm", "--engine can be used only with --from-bench or --from-kernels"),
     ("calibrate --from-kernels .", "needs --engine"),
     ("calibrate --from-kernels . --engine vllm --gpu l4 -o x.npz", "kernel tables are known of"),
     ("calibrate --from-kernels . --engine vllm --gpu h200 -o x.json", "must end in .npz"),

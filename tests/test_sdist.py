@@ -16,7 +16,7 @@ import pdvsim
 ROOT = Path(__file__).parents[1]
 MADE = {"PKG-INFO", "setup.cfg"}  # by setuptools, as is pdvsim.egg-info
 BUILD = "import setuptools.build_meta as backend; backend.build_sdist('dist')"
-ITS_TESTS = ["tests/test_api.py"]
+ITS_TESTS = ["tests/sim/test_terms.py"]  # which read data of the package and of their own
 
 pytestmark = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git says which files there are")
 

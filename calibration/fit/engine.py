@@ -27,7 +27,7 @@ from pdvsim.calibration.fit.points import Floats, middle
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.hardware.reach import Reach
-from pdvsim.sim.reading import check_file, quoted, said
+from pdvsim.sim.reading import check_file, error_text, quoted
 from pdvsim.sim.specs import GpuSpec, Pair
 from pdvsim.sim.workload.own import bench_document
 
@@ -110,7 +110,7 @@ def _steps(path: str) -> tuple[Floats, str, int | None]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; expected the log of a server") from None
     except ValueError as error:
-        raise ValueError(f"{path}: {said(error)}") from None
+        raise ValueError(f"{path}: {error_text(error)}") from None
     engine, cache = "an engine of unknown version", None
     if made := ENGINE.search(text):
         name = "vLLM" if made["name"] == "V1" else made["name"]

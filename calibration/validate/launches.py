@@ -27,7 +27,7 @@ from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.metrics.summary import frames
 from pdvsim.sim.metrics.works import busy_share
-from pdvsim.sim.reading import read_json, read_table, said
+from pdvsim.sim.reading import error_text, read_json, read_table
 from pdvsim.sim.records import LANES, ROLES, Table
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec
@@ -80,7 +80,7 @@ def gather(folder: Path) -> int:
             with np.load(path, allow_pickle=False) as file:
                 columns = {name: file[name] for name in (*SAVED_DTYPES, *TICKS)}
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-            raise ValueError(f"{path}: holds no launches: {said(error)}") from None
+            raise ValueError(f"{path}: holds no launches: {error_text(error)}") from None
         tables.append(pd.DataFrame({"run": path.stem, **columns}))
     if (folder / LAUNCHES).exists():
         older = read_table(folder / LAUNCHES).to_pandas()
@@ -126,7 +126,9 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
         columns = [*SAVED_DTYPES, "start_s", "end_s", "solo_s"]
         return experiment, frame[columns].sort_values("start_s", ignore_index=True), document
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path}: not a result of realrun --save-detailed with its launches: {said(error)}") from None
+        raise ValueError(
+            f"{path}: not a result of realrun --save-detailed with its launches: {error_text(error)}"
+        ) from None
 
 
 # compared ------------------------------------------------------------------------------------------------------------

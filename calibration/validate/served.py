@@ -19,7 +19,7 @@ from pdvsim.common.files import sha256, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import MAX_DATA_BYTES, MAX_TOKENS
-from pdvsim.sim.reading import parse_json, quoted, read_text, said
+from pdvsim.sim.reading import error_text, parse_json, quoted, read_text
 
 # real runs on H200s
 SHIPPED = (
@@ -95,7 +95,7 @@ def read_runs(path: str | Path, planned: bool = False, own_policies: bool = Fals
             runs.append(_read(entry, Path(path).parent, planned, own_policies))
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         where = f", line {number}" if number else ""
-        raise ValueError(f"{path}{where}: not a file of real runs: {said(error)}") from None
+        raise ValueError(f"{path}{where}: not a file of real runs: {error_text(error)}") from None
     if not runs:
         raise ValueError(f"{path}: holds no runs")
     return runs

@@ -38,9 +38,7 @@ GROUPS = {  # name, also of its module: one line of help
         "realrun": "run one experiment on this machine's GPU: pdvsim realrun --arch pdv --request-rate 8",
         "validate": "compare real runs with simulated ones: pdvsim validate [RUNS.jsonl ...]",
     },
-    "published": {
-        "reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s",
-    },
+    "published": {"reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s"},
 }
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 

@@ -12,6 +12,7 @@ from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.workload.suffix import SuffixOptions
+from pdvsim.view.table import TextTable
 
 LENGTHS = (1, 2, 3, 4, 5, 7)
 ADVICE = (
@@ -57,7 +58,6 @@ def main(argv: list[str]) -> int:
 
     from pdvsim.study.output import dumps
     from pdvsim.view.acceptance import known
-    from pdvsim.view.table import TextTable
 
     rows = [row for row in known(LENGTHS) if args.drafter in (None, row["drafter"])]
     if not rows:
@@ -79,27 +79,27 @@ def _measured(args: AcceptanceCommand, path: str) -> dict[str, Any]:
     from pdvsim.view.acceptance import row_of
 
     texts = read_texts(path, args.tokenizer)
-    kept = args.suffix.suffix_decoding_max_cached_requests
-    if 0 < kept < len(texts):
+    cached = args.suffix.suffix_decoding_max_cached_requests
+    if 0 < cached < len(texts):
         raise ValueError(
             f"--suffix-decoding-max-cached-requests must be 0 or at least the {len(texts)} requests of {path}"
         )
     file = check_file(Path(args.output)) if args.output else None
-    found: list[Drafted] = []
+    drafted: list[Drafted] = []
     with Progress(len(texts), "requests", args.json) as progress:
-        for drafted in looked_up(texts, "suffix" if args.drafter == "suffix" else "ngram", LONGEST, args.suffix):
-            found.append(drafted)
-            progress.update(len(found))
-    tokens = sum(len(one.accepted) for one in found)
+        for one in looked_up(texts, "suffix" if args.drafter == "suffix" else "ngram", LONGEST, args.suffix):
+            drafted.append(one)
+            progress.update(len(drafted))
+    tokens = sum(len(one.accepted) for one in drafted)
     if not tokens:
         raise ValueError(f"{path}: the answers have no tokens")
-    means = {k: tokens / sum(len(rounds_of(one.accepted, k)) for one in found) for k in LENGTHS}
-    lengths = [one.lengths[at] for one in found for at in rounds_of(one.accepted, LONGEST)]
+    means = {k: tokens / sum(len(rounds_of(one.accepted, k)) for one in drafted) for k in LENGTHS}
+    lengths = [one.lengths[at] for one in drafted for at in rounds_of(one.accepted, LONGEST)]
     drafts = [length for length in lengths if length]
-    said = f"{len(drafts) / len(lengths):.0%} of rounds draft, {sum(drafts) / max(1, len(drafts)):.1f} tokens each"
+    text = f"{len(drafts) / len(lengths):.0%} of rounds draft, {sum(drafts) / max(1, len(drafts)):.1f} tokens each"
     if file is not None:
-        rounds = [[one.accepted[at] for at in rounds_of(one.accepted, LONGEST)] for one in found]
+        rounds = [[one.accepted[at] for at in rounds_of(one.accepted, LONGEST)] for one in drafted]
         lines = [json.dumps(counts, separators=(",", ":")) for counts in rounds if counts]
         write_whole(file, ("\n".join(lines) + "\n").encode(), args.overwrite)
-        said += f": --acceptance-from {file}"
-    return row_of(str(args.drafter), "-", "your texts", means, LENGTHS, f"looked up in {path}: {said}")
+        text += f": --acceptance-from {file}"
+    return row_of(str(args.drafter), "-", "your texts", means, LENGTHS, f"looked up in {path}: {text}")

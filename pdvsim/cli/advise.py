@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -11,12 +12,13 @@ from pdvsim.cli.page import AnswerCommand, deliver, page_file
 from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
-from pdvsim.decide.advice import CONFIDENCE, FLIPS, Question
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise, usual_runs
-from pdvsim.decide.figures import advice_figure
+from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Contender, chosen, drafters, fleets
-from pdvsim.decide.options import BUDGET, ChoiceOptions, forewarn_few, own_rate
+from pdvsim.decide.options import BUDGET, DecisionOptions, forewarn_few, own_rate
+from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
@@ -29,7 +31,7 @@ MOST_GPUS = 64  # of a fleet, if no limit is given
 
 
 @dataclass(frozen=True)
-class AdviseOptions(ChoiceOptions):
+class AdviseOptions(DecisionOptions):
     """The load, the service levels, the settings to test and the budget."""
 
     request_rate: RequestRate = math.inf
@@ -56,8 +58,8 @@ class AdviseOptions(ChoiceOptions):
         """Whether the number of GPUs is found, not given."""
         given = self.hardware
         timed = self.request_rate < math.inf or self.traffic.dataset_path is not None
-        found = self.concurrency is None and self.gpus != 1 and not chosen(given)
-        return bool(self.scoring.goodput) and timed and found
+        open_size = self.concurrency is None and self.gpus != 1 and not chosen(given)
+        return bool(self.scoring.goodput) and timed and open_size
 
     def _fitting(self, base: Experiment) -> Experiment:
         """The experiment on the fewest GPUs of a group that hold its models, if that number is to be found."""
@@ -137,6 +139,12 @@ class AdviseOptions(ChoiceOptions):
                 refused = error
         raise refused
 
+    def answer(self, question: Question | None = None, progress: Callable[[int], None] | None = None) -> Advice:
+        """The advice; `progress` is called with the number of simulations done."""
+        advice = advise(question or self.question(), Bench(self.jobs, progress, prompts=self.num_prompts))
+        advice.drawn_by = advice_pictures
+        return advice
+
 
 @dataclass(frozen=True)
 class AdviseCommand(AnswerCommand):
@@ -158,9 +166,5 @@ def main(argv: list[str]) -> int:
         folder = output.check_folder(Path(args.output))
         files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
     with Progress(usual_runs(question), "simulations", args.json, after_s=0, about=True) as progress:
-        bench = Bench(args.options.jobs, progress.update, prompts=args.options.num_prompts)
-        advice = advise(question, bench)
-    pictures = {}
-    if advice.recommended and (files or page):
-        pictures[FLIPS if advice.flips_drawn else CONFIDENCE] = advice_figure(advice)
-    return deliver(advice, args, pictures, files, page)
+        advice = args.options.answer(question, progress.update)
+    return deliver(advice, args, files, page)

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.common.arguments import parse
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
-from pdvsim.common.options import Paths, Placed
+from pdvsim.common.options import Paths, Placed, check_kinds
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.limits import Shards, Tokens, check_ranges
+from pdvsim.view.table import cell, grid, percent_cell
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -22,6 +23,12 @@ if TYPE_CHECKING:
     from pdvsim.calibration.fit.build import Calibration
 
 PROFILE, MACHINE = "profile.json", "machine.json"  # files written where no other is named
+KINDS = {  # which options can be combined with each
+    "from_bench": {"pair", "gpu", "engine", "tensor_parallel_size", "max_num_batched_tokens", "output", "json"},
+    "from_kernels": {"engine", "gpu", "output", "json"},
+    "from_vllm": {"bench", "pair", "gpu", "name", "output", "json"},
+}
+SAMPLED = {"samples", "served", "name", "plots", "output", "json"}  # the options where samples are fitted
 
 
 @dataclass(frozen=True)
@@ -66,6 +73,7 @@ class CalibrateCommand:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        check_kinds(self, KINDS, SAMPLED)
 
 
 def main(argv: list[str]) -> int:
@@ -74,25 +82,15 @@ def main(argv: list[str]) -> int:
     if args.from_bench:
         from pdvsim.cli.calibrate_bench import correct
 
-        if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.name or args.from_kernels:
-            raise ValueError(
-                "--from-bench can be combined only with --model or --pair, --gpu, --engine, server options and -o"
-            )
         file = Path(args.output if args.output != PROFILE else MACHINE)
         hardware = Hardware(
             args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size, engine=args.engine
         )
         return correct(args.from_bench, args.pair, hardware, args.max_num_batched_tokens, file, args.json)
-    if (args.tensor_parallel_size, args.max_num_batched_tokens) != (1, Server.max_num_batched_tokens):
-        raise ValueError("--tensor-parallel-size and --max-num-batched-tokens need --from-bench")
     if args.from_kernels is not None:
         return _kernels(args, args.from_kernels)
-    if args.engine is not None:
-        raise ValueError("--engine needs --from-kernels or --from-bench")
     if args.from_vllm:
         return _engine(args)
-    if args.bench or args.pair or args.gpu:
-        raise ValueError("--bench, --pair and --gpu need --from-vllm; samples name their models and GPU")
     if args.samples is None:
         raise ValueError("name a folder of samples, logs of your engine with --from-vllm, or results with --from-bench")
 
@@ -119,10 +117,7 @@ def _kernels(args: CalibrateCommand, folder: str) -> int:
     """Tables of an engine's kernels."""
     from pdvsim.calibration.kernels import as_bytes, left_out, pack
     from pdvsim.study import output
-    from pdvsim.view.table import cell, grid
 
-    if args.samples or args.plots or args.served or args.from_vllm or args.bench or args.pair or args.name:
-        raise ValueError("--from-kernels takes --engine, --gpu, --output and --json alone")
     if args.engine in (None, "pdvsim") or args.gpu is None:
         raise ValueError("--from-kernels needs --engine (vllm, sglang or trtllm) and --gpu")
     if not args.output.endswith(".npz"):
@@ -134,10 +129,7 @@ def _kernels(args: CalibrateCommand, folder: str) -> int:
     if args.json:
         print(output.dumps({"about": tables.about, "left_out": list(map(asdict, errors)), "files": [str(path)]}))
     else:
-        rows = [
-            [one.kernels, f"{one.points:,}", f"{cell(one.median, 1, 100)}%", f"{cell(one.p95, 1, 100)}%"]
-            for one in errors
-        ]
+        rows = [[one.kernels, f"{one.points:,}", percent_cell(one.median), percent_cell(one.p95)] for one in errors]
         print(f"Errors at points left out; {args.engine} {tables.version} on {tables.about['system']}")
         print(grid(["kernels", "points", "median error", "p95"], rows))
     say("pdvsim", f"saved {path}")
@@ -149,10 +141,7 @@ def _engine(args: CalibrateCommand) -> int:
     from pdvsim.calibration.fit.build import save
     from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
     from pdvsim.study import output
-    from pdvsim.view.table import cell, grid
 
-    if args.samples or args.plots or args.served:
-        raise ValueError("--from-vllm cannot be combined with samples, --served or --plots")
     if args.pair is None or args.gpu is None:
         raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
     path = output.check_file(Path(args.output))
@@ -162,10 +151,7 @@ def _engine(args: CalibrateCommand) -> int:
     if args.json:
         print(output.dumps(fit.document() | {"files": [str(path)]}))
     else:
-        rows = [
-            [str(size), *(f"{cell(error[key], 1, 100)}%" for key in ("median", "p95"))]
-            for size, error in fit.errors.items()
-        ]
+        rows = [[str(size), *_median_p95(error)] for size, error in fit.errors.items()]
         print(f"Errors at batch sizes left out of the fit; {fit.profile.foundation}, {fit.steps:,} steps")
         print(grid(["concurrent requests, up to", "median error", "p95"], rows))
         print(f"\nBetween steps: {cell(fit.host_s, 2, 1e3)} ms" + ("" if benches else " (no --bench: assumed 0)"))
@@ -187,16 +173,15 @@ def _plots(calibration: Calibration, folder: Path, stem: str) -> list[Path]:
     return list(content)
 
 
+def _median_p95(errors: Mapping[str, float]) -> list[str]:
+    return [percent_cell(errors[key]) for key in ("median", "p95")]
+
+
 def _table(document: Mapping[str, Any]) -> str:
     """Held-out errors by model, then those of co-running launches."""
-    from pdvsim.view.table import cell, grid
-
-    def percent(errors: Mapping[str, float]) -> list[str]:
-        return [f"{cell(errors[key], 1, 100)}%" for key in ("median", "p95")]
-
     header = ["model alone", "points", "median error", "p95", "spread of samples", "p95"]
     rows = [
-        [model, str(solo["points"]), *percent(solo), *percent(solo["spread"])]
+        [model, str(solo["points"]), *_median_p95(solo), *_median_p95(solo["spread"])]
         for model, solo in document["solo"].items()
     ]
     blocks = [f"Errors at points held out of the fit; {document['foundation']}\n" + grid(header, rows)]
@@ -206,7 +191,7 @@ def _table(document: Mapping[str, Any]) -> str:
         rows = []
         for key, errors in document["corun"].items():
             works, _, how = key.partition("_")
-            rows.append([works, names[how], str(errors["works"]), *percent(errors)])
+            rows.append([works, names[how], str(errors["works"]), *_median_p95(errors)])
         blocks.append(grid(header, rows))
     host = document["host"]
     costs = ", ".join(f"{name.removesuffix('_s')} {cell(host[name], 1, 1e6)} us" for name in host)

@@ -17,7 +17,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
 from pdvsim.study import output
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import grid, percent_cell
 
 COMPARED = {"output_throughput": "throughput", "mean_tpot_ms": "mean TPOT", "mean_ttft_ms": "mean TTFT"}
 
@@ -72,6 +72,6 @@ def _errors(load: BenchedLoad, experiment: Experiment) -> dict[str, float]:
 def _change(row: dict[str, Any]) -> Any:
     def text(metric: str) -> str:
         both = [row[when].get(metric) for when in ("before", "after")]
-        return "" if None in both else " -> ".join(f"{cell(error, 1, 100, '+')}%" for error in both)
+        return "" if None in both else " -> ".join(percent_cell(error, "+") for error in both)
 
     return text

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
 from pdvsim.common.arguments import parse
 from pdvsim.common.progress import Progress
-from pdvsim.decide.capacity import Plan
+from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
-from pdvsim.decide.figures import capacity_figure
+from pdvsim.decide.figures import capacity_pictures
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import DecisionOptions, forewarn_few
 from pdvsim.decide.runs import Bench, saturated, without_band
@@ -26,7 +27,7 @@ from pdvsim.study.estimate import forewarn
 class CapacityOptions(DecisionOptions):
     """Architectures and replications, and the service levels to hold; --replicas servers share the load."""
 
-    without: ClassVar[tuple[str, ...]] = (*DecisionOptions.without, "request_rate")
+    without: ClassVar[tuple[str, ...]] = (*DecisionOptions.without, "request_rate", "objective", "indifference")
 
     gpu_hour_usd: GpuHourUsd | None = None
     """Price of a GPU per hour; adds the cost per million output tokens."""
@@ -41,6 +42,12 @@ class CapacityOptions(DecisionOptions):
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
         space = self.space(self.arch) if self.arch else None
         return Plan(base, self.arch, self.num_runs, goal, self.tolerance, space, least=self.num_prompts or LEAST)
+
+    def answer(self, plan: Plan | None = None, progress: Callable[[int], None] | None = None) -> Capacities:
+        """The rates held; `progress` is called with the number of simulations done."""
+        capacities = find_capacities(plan or self.plan(), Bench(self.jobs, progress), self.gpu_hour_usd)
+        capacities.drawn_by = capacity_pictures
+        return capacities
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,5 @@ def main(argv: list[str]) -> int:
     tunes = plan.space is not None and plan.space.steps_of(plan.archs)
     tuning = most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0  # most is rarely needed
     with Progress(len(runs) + tuning, "runs", args.json, after_s=0, about=True) as progress:
-        capacities = find_capacities(plan, Bench(args.options.jobs, progress.update), args.options.gpu_hour_usd)
-    return deliver(
-        capacities, args, {"Rates held": capacity_figure(capacities)} if capacities.rows else {}, files, page, date
-    )
+        capacities = args.options.answer(plan, progress.update)
+    return deliver(capacities, args, files, page, date)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
@@ -10,8 +11,9 @@ from pdvsim.cli.page import AnswerCommand, deliver, page_file
 from pdvsim.common.arguments import parse
 from pdvsim.common.options import options
 from pdvsim.common.progress import Progress
+from pdvsim.decide.draft_engines import EngineName
 from pdvsim.decide.draft_lengths import find_table, usual_runs
-from pdvsim.decide.draft_table import DraftQuestion, EngineName
+from pdvsim.decide.draft_table import DraftQuestion, DraftTable
 from pdvsim.decide.options import VariedOptions
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import LENGTHS, LONG_LENGTHS
@@ -62,6 +64,12 @@ class DraftTableOptions(VariedOptions):
         given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.num_prompts)
         return DraftQuestion(base, *given)
 
+    def answer(
+        self, question: DraftQuestion | None = None, progress: Callable[[int], None] | None = None
+    ) -> DraftTable:
+        """The table; `progress` is called with the number of simulations done."""
+        return find_table(question or self.question(), Bench(self.jobs, progress))
+
 
 @dataclass(frozen=True)
 class DraftTableCommand(AnswerCommand):
@@ -81,5 +89,5 @@ def main(argv: list[str]) -> int:
     if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
         raise ValueError(f"{file} cannot be overwritten: it is an input")
     with Progress(usual_runs(question), "simulations", args.json, about=True) as progress:
-        table = find_table(question, Bench(args.options.jobs, progress.update))
-    return deliver(table, args, {}, [file] if file is not None else (), page)
+        table = args.options.answer(question, progress.update)
+    return deliver(table, args, [file] if file is not None else (), page)

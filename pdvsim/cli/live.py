@@ -97,6 +97,6 @@ def _serve(args: LiveCommand, page: PageServer) -> None:
     profile = covering_profile(setup.base)
     about = f"{setup.base.server.pair} on {profile.gpu.name}, profile {profile.name}: {profile.foundation}"
     try:
-        page.run(Dashboard(feed, setup, names, lambda shown: SavedSession(setup, shown).said, about), ready)
+        page.run(Dashboard(feed, setup, names, lambda shown: SavedSession(setup, shown).outcome, about), ready)
     finally:
         feed.close()

@@ -89,7 +89,7 @@ class SavedSession:
         context.Process(target=_write, args=(theirs, setup, shown.tape, shown.now_s, folder), daemon=True).start()
         theirs.close()
 
-    def said(self) -> str | None:
+    def outcome(self) -> str | None:
         """The outcome as text; None while it is running."""
         try:
             return str(self._pipe.recv()) if self._pipe.poll() else None
@@ -100,7 +100,7 @@ class SavedSession:
 def _write(pipe: Connection, setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        said: Any = write_session(setup, tape, now_s, folder)
+        outcome: Any = write_session(setup, tape, now_s, folder)
     except (ValueError, OSError) as error:
-        said = f"nothing was saved: {error}"
-    pipe.send(said)
+        outcome = f"nothing was saved: {error}"
+    pipe.send(outcome)

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from pdvsim.cli.page import AnswerCommand, deliver, page_file
 from pdvsim.common.arguments import parse
 from pdvsim.common.progress import Progress
-from pdvsim.decide.figures import map_figure
+from pdvsim.decide.figures import map_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets
-from pdvsim.decide.options import ChoiceOptions, forewarn_few, own_rate
+from pdvsim.decide.grid import Axis, Grid, Place, size_ratio
+from pdvsim.decide.options import DecisionOptions, forewarn_few, own_rate
 from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
-from pdvsim.decide.winners import Axis, Grid, Place, draw_map, size_ratio
+from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import pair_name
@@ -24,8 +26,6 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
-from pdvsim.view.forest import forest_figure
-from pdvsim.view.setting import points_line
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
@@ -34,7 +34,7 @@ SEARCHED = 4  # of so many runs that tuning could take it usually takes one
 
 
 @dataclass(frozen=True)
-class MapOptions(ChoiceOptions):
+class MapOptions(DecisionOptions):
     """Architectures, the two axes, and replications."""
 
     y: Axis = "acceptance"
@@ -118,6 +118,13 @@ class MapOptions(ChoiceOptions):
             accepted,
         )
 
+    def answer(self, grid: Grid | None = None, progress: Callable[[int], None] | None = None) -> WinnerMap:
+        """The map; `progress` is called with the number of simulations done."""
+        bench = Bench(self.jobs, progress, band=self.against is not None, prompts=self.num_prompts)
+        winners = draw_map(grid or self.grid(), bench)
+        winners.drawn_by = map_pictures
+        return winners
+
 
 @dataclass(frozen=True)
 class MapCommand(AnswerCommand):
@@ -140,13 +147,5 @@ def main(argv: list[str]) -> int:
     forewarn([applicable(without_band(run)) for run in experiments], args.options.jobs)
     searched = most_runs(grid.space, len(grid.cells()), len(grid.archs)) // SEARCHED
     with Progress(len(experiments) + searched, "runs", args.json, after_s=0, about=True) as progress:
-        banded, prompts = grid.against is not None, args.options.num_prompts
-        winners = draw_map(grid, Bench(args.options.jobs, progress.update, banded, prompts))
-    pictures = {"The map": map_figure(winners)} if winners.cells else {}
-    if winners.differences is not None:
-        files.append(output.check_file(files[0].with_name("differences.png")))
-        bases = [asdict(grid.placed(load, place)) for load, place in grid.cells()]
-        setting = points_line(winners.differences.points, bases)
-        if winners.differences.paired:
-            pictures["Differences"] = forest_figure(winners.differences.summary, winners.differences.paired, setting)
-    return deliver(winners, args, pictures, files, page, date)
+        winners = args.options.answer(grid, progress.update)
+    return deliver(winners, args, files, page, date)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -15,9 +15,6 @@ from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
 
 
 @dataclass(frozen=True)
@@ -33,20 +30,16 @@ class AnswerCommand:
 
 
 def deliver(
-    answer: Answer,
-    wanted: AnswerCommand,
-    pictures: Mapping[str, Figure],
-    files: Sequence[Path] = (),
-    page: Path | None = None,
-    date: str | None = None,
+    answer: Answer, wanted: AnswerCommand, files: Sequence[Path] = (), page: Path | None = None, date: str | None = None
 ) -> int:
     """Print an answer, and write its page and files; returns the exit code.
 
-    Files of an answer without result are removed. `pictures` are by heading, in the order of their files.
+    Files of an answer without result are removed. Plots other than the main one are named after their heading.
     """
     report = answer.report()
     document = output.dumps(({} if date is None else {"date": date}) | report.document)
     print(document if wanted.json else report.text)
+    pictures = answer.pictures() if (files or page) and not report.empty else {}
     if not report.empty:
         write_page(page, Sheet(report.title, report.lead, report.sections, pictures, facts_of(report.base)))
     if not files:
@@ -54,12 +47,12 @@ def deliver(
             say("pdvsim", f"interrupted: {report.stopped}")
         return 130 if report.stopped else 0
     content: dict[Path, bytes | None] = dict.fromkeys(files)
-    drawn = iter(pictures.values())
     for path in () if report.empty else files:
         if path.suffix == ".parquet":
             content[path] = output.parquet(answer.points)
         elif path.suffix == ".png":
-            content[path] = next((output.picture(figure, path) for figure in drawn), None)
+            names = [path, *(path.with_name(f"{heading.lower()}.png") for heading in [*pictures][1:])]
+            content |= {name: output.picture(one, name) for name, one in zip(names, pictures.values(), strict=False)}
         else:
             content[path] = (document + "\n").encode()
     return output.save(content, report.stopped)

@@ -88,8 +88,8 @@ def main(argv: list[str]) -> int:
     )
     if (folder / SAMPLES).exists() and not any(parts.glob("*.npz")):
         split(load(folder), parts)
-    said: list[str] = []
-    profiler = Profiler(options, preset, said.append)
+    lines: list[str] = []
+    profiler = Profiler(options, preset, lines.append)
     failed: list[str] = []
     interrupted = False
     try:
@@ -98,7 +98,7 @@ def main(argv: list[str]) -> int:
             failed = profiler.run()
     except KeyboardInterrupt:
         interrupted = True
-    for line in said:
+    for line in lines:
         if "throttled" in line or ": failed: " in line:
             say("pdvsim", line)
     part_files = sorted(parts.glob("*.npz"))
@@ -125,7 +125,7 @@ def _show_profiles(json: bool) -> int:
     from pdvsim.sim.hardware.kernels import shipped_tables
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.study import output
-    from pdvsim.view import table
+    from pdvsim.view.comparison import profiles_table
 
     profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]
     profiles += [(name, engine, engine_profile(engine, name)) for engine, name, _ in shipped_tables()]
@@ -162,5 +162,5 @@ def _show_profiles(json: bool) -> int:
             for name, model in PRESETS.items()
         ],
     }
-    print(output.dumps(document) if json else table.profiles_table(document))
+    print(output.dumps(document) if json else profiles_table(document))
     return 0

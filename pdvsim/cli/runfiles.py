@@ -34,10 +34,10 @@ class RunFiles:
         if args.save_result or (args.save_detailed and not results):
             results.append(check_folder(Path(args.result_dir)) / result_name(args.experiment, args.label, date))
         stem = results[0].with_suffix("") if args.save_detailed else None
-        beside = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
+        tables = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
         traces = (Path(args.trace_out),) if args.trace_out else ()
         pages = (Path(args.html),) if args.html else ()
-        files = cls(args.label, date, tuple(results), beside, traces, pages)
+        files = cls(args.label, date, tuple(results), tables, traces, pages)
         taken = {os.path.realpath(path): "the run reads it as input" for path in args.experiment.files}
         for path in files.paths:
             check_file(path)

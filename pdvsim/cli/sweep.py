@@ -24,6 +24,7 @@ from pdvsim.study.estimate import cost, forewarn
 from pdvsim.study.inputs import check_points
 from pdvsim.study.stats import over_replications, paired_differences, varied
 from pdvsim.study.sweep import DEFAULT_RATES, Sweep
+from pdvsim.view.setting import acceptance_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -239,7 +240,7 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     """List the points and the estimated time; writes nothing."""
     from pdvsim.study import output
     from pdvsim.study.folder import listed
-    from pdvsim.view import table
+    from pdvsim.view.comparison import points_table
 
     folder.check(args.resume)
     points = folder.sweep.points()
@@ -252,7 +253,7 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     if args.json:
         print(output.dumps({"points": rows, "estimate": estimate}))
         return 0
-    print(table.points_table(rows))
+    print(points_table(rows))
     spread = "spread over the cluster" if jobs is None else f"about {needed_s / jobs:.0f} s on {jobs}"
     print(
         f"{len(points) - len(done)} of {len(points)} points to run: an estimated {needed_s:.0f} s of one core, {spread}"
@@ -262,9 +263,9 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
 
 def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args: SweepCommand) -> None:
     from pdvsim.study import output
-    from pdvsim.view import table
+    from pdvsim.view.comparison import paired_table
     from pdvsim.view.points import sweep_table
-    from pdvsim.view.setting import acceptance_notes
+    from pdvsim.view.serving import serving_table
 
     entries = over_replications(frame)
     differences = [
@@ -281,9 +282,9 @@ def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args
     if args.verbose:
         for entry in entries:
             load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
-            print(table.serving_table(entry | load, scoring.metric_percentiles) + "\n")
+            print(serving_table(entry | load, scoring.metric_percentiles) + "\n")
     print(sweep_table(frame))
     for note in acceptance_notes(point.experiment for point in sweep.points() if point.experiment.speculates):
         print(note)
     if differences and args.verbose and sweep.num_runs > 1:
-        print("\n" + table.paired_table(differences, varied(frame)))
+        print("\n" + paired_table(differences, varied(frame)))

@@ -17,7 +17,7 @@ from pdvsim.common.options import Option, build, by_name, converted, groups_of, 
 from pdvsim.common.spelling import nearest
 from pdvsim.sim.limits import INTERNAL
 from pdvsim.sim.policies import file_of
-from pdvsim.sim.reading import read_toml, said
+from pdvsim.sim.reading import error_text, read_toml
 
 T = TypeVar("T")
 MOST_USED = (
@@ -64,7 +64,7 @@ def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]
     try:
         settings = read_toml(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"cannot read {path}: {said(error)}") from None
+        raise ValueError(f"cannot read {path}: {error_text(error)}") from None
     known = options(command)
     if "arch" in settings and "arch" in known and "arch" not in given:
         for arch in converted(replace(known["arch"], hint=tuple[str, ...]), settings["arch"]):

@@ -82,7 +82,7 @@ def one_line(text: str) -> str:
 @contextmanager
 def _notes_said(program: str) -> Iterator[None]:
     """Notes and doubts as lines on standard error, each once; other warnings as Python shows them."""
-    said: set[str] = set()
+    shown: set[str] = set()
     warnings.filterwarnings("ignore", tracker.DIED)  # permanently: loky's semaphores are removed when Python ends
     with warnings.catch_warnings():
         as_usual = warnings.showwarning
@@ -90,8 +90,8 @@ def _notes_said(program: str) -> Iterator[None]:
 
         def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
             if issubclass(category, Note):
-                if str(message) not in said:
-                    said.add(str(message))
+                if str(message) not in shown:
+                    shown.add(str(message))
                     say(program, f"{'warning: ' if issubclass(category, Doubt) else ''}{message}")
             else:
                 as_usual(message, category, *where, **more)
@@ -109,9 +109,9 @@ def _crashed(program: str, error: Exception) -> int:
     """Unexpected errors: one line, and a file to report."""
     what = one_line(f"{type(error).__name__}: {error}")[:200]
     about = f"pdvsim {__version__}, Python {platform.python_version()}, {platform.platform()}"
-    said = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]
+    command = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]
     intro = "An error of pdvsim itself. Please report it with this file and the input files that the command names."
-    report = "\n".join((intro, "", about, said, "", "".join(traceback.format_exception(error))[-200_000:]))
+    report = "\n".join((intro, "", about, command, "", "".join(traceback.format_exception(error))[-200_000:]))
     name = f"pdvsim-crash-{datetime.now():%Y%m%d-%H%M%S-%f}.txt"
     for folder in (Path.cwd(), Path(tempfile.gettempdir())):
         with contextlib.suppress(OSError):

@@ -1,223 +1,50 @@
-"""The question, the advice, and its text: every sentence uses values from the runs."""
+"""The text of an advice: every sentence uses values from the runs."""
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import Any
 
 from pdvsim.common.commandline import command_line
-from pdvsim.common.outcomes import Row
-from pdvsim.decide import hazards
-from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.contest import Contest
-from pdvsim.decide.deploy import Block, Deployment, unknown_head
-from pdvsim.decide.fleet import Contender, contender_name
-from pdvsim.decide.flips import Flips
-from pdvsim.decide.goal import NAMES, Goal, attained, level_title
-from pdvsim.decide.options import BUDGET
+from pdvsim.decide.goal import NAMES, attained
+from pdvsim.decide.question import Findings, Question
+from pdvsim.decide.recommendation import nothing_meets, recommendation
 from pdvsim.decide.report import (
-    Answer,
     Report,
     contest_document,
     lead_text,
     outside_measured,
-    plural,
     positive,
     rests_on,
     threshold_text,
     unsure_text,
 )
-from pdvsim.decide.runs import (
-    conversation_output_tokens,
-    delivered_tokens_per_s,
-    load_axis,
-    load_words,
-    replications,
-)
-from pdvsim.decide.space import Space, settings_text
-from pdvsim.decide.tune import Search
-from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.limits import Budget, GpuHourUsd, NumRuns, PartialShare, Range, check_ranges
-from pdvsim.sim.relevance import vet
+from pdvsim.decide.runs import load_axis, load_words
+from pdvsim.decide.served import Deployment
+from pdvsim.decide.space import settings_text
+from pdvsim.sim.config import Experiment
 from pdvsim.study import output
-from pdvsim.study.length import length_of, too_short
-from pdvsim.study.stats import Interval, interval
+from pdvsim.study.length import length_of
+from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Highlight, Showable
-from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
+from pdvsim.view.setting import acceptance_notes, measure_notes
+from pdvsim.view.style import metric_label
 from pdvsim.view.table import DETAIL, TextTable, cell
 
-if TYPE_CHECKING:
-    import pandas as pd
-
-MILLION = 1e6
-BATCH_JOB_TIME = ("Time to finish (s)", "duration")
 CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
+UNFOLDED = 5  # finalists that a page always shows; those after them that lose significantly are folded
 TILE_METRICS = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
 EXPECTED = (
-    ("Request throughput (req/s)", "request_throughput"),
-    ("Output throughput (tok/s)", "output_throughput"),
-    ("Request goodput (req/s)", "request_goodput"),
-    ("Mean TTFT (ms)", "mean_ttft_ms"),
-    ("{} TTFT (ms)", "{}_ttft_ms"),
-    ("P99 TTFT (ms)", "p99_ttft_ms"),
-    ("Mean TPOT (ms)", "mean_tpot_ms"),
-    ("{} TPOT (ms)", "{}_tpot_ms"),
-    ("P99 TPOT (ms)", "p99_tpot_ms"),
-    ("Mean E2EL (ms)", "mean_e2el_ms"),
-    ("Tokens per round", "spec_decode_acceptance_length"),
-)
+    "request_throughput", "output_throughput", "request_goodput", "mean_ttft_ms", "{}_ttft_ms", "p99_ttft_ms",
+    "mean_tpot_ms", "{}_tpot_ms", "p99_tpot_ms", "mean_e2el_ms",
+)  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Question:
-    """The question, and the budget of simulations for the answer."""
-
-    base: Experiment
-    space: Space
-    goal: Goal
-    num_runs: NumRuns = 5
-    indifference: PartialShare = 0.01
-    budget: Budget = BUDGET
-    gpu_hour_usd: GpuHourUsd | None = None
-    ways: tuple[Contender, ...] = ()  # compared instead of architectures
-    # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
-    most_gpus: Annotated[int, Range(0, 1024)] = 0
-    fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
-    by_cost: bool = False  # the cheapest of the ways that meet the goal is chosen
-
-    def __post_init__(self) -> None:
-        if self.num_runs < 2:
-            raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
-        check_ranges(self)
-        vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
-
-    def name(self, candidate: Experiment) -> str:
-        """Name of the contender with these settings."""
-        return contender_name(candidate, self.ways)
-
-    @property
-    def fleets(self) -> tuple[Contender, ...]:
-        """Ways to use several GPUs."""
-        return tuple(way for way in self.ways if way.hardware is not None)
-
-    @property
-    def drafters(self) -> tuple[Contender, ...]:
-        """Architectures with drafters."""
-        return tuple(way for way in self.ways if way.pair is not None)
-
-    def described(self, candidate: Experiment) -> str:
-        """Short description of a candidate."""
-        return ", ".join([self.name(candidate), *settings_text(candidate)])
-
-    def hourly(self, candidate: Experiment) -> float:
-        """Hourly cost of a fleet: dollars, or GPUs if no price is given."""
-        return candidate.hardware.replicas * candidate.gpus * (self.gpu_hour_usd or 1.0)
-
-    @property
-    def cheaper(self) -> frozenset[str]:
-        """Fleets that cost less than others."""
-        costs = {fleet.name: self.hourly(fleet.of(self.base)) for fleet in self.fleets}
-        return frozenset(name for name, cost in costs.items() if cost < max(costs.values()))
-
-
-@dataclass(repr=False)
-class Advice(Answer):
-    """The answer, possibly interrupted."""
-
-    question: Question
-    search: Search
-    finals: dict[Experiment, list[Row]] = field(default_factory=dict)
-    held: Contest | None = None  # among the finalists that can be chosen
-    recommended: Experiment | None = None
-    flips: list[Flips] = field(default_factory=list)
-    alone: hazards.Alone | None = None
-    break_even: hazards.BreakEven | None = None
-    balance: hazards.Balance | None = None
-    memory: dict[str, int] | None = None
-    capacity: Capacities | None = None
-    deployment: list[Block] = field(default_factory=list)  # commands to start it
-    left_out: list[str] = field(default_factory=list)
-    runs: int = 0
-    spent_s: float = 0.0
-    interrupted: bool = False
-    refused: dict[str, str] = field(default_factory=dict)  # fleets that are not among the finalists, and why
-
-    @property
-    def rows(self) -> list[Row]:
-        """The recommendation's replications."""
-        assert self.recommended is not None
-        return self.finals[self.recommended]
-
-    @property
-    def met(self) -> bool:
-        """Whether the recommendation meets the service levels and keeps up; the capacity search overrules its runs."""
-        held, load = self.held_rate, self.question.base.traffic.request_rate
-        return self.question.goal.met(self.rows) and (held is None or load <= held.mean + held.half_width)
-
-    @property
-    def held_rate(self) -> Interval | None:
-        """The rate that the recommendation holds; None if it was not searched."""
-        rate: Interval | None = self.capacity.summary()[0]["rate"] if self.capacity and self.capacity.rows else None
-        return rate
-
-    def finalist(self, name: str) -> Experiment:
-        """The finalist of this name."""
-        return next(candidate for candidate in self.finals if self.question.name(candidate) == name)
-
-    @property
-    def able(self) -> list[Experiment]:
-        """The finalists that meet the service levels and keep up."""
-        return [candidate for candidate, rows in self.finals.items() if self.question.goal.met(rows)]
-
-    @property
-    def cheapest(self) -> Experiment | None:
-        """The cheapest fleet that meets the service levels and keeps up."""
-        return min(self.able if self.question.fleets else [], key=self.question.hourly, default=None)
-
-    @property
-    def priced(self) -> bool:
-        """Whether costs are shown."""
-        return bool(self.question.fleets or self.question.gpu_hour_usd)
-
-    def per_million(self, candidate: Experiment) -> Interval:
-        """Cost of a million output tokens on a fleet at this load: dollars or GPU-hours."""
-        return self._cost_of(candidate, MILLION)
-
-    def per_conversation(self, candidate: Experiment) -> Interval:
-        """Cost of a conversation on a fleet at this load, all its turns, in the same unit."""
-        return self._cost_of(candidate, conversation_output_tokens(self.question.base.traffic))
-
-    def _cost_of(self, candidate: Experiment, tokens: float) -> Interval:
-        """The price over what is delivered in the steady state: the one figure of cost in all lines."""
-        price, rows = self.question.hourly(candidate), self.finals[candidate]
-        runs = replications(candidate, len(rows))
-        rates = (delivered_tokens_per_s(run, row) for run, row in zip(runs, rows, strict=True))
-        return interval(price * tokens / (rate * 3600) for rate in rates)
-
-    def _expects(self, key: str) -> Interval:
-        """A metric of the recommendation."""
-        within = (row[f"{key}_se"] for row in self.rows if f"{key}_se" in row)
-        return interval((row.get(key, math.nan) for row in self.rows), within=within)
-
-    @property
-    def points(self) -> pd.DataFrame:
-        """One row per run of the finals: finalist, settings, seed and metrics."""
-        import pandas as pd
-
-        ask, best = self.question, self.recommended
-        return pd.DataFrame(
-            {"finalist": ask.name(c), "settings": ", ".join(settings_text(c)), "recommended": c == best} | row
-            for c, rows in self.finals.items()
-            for row in rows
-        )
-
-    @property
-    def flips_drawn(self) -> list[Flips]:
-        """The axes on which more than the given load was tested."""
-        return [flips for flips in self.flips if len(flips.probes) > 1]
+class Advice(Findings):
+    """The answer: what was found, section by section."""
 
     def report(self) -> Report:
         """The whole advice, section by section."""
@@ -237,13 +64,13 @@ class Advice(Answer):
         stopped = "the above uses the runs that had finished" if self.interrupted else ""
         if self.recommended is None or self.held is None:
             return Report("Advice", lead, ask.base, [("", _undecided(self))], document, stopped)
-        figures = {label: positive(self._expects(key)) for label, key in _metrics(ask).items() if key in TILE_METRICS}
-        card = Highlight(_recommendation(self, self.recommended), figures, self.met)
+        figures = {label: positive(self.expects(key)) for label, key in _metrics(ask).items() if key in TILE_METRICS}
+        card = Highlight(recommendation(self, self.recommended), figures, self.met)
         sections = (
-            ("Recommendation" if self.met else _nothing(self), [card]),
+            ("Recommendation" if self.met else nothing_meets(self), [card]),
             ("Expected", [_expected(self)]),
             (CONFIDENCE, _confidence(self, self.recommended, self.held)),
-            (FLIPS, _where(self)),
+            (FLIPS, [*(line for flips in self.flips for line in flips.lines), *_left_out(self, True)]),
             ("To run it", [Deployment(self.deployment)]),
             ("Failure modes nearby", _failure_modes(self, self.recommended)),
             ("Method", _notes(self, self.recommended)),
@@ -252,7 +79,7 @@ class Advice(Answer):
         return Report("Advice", lead, ask.base, sections, document, stopped)
 
 
-def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
+def _decided(advice: Findings, best: Experiment, held: Contest) -> dict[str, Any]:
     """The document's part on the recommendation and its neighbourhood."""
     ask, rows, share = advice.question, advice.rows, advice.balance
     return {
@@ -266,7 +93,7 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
             "command": command_line("pdvsim run", best),
             "deployment": [asdict(block) for block in advice.deployment],
         },
-        "expected": {key: advice._expects(key) for key in _metrics(ask).values()}
+        "expected": {key: advice.expects(key) for key in _metrics(ask).values()}
         | ({"attainment": interval(map(attained, rows))} if ask.goal.levels else {}),
         "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
         "objective": ask.goal.objective,
@@ -296,7 +123,7 @@ def _decided(advice: Advice, best: Experiment, held: Contest) -> dict[str, Any]:
     }
 
 
-def _undecided(advice: Advice) -> list[str]:
+def _undecided(advice: Findings) -> list[str]:
     order = advice.search.ranked(list(advice.search.figures), advice.question.base)
     if not order:
         return ["No simulation has finished."]
@@ -304,103 +131,16 @@ def _undecided(advice: Advice) -> list[str]:
     return [f"Not decided. After {len(order)} short runs without replication, {first} leads."]
 
 
-def _recommendation(advice: Advice, best: Experiment) -> list[str]:
-    ask, goal = advice.question, advice.question.goal
-    card = f"{best.hardware.replicas * best.gpus} GPUs ({best.hardware.gpu})" if ask.fleets else best.hardware.gpu
-    load = load_words(ask.base.traffic)
-    model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
-    lines = [ask.described(best), f"for {model} on {card} at {load}", *_without_drafts(advice, best)]
-    if goal.levels:
-        share = cell(interval(map(attained, advice.rows)), 1, 100)
-        verb = "meets" if advice.met else "does not meet"
-        lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} %)")
-        rooms = {name: interval(goal.headrooms(row)[name] for row in advice.rows) for name in goal.levels_ms}
-        parts = ", ".join(f"{level_title(name)} {cell(room, 1)}" for name, room in rooms.items())
-        of = "predicted value" if goal.named else goal.percentile.upper()
-        lines.append(f"head-room (service level / {of}): {parts}")
-    if advice.met:
-        lines += [f"inconclusive: {why}" for why in _inconclusive(advice)]
-    else:
-        lines.append(_not_met(advice))
-        if advice.search.skipped:
-            lines.append(f"{advice.search.skipped} settings were not tested; one may meet the levels: raise --budget")
-    return lines + _on_assumption(advice, best)
-
-
-def _without_drafts(advice: Advice, best: Experiment) -> list[str]:
-    """That drafts do not pay, where some were compared and the recommendation has none."""
-    held, drafting = advice.held, [advice.question.name(c) for c in advice.finals if c.speculates]
-    assert held is not None
-    if best.speculates or not drafting:
-        return []
-    first = next(name for name in (held.best, *held.behind) if name in drafting)
-    if advice.question.name(best) != held.best or first in held.unsure:
-        return ["do not enable speculation: no setting that drafts is significantly better"]
-    lead = cell(held.leads[first], 1, 100)
-    return [f"do not enable speculation: the best setting that drafts, {first}, is {lead} % behind"]
-
-
-def _on_assumption(advice: Advice, best: Experiment) -> list[str]:
-    """Notes on unmeasured acceptance that the decision depends on, with the rate at which drafting breaks even.
-
-    That is, assumed, published by others, or recorded with another target. A drafter that cannot be loaded is said to
-    be hypothetical. If the recommendation drafts, it depends on its own acceptance and on that of its ties; else on
-    every drafter's.
-    """
-    held, name, even = advice.held, advice.question.name, advice.break_even
-    assert held is not None
-    ties = (name(best), held.best, *held.alike)
-    decisive = [c for c in advice.finals if name(c) in ties or not best.speculates]
-    why = unknown_head(best) if best.speculates else ""
-    notes = [f"note: hypothetical: {why}"] if why else []
-    for kind in (recorded_elsewhere, is_published, is_assumed):
-        mine = [c for c in decisive if kind(c)]
-        pays = f"; {even.text(name(best))}" if even and even.who in map(name, mine) else ""
-        notes += [f"note: {note}{pays}" for note in acceptance_notes(mine)]
-    return notes
-
-
-def _inconclusive(advice: Advice) -> list[str]:
-    """Why it is uncertain that the load is held; empty if it is certain."""
-    held, traffic = advice.held_rate, advice.question.base.traffic
-    if held is not None:
-        return [f"the highest rate it holds is {positive(held, 1)} req/s"] if traffic.request_rate > held.mean else []
-    if short := next(filter(None, (too_short(traffic, row) for row in advice.rows)), ""):
-        return [f"{short}: raise --num-prompts"]
-    if 2 * sum(row["stability"] == "inconclusive" for row in advice.rows) <= len(advice.rows):
-        return []
-    assert advice.recommended is not None
-    runs = f"runs of {advice.recommended.traffic.num_prompts} requests"
-    return [f"{runs} are too short to show that the queue stays bounded: raise --num-prompts"]
-
-
-def _nothing(advice: Advice) -> str:
-    """The heading if no finalist meets the goal."""
-    goal, load = advice.question.goal, load_words(advice.question.base.traffic)
-    missed = f"meets {goal.levels_text}" if goal.levels else "keeps up"
-    return f"Nothing {missed} at {load}; closest:"
-
-
-def _not_met(advice: Advice) -> str:
-    """What it would take, as far as that is known."""
-    held, ask = advice.held_rate, advice.question
-    more = f"no fleet of up to {plural(ask.most_gpus, 'GPU')} meets the goal: raise --gpus" if ask.most_gpus else ""
-    if advice.capacity and held and held.mean > 0:
-        holds = f"on {plural(advice.capacity.plan.gpus, 'GPU')} it holds {held.mean:.3g} req/s"
-        return f"{holds}; {more}" if more else holds
-    return more or "no tested setting holds this load; the values below are of the best one"
-
-
 def _metrics(ask: Question) -> dict[str, str]:
     """Columns of a run that are expected of the recommendation, by label."""
-    batch = (BATCH_JOB_TIME,) if load_axis(ask.base.traffic) == "requests" else ()
-    percentile = ask.goal.percentile
-    return {label.format(percentile.upper()): key.format(percentile) for label, key in (*batch, *EXPECTED)}
+    keys = [key.format(ask.goal.percentile) for key in EXPECTED]
+    batch = {"Time to finish (s)": "duration"} if load_axis(ask.base.traffic) == "requests" else {}
+    return batch | {metric_label(key): key for key in keys} | {"Tokens per round": "spec_decode_acceptance_length"}
 
 
-def _expected(advice: Advice) -> TextTable:
+def _expected(advice: Findings) -> TextTable:
     rows, seed = advice.rows, advice.question.base.traffic.seed
-    shown = {label: (advice._expects(key), rows[0].get(key)) for label, key in _metrics(advice.question).items()}
+    shown = {label: (advice.expects(key), rows[0].get(key)) for label, key in _metrics(advice.question).items()}
     mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed} (command below)"
     return TextTable(
         [
@@ -411,10 +151,10 @@ def _expected(advice: Advice) -> TextTable:
     )
 
 
-def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | Showable]:
+def _confidence(advice: Findings, best: Experiment, held: Contest) -> list[str | Showable]:
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
-    rows = []
+    rows, hopeless = [], 0  # the latter: at the end, after the first few
     units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
     units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
@@ -436,8 +176,10 @@ def _confidence(advice: Advice, best: Experiment, held: Contest) -> list[str | S
         own = [setting for setting in settings_text(candidate) if setting not in shared]
         row = {"finalist": ", ".join([name, *own]), NAMES[goal.objective]: positive(values)}
         row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
+        loses = len(rows) >= UNFOLDED and candidate != best and name not in held.unsure
+        hopeless = hopeless + 1 if loses else 0
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
-    lines: list[str | Showable] = [TextTable(rows, (DETAIL,))]
+    lines: list[str | Showable] = [TextTable(rows, (DETAIL,), folded=hopeless)]
     if shared:
         lines.append(f"All with {', '.join(shared)}.")
     if advice.refused:
@@ -462,7 +204,7 @@ def _refused(refused: Mapping[str, str]) -> str:
     return f"Not compared: {'; '.join(shown)}."
 
 
-def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
+def _cost(advice: Findings, candidate: Experiment) -> dict[str, Any]:
     ask = advice.question
     return {
         "fleet": ask.name(candidate),
@@ -473,16 +215,12 @@ def _cost(advice: Advice, candidate: Experiment) -> dict[str, Any]:
     }
 
 
-def _where(advice: Advice) -> list[str]:
-    return [line for flips in advice.flips for line in flips.lines] + _left_out(advice, True)
-
-
-def _left_out(advice: Advice, flips: bool) -> list[str]:
+def _left_out(advice: Findings, flips: bool) -> list[str]:
     what = [what for what in advice.left_out if what.startswith("flips") is flips]
     return [f"not tested (raise --budget): {name}" for name in what]
 
 
-def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
+def _failure_modes(advice: Findings, best: Experiment) -> list[str]:
     lines = []
     if advice.alone is not None:
         lines.append(f"low concurrency: {advice.alone.text(advice.question.name(best))}")
@@ -496,7 +234,7 @@ def _failure_modes(advice: Advice, best: Experiment) -> list[str]:
     return [*lines, *_saturation(advice), *_left_out(advice, False)]
 
 
-def _saturation(advice: Advice) -> list[str]:
+def _saturation(advice: Findings) -> list[str]:
     """The distance to capacity, if it was searched."""
     capacity, rate = advice.capacity, advice.held_rate
     if capacity is None or rate is None:
@@ -512,7 +250,7 @@ def _saturation(advice: Advice) -> list[str]:
     return [text]
 
 
-def _notes(advice: Advice, best: Experiment) -> list[str]:
+def _notes(advice: Findings, best: Experiment) -> list[str]:
     ask = advice.question
     able = "meet the service levels and keep up" if ask.goal.levels else "keep up"
     left = f"; {advice.search.skipped} more were not tested" if advice.search.skipped else ""

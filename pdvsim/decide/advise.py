@@ -11,16 +11,16 @@ import time
 from dataclasses import replace
 
 from pdvsim.decide import hazards
-from pdvsim.decide.advice import Advice, Question
+from pdvsim.decide.advice import Advice
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.finals import FINALISTS, chosen, contest_of, decided
 from pdvsim.decide.fleet import servers
 from pdvsim.decide.flips import Rivalry, find_flips
+from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
 from pdvsim.decide.sizing import smallest_fleets, too_small
 from pdvsim.decide.space import PROMISING
 from pdvsim.decide.tune import SEEDS, Search
-from pdvsim.sim.config import Experiment
 
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget, used up to the end of each step
 FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget
@@ -110,12 +110,6 @@ def _decided(question: Question, bench: Bench) -> Advice:
     return advice
 
 
-def _for_engines(search: Search) -> Experiment | None:
-    """Colocated batching at its best fixed draft length, as engines support it."""
-    tried = [c for c in search.figures if c.arch == "colocated" and c.server.controller == "fixed"]
-    return search.best(search.figures, tried) if tried else None
-
-
 def _surroundings(advice: Advice, bench: Bench) -> None:
     """Failure modes near the recommendation and where it changes, cheapest first, while the budget lasts."""
     ask, best = advice.question, advice.recommended
@@ -130,7 +124,9 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     by_rate = all(c.acceptance.by_rate for c in (best, *rivals))
     who = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
     advice.memory = hazards.memory(advice.rows)
-    advice.deployment = deployment(best, _for_engines(advice.search))
+    figures = advice.search.figures
+    fixed = [c for c in figures if c.arch == "colocated" and c.server.controller == "fixed"]  # as engines support it
+    advice.deployment = deployment(best, advice.search.best(figures, fixed) if fixed else None)
     if drafting is not None:
         advice.balance = hazards.balance(drafting, advice.finals[drafting])
 

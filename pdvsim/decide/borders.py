@@ -40,7 +40,7 @@ class Border:
 
 
 def served_tables(question: DraftQuestion, ranges: Sequence[Sequence[int]], rows: int, hold: float) -> list[Experiment]:
-    """Replications of a closed loop of so many requests, with a table in service."""
+    """Replications of a closed loop of `rows` requests, with a table in service."""
     tiers = tuple(f"{first}:{k}" for first, _, k in ranges)
     usual = question.loops(rows, Server.num_speculative_tokens)
     server = replace(usual[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers, table_hold=hold)
@@ -59,23 +59,23 @@ def borders(
     ways = [served_tables(question, ranges, first, hold) for first, *_ in places for hold in (0.0, HOLD)]
     bench.rows([run for runs in ways for run in runs])
     speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs) or ()).mean for runs in ways]
-    found = []
+    crossed = []
     for (first, before, after), jumping, held in zip(places, speeds[::2], speeds[1::2], strict=True):
         better = max(simulated[first, before].mean, simulated[first, after].mean)
-        found.append(Border(first, before, after, 1 - jumping / better, 1 - held / better))
-    return found
+        crossed.append(Border(first, before, after, 1 - jumping / better, 1 - held / better))
+    return crossed
 
 
-def border_notes(found: Sequence[Border]) -> list[str]:
+def border_notes(crossed: Sequence[Border]) -> list[str]:
     """The cost of crossing borders, and the hysteresis that would save it."""
-    if not found:
+    if not crossed:
         return []
-    worst = max(found, key=lambda border: border.lost)
+    worst = max(crossed, key=lambda border: border.lost)
     notes = [
         f"vLLM looks k up in every step, prefills counted: at the border of batch {worst.first} (k={worst.before} to "
         f"{worst.after}) that costs {max(0.0, worst.lost):.1%} against the better of both lengths"
     ]
-    for border in found:
+    for border in crossed:
         if border.saved > WORTH:
             grown, fallen = border.held
             notes.append(

@@ -5,13 +5,14 @@ from its start until there is a place on either side of the edge, then narrows. 
 the edge, in places, save runs; they do not change what adjacent places the search ends with, if the verdict changes
 once. Verdicts that only tell the side are sent as plus and minus 1, without `guesses`.
 
-The analytic searches (`formula`, `draft_lengths`) use `bisect`, as their verdicts cost nothing.
+A verdict that costs nothing, as by formula, is bisected over all places (`first_where`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable, Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from itertools import count
 from typing import NamedTuple, TypeVar
 
@@ -57,12 +58,12 @@ def find_edge(start: int, limits: Ends, stride: int = 1, growth: int = 2, guesse
 def lockstep(
     searches: Mapping[Seeker, Generator[Tried, Margin, Found]],
     judge: Callable[[dict[Seeker, Tried]], Iterable[Margin]],
-    found: dict[Seeker, Found],
+    ends: dict[Seeker, Found],
     rounds: int | None = None,
 ) -> None:
-    """Advance all searches together, filling `found` as each ends; `judge` gets one place of each search at a time.
+    """Advance all searches together, filling `ends` as each finishes; `judge` gets one place of each search at a time.
 
-    After so many `rounds` the others are left unfinished.
+    After that number of `rounds` the others are left unfinished.
     """
     asked = {key: next(steps) for key, steps in searches.items()}
     for _ in count() if rounds is None else range(rounds):
@@ -72,5 +73,11 @@ def lockstep(
             try:
                 asked[key] = searches[key].send(verdict)
             except StopIteration as end:
-                found[key] = end.value
+                ends[key] = end.value
                 del asked[key]
+
+
+def first_where(places: Sequence[Tried], holds: Callable[[Tried], bool]) -> Tried | None:
+    """The first place at which a verdict holds that changes once; None if it holds at none."""
+    at = bisect_left(places, x=True, key=holds)
+    return places[at] if at < len(places) else None

@@ -29,8 +29,8 @@ from pdvsim.decide.report import (
     Answer,
     Report,
     contest_document,
+    gpus_text,
     lead_text,
-    plural,
     positive,
     rests_on,
     threshold_text,
@@ -237,7 +237,7 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
 
 def _most(gpus: int, held: Contest) -> str:
     """One sentence on which architecture holds most."""
-    where, second = plural(gpus, "GPU"), held.behind[0]
+    where, second = gpus_text(gpus), held.behind[0]
     lead = f"{lead_text(held, second)} ({held.differences[second].mean:+.2f} req/s) over {second}"
     if held.values[held.best].mean == 0:
         return f"{where}: none meets the service levels"

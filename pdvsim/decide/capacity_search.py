@@ -76,7 +76,8 @@ def search(start: float, step: float, tolerance: float) -> Bisection:
     at = next(steps)
     while True:
         verdict = yield math.exp(at * grid)
-        rooms[at] = _side(verdict)
+        room = math.log(min(max(verdict.room, 1e-9), 1e9))  # positive if the rate holds
+        rooms[at] = min(max(room, 1e-3), FAR_OFF) if verdict.holds else -min(max(-room, 1e-3), FAR_OFF)
         try:
             at = steps.send(rooms[at] / (STEEPNESS * grid))
         except StopIteration as end:
@@ -103,12 +104,6 @@ def steepness(brackets: Iterable[Bracket]) -> float:
     slope = rates @ rooms / (rates @ rates)
     left = rooms - slope * rates
     return float(max(LEAST_STEEP, -slope - 2 * np.sqrt(left @ left / free / (rates @ rates))))
-
-
-def _side(verdict: Held) -> float:
-    """Logarithm of the head-room at a rate: positive if the rate holds."""
-    room = math.log(min(max(verdict.room, 1e-9), 1e9))
-    return min(max(room, 1e-3), FAR_OFF) if verdict.holds else -min(max(-room, 1e-3), FAR_OFF)
 
 
 def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None) -> Capacities:
@@ -142,8 +137,7 @@ class _Searches:
     def run(self) -> None:
         """Tune, search the first seed of every architecture, then the other seeds."""
         plan, first = self.plan, self.plan.base.traffic.seed
-        full = {arch: self._saturated(arch) for arch in plan.archs}
-        guess_s = FIRST_GUESS * min(map(service_s, full.values()))
+        guess_s = FIRST_GUESS * min(service_s(self._saturated(arch)) for arch in plan.archs)
         self.plan = plan = replace(plan, service_s=max(plan.service_s, guess_s))
         rates = {arch: self._most_held((arch, first), 1.0) for arch in plan.archs}
         if plan.space is not None and plan.space.steps_of(plan.archs):
@@ -250,9 +244,7 @@ class _Searches:
 
     def _saturated(self, arch: Arch) -> Row:
         """A run of an architecture's servers with requests always waiting."""
-        plan = self.plan
-        [row] = self.bench.rows([saturated(plan.goal.prepared(plan.server_of(arch)))])
-        return row
+        return self.bench.rows([saturated(self.plan.goal.prepared(self.plan.server_of(arch)))])[0]
 
     def _most_held(self, case: Case, rate: float) -> float:
         """The throughput of a case's servers when saturated: no higher rate can be held, whatever a run shows.
@@ -269,15 +261,13 @@ class _Searches:
         experiment = plan.experiment(case, bracket.held or bracket.failed)
         [run] = self.bench.rows([experiment])
         tokens_per_s = delivered_tokens_per_s(experiment, run) if bracket.held else 0.0
-        below, limit = bracket.held, "nothing"
-        if bracket.failed < math.inf:
-            below, limit = self._beyond(case, bracket.failed)
-        usd = math.nan
-        if gpu_hour_usd is not None and tokens_per_s:
-            usd = gpu_hour_usd * plan.gpus / (tokens_per_s * 3600) * 1e6
-        talk = {}
-        if experiment.traffic.converses:
-            talk["usd_per_conversation"] = usd / 1e6 * conversation_output_tokens(experiment.traffic)
+        failed = bracket.failed < math.inf
+        below, limit = self._beyond(case, bracket.failed) if failed else (bracket.held, "nothing")
+        hourly_usd, traffic = gpu_hour_usd and gpu_hour_usd * plan.gpus, experiment.traffic
+        usd = hourly_usd / (tokens_per_s * 3600) * 1e6 if hourly_usd and tokens_per_s else math.nan
+        per_talk = (
+            {"usd_per_conversation": usd / 1e6 * conversation_output_tokens(traffic)} if traffic.converses else {}
+        )
         return {
             "arch": arch,
             "gpus": plan.gpus,
@@ -289,7 +279,7 @@ class _Searches:
             "limited_by": limit,
             "output_tokens_per_s": tokens_per_s,
             "usd_per_million_output_tokens": usd,
-            **talk,
+            **per_talk,
             "profile": run["profile"],
             "foundation": run["foundation"],
             "forward_error_bar": run.get("forward_error_bar"),

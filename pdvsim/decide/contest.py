@@ -87,7 +87,7 @@ def contest(
 
 
 def corrected(comparisons: int) -> float:
-    """Confidence of each of so many comparisons such that all together have 95%."""
+    """Confidence of each comparison such that all together have 95%."""
     return 1 - (1 - CONFIDENCE) / max(1, comparisons)
 
 

@@ -11,26 +11,21 @@ from __future__ import annotations
 import json
 import math
 import shlex
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from typing import Any, NamedTuple
+from dataclasses import asdict, replace
+from typing import Any
 
 from pdvsim.common.commandline import command_line
+from pdvsim.decide.served import Block, Served, as_served, checkpoint, drafter_checkpoint, served_as, unknown_head
 from pdvsim.realrun import ngram
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.core import LOOKED_UP, ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.links import NODE
-from pdvsim.sim.hardware.models import FP8, HEADS, NVFP4, bits_of, can_load, unquantised
-from pdvsim.sim.hardware.names import CHECKPOINTS
-from pdvsim.sim.policies import ARCHITECTURES, policy_of
+from pdvsim.sim.hardware.models import FP8, NVFP4, bits_of, unquantised
 from pdvsim.sim.policies.options import Server
-from pdvsim.sim.specs import ModelSpec, Pair
+from pdvsim.sim.specs import ModelSpec
 from pdvsim.sim.workload.suffix import SuffixOptions
-from pdvsim.view.report.sheet import command_html
-from pdvsim.view.table import continued
 
 VLLM = "0.27.1"  # releases that the flags were checked against
 SGLANG = "0.5.18"
@@ -53,37 +48,6 @@ ENGINES: dict[str, ServingEngine] = {
     "vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm", "TensorRT-LLM": "trtllm",
 }  # fmt: skip
 DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}  # SGLang's names
-
-
-@dataclass(frozen=True)
-class Block:
-    """A command or a file with a label and notes. Without text there is none, and the notes say why."""
-
-    label: str
-    text: str
-    notes: tuple[str, ...] = ()
-
-
-class Served(NamedTuple):
-    """Colocated batching as an engine can have it."""
-
-    experiment: Experiment
-    ranges: list[list[int]]  # first batch size, last, draft length; one row if it is constant
-    k: int  # if only one draft length is possible; 0: no drafter
-    single_lost: float = 0.0  # relative loss against varying lengths; nan: not known
-    notes: tuple[str, ...] = ()  # how it differs from the experiment
-
-    @property
-    def longest(self) -> int:
-        return max(k for *_, k in self.ranges)
-
-    @property
-    def varies(self) -> bool:
-        return len(self.ranges) > 1
-
-    @property
-    def pair(self) -> Pair:
-        return self.experiment.server.models()
 
 
 def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:
@@ -110,52 +74,6 @@ def _of_engine(block: Block, experiment: Experiment) -> Block:
     known = any((engine, card) == tables[:2] for tables in shipped_tables())
     how = f"--engine {engine} predicts its own" if known else f"its own on {card} are not known"
     return replace(block, notes=(*block.notes, f"the figures are of the engine {predicted}: {how}"))
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """Every block with its notes, printed or on a page."""
-
-    blocks: Sequence[Block]
-
-    def __str__(self) -> str:
-        parts = []
-        for block in self.blocks:
-            body = [continued(line) for line in block.text.splitlines()]
-            parts.append("\n".join([f"{block.label}:", *body, *(f"- {note}" for note in block.notes)]))
-        return "\n\n".join(parts)
-
-    def html(self) -> str:
-        return "".join(command_html(block.label, block.text, block.notes) for block in self.blocks)
-
-
-def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:
-    """What engines serve for an experiment, or why they cannot."""
-    follows = experiment.speculates and experiment.server.varies_length
-    apart = experiment.sides is not None
-    if (apart or experiment.arch in ("autoregressive", "colocated")) and not follows:
-        return _of(experiment)
-    if apart or experiment.arch == "colocated":
-        cannot = f"no engine flag corresponds to --controller {experiment.server.controller}"
-    else:
-        does = policy_of(experiment.arch).not_in_engines if experiment.arch in ARCHITECTURES else "is a custom policy"
-        placed = " with its lanes on several GPUs" if experiment.placement.gpus > 1 else ""
-        cannot = f"{experiment.arch} {does}{placed}: no engine flag corresponds to it"
-    if fixed is None:
-        return cannot
-    best = "; this is colocated batching at its best settings, with a fixed draft length"
-    return _of(fixed)._replace(notes=(cannot + best,))
-
-
-def _of(experiment: Experiment) -> Served:
-    server = experiment.server
-    if experiment.speculates and server.controller == "table":
-        firsts, lengths = zip(*server.draft_table, strict=True)
-        lasts = [*(first - 1 for first in firsts[1:]), max(server.max_num_seqs, firsts[-1])]
-        ranges = [list(tier) for tier in zip(firsts, lasts, lengths, strict=True)]
-        return Served(experiment, ranges, max(1, lengths[0]), math.nan)
-    k = server.num_speculative_tokens if experiment.speculates else 0
-    return Served(experiment, [[1, server.max_num_seqs, k]], k)
 
 
 def vllm(served: Served) -> Block:
@@ -246,20 +164,8 @@ def sglang(served: Served) -> list[Block]:
     """The SGLang server, and the configuration file of its adaptive speculation."""
     server, pair, k = served.experiment.server, served.pair, served.k
     label, kind = f"SGLang (checked against {SGLANG})", server.drafted_by
-    if k and server.controller == "adaptive-verification":
-        return [Block(label, "", (*served.notes, "it has no flag for adaptive verification of these drafts"))]
-    if k and kind == "ngram":
-        other = "its n-gram drafts are trees from a cache over all requests, which is not what was simulated"
-        return [Block(label, "", (*served.notes, other))]
-    if k and kind == "suffix":
-        return [Block(label, "", (*served.notes, "it has no suffix decoding"))]
-    if k and (why := unknown_head(served.experiment)):
+    if k and (why := _not_in_sglang(served)):
         return [Block(label, "", (*served.notes, why))]
-    if k and kind in ("pard", "p-eagle"):
-        return [Block(label, "", (*served.notes, f"it has no flag for {kind}: of parallel drafters it serves dflash"))]
-    if k and kind == "model" and pair.draft.vocab != pair.target.vocab:
-        unlike = f"it rejects vocabularies of different size ({pair.draft.vocab:,} and {pair.target.vocab:,})"
-        return [Block(label, "", (*served.notes, unlike))]
     hardware = served.experiment.hardware
     ranks = hardware.data_parallel_size  # SGLang divides both limits by them
     words = [
@@ -271,7 +177,6 @@ def sglang(served: Served) -> list[Block]:
         *_sglang_ranks(hardware),
     ]
     notes = _shared_notes(served, k)
-    hardware = served.experiment.hardware
     if hardware.kv_offload_gb:
         size = f"{hardware.kv_offload_gb / hardware.tensor_parallel_size:.4g}"  # of each GPU
         words += ["--enable-hierarchical-cache", "--hicache-size", size, "--hicache-write-policy", "write_through"]
@@ -303,13 +208,30 @@ def sglang(served: Served) -> list[Block]:
     return blocks
 
 
+def _not_in_sglang(served: Served) -> str:
+    """Why SGLang cannot draft as an experiment does; empty if it can."""
+    server, draft, target = served.experiment.server, served.pair.draft, served.pair.target
+    kind = server.drafted_by
+    if server.controller == "adaptive-verification":
+        return "it has no flag for adaptive verification of these drafts"
+    if kind == "model" and draft.vocab != target.vocab:
+        return f"it rejects vocabularies of different size ({draft.vocab:,} and {target.vocab:,})"
+    if kind in ("pard", "p-eagle") and not unknown_head(served.experiment):
+        return f"it has no flag for {kind}: of parallel drafters it serves dflash"
+    lookups = {
+        "ngram": "its n-gram drafts are trees from a cache over all requests, which is not what was simulated",
+        "suffix": "it has no suffix decoding",
+    }
+    return lookups.get(kind) or unknown_head(served.experiment)
+
+
 def vllm_apart(experiment: Experiment) -> list[Block]:
     """Every kind of vLLM server of a disaggregated one, and the proxy before them."""
     sides, counts = experiment.sides, experiment.hardware.groups()
     assert sides is not None
     blocks = []
     for name, role, side, count, port in zip(SIDES, VLLM_ROLES, sides, counts, (8100, 8200), strict=True):
-        one = vllm(_of(side))
+        one = vllm(as_served(side))
         if not one.text:
             return [one]
         config = {"kv_connector": "NixlConnector", "kv_role": role}
@@ -337,7 +259,7 @@ def sglang_apart(experiment: Experiment) -> list[Block]:
     assert sides is not None
     blocks, router = [], ["python3", "-m", "sglang_router.launch_router", "--pd-disaggregation"]
     for name, mode, side, count, port in zip(SIDES, ("prefill", "decode"), sides, counts, (30100, 30200), strict=True):
-        one, *more = sglang(_of(side))
+        one, *more = sglang(as_served(side))
         if not one.text:
             return [one]
         words = one.text.removesuffix(" --enable-mixed-chunk")
@@ -420,30 +342,6 @@ def realrun(experiment: Experiment) -> Block:
     except ValueError as error:
         return Block("realrun", "", (str(error),))
     return Block("realrun", command_line("realrun", experiment))
-
-
-def unknown_head(experiment: Experiment) -> str:
-    """Why an engine cannot load the drafting head; empty if it can."""
-    kind, (_, _, target) = experiment.server.drafted_by, experiment.server.pair.partition(":")
-    if not experiment.has_drafter or kind not in HEADS or can_load(kind, target):
-        return ""
-    what = {"mtp": "checkpoint with an MTP layer", "eagle3": "EAGLE-3 head", "p-eagle": "P-EAGLE head"}
-    return f"no {what.get(kind, 'DFlash head')} of {target} is known"
-
-
-def drafter_checkpoint(experiment: Experiment) -> str:
-    """What an engine loads as the drafter of an experiment: one that was trained to draft in parallel, if it does."""
-    draft, _, _ = experiment.server.pair.partition(":")
-    return CHECKPOINTS.get(draft) or checkpoint(experiment.server.models().draft)
-
-
-def checkpoint(model: ModelSpec) -> str:
-    """What an engine loads: a Hugging Face name, or the folder of a local model."""
-    name = unquantised(model.name)
-    if name in CHECKPOINTS:
-        return CHECKPOINTS[name]
-    path = Path(name)
-    return str(path.parent if path.suffix == ".json" else path)
 
 
 def _is_fp8(model: ModelSpec) -> bool:

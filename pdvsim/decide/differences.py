@@ -16,18 +16,9 @@ from pdvsim.decide.report import unsure_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.study.stats import Interval, over_replications, paired_differences
-from pdvsim.view.report.sheet import PageSection
-from pdvsim.view.table import (
-    DETAIL,
-    banded,
-    cell,
-    fitted_table,
-    founded,
-    load_name,
-    load_text,
-    stability_text,
-    uncertainty,
-)
+from pdvsim.view.comparison import founded, stability_text, uncertainty
+from pdvsim.view.report.sheet import PageSection, Showable
+from pdvsim.view.table import DETAIL, TextTable, banded, cell, load_name, load_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -61,8 +52,8 @@ class Differences:
                 for difference in paired_differences(group, metric, self.against, confidence):
                     mine = self.settings[str(place), difference["load"]][difference["arch"]]
                     error, apart = lead_error(mine, metric), difference["relative"]
-                    told = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
-                    verdict = {"significant": told, "enough_runs": apart.n >= LEAST_SEEDS}
+                    significant = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
+                    verdict = {"significant": significant, "enough_runs": apart.n >= LEAST_SEEDS}
                     pairs.append({"place": place} | difference | {"error": error, "confidence": confidence} | verdict)
         return pairs
 
@@ -74,9 +65,9 @@ class Differences:
 
     def sections(self) -> list[PageSection]:
         """The metrics of all, then the differences."""
-        return [("", self._figures()), ("", self._differences() if self.paired else [])]
+        return [("", [self._figures()]), ("", self._differences() if self.paired else [])]
 
-    def _figures(self) -> list[str]:
+    def _figures(self) -> TextTable:
         entries = self.summary
         columns = {"out tok/s": "output_throughput", "mean latency ms": "mean_e2el_ms"}
         tail = f"{self._tail.partition('_')[0].upper()} latency ms"
@@ -93,26 +84,23 @@ class Differences:
         ]
         notes = [*dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in entries), *uncertainty(entries)]
         spare = ("of judged", "accepted % of drafted", "tok/round", DETAIL, "mean latency ms", "settings")
-        return [*fitted_table(rows, spare, _places(entries)), *notes]
+        return TextTable(rows, spare, notes, _places(entries))
 
-    def _differences(self) -> list[str]:
+    def _differences(self) -> list[str | Showable]:
         rows = [
             {
                 **_seat(d),
                 "metric": d["metric"],
-                f"against {self.against} %": cell(d["relative"], scale=100, sign="+"),
-                "": "" if d["significant"] else unsure_text(d["relative"], d["error"], _spans_0(d["relative"])),
+                f"against {self.against} %": cell(lead, scale=100, sign="+"),
+                "": "" if d["significant"] else unsure_text(lead, d["error"], abs(lead.mean) <= lead.half_width),
             }
             for d in self.paired
+            for lead in [d["relative"]]
         ]
         few = not all(d["enough_runs"] for d in self.paired)
         note = ["too few runs for a significant difference; raise --num-runs"] if few else []
         each = f"{self.paired[0]['confidence']:.2%} confidence each, 95% for all together"
-        return [f"Paired differences, same seeds, {each}", *fitted_table(rows, (), _places(self.paired)), *note]
-
-
-def _spans_0(lead: Interval) -> bool:
-    return abs(lead.mean) <= lead.half_width
+        return [f"Paired differences, same seeds, {each}", TextTable(rows, (), note, _places(self.paired))]
 
 
 def _places(entries: Sequence[Mapping[str, Any]]) -> list[str]:

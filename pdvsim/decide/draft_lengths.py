@@ -11,25 +11,22 @@ from __future__ import annotations
 
 import math
 import time
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pdvsim.decide.borders import border_notes, borders
+from pdvsim.decide.bracket import first_where
 from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, SizeAndLength, Tier
-from pdvsim.decide.formula import JOINING_ROUNDS, RATES, SAMPLED_REQUESTS, Formula
+from pdvsim.decide.formula import RATES
 from pdvsim.decide.runs import Bench, at_acceptance
+from pdvsim.decide.speeds import Logs, Speeds
 from pdvsim.sim.assembly import bar_of, covering_profile, models_of
-from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.study.stats import Interval, interval
-
-Logs = NDArray[np.float64]  # log tokens per second: one row per batch size, one column per draft length
 
 TRIED_SIZES = 16  # of a tier, at these rates
 SIZE_RATIO = 4
@@ -43,76 +40,6 @@ class SizeRange(NamedTuple):
     first: int
     last: int
     k: int
-
-
-class Speeds:
-    """Tokens per second of closed loops, by formula, corrected by simulations."""
-
-    def __init__(self, question: DraftQuestion) -> None:
-        drafting = question.drafting(question.max_k)
-        self.question = question
-        self.formula = Formula(replace(drafting, traffic=replace(drafting.traffic, num_prompts=SAMPLED_REQUESTS)))
-        self.fits = self.formula.fits(question.max_k)
-        self.simulated: dict[SizeAndLength, Interval] = {}
-        self._formulas = {drafting.acceptance: self.formula}
-        self._offsets: dict[SizeAndLength, float] = {}  # log of simulated over formula
-
-    def learn(self, points: Iterable[SizeAndLength], bench: Bench) -> None:
-        """Use simulated points."""
-        for rows, k in sorted(points):  # plain decoding first: k=0 depends on it
-            if runs := bench.known(self.question.loops(rows, k)):
-                speeds = interval(float(row["output_throughput"]) for row in runs)
-                self.simulated[rows, k] = speeds
-                self._offsets[rows, k] = math.log(speeds.mean) - float(self._by_formula([rows], k)[0])
-
-    def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
-        """For each batch size, by draft length from 0 on; minus infinity for lengths that the engine does not have."""
-        return np.column_stack([self.length(sizes, k, acceptance) for k in range(self.question.max_k + 1)])
-
-    def plain(self, sizes: Sequence[int]) -> Logs:
-        """For each batch size, on a server without a drafter."""
-        return self.length(sizes, PLAIN)
-
-    def length(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
-        """For each batch size, with one draft length."""
-        return self._by_formula(sizes, k, acceptance) + self._moves(sizes, k)
-
-    def _by_formula(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
-        if k == 0:
-            return self._idle_by_formula(sizes)
-        formula = self.formula
-        if acceptance is not None:
-            changed = replace(formula.experiment, acceptance=acceptance)
-            formula = self._formulas.setdefault(acceptance, Formula(changed))
-        return np.log([speed for _, speed in formula.loops(max(k, 0), sizes)])
-
-    def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
-        """At k=0: plain decoding, plus the drafter's pass over every token."""
-        if self.question.facts.lowest_k > 0:
-            return np.full(len(sizes), -np.inf)
-        plain, formula = self.plain(sizes), self.formula
-        rounds, drafter, more_s = formula.rounds(0) + JOINING_ROUNDS, formula.planner.models["draft"], []
-        for rows in (min(size, self.fits) for size in sizes):
-            cached = int(rows * formula.context)
-            step = drafter.price(rows, 1, 1, cached)
-            prompt_s = drafter.price(rows, 1, 1, cached, [formula.prompt]).seconds_0 - step.seconds_0
-            more_s.append((rounds * step.seconds(cached) / rows + prompt_s) / formula.output_tokens)
-        return -np.log(np.exp(-plain) + more_s)
-
-    def _moves(self, sizes: Sequence[int], k: int) -> Logs:
-        """Simulated over predicted (log) for the nearest simulated length at each size; k=0 has its own.
-
-        Between simulated sizes it is interpolated linearly in the logarithm of the size.
-        """
-        nearest: dict[int, int] = {}
-        for rows, other in self._offsets:
-            if bool(other) == bool(k) and (rows not in nearest or abs(other - k) < abs(nearest[rows] - k)):
-                nearest[rows] = other
-        if not nearest:
-            return np.zeros(len(sizes))
-        places = sorted(nearest)
-        moved: Logs = np.interp(np.log(sizes), np.log(places), [self._offsets[rows, nearest[rows]] for rows in places])
-        return moved
 
 
 def error_of(profile: Profile, experiment: Experiment) -> float:
@@ -303,7 +230,7 @@ def _acceptances(speeds: Speeds, first: int, last: int, k: int) -> tuple[float, 
         return None
     here, sizes = base.acceptance.acceptance_rate, _tried_sizes(first, last)
 
-    def reached(rates: Sequence[float]) -> float:
+    def stays_best_to(rates: Sequence[float]) -> float:
         end = here
         for rate in rates:
             means = speeds.logs(sizes, at_acceptance(base, rate).acceptance).mean(axis=0)
@@ -312,7 +239,7 @@ def _acceptances(speeds: Speeds, first: int, last: int, k: int) -> tuple[float, 
             end = rate
         return end
 
-    return reached([r for r in reversed(RATES) if r < here]), reached([r for r in RATES if r > here])
+    return stays_best_to([r for r in reversed(RATES) if r < here]), stays_best_to([r for r in RATES if r > here])
 
 
 def _tried_sizes(first: int, last: int) -> list[int]:
@@ -325,10 +252,9 @@ def _break_even(speeds: Speeds, first: int, last: int, k: int) -> float | None:
     if not base.acceptance.by_rate or not k:
         return None
     plain = speeds.plain(sizes).mean()
-    at = bisect_left(
-        RATES, x=True, key=lambda r: bool(speeds.length(sizes, k, at_acceptance(base, r).acceptance).mean() >= plain)
+    return first_where(
+        RATES, lambda rate: bool(speeds.length(sizes, k, at_acceptance(base, rate).acceptance).mean() >= plain)
     )
-    return RATES[at] if at < len(RATES) else None
 
 
 def _single(logs: Logs, plain: Logs, chosen: Logs) -> tuple[int, float]:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
-from pdvsim.decide.deploy import Block, Deployment, Served, sglang, tensorrt_llm, vllm
-from pdvsim.decide.report import Answer, Report, lengths_note, plural
+from pdvsim.decide.deploy import sglang, tensorrt_llm, vllm
+from pdvsim.decide.draft_engines import ENGINES, IDLE_DRAFTER, EngineFacts, EngineName
+from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
+from pdvsim.decide.served import Block, Deployment, Served
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import Chunk
-from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
-from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.metrics.steady import loop_length
-from pdvsim.sim.policies import named
-from pdvsim.sim.policies.colocated import Colocated
 from pdvsim.study import output
 from pdvsim.study.inputs import checked
 from pdvsim.study.length import given_length, mean_turns, with_length
@@ -26,62 +23,12 @@ from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid
 
-EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
-
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4
 LEAST_SHOWN_SHARE = 0.0005
 PLAIN = -1  # in place of a draft length: a server without a drafter
 
 SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
-
-
-class IdleDrafter(Colocated):
-    """Plain decoding with a drafter that still runs, as in engines at k=0.
-
-    In each step the drafter processes every row's newest token; its draft is not verified. For draft length 1.
-    """
-
-    def draft(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
-        for row in rows:
-            row.state.drafter_lag = 0  # it has read all before
-        return super().draft(rows, k, chunks, atomic)
-
-    def verify(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
-        rows.k = 0
-        return super().verify(rows, 0, chunks, atomic)
-
-
-IDLE_DRAFTER = named(IdleDrafter)
-
-
-class EngineFacts(NamedTuple):
-    """What an engine does with draft lengths by batch size."""
-
-    padding: Padding
-    lowest_k: int  # at k=0 the drafter still runs
-    pads: str
-    at_0: str
-
-
-ENGINES: dict[EngineName, EngineFacts] = {
-    "vllm": EngineFacts(
-        "vllm", 0,
-        "vLLM pads the tokens of a step to 1, 2, 4, multiples of 8 up to 256 and multiples of 16 up to 512",
-        "at k=0 vLLM still runs the drafter, to keep its KV cache complete (vLLM issue 49548)",
-    ),
-    "sglang": EngineFacts(
-        "sglang", 0,
-        "SGLang pads the requests of a step to 1 to 8, even numbers to 32, multiples of 4 to 64, of 8 to 256 and of 16",
-        "at k=0 SGLang still runs the drafter",
-    ),
-    "tensorrt-llm": EngineFacts(
-        "tensorrt-llm", 1,
-        "TensorRT-LLM with enable_padding pads the requests of a step to 1, 2, 4, multiples of 8 up to 128 and of 64",
-        "lowest k is 1: at k=0 TensorRT-LLM leaves the drafter's KV cache stale, and later drafts are rejected "
-        "(TensorRT-LLM pull request 16888)",
-    ),
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -133,7 +80,7 @@ class DraftQuestion:
         )
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
-        """Replications of a closed loop of so many requests; k may be PLAIN."""
+        """Replications of a closed loop of `rows` requests; k may be PLAIN."""
         one = self.drafting(max(k, 0)) if k else replace(self.drafting(1), arch=IDLE_DRAFTER)
         traffic = replace(one.traffic, max_concurrency=rows)
         length = loop_length(traffic, mean_turns(traffic)) if self.prompts is None else given_length(self.prompts)
@@ -288,7 +235,7 @@ def _notes(table: DraftTable) -> list[str]:
         notes.append(f"the profile's error for two rounds is ±{table.error:.1%}: it may favour either of two lengths")
     notes += [question.facts.pads, question.facts.at_0, *table.border_notes, *lengths_note(question.base.traffic)]
     if table.plain_from == 1:
-        notes.append("do not enable speculation: a server without a drafter is faster at every size")
+        notes.append(f"{NO_DRAFTS}: a server without a drafter is faster at every size")
     elif table.plain_from is not None:
         notes.append(
             f"from batch {table.plain_from} on a server without a drafter is faster than this table: serve without "

@@ -24,12 +24,12 @@ PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 
 def lead_error(experiment: Experiment, metric: str) -> float:
     """Relative lead in a metric that must be exceeded on the experiment's GPU."""
-    told = errors_of(experiment.hardware)
-    if told is None or _measured(metric, told.leads) not in told.leads:
-        told = errors_of(Hardware())
-    assert told is not None, "the H200's errors are shipped"
+    errors = errors_of(experiment.hardware)
+    if errors is None or _measured(metric, errors.leads) not in errors.leads:
+        errors = errors_of(Hardware())
+    assert errors is not None, "the H200's errors are shipped"
     pair, profile = experiment.pair, profile_of(experiment)
-    off = told.leads[_measured(metric, told.leads)]
+    off = errors.leads[_measured(metric, errors.leads)]
     if isinstance(profile, ComposedProfile) and profile.error is not None:
         return max(off, profile.error.ratio)
     # of both models: even if it does not draft, others do

@@ -10,18 +10,21 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.decide.advice import Advice
+from pdvsim.decide.advice import CONFIDENCE, FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
+from pdvsim.decide.grid import place_text
+from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
-from pdvsim.decide.winners import WinnerMap, place_text, seeds_text
+from pdvsim.decide.winners import WinnerMap, seeds_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval, interval
-from pdvsim.view.figure import new_figure, styled
-from pdvsim.view.setting import run_seeds, setting_line
-from pdvsim.view.style import arch_colour, number_text, paler
+from pdvsim.view.figure import legend_above, new_figure, styled, titled
+from pdvsim.view.forest import forest_figure
+from pdvsim.view.setting import points_line, run_seeds, setting_line
+from pdvsim.view.style import AXIS_NAMES, arch_colour, number_text, paler
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,6 +36,11 @@ AXES = {
 }  # fmt: skip
 LEGEND_INCHES, LETTER_INCHES = 0.75, 0.1  # of a legend entry without its text, and of a letter
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
+
+
+def capacity_pictures(capacities: Capacities) -> dict[str, Figure]:
+    """The rates held, if any search has finished."""
+    return {"Rates held": capacity_figure(capacities)} if capacities.rows else {}
 
 
 def capacity_figure(capacities: Capacities) -> Figure:
@@ -49,16 +57,15 @@ def capacity_figure(capacities: Capacities) -> Figure:
         grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)
         for axes, (key, title, unit) in zip(grid.flat, panels, strict=True):
             _bars(axes, names, [entry[key] for entry in entries], colours)
-            axes.set_title(title, fontweight="bold", loc="left")
-            axes.set_xlabel(unit)
+            titled(axes, title, unit)
     return figure
 
 
-def advice_figure(advice: Advice) -> Figure:
-    """Where the decision changes, or the finalists if that was not searched."""
+def advice_pictures(advice: Advice) -> dict[str, Figure]:
+    """Where the decision changes, or the finalists if that was not searched; none without a decision."""
     if advice.recommended is None:
-        raise ValueError("no decision has been made: there is nothing to plot")
-    return flips_figure(advice) if advice.flips_drawn else finalists_figure(advice)
+        return {}
+    return {FLIPS: flips_figure(advice)} if advice.flips_drawn else {CONFIDENCE: finalists_figure(advice)}
 
 
 def finalists_figure(advice: Advice) -> Figure:
@@ -73,12 +80,12 @@ def finalists_figure(advice: Advice) -> Figure:
         figure = new_figure(11, _height(len(order)), f"{note} Profile {advice.rows[0]['profile']}.")
         axes = figure.subplots()
         _bars(axes, names, [values[c] for c in order], [arch_colour(c.arch) for c in order])
-        axes.set_title(NAMES[goal.objective], fontweight="bold", loc="left")
+        titled(axes, NAMES[goal.objective])
     return figure
 
 
 def _height(rows: int) -> float:
-    """Height in inches for so many bars, such that all bars have the same thickness."""
+    """Height in inches at which all bars have the same thickness."""
     return 1.3 + 0.45 * rows
 
 
@@ -114,8 +121,8 @@ def _frame(values: Sequence[Interval]) -> float:
 
 
 def upper(value: Interval) -> float:
-    """Upper end of an interval; the value itself for one run."""
-    return sum(0.0 if math.isnan(part) else part for part in (value.mean, value.half_width))
+    """Upper end of an interval; the value itself for one run, 0 for none."""
+    return 0.0 if math.isnan(value.mean) else value.ends[1]
 
 
 def _footnote(capacities: Capacities) -> str:
@@ -157,8 +164,7 @@ def flips_figure(advice: Advice) -> Figure:
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
-        handles, labels = figure.axes[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=across(figure, labels), frameon=False)
+        legend_above(figure, figure.axes[0], across(figure, figure.axes[0].get_legend_handles_labels()[1]))
     return figure
 
 
@@ -180,7 +186,7 @@ def _lines(axes: Axes, flips: Flips, archs: list[str], colours: dict[str, Any], 
         at = [x for x in sorted(flips.probes) if arch in flips.probes[x].values]
         values = [flips.probes[x].values[arch] for x in at]
         most = max(value.n for probe in flips.probes.values() for value in probe.values.values())
-        half = [0.0 if math.isnan(v.half_width) or v.n < most else v.half_width for v in values]
+        half = [v.half if v.n == most else 0.0 for v in values]
         label = f"{arch} ({chosen})" if arch == best else arch
         axes.errorbar(
             at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
@@ -194,15 +200,24 @@ def _lines(axes: Axes, flips: Flips, archs: list[str], colours: dict[str, Any], 
         axes.set_xscale("log", base=2)
         axes.set_xticks([flips.here * 2.0**power for power in range(-2, 3) if flips.here * 2.0**power in flips.probes])
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.set_xlabel(AXES[flips.axis])
     means = [v.mean for probe in flips.probes.values() for v in probe.values.values()]
     if max(means) > 10 * min(means) > 0:
         axes.set_yscale("log")
         axes.set_ylim(min(means) / 2, max(means) * 2)  # limits from the curves, as intervals may reach 0
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.minorticks_off()
-    title = "Over acceptance" if flips.axis == "acceptance" else "Over the load"
-    axes.set_title(title, fontweight="bold", loc="left")
+    titled(axes, "Over acceptance" if flips.axis == "acceptance" else "Over the load", AXES[flips.axis])
+
+
+def map_pictures(answer: WinnerMap) -> dict[str, Figure]:
+    """The map, and the differences from the architecture that all are compared with, if one is named."""
+    grid, compared = answer.grid, answer.differences
+    pictures = {"The map": map_figure(answer)} if answer.cells else {}
+    if compared is not None and compared.paired:
+        bases = [asdict(grid.placed(load, place)) for load, place in grid.cells()]
+        setting = points_line(compared.points, bases)
+        pictures["Differences"] = forest_figure(compared.summary, compared.paired, setting)
+    return pictures
 
 
 def map_figure(answer: WinnerMap) -> Figure:
@@ -223,7 +238,7 @@ def map_figure(answer: WinnerMap) -> Figure:
         pair=f"{len(places)} pairs" if grid.axis == "size" else None,
         card=f"{len(places)} cards"
         if grid.axis == "card"
-        else f"{grid.fleets[-1].gpus(grid.base)} GPUs ({grid.base.hardware.gpu})"
+        else gpus_text(grid.fleets[-1].gpus(grid.base), grid.base.hardware.gpu)
         if grid.fleets
         else None,
         drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its best",
@@ -258,10 +273,8 @@ def map_figure(answer: WinnerMap) -> Figure:
             if text:
                 axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", size=12, color="0.1", bbox=box)
         axes.tick_params(axis="y", rotation=0)
-        axes.set_xlabel("Request rate (req/s)" if grid.request_rate else "Concurrent requests")
         sides = {"acceptance": "Acceptance rate", "size": "Pair draft:target (ratio of parameters)", "card": "Card"}
-        axes.set_ylabel(sides[grid.axis])
-        axes.set_title(f"Best by {NAMES[grid.goal.objective]}", fontweight="bold", loc="left")
+        titled(axes, f"Best by {NAMES[grid.goal.objective]}", AXIS_NAMES[grid.load_kind], sides[grid.axis])
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
         columns = across(figure, [*archs, "not significant"])

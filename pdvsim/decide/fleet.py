@@ -27,13 +27,13 @@ from pdvsim.sim.assembly import covering_profile, kv_capacity
 from pdvsim.sim.config import RANKED, SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.hardware.models import CannotShard, can_load, drafted_by
-from pdvsim.sim.policies import base_arch, policy_of
+from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 from pdvsim.view.setting import acceptance_source
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
 PDV_PLACE = ("prefill=1", "decode=0", "verify=1")
-SPLITS = 4  # disaggregated servers that are compared, of all on so many GPUs
+SPLITS = 4  # disaggregated servers that are compared, of all on a number of GPUs
 KINDS: tuple[DrafterKind, ...] = ("model", "mtp", "eagle3", "ngram")
 
 
@@ -95,7 +95,7 @@ def fleet_name(candidate: Experiment) -> str:
                 name += f" {kind}{prefill or decode}" + (f"+{decode}" if prefill not in (None, decode) else "")
         return f"{name} ep" if hardware.enable_expert_parallel else name
     if placement.gpus > 1:
-        other = placement.prefill[0] if candidate.base_arch == "pd" else placement.draft[0]
+        other = placement.draft[0] if policy_of(candidate.arch).hands_over() else placement.prefill[0]
         name += f" on {candidate.group(other)}+{candidate.group(placement.verify)}"
     elif hardware.tensor_parallel_size > 1:
         name += f" tp{hardware.tensor_parallel_size}"
@@ -111,7 +111,7 @@ def contender_name(candidate: Experiment, ways: Sequence[Contender]) -> str:
 
 
 def copies(way: Contender, base: Experiment, count: int) -> Contender:
-    """A fleet of so many servers of a kind."""
+    """A fleet of `count` servers of a kind."""
     hardware = way.of(base).hardware
     router = "least-loaded" if hardware.router == Hardware.router else hardware.router
     fleet = replace(way, hardware=replace(hardware, replicas=count, router=router if count > 1 else hardware.router))
@@ -133,7 +133,7 @@ def servers(
 def _possible(
     base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender], splits: int = SPLITS
 ) -> Iterator[Contender]:
-    """Every way to use so many GPUs, also if the models do not fit or cannot be sharded so."""
+    """Every way to use the GPUs, also if the models do not fit or cannot be sharded so."""
     for way in drafted or [Contender("", arch) for arch in archs]:
         for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone, splits):
             mine = replace(way, hardware=hardware)
@@ -141,13 +141,9 @@ def _possible(
 
 
 def fleets(
-    base: Experiment,
-    archs: Sequence[Arch],
-    gpus: int,
-    alone: bool = False,
-    drafted: Sequence[Contender] = (),
+    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool = False, drafted: Sequence[Contender] = ()
 ) -> tuple[Contender, ...]:
-    """Every way to use so many GPUs with these architectures.
+    """Every way to use a number of GPUs with these architectures.
 
     If drafters are compared (`drafted`), each way is combined with every drafter that it supports.
 
@@ -185,7 +181,7 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> 
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
     router = "least-loaded" if given.router == Hardware.router else given.router
-    kind, policy = base_arch(arch), policy_of(arch)
+    policy = policy_of(arch)
 
     def shared(server: int, hardware: Hardware) -> Hardware:
         count = gpus // server
@@ -203,9 +199,9 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> 
             yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
     for size in (size for size in RANKED if size > SHARDED[-1] and not gpus % size and policy.in_steps() and mixture):
         yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
-    if arch == "pd":
+    if arch in archs_where(lambda policy: policy.disaggregates()):
         yield from _splits(replace(base, arch=arch), gpus)[:splits]
-    for target in SHARDED if policy.placeable() and apart and kind != "pd" else ():
+    for target in SHARDED if policy.hands_over() and apart else ():
         for other in sorted({1, target}):  # the drafter's
             if gpus % (target + other):
                 continue
@@ -216,8 +212,10 @@ def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> 
 
 
 def _splits(base: Experiment, gpus: int) -> list[Hardware]:
-    """Disaggregated servers on so many GPUs, most promising first: by the formula, those that keep up by the time of an
-    answer, the others by throughput. Those without room for the models are left out.
+    """Disaggregated servers on all of the GPUs, most promising first by the formula.
+
+    Those that keep up are ranked by the time of an answer, the others by throughput. Those without room for the models
+    are left out.
     """
     ranked: list[tuple[bool, float, int, Hardware]] = []
     mixture = base.server.models().target.experts is not None
@@ -243,18 +241,14 @@ def _splits(base: Experiment, gpus: int) -> list[Hardware]:
     return [hardware for *_, hardware in sorted(ranked, key=lambda split: split[:3])]
 
 
-def _has_room(candidate: Experiment) -> bool:
-    """Whether every engine of a server has room for a KV cache."""
-    return all(kv_capacity(one, covering_profile(one)) > 0 for one in candidate.sides or (candidate,))
-
-
 def _fitting(fleet: Contender, base: Experiment) -> Contender | None:
     """The fleet, with an unsharded drafter if it cannot be sharded; None without room for a KV cache."""
     whole = replace(fleet, hardware=replace(fleet.of(base).hardware, draft_tensor_parallel_size=1))
     for way in (fleet, whole):
         mine = way.of(base)
         with suppress(CannotShard):
-            return way if _has_room(mine) else None
+            rooms = [kv_capacity(one, covering_profile(one)) for one in mine.sides or (mine,)]  # of every engine
+            return way if min(rooms) > 0 else None
     return None
 
 

@@ -12,7 +12,6 @@ spread of lengths, and slowdown by co-running lanes.
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -21,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.decide.bracket import first_where
 from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Request
@@ -233,5 +233,4 @@ def break_even_rate(experiment: Experiment, lengths: Sequence[int]) -> float | N
         at = replace(experiment, acceptance=Acceptance(rate))
         return Formula(at).ranked([0, *lengths])[0].k > 0
 
-    at = bisect_left(RATES, x=True, key=drafts)
-    return RATES[at] if at < len(RATES) else None
+    return first_where(RATES, drafts)

@@ -22,9 +22,9 @@ from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.study.stats import Interval, interval, varied
 from pdvsim.view import table
-from pdvsim.view.figure import label_points, new_figure, styled
+from pdvsim.view.figure import label_points, new_figure, styled, titled
 from pdvsim.view.setting import Settings, points_line
-from pdvsim.view.style import arch_colour, arch_marker, name_of, paler
+from pdvsim.view.style import arch_colour, arch_marker, metric_label, name_of, paler
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -186,7 +186,7 @@ def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Fig
         spans = []
         for point in shown:
             colour = paler(arch_colour(point.arch), 0.55 if point.verdict == "dominated" else 0)
-            (x, dx), (y, dy) = ((v.mean, 0.0 if math.isnan(v.half_width) else v.half_width) for v in (point.x, point.y))
+            (x, dx), (y, dy) = ((v.mean, v.half) for v in (point.x, point.y))
             axes.errorbar(
                 x, y, dy, dx, color=colour, marker=arch_marker(point.arch), markersize=10,
                 markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
@@ -201,9 +201,7 @@ def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Fig
             spans += [(a, b, c, b) for a, b, c in zip(xs, ys, [*xs[1:], right], strict=True)]
             spans += [(a, b, a, c) for a, b, c in zip(xs, [top, *ys[:-1]], ys, strict=True)]
         _draw_levels(axes, frontier, configs)
-        names = [name_of(metric) for metric in (frontier.x, frontier.y)]
-        axes.set_xlabel("{} ({})".format(*names[0][:2]))
-        axes.set_ylabel("{} ({})".format(*names[1][:2]))
+        titled(axes, "", metric_label(frontier.x), metric_label(frontier.y))
         handles = [
             Line2D([], [], color=arch_colour(arch), marker=arch_marker(arch), markersize=9, linestyle="", label=arch)
             for arch in archs

@@ -145,9 +145,9 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
     name, limits = who.search.name(drafting), Ends(-1, RATE_CELLS + 1)
     guess = break_even_rate(drafting, [k for k in who.search.space.draft_lengths if k])
     start = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
-    found: dict[str, Ends] = {}
-    lockstep({name: find_edge(start, limits)}, loses, found)
-    losing, winning = (None if cell in limits else cell / RATE_CELLS for cell in found[name])
+    edges: dict[str, Ends] = {}
+    lockstep({name: find_edge(start, limits)}, loses, edges)
+    losing, winning = (None if cell in limits else cell / RATE_CELLS for cell in edges[name])
     return BreakEven(name, here, losing, winning)
 
 

@@ -40,7 +40,7 @@ class VariedOptions(ExperimentOptions):
     """Traffic whose given lengths vary, so that the requests of a closed loop do not run in step."""
 
     num_prompts: Redefined[Requests | None] = None
-    """Requests per run, a fifth of which is the start and excluded (capacity: at least so many measured). Default: all
+    """Requests per run, a fifth of which is the start and excluded (capacity: the least number measured). Default: all
     of the window if a file is replayed, else as many as the load needs. advise without a load: a batch job, all of
     whose requests arrive at the start."""
     random_range_ratio: Redefined[PartialShare | None] = None
@@ -100,6 +100,10 @@ class DecisionOptions(VariedOptions):
     """Batch limit; default: the best of 32, 64, 128 and 256 for each architecture."""
     max_num_batched_tokens: Redefined[Tokens | None] = None
     """Prompt tokens per forward (the chunk); default: the best of 256, 512, 2048 and 8192 for each architecture."""
+    objective: Objective | None = None
+    """What to optimise; default: headroom with --goodput, else e2el at a request rate and throughput otherwise."""
+    indifference: PartialShare = 0.01
+    """Relative leads below this are ignored, even if significant: the simpler choice is taken."""
 
     @property
     def replays(self) -> bool:
@@ -107,8 +111,8 @@ class DecisionOptions(VariedOptions):
         if self.use_trace_timestamps is not None:
             return self.use_trace_timestamps
         traffic = self.traffic
-        made = (traffic.burstiness, traffic.num_turns, traffic.think_time_s)
-        if traffic.dataset_path is None or made != (Traffic.burstiness, Traffic.num_turns, Traffic.think_time_s):
+        synthetic = (traffic.burstiness, traffic.num_turns, traffic.think_time_s)
+        if traffic.dataset_path is None or synthetic != (Traffic.burstiness, Traffic.num_turns, Traffic.think_time_s):
             return False
         file = Traffic(traffic.dataset_name, traffic.dataset_path, traffic.tokenizer, columns=traffic.columns)
         return trace_rate(file) is not None
@@ -145,16 +149,6 @@ class DecisionOptions(VariedOptions):
             if (value := getattr(self, name)) is not None:
                 fixed[name] = (value,)
         return Space(archs, **fixed)
-
-
-@dataclass(frozen=True)
-class ChoiceOptions(DecisionOptions):
-    """By what `advise` and `map` choose."""
-
-    objective: Objective | None = None
-    """What to optimise; default: headroom with --goodput, else e2el at a request rate and throughput otherwise."""
-    indifference: PartialShare = 0.01
-    """Relative leads below this are ignored, even if significant: the simpler choice is taken."""
 
     def goal(self, at_rate: bool) -> Goal:
         """The given or default objective, at a request rate or not."""

@@ -6,7 +6,7 @@ shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -16,15 +16,17 @@ from pdvsim.common.version import __version__
 from pdvsim.decide.contest import LEAST_SEEDS, Contest
 from pdvsim.sim.config import BY_SEED, Experiment, Traffic
 from pdvsim.study.stats import Interval
+from pdvsim.view.comparison import founded, most_outside
 from pdvsim.view.report.sheet import PageSection, parts_html
 from pdvsim.view.setting import lengths_text
-from pdvsim.view.table import cell, founded, most_outside
+from pdvsim.view.table import cell
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
 EXPANDED = 3  # sections, in a notebook
+NO_DRAFTS = "do not enable speculation"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Answer:
     """Result of a decision command. Prints as text; a notebook shows its sections."""
 
     interrupted: bool = False
-    drawn_by: Callable[[Any], Figure] | None = None  # set where the answer is returned to the user
+    drawn_by: Callable[[Any], Mapping[str, Figure]] | None = None  # by heading; set where it is returned to the user
 
     def report(self) -> Report:
         """How it is shown."""
@@ -65,11 +67,15 @@ class Answer:
 
         return pd.DataFrame(getattr(self, "rows", []))
 
+    def pictures(self) -> Mapping[str, Figure]:
+        """Plots of the answer by the heading of their section, the main one first."""
+        return {} if self.drawn_by is None else self.drawn_by(self)
+
     def plot(self) -> Figure:
-        """Plot of the answer; a ValueError if there is none."""
-        if self.drawn_by is None:
-            raise ValueError("this answer has no plot")
-        return self.drawn_by(self)
+        """Main plot of the answer; a ValueError if there is none."""
+        for figure in self.pictures().values():
+            return figure
+        raise ValueError("this answer has no plot")
 
     def document(self, **parts: Any) -> dict[str, Any]:
         """Its parts with the header that all documents share."""
@@ -86,8 +92,13 @@ class Answer:
 
 
 def plural(count: int, what: str) -> str:
-    """`1 GPU`, `2 GPUs`."""
+    """`1 seed`, `2 seeds`."""
     return f"{count} {what}{'s' if count > 1 else ''}"
+
+
+def gpus_text(count: int, card: str = "") -> str:
+    """`1 GPU`, `2 GPUs`, `2 GPUs (h200)`."""
+    return plural(count, "GPU") + (f" ({card})" if card else "")
 
 
 def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:
@@ -178,12 +189,12 @@ def lengths_note(traffic: Traffic) -> list[str]:
 
 def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
     """The threshold of leads and its reason; a range if contests differ."""
-    told = [held for held in contests if held.behind]
-    if not told:
+    decided = [held for held in contests if held.behind]
+    if not decided:
         return "nothing to compare with"
-    if told[0].seeds < LEAST_SEEDS:
-        return f"{told[0].seeds} seeds give no significance: use at least {LEAST_SEEDS}"
-    limits = [limit for held in told for limit in held.thresholds.values()]
+    if decided[0].seeds < LEAST_SEEDS:
+        return f"{decided[0].seeds} seeds give no significance: use at least {LEAST_SEEDS}"
+    limits = [limit for held in decided for limit in held.thresholds.values()]
     low, high = f"{min(limits):.1%}", f"{max(limits):.1%}"
     if max(limits) <= indifference:
         return f"leads up to {high} are ignored"

@@ -87,7 +87,7 @@ class Bench:
         return {name: with_length(candidate, longest) for name, candidate in every.items()}
 
     def replicated(self, candidates: Mapping[str, Experiment], seeds: int) -> dict[str, list[Row]]:
-        """The rows of so many replications of each candidate, by name."""
+        """The rows of each candidate on the first `seeds`, by name."""
         rows = iter(self.rows([run for candidate in candidates.values() for run in replications(candidate, seeds)]))
         return {name: list(islice(rows, seeds)) for name in candidates}
 

@@ -11,15 +11,15 @@ Not covered: fleets of unlike servers, and more than `WORTH` times the GPUs of t
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from pdvsim.decide.bracket import Ends, find_edge, lockstep
+from pdvsim.decide.bracket import Ends, find_edge, first_where, lockstep
 from pdvsim.decide.fleet import Contender, copies
-from pdvsim.decide.formula import Formula
+from pdvsim.decide.formula import Formula, Predicted
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, shortened
+from pdvsim.decide.report import gpus_text
+from pdvsim.decide.runs import Bench, at_rate, shortened
 from pdvsim.decide.space import Space, with_best_length
 from pdvsim.sim.config import Experiment
 from pdvsim.study.length import length_of, with_length
@@ -41,7 +41,8 @@ class Sizes:
 
 def too_small(candidates: Sequence[Experiment], goal: Goal, space: Space) -> bool:
     """Whether the formula predicts that the load is far too high for each of the candidates."""
-    return not any(_holds(_at_share(candidate, 1 / MARGIN), goal, space) for candidate in candidates)
+    rates = (candidate.traffic.request_rate / MARGIN for candidate in candidates)
+    return not any(_holds(at_rate(one, rate), goal, space) for one, rate in zip(candidates, rates, strict=True))
 
 
 def smallest_fleets(
@@ -50,52 +51,41 @@ def smallest_fleets(
     """The fleets of these servers that hold the load of `base` on at most `most` GPUs."""
     counts = {way: _predicted(way, base, goal, space, most) for way in servers}
     gpus = {way: count * way.gpus(base) for way, count in counts.items()}
-    refused = {way.name: f"predicted not to hold the load on {most} GPUs" for way in servers if not counts[way]}
-    order = sorted(
-        (way for way in servers if counts[way]), key=lambda way: (gpus[way], _pace_s(way, base, counts, space))
-    )
+    refused = {way.name: f"predicted not to hold the load on {gpus_text(most)}" for way in servers if not counts[way]}
+    able = [way for way in servers if counts[way]]
+    paces_s = {way: _ranked(copies(way, base, counts[way]).of(base), space)[0].seconds_per_token for way in able}
+    order = sorted(able, key=lambda way: (gpus[way], paces_s[way]))
     worth = [way for way in order if gpus[way] <= WORTH * gpus[order[0]]]
     plain = [way for way in worth if way.arch == "autoregressive"][:1]
     kept = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
-    refused |= {way.name: f"predicted to need {gpus[way]} GPUs" for way in order if way not in kept}
+    refused |= {way.name: f"predicted to need {gpus_text(gpus[way])}" for way in order if way not in kept}
     fleets = _refined(base, goal, {way: counts[way] for way in kept}, most, space, bench)
     known = {fleet.kind for fleet in fleets}
-    refused |= {way.name: f"not meeting the goal on {most} GPUs" for way in kept if way.kind not in known}
+    refused |= {way.name: f"not meeting the goal on {gpus_text(most)}" for way in kept if way.kind not in known}
     return Sizes(tuple(sorted(fleets, key=lambda way: way.gpus(base))), refused)
 
 
 def _predicted(way: Contender, base: Experiment, goal: Goal, space: Space, most: int) -> int:
     """The least replicas that hold the load by formula; 0 if none up to `most` GPUs do."""
     counts = range(1, most // way.gpus(base) + 1)
-    at = bisect_left(counts, x=True, key=lambda count: _holds(copies(way, base, count).of(base), goal, space))
-    return counts[at] if at < len(counts) else 0
+    return first_where(counts, lambda count: _holds(copies(way, base, count).of(base), goal, space)) or 0
 
 
 def _holds(candidate: Experiment, goal: Goal, space: Space) -> bool:
     """Whether the formula predicts that a fleet keeps up and meets the level of TPOT."""
     levels_s = [level / 1e3 for name, level in goal.levels_ms.items() if name.endswith("tpot")]
-    predictions = Formula(_roomy(candidate, space)).ranked(_lengths(candidate, space))
+    predictions = _ranked(candidate, space)
     return any(p.keeps_up and p.seconds_per_token <= min(levels_s, default=math.inf) for p in predictions)
 
 
-def _pace_s(way: Contender, base: Experiment, counts: dict[Contender, int], space: Space) -> float:
-    """Seconds per token of a fleet by formula."""
-    candidate = copies(way, base, counts[way]).of(base)
-    return Formula(_roomy(candidate, space)).ranked(_lengths(candidate, space))[0].seconds_per_token
-
-
-def _lengths(candidate: Experiment, space: Space) -> tuple[int, ...]:
-    return space.draft_lengths if candidate.has_drafter else (0,)
+def _ranked(candidate: Experiment, space: Space) -> list[Predicted]:
+    """The draft lengths of a fleet, best first, by formula."""
+    return Formula(_roomy(candidate, space)).ranked(space.draft_lengths if candidate.has_drafter else (0,))
 
 
 def _roomy(candidate: Experiment, space: Space) -> Experiment:
     """A candidate with the largest batch limit that is allowed."""
     return replace(candidate, server=replace(candidate.server, max_num_seqs=max(space.max_num_seqs)))
-
-
-def _at_share(candidate: Experiment, share: float) -> Experiment:
-    """A candidate with a share of its load."""
-    return replace(candidate, traffic=replace(candidate.traffic, request_rate=share * candidate.traffic.request_rate))
 
 
 def _refined(
@@ -112,7 +102,7 @@ def _refined(
     least: dict[Contender, int] = {}
 
     def too_few(asked: dict[Contender, int]) -> list[float]:
-        """1 if so many replicas do not meet the goal, else -1."""
+        """1 where the replicas do not meet the goal, else -1."""
         rows = bench.rows([with_length(fleet(way, n), length) for way, n in asked.items()])
         least.update((way, n) for (way, n), row in zip(asked.items(), rows, strict=True) if goal.met([row]))
         return [-1 if goal.met([row]) else 1 for row in rows]

@@ -89,7 +89,7 @@ class Space:
             ways.append(replace(server, controller=ADAPTIVE, num_speculative_tokens=k))
         return _possible(candidate, ((candidate.arch, way) for way in ways))
 
-    def beside(self, candidate: Experiment, name: str) -> list[Experiment]:
+    def neighbours(self, candidate: Experiment, name: str) -> list[Experiment]:
         """The candidate with the next smaller and the next larger value of a setting."""
         values = self.draft_lengths if name == "num_speculative_tokens" else getattr(self, name)
         if name == "num_speculative_tokens" and not candidate.has_drafter:
@@ -110,7 +110,7 @@ class Space:
 
     def prompts(self, candidate: Experiment) -> list[Experiment]:
         """The candidate itself and with the next limits on the prompt tokens of a forward."""
-        return [candidate, *self.beside(candidate, "max_num_batched_tokens")]
+        return [candidate, *self.neighbours(candidate, "max_num_batched_tokens")]
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the settings that only its architecture has."""

@@ -87,7 +87,7 @@ class Search:
 
 
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
-    """Estimated upper limit of simulations for tuning at so many places, for all or so many architectures."""
+    """Estimated upper limit of simulations for tuning at `places`, for all architectures or that many `contenders`."""
     ways = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
     ways += KEPT_SETTINGS * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
     return SEEDS * places * (contenders or len(space.archs)) * ways
@@ -161,7 +161,7 @@ def _climb(search: Search, step: str, tried: dict[Seated, list[Experiment]], ben
             fixed = [w for w in ways if w in search.figures and (step != "drafts" or w.server.controller == "fixed")]
             if fixed:
                 best = search.best(search.figures, fixed)
-                further[key] = [way for way in search.space.beside(best, CLIMBED[step]) if way not in ways]
+                further[key] = [way for way in search.space.neighbours(best, CLIMBED[step]) if way not in ways]
         if not any(further.values()):
             return
         _try(search, [[*tried[key], *ways] for key, ways in further.items()], bench, BEHIND)
@@ -170,7 +170,7 @@ def _climb(search: Search, step: str, tried: dict[Seated, list[Experiment]], ben
 
 
 def _far(search: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
-    """Whether a contender is so many times worse than the best at its place."""
+    """Whether a contender is more than `limit` times worse than the best at its place."""
     if key[1] in search.always_finalists:
         return False
     rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in search.figures]

@@ -15,140 +15,37 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any
 
 from pdvsim.common.outcomes import Row
 from pdvsim.decide.contest import Contest
 from pdvsim.decide.differences import Differences
 from pdvsim.decide.finals import Finals, chosen, contest_of, decided
-from pdvsim.decide.fleet import Contender
 from pdvsim.decide.formula import break_even_rate
-from pdvsim.decide.goal import NAMES, Goal
+from pdvsim.decide.goal import NAMES
+from pdvsim.decide.grid import Grid, Place, place_text
 from pdvsim.decide.report import (
+    NO_DRAFTS,
     Answer,
     Report,
     contest_document,
+    gpus_text,
     outside_measured,
     percent,
     rests_on,
     threshold_text,
 )
-from pdvsim.decide.runs import Bench, at_acceptance, at_rate, kept_up, replications
-from pdvsim.decide.space import Space, drafts_text, settings_text
+from pdvsim.decide.runs import Bench, kept_up
+from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search
-from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.limits import (
-    NumRuns,
-    PartialShare,
-    RequestRate,
-    Requests,
-    Share,
-    check_list,
-    check_points,
-    check_ranges,
-)
-from pdvsim.sim.relevance import vet
+from pdvsim.sim.config import Arch, Experiment
 from pdvsim.study import output
-from pdvsim.view import table
 from pdvsim.view.setting import acceptance_notes, is_assumed
+from pdvsim.view.table import grid as text_grid
 
-Axis = Literal["acceptance", "size", "card"]
-Place = Share | str  # an acceptance rate, a pair, or a card
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
-PLACE_OPTIONS = {"acceptance": "acceptances", "size": "pairs", "card": "try-cards"}
-
-
-@dataclass(frozen=True)
-class Grid:
-    """The cells of a map: loads x places, and the contenders in each."""
-
-    base: Experiment
-    space: Space
-    concurrency: tuple[Requests, ...]
-    request_rate: tuple[RequestRate, ...]
-    axis: Axis
-    places: tuple[Place, ...]
-    num_runs: NumRuns
-    goal: Goal
-    indifference: PartialShare = 0.0
-    fleets: tuple[Contender, ...] = ()
-    against: str | None = None  # architecture that all are also compared with
-    pair_acceptance: Mapping[str, Acceptance] = field(default_factory=dict)  # of pairs with their own acceptance
-
-    def __post_init__(self) -> None:
-        check_list("concurrency", self.concurrency, needed=False)
-        check_list("request-rate", self.request_rate, needed=False)
-        check_list(PLACE_OPTIONS[self.axis], self.places)
-        if len(self.archs) < 2 and self.against is None:
-            raise ValueError("arch needs at least two values to compare")
-        if self.against is not None and self.against not in self.archs:
-            raise ValueError(f"--against {self.against} is not one of those compared: {', '.join(self.archs)}")
-        if bool(self.concurrency) == bool(self.request_rate):
-            raise ValueError("give one of --concurrency and --request-rate")
-        if self.num_runs < 2:
-            raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
-        check_ranges(self)
-        check_points(
-            "loads x rows x architectures x runs", len(self.loads), len(self.places), len(self.archs), self.num_runs
-        )
-        if self.axis == "acceptance" and not self.base.acceptance.by_rate:
-            raise ValueError(
-                "--y acceptance cannot be combined with --synthetic-acceptance-rates, --acceptance-model, "
-                "--acceptance-trace or --acceptance-from"
-            )
-        vet(self.experiments())  # reports invalid options and unknown pairs before any run
-
-    @property
-    def archs(self) -> tuple[Arch, ...]:
-        """The contenders: architectures, or fleets by name."""
-        return tuple(fleet.name for fleet in self.fleets) or self.space.archs
-
-    def starts(self, here: Experiment) -> list[Experiment]:
-        """All contenders in a cell, before tuning."""
-        return [fleet.of(here) for fleet in self.fleets] or [replace(here, arch=arch) for arch in self.archs]
-
-    @property
-    def loads(self) -> tuple[float, ...]:
-        return self.request_rate or tuple(map(float, self.concurrency))
-
-    @property
-    def load_kind(self) -> Literal["request_rate", "concurrency"]:
-        return "request_rate" if self.request_rate else "concurrency"
-
-    @property
-    def comparisons(self) -> int:
-        """Number of comparisons that share the 5% chance of error."""
-        return len(self.loads) * len(self.places) * (len(self.archs) - 1)
-
-    def cells(self) -> list[tuple[float, Place]]:
-        """Every load at every place."""
-        return [(load, place) for place in self.places for load in self.loads]
-
-    def experiments(self) -> list[Experiment]:
-        """All runs of the map with the given settings, before tuning."""
-        heres = (self.placed(load, place) for load, place in self.cells())
-        return [run for here in heres for start in self.starts(here) for run in replications(start, self.num_runs)]
-
-    def placed(self, load: float, place: Place) -> Experiment:
-        """The experiment of a cell, before tuning."""
-        if self.request_rate:
-            loaded = at_rate(self.base, load)
-        else:
-            loaded = replace(self.base, traffic=replace(self.base.traffic, max_concurrency=int(load)))
-        if not isinstance(place, str):
-            placed = at_acceptance(loaded, place)
-        elif self.axis == "card":
-            placed = replace(loaded, hardware=replace(loaded.hardware, gpu=place))
-        else:
-            named_pair(place)
-            placed = replace(loaded, server=replace(loaded.server, pair=place))
-            if place in self.pair_acceptance:
-                placed = replace(placed, acceptance=self.pair_acceptance[place])
-        return self.goal.prepared(placed)
 
 
 @dataclass(frozen=True)
@@ -168,7 +65,7 @@ class Cell:
         return self.contest is not None and (self.contest.sure or not self.contest.behind)
 
     def words(self, names: int = 2) -> list[str]:
-        """The winner, its draft length with its lead over the second, and up to so many that it does not beat.
+        """The winner, its draft length with its lead over the second, and up to `names` of those that it does not beat.
 
         There is no lead if the winner was chosen as the simplest.
         """
@@ -221,7 +118,7 @@ class WinnerMap(Answer):
             }
             for cell in self.cells
         ]
-        who = f"way to use {grid.fleets[-1].gpus(grid.base)} GPUs" if grid.fleets else "architecture"
+        who = f"way to use {gpus_text(grid.fleets[-1].gpus(grid.base))}" if grid.fleets else "architecture"
         return Report(
             "Winner map",
             f"The best {who} over load and {grid.axis}.",
@@ -297,7 +194,7 @@ def _lines(answer: WinnerMap) -> list[str]:
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
     confidence, seeds = contests[0].confidence if contests else math.nan, seeds_text(answer)
     return [
-        table.grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
+        text_grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",
@@ -313,7 +210,7 @@ def _without_drafts(answer: WinnerMap) -> list[str]:
     compared = [cell for cell in answer.cells if any(mine.has_drafter for mine in cell.settings.values())]
     plain = [cell for cell in compared if cell.winner in cell.settings and not cell.settings[cell.winner].speculates]
     where = f"{len(plain)} of {len(compared)} cells"
-    return [f"do not enable speculation in {where}: the best setting there has no drafts"] if plain else []
+    return [f"{NO_DRAFTS} in {where}: the best setting there has no drafts"] if plain else []
 
 
 def _on_assumption(answer: WinnerMap) -> list[str]:
@@ -329,23 +226,10 @@ def _on_assumption(answer: WinnerMap) -> list[str]:
     return notes
 
 
-def size_ratio(pair: str) -> float:
-    """Parameters of the draft model over those of its target."""
-    models = named_pair(pair)
-    return models.draft.params / models.target.params
-
-
 def seeds_text(answer: WinnerMap) -> str:
     """Number of seeds per cell, as a range."""
     counts = {cell.contest.seeds for cell in answer.cells if cell.contest} or {answer.grid.num_runs}
     return f"{min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''} seeds"
-
-
-def place_text(place: Place) -> str:
-    """An acceptance rate, a card, or a pair with the ratio of its sizes."""
-    if not isinstance(place, str):
-        return f"{place:g}"
-    return place if place in GPUS else f"{place} ({size_ratio(place):.2f})"
 
 
 def _won(cell: Cell | None) -> str:

@@ -7,7 +7,7 @@ a service level, drawn as a line.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
@@ -44,23 +44,22 @@ class Charts:
         self.others = [*map(self._spread, LATENCIES), *map(self._queues, range(len(archs)))]
 
     def due(self, turn: int) -> list[str]:
-        """The sources to redraw after so many updates: the strip each time, slow charts less often."""
+        """The sources to redraw in an update: the strip each time, slow charts less often."""
         turns = {"launches": 0, "fast": turn % 2, "slow": (turn - SLOW_TURN) % UPDATES_PER_CYCLE}
         turns["spreads"] = (turn - SPREADS_TURN) % UPDATES_PER_CYCLE
         return [name for name, waits in turns.items() if turn == 0 or not waits]
 
     def data(self, source: str, figures: Sequence[dict[str, Any]]) -> dict[str, list[Any]]:
         """The columns of a source for JSON; values that are not shown are None."""
-        columns = self._columns()[source](figures)
+        columns: dict[str, Any] = {}
+        if source == "launches":
+            columns = _strip_data(self.names, figures)
+        elif source == "spreads":
+            columns = _joined([_spread_columns(shown) for shown in figures])
+        else:
+            names = ("time_s", *(FAST if source == "fast" else SLOW))
+            columns = _joined([{name: shown["series"][name] for name in names} for shown in figures])
         return {name: [None if item != item else item for item in _plain(column)] for name, column in columns.items()}
-
-    def _columns(self) -> dict[str, Callable[[Sequence[dict[str, Any]]], dict[str, Any]]]:
-        return {
-            "launches": lambda figures: _strip_data(self.names, figures),
-            "fast": lambda figures: _joined([_columns(shown, FAST) for shown in figures]),
-            "slow": lambda figures: _joined([_columns(shown, SLOW) for shown in figures]),
-            "spreads": lambda figures: _joined([_spread_columns(shown) for shown in figures]),
-        }
 
     def _over_time(self, column: str) -> Chart:
         shown = [at for at, arch in enumerate(self.archs) if column in FAST or policy_of(arch).speculates]
@@ -153,10 +152,6 @@ def _strip_data(names: Sequence[str], figures: Sequence[dict[str, Any]]) -> dict
     return columns
 
 
-def _columns(shown: dict[str, Any], names: Sequence[str]) -> dict[str, Array]:
-    return {name: shown["series"][name] for name in ("time_s", *names)}
-
-
 def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
     """Bin edges of each metric, and the share from each edge."""
     columns: dict[str, Array] = {}
@@ -167,11 +162,11 @@ def _spread_columns(shown: dict[str, Any]) -> dict[str, Array]:
 
 def _joined(parts: Sequence[dict[str, Array]]) -> dict[str, Array]:
     """Columns of all architectures together; shorter ones are padded with values that are not shown."""
-    drawn = [{name: np.asarray(column, float) for name, column in part.items()} for part in parts]
-    rows = max(len(column) for part in drawn for column in part.values())
+    columns = [{name: np.asarray(column, float) for name, column in part.items()} for part in parts]
+    rows = max(len(column) for part in columns for column in part.values())
     return {
         f"{name}_{at}": np.pad(column, (0, rows - len(column)), constant_values=np.nan)
-        for at, part in enumerate(drawn)
+        for at, part in enumerate(columns)
         for name, column in part.items()
     }
 

@@ -193,8 +193,8 @@ class Gauge(Reader):
 def grows(waiting: Sequence[int], arrived: int) -> bool:
     """Whether the queue of a window kept growing: its minimum in each quarter exceeds that of the quarter before.
 
-    The total growth must exceed the random variation of so many arrivals. A burst that is being served does not count,
-    nor does a window of few slots.
+    The total growth must exceed the random variation of the arrivals. A burst that is being served does not count, nor
+    does a window of few slots.
     """
     if len(waiting) < LEAST_SLOTS:
         return False

@@ -139,9 +139,9 @@ class Dashboard:
     def look(self) -> bool:
         """Read updates; whether there is something to send."""
         shown, before = self.feed.latest, self.controls
-        if self._saving is not None and (said := self._saving()) is not None:
+        if self._saving is not None and (outcome := self._saving()) is not None:
             self._saving, self.controls = None, self.controls + 1
-            self._saved = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(said)}</pre>'
+            self._saved = f'<pre style="white-space:pre-wrap;margin:4px 0">{html.escape(outcome)}</pre>'
         if self._orders_before_save is not None and shown.orders >= self._orders_before_save:
             self._saving, self._orders_before_save = self.save(shown), None
         ends = not self.feed.alive and not self._ended
@@ -154,7 +154,7 @@ class Dashboard:
         return True
 
     def message(self, sent: int, known: int) -> str:
-        """The update for a browser that got so many messages and has these controls."""
+        """The update for a browser that got `sent` messages and has these controls."""
         shown, due = self.feed.latest, self.charts.due(sent)
         settings = [self._part("status", lambda: {"text": self._status(shown)})]
         if known != self.controls or sent % UPDATES_PER_TABLE == 0:  # numbers need fewer updates

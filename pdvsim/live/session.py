@@ -64,7 +64,8 @@ class Session(Stations):
     """A session for a page: stations on one simulated clock, their recent metrics, and the tape of actions."""
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, _gauge)
+        levels_s, replicas = setup.base.scoring.slo(), setup.base.hardware.replicas
+        super().__init__(setup, lambda log, of: Gauge(log, levels_s, bandwidths(of.experiment, of.profile), replicas))
         self.tape: list[Act] = []
         self.now_s = 0.0
         self._slots = 0
@@ -128,10 +129,5 @@ def _served(station: Station) -> Result:
     assert isinstance(keeper, Keeper)
     keeper.take(station.env.now)
     traffic = replace(station.experiment.traffic, num_prompts=max(1, station.client.sent))
-    made = replace(station.experiment, traffic=traffic)
-    return Result(made, keeper.requests(), keeper.deliveries, keeper.launches, station.cluster.meta())
-
-
-def _gauge(log: Log, cluster: Cluster) -> Gauge:
-    experiment = cluster.experiment
-    return Gauge(log, experiment.scoring.slo(), bandwidths(experiment, cluster.profile), experiment.hardware.replicas)
+    served = replace(station.experiment, traffic=traffic)
+    return Result(served, keeper.requests(), keeper.deliveries, keeper.launches, station.cluster.meta())

@@ -1,13 +1,13 @@
 """The `poisson_30s` table: its two programs, every forward at batch 1 in a Python loop on one stream; calibrated.
 
-A verifier forward reads 34 billion weights at the data sheet's bandwidth; one draft time a labelled pair (three runs of
-the same models, on hosts that were not equally fast) is what the lone request's latency leaves. A request counts as
+A verifier forward reads 34 billion weights at the data sheet's bandwidth. One draft time per labelled pair (three runs
+of the same models, on hosts that were not equally fast) is what the lone request's latency leaves. A request counts as
 completed when the turn that gave it its last round is over. The table counts tokens of completed requests over the time
 of the last completion, or over the cut-off if any request was unfinished then: what that had received counts for
 nothing.
 
 Not modelled: the interpreter lock between pd's two threads, the time that queues take, and what the prompts were;
-rounds are drawn with one coin a row.
+rounds are drawn with one coin per row.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class PoissonPd(PoissonProgram):
 class PoissonUnified(PoissonProgram):
     """One thread: a turn admits at most one request while fewer than `limit` queue to decode, then goes round all.
 
-    With one admission a turn, the requests in flight limit themselves to about the rounds a request needs.
+    With one admission per turn, the requests in flight limit themselves to about the rounds a request needs.
     """
 
     def threads(self) -> list[Process]:
@@ -179,7 +179,7 @@ class PoissonModel:
         self._coins: dict[tuple[str, str, int], float] = {}
 
     def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
-        """A row as published, once a replication."""
+        """A row as published, once per replication."""
         label, name, concurrency, _ = row
         arch = cast(Poisson, name)
         coin = self.coin(label, arch, concurrency, runs, seed)
@@ -220,7 +220,7 @@ def poisson_jobs(concurrency: int, coin: float, seed: int) -> list[PublishedJob]
 
 
 def poisson_scores(arch: Poisson, concurrency: int, coin: float, forwards: Cached, runs: int, seed: int) -> list[Score]:
-    """A row as published, once a replication."""
+    """A row as published, once per replication."""
     scores = []
     for run in range(runs):
         jobs = poisson_jobs(concurrency, coin, seed + run)

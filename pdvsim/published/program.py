@@ -101,17 +101,17 @@ def even_rounds(tokens: int, rounds: int) -> tuple[int, ...]:
 def mean_acceptance(coin: Floats, output_tokens: int) -> Floats:
     """Mean over requests of emitted / drafted, exactly: a request that was lucky drafted less and ends sooner."""
     chances = [(1 - coin) * coin**n for n in range(K - 1)] + [coin ** (K - 1)]  # of 1..K tokens
-    alive = {0: np.ones_like(coin)}  # chance of having emitted so many tokens
+    alive = {0: np.ones_like(coin)}  # chance of having emitted this number of tokens
     mean = np.zeros_like(coin)
     for rounds in range(1, output_tokens + 1):
         after: dict[int, Floats] = {}
         for tokens, chance in alive.items():
             for gained, share in enumerate(chances, 1):
-                reached = tokens + gained
-                if reached >= output_tokens:
-                    mean = mean + chance * share * reached / (K * rounds)
+                total = tokens + gained
+                if total >= output_tokens:
+                    mean = mean + chance * share * total / (K * rounds)
                 else:
-                    after[reached] = after.get(reached, 0.0) + chance * share
+                    after[total] = after.get(total, 0.0) + chance * share
         alive = after
     return mean
 
@@ -151,7 +151,7 @@ class Forwards(Protocol):
 class WholeSequence:
     """No KV cache: every forward computes all `rows` x `length` tokens again, padded to the longest row.
 
-    Its launches and its arithmetic are added: a fixed cost a layer, the host's.
+    Its launches and its arithmetic are added: a fixed cost per layer, the host's.
     """
 
     pair: Pair

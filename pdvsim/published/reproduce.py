@@ -12,10 +12,11 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from pdvsim.published.comparison import ComparisonModel
 from pdvsim.published.poisson import PoissonModel
 from pdvsim.published.program import Score
 from pdvsim.published.tables import SOURCE, Constant, Published, TableRow
-from pdvsim.published.three_way import ComparisonModel, ThreeWayModel
+from pdvsim.published.three_way import ThreeWayModel
 from pdvsim.view.table import cell, rows_table
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
@@ -109,11 +110,7 @@ class Reproduction:
 
 
 def reproduce(
-    table: TableName,
-    published: Published,
-    runs: int,
-    seed: int = 0,
-    progress: Callable[[int], None] | None = None,
+    table: TableName, published: Published, runs: int, seed: int = 0, progress: Callable[[int], None] | None = None
 ) -> Reproduction:
     """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
     name = table.replace("-", "_")
@@ -209,21 +206,21 @@ def _verdict(reproduction: Reproduction) -> list[str]:
     if reproduction.table != "poisson-30s":
         for metric in targets:
             scenarios = reproduction.winners(metric)
-            said = [
-                f"C={concurrency} {ours}" + ("" if ours == told else f" (published: {told})")
-                for (_, concurrency), (told, ours) in scenarios.items()
+            texts = [
+                f"C={concurrency} {ours}" + ("" if ours == theirs else f" (published: {theirs})")
+                for (_, concurrency), (theirs, ours) in scenarios.items()
             ]
             if reproduction.table == "model-comparison":
-                alike = sum(told == ours for told, ours in scenarios.values())
-                said = [f"the published architecture in {alike} of {len(scenarios)} scenarios"]
-            lines.append(f"lowest {metric}: {', '.join(said)}")
+                alike = sum(theirs == ours for theirs, ours in scenarios.values())
+                texts = [f"the published architecture in {alike} of {len(scenarios)} scenarios"]
+            lines.append(f"lowest {metric}: {', '.join(texts)}")
     else:
         for label in dict.fromkeys(c.pair for c in reproduction.cells):
             row = reproduction.row(label, "pd", "throughput_completed_only")
-            told, ours = max(row, key=lambda c: c.published), max(row, key=lambda c: c.simulated)
+            theirs, ours = max(row, key=lambda c: c.published), max(row, key=lambda c: c.simulated)
             most = max(c.completions for c in row if c.concurrency >= 64)
             lines.append(
-                f"{label}: pd peaks at C={ours.concurrency} (published: {told.concurrency}); "
+                f"{label}: pd peaks at C={ours.concurrency} (published: {theirs.concurrency}); "
                 f"at C >= 64 it completes at most {most:.1f} requests"
             )
     return lines

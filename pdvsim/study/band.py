@@ -74,7 +74,8 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
     reason = unvalidated(experiment, metrics, errors)
     if reason is None and "forward_error_bar" in result.meta:
         reason = "forward times are predicted"
-    if reason is None and _is_other_engine(experiment):
+    machine = experiment.hardware.machine
+    if reason is None and machine is not None and read_pace(machine).step_s is not None:  # fitted to an engine
         reason = "no real runs of the engine that --machine corrects for"
     if reason is not None or errors is None:
         return metrics | {"error_range": f"none: {reason}"}
@@ -84,12 +85,6 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
         return metrics | {"error_range": "none: too few real runs were comparable"}
     text = "holds 90% of comparable real runs"
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
-
-
-def _is_other_engine(experiment: Experiment) -> bool:
-    """Whether predictions are corrected for an engine by its benchmarks, which the errors of ours say nothing about."""
-    machine = experiment.hardware.machine
-    return machine is not None and read_pace(machine).step_s is not None
 
 
 def _bars(
@@ -113,11 +108,11 @@ def _predicted(metrics: Metrics, experiment: Experiment, main: Sequence[str], en
     ranges: Metrics = {"error_range": text}
     for name in main:
         value = float(metrics[name])
-        reached = [value, *(float(end[name]) for end in ends)]
+        values = [value, *(float(end[name]) for end in ends)]
         wide = math.log1p(off.get(name, 0.0))
         down, up = (
             math.hypot(math.log(most / least), wide) if least > 0 else wide
-            for most, least in ((value, min(reached)), (max(reached), value))
+            for most, least in ((value, min(values)), (max(values), value))
         )
         ranges |= {f"{name}_low": value * math.exp(-down), f"{name}_high": value * math.exp(up)}
     return ranges

@@ -45,8 +45,8 @@ def cost(experiments: Sequence[Experiment]) -> Cost:
     places = {_place(e): e for e in experiments}
     times = {place: 3 if wanted(one) else 1 for place, one in places.items()}  # both ends of an error bar are runs too
     runs = sum(times[_place(e)] * e.traffic.num_prompts for e in experiments)
-    kept = (e.traffic.num_prompts for e in experiments if e.scoring.detailed)
-    return Cost(mean_s * runs, mean_bytes * max(kept, default=0))
+    recorded = (e.traffic.num_prompts for e in experiments if e.scoring.detailed)
+    return Cost(mean_s * runs, mean_bytes * max(recorded, default=0))
 
 
 def _place(experiment: Experiment) -> tuple[object, ...]:

@@ -1,10 +1,11 @@
 """A sweep on disk: a folder that stays consistent whenever the sweep is stopped.
 
-    sweep.json       the resolved configuration, its fingerprint (`identity`), and digests of the files made from the
-    parts parts/00007.json the row of point 7, once it is finished, with the identity of its sweep failed/00007.json
-    why point 7 has none details/00007.requests.parquet (launches, deliveries)   its records, if requested; their
-    digests are in the part summary.parquet  all rows in the order of the points, made from the parts .lock
-    locked by the writing process; a crash releases it
+    sweep.json          the resolved configuration, its fingerprint (`identity`), digests of what is made from the parts
+    parts/00007.json    the row of point 7, once it is finished, with the identity of its sweep
+    failed/00007.json   why point 7 has none
+    details/            00007.requests.parquet (launches, deliveries): records, if requested; digests are in the part
+    summary.parquet     all rows in the order of the points, made from the parts
+    .lock               locked by the writing process; a crash releases it
 
 The identity covers every setting, the version and the content of every input file; parts of another identity are
 ignored. Every document has a digest, so a changed part is detected and run again (`sweepcheck`). Not supported: file
@@ -29,18 +30,9 @@ from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
 from pdvsim.sim.run import simulate
 from pdvsim.study.backends import Backend, finished
-from pdvsim.study.output import DETAILS, dumps, parquet, plain, records, setting, settings
+from pdvsim.study.output import DETAILS, SCHEMA, dumps, parquet, plain, records, setting, settings
 from pdvsim.study.sweep import Point, PointFailed, Sweep, flatten, frame_of, row_of, run_point
-from pdvsim.study.sweepcheck import (
-    SCHEMA,
-    DamagedConfig,
-    Survey,
-    detail_file,
-    failure_file,
-    part_file,
-    read_config,
-    survey,
-)
+from pdvsim.study.sweepcheck import DamagedConfig, Survey, detail_file, failure_file, part_file, read_config, survey
 
 if TYPE_CHECKING:
     import pandas as pd

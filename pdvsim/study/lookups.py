@@ -41,11 +41,11 @@ def read_texts(path: str, tokenizer: str | None) -> list[Written]:
 
 
 def _written(path: str, number: int, row: Any, tokens_of: Callable[[list[str]], list[list[int]]] | None) -> Written:
-    found: dict[str, Any] = row if isinstance(row, dict) else {}
-    prompt, answer = found.get("prompt_token_ids"), found.get("generated_token_ids")
+    fields: dict[str, Any] = row if isinstance(row, dict) else {}
+    prompt, answer = fields.get("prompt_token_ids"), fields.get("generated_token_ids")
     if _are_tokens(prompt) and _are_tokens(answer):
         return Written(prompt, answer)
-    texts = [found.get(name) for name in ("prompt", "output")]
+    texts = [fields.get(name) for name in ("prompt", "output")]
     if not all(isinstance(text, str) for text in texts):
         raise bad(path, f"line {number}", "has no tokens and no texts", ACCEPTED)
     if tokens_of is None:

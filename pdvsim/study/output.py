@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
+SCHEMA = 1  # of sweep.json and of a run's document
 DETAILS = ("requests", "launches", "deliveries")
 WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
 

@@ -17,14 +17,13 @@ from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationI
 
 from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.reading import printable, quoted, read_json, read_table, said
+from pdvsim.sim.reading import error_text, printable, quoted, read_json, read_table
 from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
-from pdvsim.study.output import WORDS
+from pdvsim.study.output import SCHEMA, WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 1  # of sweep.json and of a run's document
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
 
 
@@ -136,7 +135,7 @@ def read_header(model: type[H], path: Path, otherwise: str) -> H:
     except FileNotFoundError:
         raise ValueError(f"{path}: No such file: {otherwise}") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not JSON, or cut short: {said(error)}") from None
+        raise ValueError(f"{path}: not JSON, or cut short: {error_text(error)}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected a JSON object: {otherwise}")
     version = data.get("schema_version", SCHEMA)
@@ -160,7 +159,7 @@ def read_frame(path: Path) -> pd.DataFrame:
     except FileNotFoundError:
         raise ValueError(f"{path}: No such file") from None
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {said(error)}") from None
+        raise ValueError(f"{path}: {error_text(error)}") from None
     for name in table:
         if table[name].dtype == object:
             table[name] = [v.tolist() if isinstance(v, np.ndarray) else v for v in table[name]]

@@ -32,6 +32,16 @@ class Interval:
     half_width: float
     n: int
 
+    @property
+    def half(self) -> float:
+        """The half-width; 0 from one replication."""
+        return 0.0 if math.isnan(self.half_width) else self.half_width
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of the interval; from one replication both are the mean."""
+        return self.mean - self.half, self.mean + self.half
+
 
 def interval(
     values: Iterable[float], confidence: float = CONFIDENCE, within: Iterable[float] = (), grid: float = 0.0

@@ -11,10 +11,9 @@ from typing import Any
 from pdvsim.common.files import digest, fingerprint, read_sealed, unbroken
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
-from pdvsim.sim.reading import quoted, read_json, said
-from pdvsim.study.output import DETAILS
+from pdvsim.sim.reading import error_text, quoted, read_json
+from pdvsim.study.output import DETAILS, SCHEMA
 
-SCHEMA = 1
 SHOWN_NAMES = 5
 REPAIR = "--resume with the sweep's flags repairs it"
 
@@ -105,9 +104,9 @@ def read_config(path: Path) -> dict[str, Any]:
     try:
         document = read_json(file)
     except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({said(error)})") from None
+        raise ValueError(f"{file}: cannot be read ({error_text(error)})") from None
     except ValueError as error:
-        raise DamagedConfig(f"{file}: {said(error)}; {REPAIR}") from None
+        raise DamagedConfig(f"{file}: {error_text(error)}; {REPAIR}") from None
     if not isinstance(document, dict):
         raise DamagedConfig(f"{file}: expected a JSON object; {REPAIR}")
     schema, version = document.get("schema_version"), document.get("pdvsim_version")

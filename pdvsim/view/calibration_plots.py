@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate.served import FAMILIES
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.figure import legend_above, new_figure, styled, titled
 from pdvsim.view.setting import values_text
 from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank
 
@@ -45,13 +45,10 @@ def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
                 axes.scatter(at, solo.errors[rows] * 100, s=16, color=KIND_COLOURS[kind], label=kind, alpha=0.85)
             axes.set_xscale("log")
             _plain_ticks(axes.xaxis, *axes.get_xlim())
-            axes.set_title(model, loc="left", fontweight="bold")
-            axes.set_xlabel("Predicted time (ms)")
-            axes.set_ylabel("Error (%)")
+            titled(axes, model, "Predicted time (ms)", "Error (%)")
         for axes in grid[len(solos) :]:
             axes.set_visible(False)
-        handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(kinds), frameon=False)
+        legend_above(figure, grid[0])
     return figure
 
 
@@ -70,11 +67,8 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
                     axes.scatter(rows["measured"], rows["by_shape"], s=26, marker=mark, color=KIND_COLOURS[kind],
                                  label=label, alpha=0.8)  # fmt: skip
             _diagonal(axes, corun.frame[corun.frame["works"] == works], "measured", "by_shape")
-            axes.set_title(title, loc="left", fontweight="bold")
-            axes.set_xlabel("Measured slowdown")
-            axes.set_ylabel("Predicted slowdown")
-        handles, labels = grid[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=4, frameon=False)
+            titled(axes, title, "Measured slowdown", "Predicted slowdown")
+        legend_above(figure, grid[0], 4)
     return figure
 
 
@@ -104,9 +98,7 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
                     x, y = [a for a, _ in at], [b for _, b in at]
                     axes.scatter(x, y, s=22, marker=mark, color=arch_colour(arch), alpha=0.75)
             _diagonal(axes, pd.DataFrame(points, columns=["measured", "predicted"]), "measured", "predicted")
-            axes.set_title(title, loc="left", fontweight="bold")
-            axes.set_xlabel(f"Measured ({unit})")
-            axes.set_ylabel(f"Predicted ({unit})")
+            titled(axes, title, f"Measured ({unit})", f"Predicted ({unit})")
         _keys(grid[-1], archs)
     return figure
 
@@ -120,11 +112,11 @@ def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, run: Mappin
     with styled():
         figure, (over_time, by_rows) = _panels(1, 2, 4.6, note)
         for kind, colour in KIND_COLOURS.items():
-            real, told = (frame[frame["kind"] == kind] for frame in (measured, predicted))
+            real, simulated = (frame[frame["kind"] == kind] for frame in (measured, predicted))
             known = real[real["solo_s"] > 0]
             span = known["end_s"] - known["start_s"]
             over_time.scatter(known["start_s"], span / known["solo_s"], s=7, color=colour, alpha=0.5, linewidth=0)
-            for frame, ring in ((real, False), (told, True)):
+            for frame, ring in ((real, False), (simulated, True)):
                 rows = frame[frame["rows"] > 0]
                 by_rows.scatter(
                     rows["rows"], 1e3 * (rows["end_s"] - rows["start_s"]), s=26 if ring else 7,
@@ -134,12 +126,9 @@ def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, run: Mappin
         over_time.axhline(1.0, color="0.5", linewidth=1)
         over_time.set_yscale("log")
         _plain_ticks(over_time.yaxis, *over_time.get_ylim())
-        over_time.set_xlabel("Time of the run (s)")
-        over_time.set_ylabel("Measured over alone")
-        by_rows.set_xlabel("Rows")
-        by_rows.set_ylabel("Duration (ms)")
-        handles, labels = by_rows.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside upper center", ncols=len(labels), frameon=False, markerscale=2)
+        titled(over_time, "", "Time of the run (s)", "Measured over alone")
+        titled(by_rows, "", "Rows", "Duration (ms)")
+        legend_above(figure, by_rows, markerscale=2)
     return figure
 
 

@@ -63,6 +63,22 @@ def new_figure(width_inches: float, height_inches: float, caption: str, title: s
     return figure
 
 
+def titled(axes: Axes, title: str, x: str | None = None, y: str | None = None, **style: Any) -> None:
+    """Give a panel its title, in bold at the left, and the names of its axes where they are given."""
+    axes.set_title(title, loc="left", fontweight="bold", **style)
+    if x is not None:
+        axes.set_xlabel(x)
+    if y is not None:
+        axes.set_ylabel(y)
+
+
+def legend_above(figure: Figure, axes: Axes, columns: int | None = None, **style: Any) -> None:
+    """A legend of one panel's labels above all panels."""
+    handles, labels = axes.get_legend_handles_labels()
+    across = columns or len(labels)
+    figure.legend(handles, labels, loc="outside upper center", ncols=across, frameon=False, **style)
+
+
 def label_points(axes: Axes, labels: Sequence[tuple[float, float, str, str]], spans: Sequence[Sequence[float]]) -> None:
     """Write a coloured text next to each point (x, y), where it hides no marker, no span and no other text.
 

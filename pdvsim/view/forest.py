@@ -11,10 +11,11 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.study.stats import Interval
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.comparison import founded
+from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.plots.curves import Entry, arch_curve, legend
-from pdvsim.view.style import arch_colour, arch_marker, counted, lower_is_better, name_of, number_text
-from pdvsim.view.table import founded, load_text
+from pdvsim.view.style import arch_colour, arch_marker, counted, lower_is_better, metric_label, number_text
+from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +52,7 @@ def forest_figure(entries: Sequence[Entry], differences: Sequence[Mapping[str, A
             for axes, metric in zip(axes_row, metrics, strict=True):
                 mine = [d for d in differences if d["metric"] == metric and d["load"] == load]
                 _forest(axes, here, mine, metric, archs, places)
-                axes.set_title("{} ({})".format(*name_of(metric)[:2]), fontweight="bold", loc="left", fontsize=11)
+                titled(axes, metric_label(metric), fontsize=11)
             kind = "concurrent requests" if here[0]["load_kind"] == "concurrency" else "requests/s"
             ticks = [place * len(archs) + (len(archs) - 1) / 2 for place in range(len(places))]
             axes_row[0].set_yticks(ticks, [_name(place, here) for place in places], fontsize=10)
@@ -72,7 +73,7 @@ def _forest(
     """One metric at one load: each architecture's value at the left of its line, the difference as a mark."""
     from matplotlib.ticker import LogLocator
 
-    ends = [end for d in differences for end in _ends(d["relative"]) if math.isfinite(end)]
+    ends = [end for d in differences for end in d["relative"].ends if math.isfinite(end)]
     far = max(map(abs, ends), default=0.0) > FAR
     axes.axvline(1.0 if far else 0.0, color="0.25", linewidth=1.4, zorder=1)
     for number, place in enumerate(places):
@@ -115,7 +116,7 @@ def _forest(
 def _mark(axes: Axes, difference: Interval, sure: bool, y: float, arch: str, far: bool) -> None:
     """A difference with its interval: filled if significant, else hollow."""
     shift = 1.0 if far else 0.0
-    low, high = (end + shift for end in _ends(difference))
+    low, high = (end + shift for end in difference.ends)
     axes.plot([max(low, 1e-3) if far else low, high], [y, y], color=arch_colour(arch), linewidth=2.2, zorder=2)
     axes.plot(
         difference.mean + shift, y, arch_marker(arch), color=arch_colour(arch), markersize=8, markeredgewidth=1.6,
@@ -128,11 +129,6 @@ def _mark(axes: Axes, difference: Interval, sure: bool, y: float, arch: str, far
             textcoords="offset points", va="center", ha="right" if left else "left", fontsize=9,
             color="0.15" if sure else "0.45", fontweight="bold" if sure else "normal", zorder=4,
         )  # fmt: skip
-
-
-def _ends(difference: Interval) -> tuple[float, float]:
-    half = 0.0 if math.isnan(difference.half_width) else difference.half_width
-    return difference.mean - half, difference.mean + half
 
 
 def _percent(relative: float) -> str:

@@ -8,9 +8,10 @@ import pandas as pd
 from pandas.plotting import PlotAccessor
 
 from pdvsim.study.stats import headline, over_replications, paired_differences, varied
+from pdvsim.view.comparison import comparison_table
 from pdvsim.view.plots.pictures import sweep_figure
 from pdvsim.view.style import tail
-from pdvsim.view.table import TextTable, comparison_table
+from pdvsim.view.table import TextTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.version import __version__
 from pdvsim.study.sweep import flatten
+from pdvsim.view.setting import acceptance_source, is_assumed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,8 +66,6 @@ class Run:
     @property
     def values(self) -> dict[str, Any]:
         """The metrics as one flat level, with the setting, as the tables print them."""
-        from pdvsim.view.setting import acceptance_source, is_assumed
-
         experiment = self.result.experiment
         load = {"request_rate": experiment.traffic.request_rate, "max_concurrency": experiment.traffic.max_concurrency}
         meta = self.result.meta
@@ -76,7 +75,7 @@ class Run:
 
     def table(self) -> str:
         """The metrics in the layout of `vllm bench serve`."""
-        from pdvsim.view.table import serving_table
+        from pdvsim.view.serving import serving_table
 
         scoring = self.result.experiment.scoring
         return serving_table(self.values, scoring.metric_percentiles)
@@ -110,7 +109,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         from pdvsim.view.report.sheet import image
-        from pdvsim.view.table import serving_html
+        from pdvsim.view.serving import serving_html
 
         scoring = self.result.experiment.scoring
         table = serving_html(self.values, scoring.metric_percentiles)

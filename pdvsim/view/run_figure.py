@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.sim.metrics.summary import STEPS, latencies_s
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.report.series import in_flight, waiting
 from pdvsim.view.setting import seeds_text, setting_line
 from pdvsim.view.style import LILAC, SLATE, STEP_COLOURS, arch_colour, number_text
@@ -73,8 +73,7 @@ def _histogram(axes: Axes, values_ms: Any, name: str, colour: str, level_s: floa
             axes.annotate(f"level {level_s * 1e3:g}", (level_s * 1e3, 0.85), xycoords=("data", "axes fraction"),
                           xytext=(4, 0), textcoords="offset points", va="top", fontsize=9)  # fmt: skip
     within = "" if level_s is None else f", {np.mean(values_ms <= level_s * 1e3):.0%} within {level_s * 1e3:g}"
-    axes.set_title(f"{name.upper()} (ms){within}", loc="left", fontweight="bold", fontsize=11)
-    axes.set_ylabel("requests")
+    titled(axes, f"{name.upper()} (ms){within}", y="requests", fontsize=11)
     axes.set_xlim(left=0)
 
 
@@ -86,7 +85,7 @@ def _over_time(axes: Axes, result: Result) -> None:
     shown = (("in the system", in_flight(requests), SLATE), ("not admitted", waiting(requests), LILAC))
     for name, steps, colour in shown:
         axes.fill_between(middles, steps.mean(edges), color=colour, alpha=0.75, linewidth=0, label=name)
-    axes.set_title("Requests over time (s)", loc="left", fontweight="bold")
+    titled(axes, "Requests over time (s)")
     axes.set_ylim(bottom=0)
     axes.legend(fontsize=9, framealpha=0.85, edgecolor="none")
 
@@ -101,5 +100,5 @@ def _parts(axes: Axes, steps_ms: dict[str, float], drafts: bool) -> None:
     axes.set_yticks([])
     axes.set_ylim(-0.4, 2.2)
     axes.grid(False, axis="y")
-    axes.set_title("Mean time of a request (ms)", loc="left", fontweight="bold")
+    titled(axes, "Mean time of a request (ms)")
     axes.legend(frameon=False, fontsize=9, ncols=2, loc="upper left")

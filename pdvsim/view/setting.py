@@ -35,7 +35,7 @@ def setting_line(
     acceptance: str | None = None,
 ) -> str:
     """The line from an experiment's settings; given parts replace them, and an empty part is omitted."""
-    said = [
+    parts = [
         f"{pair or config['server'].get('pair', '?')} on {card or config['hardware'].get('gpu', '?')}",
         lengths_text(config["traffic"]),
         drafts_of(config["server"]) if drafts is None else drafts,
@@ -43,7 +43,7 @@ def setting_line(
         load,
         seeds,
     ]
-    return ", ".join(part for part in said if part) + "."
+    return ", ".join(part for part in parts if part) + "."
 
 
 def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
@@ -172,7 +172,7 @@ def seeds_text(seeds: Sequence[int] | pd.Series[Any]) -> str:
 
 
 def run_seeds(first: int, runs: int) -> str:
-    """The seeds of so many replications."""
+    """The seeds of `runs` replications."""
     return seeds_text(range(first, first + runs))
 
 

@@ -73,6 +73,11 @@ def name_of(column: str) -> tuple[str, str, float]:
     return column.replace("_ms", "").replace("_", " ").capitalize(), unit, 1.0
 
 
+def metric_label(column: str) -> str:
+    """Title of a column with its unit."""
+    return "{} ({})".format(*name_of(column)[:2])
+
+
 def arch_rank(arch: str) -> tuple[int, str]:
     """Position of an architecture in a legend: by the table, custom ones last."""
     return (ARCHS.index(arch) if arch in ARCHS else len(ARCHS)), arch
@@ -95,7 +100,7 @@ def paler(colour: str, share: float) -> str:
 
 
 def number_text(value: float, digits: int = 3) -> str:
-    """A number with so many significant digits, as 1,070 rather than 1.07e+03."""
+    """A number with that many significant `digits`, as 1,070 rather than 1.07e+03."""
     return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
@@ -118,11 +123,11 @@ def tail(points: pd.DataFrame) -> str:
 def rests_on(points: pd.DataFrame) -> str:
     """The GPU and the foundation of the values."""
     pairs = points[["profile", "foundation"]].drop_duplicates()
-    said = [
+    texts = [
         f"{foundation}" if foundation == "measured run" else f"simulated, profile {profile}: {foundation}"
         for profile, foundation in zip(pairs["profile"], pairs["foundation"], strict=True)
     ]
-    text = "; ".join(said)
+    text = "; ".join(texts)
     return text[:1].upper() + text[1:] + "."
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from pdvsim.sim.hardware.names import card_name, unknown
 from pdvsim.sim.limits import Range
-from pdvsim.sim.reading import printable, quoted, read_toml, said
+from pdvsim.sim.reading import error_text, printable, quoted, read_toml
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 NO_FP8 = ("a100", "a10g")  # how the names of cards begin that multiply 8-bit floats no faster than 16-bit ones
@@ -56,7 +56,7 @@ def card_file(path: str | Path) -> GpuSpec:
     try:
         data = read_toml(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"card {path}: {said(error)}") from None
+        raise ValueError(f"card {path}: {error_text(error)}") from None
     known: Mapping[str, type] = {**_REQUIRED, **_OPTIONAL}
     for key in data:
         if key not in known:

@@ -35,7 +35,7 @@ from pdvsim.sim.hardware.configs import from_config as from_config
 from pdvsim.sim.hardware.configs import read_config as read_config
 from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
 from pdvsim.sim.layers import All2All
-from pdvsim.sim.reading import said
+from pdvsim.sim.reading import error_text
 from pdvsim.sim.specs import HeadKind, HeadSpec, ModelSpec, Pair
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "mtp")
@@ -270,7 +270,7 @@ def model_or_config(name: str) -> ModelSpec:
     try:
         return from_config(read_config(Path(name)), name)
     except (OSError, ValueError) as error:
-        raise ValueError(f"model {name}: {said(error)}") from None
+        raise ValueError(f"model {name}: {error_text(error)}") from None
 
 
 def is_config(name: str) -> bool:

@@ -31,7 +31,7 @@ from pdvsim.sim.hardware.spread import spread_costs
 from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
-from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
+from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
 from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 SCHEMA = 1
@@ -348,7 +348,7 @@ def _load(path: str, state: tuple[int, ...]) -> Profile:
     except OSError as error:
         raise ValueError(f"profile {path}: {error.strerror}; a profile is a JSON file, or roofline") from None
     except ValueError as error:
-        raise ValueError(f"profile {path}: {said(error)}") from None
+        raise ValueError(f"profile {path}: {error_text(error)}") from None
     if not isinstance(data, dict):
         raise ValueError(f"profile {path}: expected a JSON object")
     version = data.get("schema_version")

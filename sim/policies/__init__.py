@@ -21,7 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, TypeGuard
 
-from pdvsim.sim.reading import read_bytes, said
+from pdvsim.sim.reading import error_text, read_bytes
 
 _PACKAGE = __name__
 _OWN_MODULE = "pdvsim_own_"
@@ -96,7 +96,7 @@ def policy_of(arch: str) -> type[Any]:
     try:
         source = read_bytes(path)
     except (OSError, ValueError) as error:
-        raise ValueError(f"arch {arch}: cannot read {path}: {said(error)}") from None
+        raise ValueError(f"arch {arch}: cannot read {path}: {error_text(error)}") from None
     return _loaded(str(Path(path).resolve()), sha256(source).hexdigest(), name)
 
 

@@ -79,6 +79,11 @@ class PolicyTraits:
         return cls.placeable() and cls.verify_lane != cls.draft_lane
 
     @classmethod
+    def disaggregates(cls) -> bool:
+        """Whether its lanes may be engines: some prefill, the others decode whole rounds."""
+        return cls.placeable() and not cls.hands_over()
+
+    @classmethod
     def most_in_flight(cls, settings: Server) -> int:
         """Most requests that it admits concurrently."""
         return settings.max_num_seqs

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pdvsim.sim.hardware.names import Note
-from pdvsim.sim.reading import parse_json, printable, quoted, read_text, said
+from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
 from pdvsim.sim.workload.acceptance import LONGEST_RUN, expected_tokens
 from pdvsim.sim.workload.datasets import bad, opened
 from pdvsim.sim.workload.options import Acceptance
@@ -47,7 +47,7 @@ def read_acceptance(path: str) -> Acceptance:
     try:
         text = read_text(path)
     except (OSError, ValueError) as error:
-        raise bad(path, "", f"cannot be read ({said(error)})", READ) from None
+        raise bad(path, "", f"cannot be read ({error_text(error)})", READ) from None
     if first != "{":
         return _by_position(path, *_of_metrics(path, text))
     try:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
-from pdvsim.sim.reading import check_file, printable, quoted, said
+from pdvsim.sim.reading import check_file, error_text, printable, quoted
 from pdvsim.sim.workload.conversations import Growth
 
 Lengths = NDArray[np.int64]  # one row per request: prompt tokens, output tokens
@@ -80,12 +80,12 @@ def opened(path: str) -> Iterator[TextIO]:
     try:
         check_file(path)
     except (OSError, ValueError) as error:
-        raise bad(path, "", f"cannot be read ({said(error)})", "a text file") from None
+        raise bad(path, "", f"cannot be read ({error_text(error)})", "a text file") from None
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             yield file
     except OSError as error:
-        raise bad(path, "", f"cannot be read ({said(error)})", "a text file") from None
+        raise bad(path, "", f"cannot be read ({error_text(error)})", "a text file") from None
     except UnicodeError:
         raise bad(path, "", "is not UTF-8 text", "a text file, unpacked") from None
 

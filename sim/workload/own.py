@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_TOKENS
-from pdvsim.sim.reading import quoted, read_json, said, shortened
+from pdvsim.sim.reading import error_text, quoted, read_json, shortened
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.columns import ColumnRole, columns_of, plain_name
 from pdvsim.sim.workload.conversations import HASHED_TOKENS
@@ -346,7 +346,7 @@ def bench_document(path: str) -> dict[str, Any]:
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; expected a result of `vllm bench serve`") from None
     except ValueError as error:
-        raise ValueError(f"{path}: {said(error)}") from None
+        raise ValueError(f"{path}: {error_text(error)}") from None
     if not isinstance(document, dict):
         raise ValueError(f"{path}: not a result of `vllm bench serve`: expected a JSON object")
     return document

@@ -189,7 +189,6 @@ def test_the_figures_of_sharing_come_back() -> None:
     groups = [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
               for us in (150.0, 380.0, 800.0)]  # fmt: skip
     fit = fit_groups(groups)
-    assert fit is not None
     assert np.median(np.abs(errors(groups, fit))) < 0.02
     assert fit.crowd_weight == pytest.approx(1.5, rel=0.1)
     assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
@@ -206,8 +205,6 @@ def test_the_room_of_8_bit_products_is_fitted_apart() -> None:
         for bits in (False, True)
     )  # fmt: skip
     alone, both = fit_groups(dense), fit_groups(dense + eight)
-    assert alone is not None
-    assert both is not None
     assert alone.hold_8bit == 1
     assert both.hold_8bit == pytest.approx(0.85, abs=0.02)
     assert replace(both, hold_8bit=1.0) == alone

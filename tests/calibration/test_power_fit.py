@@ -58,7 +58,6 @@ def test_the_figures_come_back() -> None:
     frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
     models = {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
     power = fit_power(frame, H200, models)
-    assert power is not None
     for name in ("rest_w", "weight_j", "flop_j", "limit_w", "slope", "settle_s"):
         assert getattr(power.fit, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
     assert np.median(np.abs(power.time_error)) < 0.005
@@ -94,7 +93,5 @@ def test_the_energy_of_8_bit_flops_comes_back() -> None:
     spec = named("llama-3.1-8b-fp8")
     models[spec.name] = CostModel(spec, ForwardTerms.roofline(spec, H200))
     without, power = fit_power(frame, H200, models), fit_power(pd.concat([frame, eight_bits]), H200, models)
-    assert power is not None
     assert power.fit.flop8 == pytest.approx(0.6, abs=0.05)
-    assert without is not None
     assert without.fit == replace(power.fit, flop8=1.0)

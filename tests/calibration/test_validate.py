@@ -27,7 +27,7 @@ from pdvsim.calibration.validate.compare import (
     validate,
 )
 from pdvsim.calibration.validate.launches import LAUNCHES
-from pdvsim.calibration.validate.served import METRICS, ServedRun, read_runs
+from pdvsim.calibration.validate.served import METRICS, SHIPPED, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -42,6 +42,15 @@ from studies import tables
 
 DATA = Path(__file__).parents[2] / "calibration" / "data" / "h200"
 PAIR = "tinyllama-1.1b:llama-2-7b"
+
+
+@pytest.fixture(scope="module")
+def everything(once: Callable[..., Any]) -> Validation:
+    """The shipped runs, each predicted for any machine and for its own."""
+    made: Validation = once(
+        "predictions", lambda: validate([run for name in SHIPPED for run in read_runs(DATA / name)], jobs=1)
+    )
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +112,6 @@ def test_a_predicted_lead_in_throughput_or_latency_is_one(shipped: Validation) -
 def test_the_errors_beside_the_profile_are_those_of_the_runs(shipped: Validation) -> None:
     """What `run` prints and what a lead must exceed: pdvsim validate --write, again after every change of the model."""
     told, whole = errors_of(Hardware()), document(shipped)
-    assert told is not None
     assert told.runs == len(whole["runs"])
     assert told.reached == pytest.approx(whole["reached"])
     # kept to a thousandth: another processor may fall on the other side of it
@@ -179,7 +187,6 @@ def test_real_and_simulated_runs_accept_the_same_drafts() -> None:
 def test_runs_that_were_held_out_are_no_worse_and_within_the_bars(everything: Validation) -> None:
     """Set aside before anyone looked."""
     held, told = everything.by_machine(held_out=True), errors_of(Hardware())
-    assert told is not None
     assert len(held["this machine"]) >= 40
     assert np.median(sizes(held["this machine"])) <= 0.03
     for known, runs in held.items():
@@ -372,7 +379,6 @@ def test_a_slower_machine_is_told_by_its_pace() -> None:
     first, second = validate([same, slow], jobs=1).checked["fluid"]
     assert first.paced == pytest.approx(first.predicted)
     assert second.predicted == first.predicted
-    assert second.paced is not None
     assert 1.05 < second.paced["mean_tpot_ms"] / second.predicted["mean_tpot_ms"] <= 1.1 + 1e-9
     summary = document(Validation({"fluid": [first, second]}, "made up", True))
     assert summary["paced"]["runs"] == 2

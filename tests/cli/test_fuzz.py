@@ -15,7 +15,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pdvsim.calibration.fit.build import save
 from pdvsim.common.files import read_sealed, sealed
 from pdvsim.sim.config import Experiment, Hardware, Traffic
 from pdvsim.sim.hardware.models import GPUS
@@ -159,10 +158,3 @@ def test_the_law_can_be_broken(yard: fuzzcases.Yard, monkeypatch: pytest.MonkeyP
     assert judged(fails(RecursionError())) is not None
     monkeypatch.setattr(fuzzcases, "MOST_CPU_S", 0.05)
     assert "processor time" in str(judged(lambda: [None for _ in iter(int, 1)]))
-
-
-def test_a_saved_profile_loads_as_it_was(tmp_path: Path) -> None:
-    for make in (lambda: builtin("h200"), lambda: roofline(GPUS["h200"])):
-        save(make(), tmp_path / "p.json")
-        assert load(tmp_path / "p.json") == make()
-        assert load(tmp_path / "p.json") is load(tmp_path / "p.json")  # read once, until it is another

@@ -20,9 +20,10 @@ from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.options import options
 from pdvsim.common.presets import PRESETS
+from pdvsim.published.comparison import PAIRS
 from pdvsim.published.program import K
 from pdvsim.published.tables import THREE_WAY_PAIR
-from pdvsim.published.three_way import OUTPUT_TOKENS, PAIRS, PROMPT_TOKENS
+from pdvsim.published.three_way import OUTPUT_TOKENS, PROMPT_TOKENS
 from pdvsim.sim.config import Experiment, Server
 
 ORIGINAL = PRESETS["pd-verify"]

@@ -27,7 +27,7 @@ from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.advise import usual_runs
 from pdvsim.decide.contest import contest
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.figures import advice_figure
+from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
@@ -265,7 +265,8 @@ def test_a_notebook_shows_the_answer_and_gets_its_rows() -> None:
     assert set(rows[rows["recommended"]]["finalist"]) == {advice.question.name(advice.recommended)}
     assert [axes.get_title(loc="left") for axes in advice.plot().axes] == ["Over the load", "Over acceptance"]
     here = [replace(flips, probes={flips.here: flips.probes[flips.here]}) for flips in advice.flips]
-    [bars] = advice_figure(replace(advice, flips=here)).axes  # a curve of one point is no curve
+    [figure] = advice_pictures(replace(advice, flips=here)).values()  # a curve of one point is no curve
+    [bars] = figure.axes
     assert len(bars.patches) == len(advice.finals)
 
 

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.decide.bracket import Bracketing, Ends, find_edge, lockstep
+from pdvsim.decide.bracket import Bracketing, Ends, find_edge, first_where, lockstep
 
 
 def drive(steps: Bracketing, edge: float, scale: float) -> tuple[Ends, list[int]]:
@@ -50,3 +50,10 @@ def test_searches_that_are_cut_short_are_not_found() -> None:
     searches = {edge: find_edge(1, Ends(0, 1000)) for edge in (1, 700)}
     lockstep(searches, lambda asked: [edge + 0.5 - place for edge, place in asked.items()], found, rounds=3)
     assert found == {1: (1, 2)}
+
+
+@given(places=st.integers(0, 70), edge=st.integers(-5, 75))
+def test_the_first_place_is_that_of_a_scan(places: int, edge: int) -> None:
+    assert first_where(range(places), lambda place: place >= edge) == next(
+        (place for place in range(places) if place >= edge), None
+    )

@@ -21,10 +21,11 @@ from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.grid import Grid
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import Grid, WinnerMap, _judged, draw_map
+from pdvsim.decide.winners import WinnerMap, _judged, draw_map
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.study.sweep import SweepInterrupted
@@ -110,10 +111,6 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
     assert cell.winner == "pd"
     cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
     assert cell.winner == "colocated"
-
-
-def test_the_confidence_is_for_the_whole_map() -> None:
-    assert grid(("colocated", "pd", "pdv"), 0.3, 0.6).comparisons == 2 * 2 * 2
 
 
 def test_a_pair_that_was_not_measured_needs_a_longer_lead(tmp_path: Path) -> None:

@@ -28,7 +28,6 @@ def served(folder: Path, *more: str) -> Served:
     process = subprocess.Popen(
         [sys.executable, *argv], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     )
-    assert process.stderr is not None
     line = process.stderr.readline()
     address = re.search(r"live at (\S+)", line)
     assert address, line + process.stderr.read()

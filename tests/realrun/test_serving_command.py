@@ -61,7 +61,6 @@ def test_a_probe_tells_the_pace_without_a_run(tmp_path: Path, capsys: pytest.Cap
     assert document == json.loads(capsys.readouterr().out)
     assert document["pair"] == "tiny-draft:tiny"
     pace = pace_in(document)
-    assert pace is not None
     assert {ROLES[timed.role] for timed in pace.launches} == {"draft", "target"}
     assert max(timed.rows for timed in pace.launches) == 4
     assert pace.host_s is not None

@@ -147,7 +147,6 @@ def test_rejection_rule_on_given_distributions() -> None:
     p, q, rows = torch.tensor([0.5, 0.3, 0.15, 0.05]), torch.tensor([0.1, 0.2, 0.3, 0.4]), 40000
     sequences = Sequences(rows, 8, CPU)
     sequences.keep_proposals(1, 4, torch.float32)
-    assert sequences.proposals is not None
     sequences.proposals[:] = q.log()
     generator = torch.Generator().manual_seed(1)
     sequences.tokens[:rows, 2] = torch.multinomial(q.expand(rows, 4), 1, generator=generator)[:, 0].int()

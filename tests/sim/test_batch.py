@@ -8,8 +8,8 @@ from typing import ClassVar
 import numpy as np
 import pytest
 
-from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import KINDS, Chunk, Request
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.policies import named
@@ -99,15 +99,6 @@ def test_whoever_looks_at_rows_or_reorders_them_gets_the_same_run(policy: type[C
     assert hardware is not SCARCE or requests["preemptions"].sum() > 0
 
 
-@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
-def test_rows_handed_over_without_drafts_wait_for_a_busy_host(arch: Arch) -> None:
-    traffic = Traffic(num_prompts=60, request_rate=20.0)
-    experiment = Experiment(arch, traffic, server=Server(num_speculative_tokens=0))
-    quick, slow = (simulate(experiment, blocks=blocks).requests["wait_s"] for blocks in (True, False))
-    assert quick.max() > 0
-    assert quick.tolist() == pytest.approx(slow.tolist(), abs=1e-12)
-
-
 def test_rounds_pass_without_the_policy_being_asked() -> None:
     """Else nothing here would be tested: a request that is alone is decided for a few times, not in every round."""
     asked = 0
@@ -138,17 +129,6 @@ def test_a_say_in_every_verdict_is_had() -> None:
     Counting.verdicts = 0
     result = simulate(Experiment(named(Counting), TRAFFIC))
     assert Counting.verdicts == np.sum(result.requests["rounds"])
-
-
-@pytest.mark.parametrize("arch", ["colocated", "pd", "pdv"])
-def test_a_learning_controller_decides_the_same_in_blocks(arch: str) -> None:
-    """After every round it is told the verdict and asked for the next draft length, which changes on the way."""
-    server = Server(controller="goodput", num_speculative_tokens=1)
-    experiment = Experiment(arch, TRAFFIC, server=server)
-    at_once, one_by_one = simulate(experiment), simulate(experiment, blocks=False)
-    check_alike(at_once, one_by_one)
-    drafts = at_once.launches["steps"][at_once.launches["kind"] == KINDS.index("draft")]
-    assert len(np.unique(drafts)) > 1
 
 
 class OwnVerdict:

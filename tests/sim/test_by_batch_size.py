@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.decide.draft_table import IDLE_DRAFTER
+from pdvsim.decide.draft_engines import IDLE_DRAFTER
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.machine.batch import Batch

@@ -160,7 +160,7 @@ HEADS: dict[Callable[[str], object], str] = {
 contents = st.binary(max_size=200) | (table | lines | talks).map(lambda text: text.encode("utf-8", "surrogatepass"))
 
 
-@settings(max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=contents, read=st.sampled_from([*HEADS]), header=st.booleans())
 def test_any_file_is_rows_or_a_one_line_error(
     write: Write, content: bytes, read: Callable[[str], object], header: bool

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.assembly import covering_profile
@@ -142,7 +142,6 @@ def test_over_an_endless_link_the_first_token_is_prefill_and_one_step(endless_li
     experiment = apart("1p1d", alone, server, FREE_HOST, **chosen)
     result = simulate(experiment)
     side = experiment.sides
-    assert side is not None
     only = simulate(applicable(replace(side.prefill, traffic=replace(alone, output_len=1)))).requests
     prefill_s = only["first_token_s"] - only["arrival_s"]
     model = CostModel(experiment.pair.target, covering_profile(experiment).fit(experiment.pair.target))
@@ -196,6 +195,7 @@ def test_a_drafter_is_sent_or_prefilled_again() -> None:
 
 @pytest.mark.parametrize("servers", [1, 2, 3, 5])
 @given(gaps=st.lists(st.floats(0, 0.02), min_size=2, max_size=40))
+@settings(max_examples=40)
 def test_prefill_engines_are_servers_of_one_queue(servers: int, gaps: list[float]) -> None:
     """Equal prompts, one per forward: waits by the recursion of Kiefer and Wolfowitz, as of M/D/x."""
     experiment = apart(
@@ -286,15 +286,6 @@ def test_the_next_draft_may_be_launched_early(load: str) -> None:
     plain = simulate(replace(experiment, server=replace(experiment.server, async_scheduling=False)))
     ttft_s = [np.mean(one.requests["first_token_s"] - one.requests["arrival_s"]) for one in (result, plain)]
     assert ttft_s[0] < 1.5 * ttft_s[1]  # nobody waits for those who run to finish
-
-
-def test_a_full_decode_engine_lets_prompts_wait_and_prefills_again() -> None:
-    small = replace(FIXED, output_len=300, max_concurrency=16)
-    result = simulate(apart("1p1d", small, {"drafter": "none"}, kv_capacity_tokens=3000))
-    assert result.requests["preemptions"].sum() > 0
-    prefills = (result.launches["kind"] == KINDS.index("prefill")) & (result.launches["gpu"] == 1)
-    carried = result.launches["prompt_start"][result.launches["gpu"] == 1]
-    assert prefills.any() or (carried == 0).any()
 
 
 @pytest.mark.parametrize(

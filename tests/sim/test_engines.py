@@ -26,7 +26,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
 from pdvsim.study.band import ends, spanned
 from pdvsim.study.resultfiles import Config
-from pdvsim.study.results import known_profile
+from pdvsim.study.sources import known_profile
 
 SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192
@@ -201,7 +201,6 @@ def test_a_lead_needs_the_error_of_a_ratio():
     """On an engine's profile a lead must exceed the error of a ratio of two servers, not that of one."""
     experiment = served("vllm")
     error = constants("vllm", "h100-sxm")[1]
-    assert error is not None
     assert lead_error(experiment, "output_throughput") == pytest.approx(error.ratio)
     other = replace(experiment, hardware=Hardware(gpu="h100-sxm", engine="pdvsim"))
     assert error.ratio < lead_error(other, "output_throughput")
@@ -211,7 +210,6 @@ def test_the_range_is_that_of_measured_servers():
     experiment = served("vllm")
     metrics = spanned(simulate(experiment), ends(experiment))
     error = constants("vllm", "h100-sxm")[1]
-    assert error is not None
     tpot = metrics["mean_tpot_ms"]
     assert metrics["mean_tpot_ms_high"] == pytest.approx(tpot * (1 + error.tpot), rel=0.15)
     assert metrics["mean_tpot_ms_low"] < tpot
@@ -227,7 +225,6 @@ def test_a_command_for_another_engine_says_so():
 
 def test_results_find_an_engines_profile_again():
     found = known_profile("h100-sxm", "h100-sxm-vllm", Config())
-    assert found is not None
     assert found.name == "h100-sxm-vllm"
     assert known_profile("h100-sxm", "l40s-vllm", Config()) is None
 

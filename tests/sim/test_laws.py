@@ -403,12 +403,6 @@ def test_a_block_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_a_second_run_is_the_first(arch: Arch) -> None:
-    scenario = Scenario(_settled(arch, {"hardware.replicas": 2, "hardware.router": "random"}), light_load(2))
-    assert_same(scenario.run(), scenario.run())
-
-
-@pytest.mark.parametrize("arch", ARCHS)
 def test_a_block_is_cut_at_an_instant(arch: Arch) -> None:
     """The same where a request arrives at the very instant at which a work starts or ends or tokens are delivered."""
 

@@ -46,7 +46,6 @@ def test_csv_and_json_lines_hold_the_same(tmp_path: Path, delimiter: str) -> Non
     for trace in (as_csv, as_json):
         assert trace.arrival_s.tolist() == [0.5, 0.0, 2.0]
         assert trace.lengths.tolist() == [[10, 3], [20, 4], [30, 5]]
-        assert trace.acceptance is not None
         assert trace.acceptance.tolist() == pytest.approx([0.9, 0.1, 0.5])
         assert trace.sessions == ("a", "b", "a")
         assert trace.notes == ()  # the documented names are not worth a word

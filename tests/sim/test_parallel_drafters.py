@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.decide.deploy import served_as as served
 from pdvsim.decide.deploy import sglang, vllm
 from pdvsim.decide.formula import Formula
+from pdvsim.decide.served import served_as as served
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import can_load, drafted_by, drafter, model, pair

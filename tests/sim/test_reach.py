@@ -12,12 +12,10 @@ import pytest
 
 import pdvsim
 from pdvsim.calibration.fit import build
-from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.profile import builtin, load, roofline
+from pdvsim.sim.hardware.profile import builtin, load
 from pdvsim.sim.hardware.reach import Outside, Reach, Reaches, _sizes
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.ledger import Ledger
@@ -26,7 +24,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
-from pdvsim.view.table import comparison_table
+from pdvsim.view.comparison import comparison_table
 
 H200 = Path(str(pdvsim.__file__)).parent / "calibration" / "data" / "h200"
 LARGE = Server(max_num_seqs=256, verify_gather="never", max_prompts_per_forward=64, max_num_batched_tokens=8192)
@@ -181,12 +179,8 @@ def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:
     assert profile.measured_together == Reach(64, 4, 6000, 2048, 6000, 2048)
 
 
-def test_a_profile_keeps_its_ranges_and_may_have_none(tmp_path: Path) -> None:
+def test_a_profile_may_have_no_ranges(tmp_path: Path) -> None:
     path = tmp_path / "p.json"
-    for profile in (builtin("h200"), builtin("a100-80gb"), roofline(GPUS["h200"])):
-        save(profile, path)
-        assert load(path).measured == profile.measured
-        assert load(path).measured_together == profile.measured_together
     document = builtin("h200").document()
     del document["measured"], document["measured_together"]
     path.write_text(json.dumps(document))

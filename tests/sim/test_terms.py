@@ -191,6 +191,7 @@ def test_a_profile_that_is_saved_is_the_one_that_is_read(tmp_path: Path) -> None
     for profile in (builtin("h200"), roofline(GPUS["h200"]), replace(builtin("h200"), models=engine.models)):
         save(profile, tmp_path / "p.json")
         assert load(tmp_path / "p.json") == profile
+        assert load(tmp_path / "p.json") is load(tmp_path / "p.json")  # read once, until it is another
 
 
 @pytest.mark.parametrize("name", ["kv_s", "span_knots", "prompt_wave_s"])

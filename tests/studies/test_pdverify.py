@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from pdvsim.published.comparison import COMPARISON
 from pdvsim.published.program import PublishedJob
 from pdvsim.published.reproduce import TableName
 from pdvsim.published.tables import Key, load_published
-from pdvsim.published.three_way import COMPARISON
 from studies.pdverify import Fair, differences, explain, load_predicted, main, score_both, score_fairly
 
 

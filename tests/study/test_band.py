@@ -17,7 +17,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import Errors, errors_of, groups
 from pdvsim.study.band import ends, spanned
 from pdvsim.study.stats import over_replications
-from pdvsim.view.table import comparison_table
+from pdvsim.view.comparison import comparison_table
 
 LONG = "llama-3.2-1b:llama-3.1-8b"  # a pair with a long context
 

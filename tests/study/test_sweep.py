@@ -13,7 +13,7 @@ from pdvsim.cli.sweep import axes
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.study.stats import interval, over_replications, paired_differences, varied
 from pdvsim.study.sweep import PointFailed, Sweep, SweepInterrupted, run_sweep
-from pdvsim.view.table import comparison_table
+from pdvsim.view.comparison import comparison_table
 
 SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
 

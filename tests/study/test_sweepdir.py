@@ -8,6 +8,8 @@ import multiprocessing
 import os
 import random
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -149,18 +151,34 @@ def test_a_lock_that_is_a_link_is_refused(refused: Callable[..., str], tmp_path:
     assert (tmp_path / "precious").read_text() == "kept"
 
 
+def ended(pid: str) -> bool:
+    """Whether a process is gone, or would be if whoever has inherited it asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+
+
 def test_two_sweeps_in_one_folder(refused: Callable[..., str], tmp_path: Path) -> None:
-    """The second is refused and spoils nothing; when the first is killed, no stale lock is in the way."""
-    forks = multiprocessing.get_context("forkserver")
+    """The second is refused and spoils nothing; when the first is killed, its workers end and no stale lock is left.
+
+    It is killed at its first part, with hundreds of points of a tenth of a second to go.
+    """
     argv = [*ONE, "--concurrency", "1", "--num-runs", "300", "--num-prompts", "500"]
-    running = forks.Process(target=main, args=(["sweep", *SMALL, *argv, "-o", str(tmp_path)],))
-    running.start()
+    command = [sys.executable, "-m", "pdvsim.cli", *line(tmp_path, *argv), "--jobs", "2"]
+    running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     while not parts(tmp_path):
-        assert running.is_alive()
-        time.sleep(0.005)
+        assert running.poll() is None
+        time.sleep(0.01)
     assert "another sweep is writing here" in refused(line(tmp_path, *argv, "--resume"))
+    children = Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()
+    assert len(children) >= 2
     running.kill()
-    running.join()
+    running.wait()
+    deadline_s = time.monotonic() + 120  # left alone, loky's workers would end after 300
+    while not all(map(ended, children)):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
     assert "num_runs was 300, is 299" in refused(line(tmp_path, *argv, "--resume", "--num-runs", "299"))
 
 

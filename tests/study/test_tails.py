@@ -18,7 +18,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.study.stats import interval, over_replications
 
 RUNS, EACH = 600, 3  # 200 intervals over three runs
-SIMULATED = 800
+SIMULATED = 400
 METRICS = tuple(f"{mark}_{name}_ms" for name in ("ttft", "tpot", "itl", "e2el") for mark in ("median", "p90", "p99"))
 
 
@@ -75,7 +75,7 @@ def test_intervals_of_rounded_values_cover_what_was_rounded(scatter: float) -> N
 
 
 def test_runs_of_a_server_are_covered_by_three_each() -> None:
-    """Poisson arrivals: every percentile, in intervals over random threes of 800 runs; 62% of medians of ITL before."""
+    """Poisson arrivals: every percentile, in intervals over random threes of 400 runs; 62% of medians of ITL before."""
     traffic = Traffic("random", num_prompts=24, input_len=128, output_len=10, random_range_ratio=0.5, request_rate=60.0)
     scoring = Scoring(metric_percentiles=(90.0, 99.0))
     base = Experiment("colocated", traffic, hardware=Hardware(band=False), scoring=scoring)

@@ -18,7 +18,8 @@ from pdvsim.cli import main
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.policies import ARCHS
 from pdvsim.study.resultfiles import Config
-from pdvsim.study.results import Results, Source
+from pdvsim.study.results import Results
+from pdvsim.study.sources import Source
 from pdvsim.study.stats import over_replications, paired_differences
 from pdvsim.view.figure import WHITEGRID
 from pdvsim.view.forest import forest_figure
@@ -81,7 +82,6 @@ def test_cells_that_prove_nothing_are_grey_and_hatched(pairs: tuple[str, ...]) -
     unsure = [cell for cell in gains if not cell.significant]
     assert 0 < len(unsure) < len(gains)
     figure = improvement_figure(results, "output_throughput", "pd")
-    assert figure is not None
     panels = figure.axes[:-1]  # the last is the scale
     assert len(panels) == (1 if len(pairs) == 1 else 2)
     assert sorted(t.get_text() for axes in panels for t in axes.texts) == sorted(cell.text for cell in gains)
@@ -111,7 +111,6 @@ def test_one_replication_claims_nothing() -> None:
     results = made_up(seeds=1, gain=5.0)
     assert not any(cell.significant for cell in cells(results, "output_throughput", "pd"))
     figure = improvement_figure(results, "output_throughput", "pd")
-    assert figure is not None
     assert "one replication gives no significance" in figure.get_supxlabel().replace("\n", " ")
     curves = throughput_figure(results.points)
     assert not any(axes.collections for axes in curves.axes)  # no band
@@ -181,7 +180,6 @@ def test_acceptance_is_that_of_architectures_with_drafts() -> None:
     points = made_up().points.assign(spec_decode_acceptance_rate=40.0, spec_decode_acceptance_length=2.0)
     points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = np.nan
     figure = acceptance_figure(points)
-    assert figure is not None
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pdv", "colocated"]
     assert acceptance_figure(points.assign(spec_decode_acceptance_rate=np.nan)) is None
 
@@ -205,7 +203,6 @@ def test_no_two_gains_of_a_heatmap_look_alike(gains: list[float]) -> None:
     theirs = points["arch"] == "colocated"
     points.loc[theirs, "output_throughput"] *= 1 + gains[1]
     figure = improvement_figure(Results(points, results.sources, ()), "output_throughput", "pd")
-    assert figure is not None
     [mesh] = [c for c in figure.axes[0].collections if c.get_array() is not None]
     strengths = mesh.norm(np.array(gains))
     assert bool(strengths[0] < strengths[1]) is (gains[0] < gains[1])

@@ -69,7 +69,6 @@ def test_series_obey_the_laws_of_what_they_count(folder: Path) -> None:
     results = load([folder])
     for _, row in results.points.iterrows():
         saved = records(row)
-        assert saved is not None
         requests, launches = saved.requests, saved.launches
         for steps in (waiting(requests), in_flight(requests)):
             assert steps.values.min() >= 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pandas as pd
@@ -101,6 +102,15 @@ def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) ->
     assert "a &lt;note&gt;" in made
 
 
+def test_folded_rows_are_all_on_the_page_and_printed() -> None:
+    """In order: those that are folded after those that are not."""
+    table = TextTable([{"who": name} for name in "abc"], folded=2)
+    shown, folded = table.html().split("<details>")
+    assert [name for name in "abc" if f">{name}</td>" in shown] == ["a"]
+    assert folded.index(">b</td>") < folded.index(">c</td>") < folded.index("</details>")
+    assert str(table).split()[-3:] == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(1070.4, "1,070"), (99.96, "100"), (12.34, "12.3"), (0.0123, "0.0123"), (46043.2, "46,043"), (0, "0")],
@@ -118,3 +128,11 @@ def test_a_long_command_is_continued_and_stays_the_same(words: list[str]) -> Non
     assert shlex.split(" ".join(lines)) == words
     for line in lines:
         assert len(line) <= 60 - 2 or len(shlex.split(line)) <= 2 or len(lines) == 1
+
+
+def test_headings_stand_above_the_first_of_their_rows_printed_and_on_a_page() -> None:
+    rows = [{"arch": arch, "tok/s": str(n)} for n, arch in enumerate(("pd", "pdv", "pd"))]
+    table = TextTable(rows, headings=("0.5 & less", "0.5 & less", "0.9"))
+    assert [line.split()[0] for line in str(table).splitlines()] == ["arch", "-" * 11, "0.5", "pd", "pdv", "0.9", "pd"]
+    cells = re.findall(r">([^<>]+)<", table.html())
+    assert cells == ["arch", "tok/s", "0.5 &amp; less", "pd", "0", "pdv", "1", "0.9", "pd", "2"]

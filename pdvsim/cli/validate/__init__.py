@@ -28,8 +28,8 @@ def main(argv: list[str]) -> int:
         return compare_runs(args)
     from pdvsim.study.output import dumps
 
-    found = compared(args)
-    print(dumps(found.document) if args.json else found)
+    comparison = compared(args)
+    print(dumps(comparison.document) if args.json else comparison)
     return 0
 
 

@@ -12,7 +12,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
 from pdvsim.study.band import spanned
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import cell, grid, percent_cell
 
 TITLES = {
     "request_throughput": "Request throughput (req/s)",
@@ -48,7 +48,7 @@ def compare_bench(args: ValidateCommand, path: str, pair: str) -> Compared:
 
 def _text(rows: Mapping[str, Mapping[str, float]], facts: list[str]) -> str:
     cells = [
-        [_title(name), cell(row["measured"]), cell(row["predicted"]), f"{cell(row['error'], 1, 100, '+')}%"]
+        [_title(name), cell(row["measured"]), cell(row["predicted"]), percent_cell(row["error"], "+")]
         for name, row in rows.items()
     ]
     return "\n".join([grid(["", "measured", "predicted", "error"], cells), *facts])

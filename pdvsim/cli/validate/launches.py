@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.launches import compared, launches_of, priced, saved_run, simulated
 from pdvsim.cli.validate.options import ValidateCommand
-from pdvsim.cli.validate.runs import percent
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import applicable
 from pdvsim.study import output
 from pdvsim.view.calibration_plots import launches_figure
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import cell, grid, percent_cell
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -72,11 +71,11 @@ def _launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
             cell(row["predicted_ms"], 3),
             cell(row["measured_stretch"], 3),
             cell(row["predicted_stretch"], 3),
-            percent(row["share"], "+"),
+            percent_cell(row["share"], "+"),
         ]
         for row in sorted(shown, key=lambda row: -abs(row["share"]))
     ]
-    rows.append(["all", *[""] * 7, percent(comparison["error"], "+")])
+    rows.append(["all", *[""] * 7, percent_cell(comparison["error"], "+")])
     header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
               "share of GPU time"]  # fmt: skip
     yield grid(header, rows)
@@ -84,7 +83,7 @@ def _launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
     for lane, sides in comparison["gaps"].items():
         real, sim = (sides[side] for side in ("measured", "predicted"))
         figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
-        rows.append([lane, *figures, f"{percent(real['share'])} / {percent(sim['share'])}"])
-    idle = " / ".join(percent(comparison["idle"][side]) for side in ("measured", "predicted"))
+        rows.append([lane, *figures, f"{percent_cell(real['share'])} / {percent_cell(sim['share'])}"])
+    idle = " / ".join(percent_cell(comparison["idle"][side]) for side in ("measured", "predicted"))
     rows.append(["GPU idle", "-", "-", idle])
     yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)

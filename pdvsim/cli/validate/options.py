@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
-from pdvsim.common.options import Paths, Placed
+from pdvsim.common.options import Paths, Placed, check_kinds
 from pdvsim.sim.config import Acceptance, Arch, Contention, Hardware, Server
 from pdvsim.sim.limits import DraftLength, Jobs, Range, Redefined, check_ranges
 
 RUNS = "runs.jsonl"
 SERVER = {"pair", "arch", "acceptance", "num_speculative_tokens", "server", "hardware"}  # the benchmarked one
-KINDS = {  # which options can be combined with each; the others compare recorded runs
+KINDS = {  # which options can be combined with each
     "bench": {*SERVER, "profile", "contention", "json"},
     "silicon": {"held_out", "rows", "kind", "jobs", "json"},
     "serve": {"output", "minutes", "tiny", "own_policies"},
 }
-OF_ONE_KIND = {"bench": SERVER, "silicon": {"rows", "kind"}, "serve": {"output", "minutes", "tiny"}}
+RECORDED = {  # the options where recorded runs are compared
+    "runs", "run", "own_policies", "held_out", "profile", "write", "contention", "ablations", "plot", "html", "jobs",
+    "json",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class ValidateCommand:
     """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
     With --held-out: the rows that no constant was fitted to."""
     rows: Annotated[int, Range(1, 1_000_000)] | None = None
-    """With --silicon: predict at most so many rows, spread over all."""
+    """With --silicon: predict at most this number of rows, spread over all."""
     kind: Literal["plain", "expert-parallel", "apart"] | None = None
     """With --silicon: only servers with tensor parallelism alone (plain), with expert or data parallelism, or with
     prefill apart."""
@@ -81,13 +84,7 @@ class ValidateCommand:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        usual = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(self)}
-        given = {name for name, value in usual.items() if getattr(self, name) != value}
-        for kind, taken in KINDS.items():
-            if kind not in given and (idle := given & OF_ONE_KIND[kind]):
-                raise ValueError(f"{_named(idle)} can be used only with --{kind}")
-            if kind in given and given - taken - {kind}:
-                raise ValueError(f"--{kind} can be combined only with {_named(taken)}")
+        check_kinds(self, KINDS, RECORDED)
         if self.bench is not None and self.pair is None:
             raise ValueError("--bench needs the served models: give --model or --pair draft:target")
         if self.html and self.run is not None:
@@ -124,11 +121,3 @@ def shipped() -> list[Path]:
     """The files of real runs that are included in pdvsim."""
     folder = Path(str(files("pdvsim.calibration"))) / "data" / "h200"
     return [folder / name for name in SHIPPED]
-
-
-def _named(names: set[str]) -> str:
-    """Options as an error lists them."""
-    groups = ["server options"] if names & {"acceptance", "server", "hardware"} else []
-    flags = sorted(names - {"acceptance", "server", "hardware", "num_speculative_tokens"})  # the last is one of these
-    *others, last = [*(f"--{name.replace('_', '-')}" for name in flags), *groups]
-    return f"{', '.join(others)} and {last}" if others else last

@@ -19,7 +19,7 @@ from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.study import output
 from pdvsim.view.calibration_plots import validation_figure
 from pdvsim.view.report.sheet import Sheet
-from pdvsim.view.table import cell, grid, rows_table
+from pdvsim.view.table import grid, percent_cell, rows_table
 
 WORST_RUNS_SHOWN = 10
 BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
@@ -59,11 +59,11 @@ def compared_runs(args: ValidateCommand) -> tuple[list[ServedRun], Compared]:
     contentions = [args.contention, *others]
     with Progress(len(compare.commands(runs)) * len(contentions), "simulations", args.json) as progress:
 
-        def told(done: int, total: int) -> None:
+        def advanced(done: int, total: int) -> None:
             progress.total = total
             progress.update(done)
 
-        validation = compare.validate(runs, contentions, args.profile, args.jobs, told)
+        validation = compare.validate(runs, contentions, args.profile, args.jobs, advanced)
     document = compare.document(validation, numbers)
     return runs, Compared(document, _tables(document), not validation.complete)
 
@@ -85,13 +85,8 @@ def _write(args: ValidateCommand, runs: Sequence[ServedRun], document: Mapping[s
     output.save({output.check_file(path): as_text(errors).encode()})
 
 
-def percent(value: float | None, sign: str = "") -> str:
-    """A share in percent; - if it is unknown."""
-    return "-" if value is None or math.isnan(value) else f"{cell(value, 1, 100, sign)}%"
-
-
 def _both(errors: Mapping[str, float] | None) -> str:
-    return f"{percent(errors['median'])} / {percent(errors['p95'])}" if errors else "-"
+    return f"{percent_cell(errors['median'])} / {percent_cell(errors['p95'])}" if errors else "-"
 
 
 def _tables(document: Mapping[str, Any]) -> str:
@@ -101,7 +96,12 @@ def _tables(document: Mapping[str, Any]) -> str:
         blocks += [_errors(document), _worst(document["runs"])]
     if (leads := document["leads"])["pairs"]:
         rows = [
-            [_short(m), percent(lead["median"]), percent(lead["p95"]), f"{lead['order_right']} of {lead['apart']}"]
+            [
+                _short(m),
+                percent_cell(lead["median"]),
+                percent_cell(lead["p95"]),
+                f"{lead['order_right']} of {lead['apart']}",
+            ]
             for m, lead in leads["by_metric"].items()
         ]
         header = ["error of a predicted lead", "median", "95%", "order right, leads over 3%"]
@@ -138,9 +138,9 @@ def _errors(document: Mapping[str, Any]) -> str:
                 {
                     "errors of": _short(name) if part == "by_metric" else name,
                     "runs": str(errors.get("runs", len(document["runs"]))),
-                    "median": percent(errors["median"]),
-                    "95%": percent(errors["p95"]),
-                    "target": " / ".join(map(percent, limits.values())) + missed,
+                    "median": percent_cell(errors["median"]),
+                    "95%": percent_cell(errors["p95"]),
+                    "target": " / ".join(map(percent_cell, limits.values())) + missed,
                     **{title: _both(_parts(model, part).get(name)) for title, model in others.items()},
                 }
             )
@@ -177,8 +177,8 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
                 run["load"],
                 f"{real:.0f}",
                 f"{predicted:.0f}",
-                percent(off(run)),
-                f"{_short(metric)} {percent(run['errors'][metric], '+')}",
+                percent_cell(off(run)),
+                f"{_short(metric)} {percent_cell(run['errors'][metric], '+')}",
             ]
         )
     header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "largest"]
@@ -195,8 +195,8 @@ def _bars(document: Mapping[str, Any]) -> str:
             shares = [covered[known]["by_group"].get(group) for covered in kinds.values()]
             if group == ANY:
                 shares = [covered[known] for covered in kinds.values()]
-            held = [f"{percent(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
-            rows.append([known, group, *(percent(bar.get(metric)) for metric in BAR_METRICS), *held])
+            held = [f"{percent_cell(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
+            rows.append([known, group, *(percent_cell(bar.get(metric)) for metric in BAR_METRICS), *held])
     header = ["predicted for", "90% within ±", *map(_short, BAR_METRICS), *(f"covered {name}" for name in kinds)]
     return grid(header, rows)
 

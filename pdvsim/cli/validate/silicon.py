@@ -8,20 +8,13 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import (
-    Estimate,
-    Prediction,
-    oddities,
-    predict,
-    ratios,
-    read_estimates,
-    spread,
-)
+from pdvsim.calibration.validate.silicon import Estimate, Prediction, oddities, predict, ratios, read_estimates, spread
 from pdvsim.cli.validate.options import Compared, ValidateCommand
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
-from pdvsim.view.table import cell, grid
+from pdvsim.view.table import grid
+from pdvsim.view.table import percent_cell as _percent
 
 LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
@@ -30,7 +23,6 @@ TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
     LARGE["expert-parallel"]: (0.12,),
     LARGE["apart"]: (0.15,),
 }
-LEAST_SHARED = 10  # rows of an engine and card that both must have for a comparison
 
 
 def compare_silicon(args: ValidateCommand) -> Compared:
@@ -44,10 +36,10 @@ def compare_silicon(args: ValidateCommand) -> Compared:
     left_out = Counter((group_of(row), _kind(absent[row.id])) for row in rows if row.id in absent)
     rows = [row for row in rows if row.id not in absent]
     odd = oddities(rows)
-    kept = [row for row in rows if row.id not in odd]
+    usual = [row for row in rows if row.id not in odd]
     if args.rows is not None:
-        kept = kept[:: max(1, len(kept) // args.rows)][: args.rows]
-    predictions, failures = _predicted(kept, args.jobs, args.json)
+        usual = usual[:: max(1, len(usual) // args.rows)][: args.rows]
+    predictions, failures = _predicted(usual, args.jobs, args.json)
     document = silicon_document(predictions, odd, failures, args.held_out)
     document["not_simulated"] = [
         {"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in left_out.most_common()
@@ -178,7 +170,3 @@ def _kind(reason: str) -> str:
 
 def _both(errors: Sequence[float]) -> str:
     return " / ".join(map(_percent, errors))
-
-
-def _percent(share: float) -> str:
-    return f"{cell(share, 1, 100)}%"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.study.stats import Interval, over_replications, varied
+from pdvsim.view.figure import titled
 from pdvsim.view.style import (
     ARCH_MARKERS,
     AXIS_NAMES,
@@ -108,7 +109,7 @@ def draw(
     shown = [(e, x) for e, x in zip(entries, at, strict=True) if has(e, metric)]
     x = [place for _, place in shown]
     y = [e[metric].mean * scale for e, _ in shown]
-    half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width * scale for e, _ in shown]
+    half = [e[metric].half * scale for e, _ in shown]
     axes.plot(x, y, curve.dash, color=curve.colour, linewidth=2)
     if any(half) and whiskers:
         axes.errorbar(x, y, half, fmt="none", ecolor=curve.colour, elinewidth=1.2, capsize=2.5, alpha=0.7)
@@ -134,12 +135,12 @@ def bars(axes: Axes, entries: Sequence[Entry], metric: str, curves: Sequence[Cur
     scale = name_of(metric)[2]
     shown = [e for e in entries if has(e, metric)]
     colours = {curve.label: curve.colour for curve in curves}
-    half = [0.0 if math.isnan(e[metric].half_width) else e[metric].half_width * scale for e in shown]
-    drawn = axes.bar(
+    half = [e[metric].half * scale for e in shown]
+    patches = axes.bar(
         range(len(shown)), [e[metric].mean * scale for e in shown], width=0.7,
         color=[colours[e["series"]] for e in shown], yerr=half if any(half) else None, capsize=5, ecolor="0.25",
     )  # fmt: skip
-    for bar, entry in zip(drawn, shown, strict=True):
+    for bar, entry in zip(patches, shown, strict=True):
         if grew(entry.get("stability")):
             bar.set_hatch("//")
             bar.set_edgecolor("white")
@@ -179,8 +180,7 @@ def panel(
             draw(axes, mine, metric, curve, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
     frame(axes, framed or entries, metric, log, banded)
-    axes.set_title(title, fontweight="bold", loc="left")
-    axes.set_ylabel(unit)
+    titled(axes, title, y=unit)
 
 
 def load_line(entries: Sequence[Entry]) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.common.spelling import nearest
 from pdvsim.study.results import Results, value_text
 from pdvsim.study.stats import over_replications
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.plots.curves import (
     CLEAR,
     Curve,
@@ -79,7 +79,7 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
                 _panel(axes, inside, axis, curves, by_metric)
                 names = [(axis.row, row), (axis.column, column)]
                 title = ", ".join(f"{k.replace('_', ' ')}: {value_text(v)}" for k, v in names if k)
-                axes.set_title(title, loc="left", fontweight="bold")
+                titled(axes, title)
         frame(grid[0, 0], entries, axis.y, axis.y.endswith("_ms"))
         _names(grid, axis, entries, by_metric)
         legend(figure, list(curves.values()), None if axis.curve == "arch" else axis.curve.replace("_", " "))

@@ -14,7 +14,7 @@ import numpy as np
 
 from pdvsim.study.results import Results, label
 from pdvsim.study.stats import Interval, over_replications, paired_differences
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import AXIS_NAMES, counted, grew, lower_is_better, name_of, rests_on
 from pdvsim.view.table import load_name, load_text
@@ -93,7 +93,7 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
         for axes, panel, arch in zip(grid, panels, archs, strict=False):
             _panel(axes, panel, rows, loads, one, lower_is_better(metric), limit)
             if not one:
-                axes.set_title(arch, fontweight="bold", loc="left", fontsize=12)
+                titled(axes, arch, fontsize=12)
         [kind] = {cell.load_kind for cell in gains}
         grid[-1].set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
         _bar(figure, list(grid), lower_is_better(metric), limit)
@@ -137,8 +137,8 @@ def _limit(gains: list[Gain]) -> float:
 
 
 def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
-    drawn: Any = next(c for c in axes[0].collections if c.get_array() is not None)
-    bar = figure.colorbar(drawn, ax=axes, extend="both" if limit == TICKS[-1] else "neither", shrink=0.9, pad=0.02)
+    mesh: Any = next(c for c in axes[0].collections if c.get_array() is not None)
+    bar = figure.colorbar(mesh, ax=axes, extend="both" if limit == TICKS[-1] else "neither", shrink=0.9, pad=0.02)
     ticks = [tick for tick in TICKS if tick <= limit]
     below = [tick for tick in ticks if tick < 1]  # a decrease is at most 100%
     labels = [f"−{tick:.0%}" for tick in reversed(below)] + ["0"] + [f"+{tick:.0%}" for tick in ticks]

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.sim.records import LANES
 from pdvsim.study.stats import varied
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.plots.curves import (
     CLEAR,
     Curve,
@@ -69,20 +69,20 @@ def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "")
     lanes = [lane for lane in LANES if f"lanes_{lane}_utilisation" in points]
     across = min(len(archs), MOST_PANELS_PER_ROW)
     down = -(-len(archs) // across)
-    drawn = "Lines" if points["load"].nunique(dropna=False) > 1 else "Bars"
-    inside = "dotted" if drawn == "Lines" else "narrow"
-    note = f"{drawn}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
+    form = "Lines" if points["load"].nunique(dropna=False) > 1 else "Bars"
+    inside = "dotted" if form == "Lines" else "narrow"
+    note = f"{form}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
     with styled():
         figure = new_figure(max(4.2 * across, 7), 3.9 * down + 0.9, f"{note} {caption(points, setting)}", title)
         grid = figure.subplots(down, across, squeeze=False, sharey=True)
         for axes, arch in zip(grid.flat, archs, strict=False):
             _lanes(axes, [e for e in entries if e["arch"] == arch], lanes)
-            axes.set_title(arch, fontweight="bold", loc="left")
+            titled(axes, arch)
         for axes in grid.flat[len(archs) :]:
             axes.set_visible(False)
         for row in grid:
             row[0].set_ylabel("% of one GPU")
-        if drawn == "Lines":
+        if form == "Lines":
             curves = [Curve(lane, LANE_COLOURS[lane], LANE_MARKERS[lane]) for lane in lanes]
             legend(figure, [*curves, Curve("bandwidth", "0.35", "", ":")])
     return figure
@@ -121,8 +121,8 @@ def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str
                 log = any(name in metric for name in LOGARITHMIC)
                 panel(axes, mine, metric, curves, log=log, framed=every)
                 name, unit, _ = name_of(metric)
-                axes.set_ylabel(f"{name} ({unit})" if axes is grid[row if whole else number // across][0] else "")
-                axes.set_title(_words(values) if not row else "", fontweight="bold", loc="left", fontsize=11)
+                first = axes is grid[row if whole else number // across][0]
+                titled(axes, "" if row else _words(values), y=f"{name} ({unit})" if first else "", fontsize=11)
         for axes in grid.flat[len(shown) :] if not whole else ():
             axes.set_visible(False)
         if len({e["load"] for e in every}) > 1:

@@ -16,23 +16,16 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.study.results import KEYS, Results, known_profile, label, records
+from pdvsim.study.results import Results, label, records
+from pdvsim.study.sources import KEYS, known_profile
 from pdvsim.study.stats import Interval, interval, over_replications
+from pdvsim.view.comparison import most_outside
 from pdvsim.view.plots.curves import places
 from pdvsim.view.report.series import BINS, over_time
 from pdvsim.view.report.sheet import flat
 from pdvsim.view.setting import points_line
-from pdvsim.view.style import (
-    KIND_COLOURS,
-    LANE_COLOURS,
-    LILAC,
-    SLATE,
-    STEP_COLOURS,
-    arch_colour,
-    grew,
-    name_of,
-)
-from pdvsim.view.table import load_name, load_text, most_outside
+from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, LILAC, SLATE, STEP_COLOURS, arch_colour, grew, name_of
+from pdvsim.view.table import load_name, load_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -192,8 +185,8 @@ def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencie
     for load in {tuple(e["load"]): None for e in mine}:
         here = [e for e in mine if tuple(e["load"]) == load]
         for metric in ("ttft", "tpot", "itl", "e2el"):
-            values_ms = {e["arch"]: _pooled(e["rows"], metric, latencies) for e in here}
-            values_ms = {arch: values for arch, values in values_ms.items() if len(values)}
+            known = {e["arch"]: [latencies[i][metric] for i in e["rows"] if i in latencies] for e in here}
+            values_ms = {arch: np.concatenate(runs) * 1e3 for arch, runs in known.items() if any(map(len, runs))}
             if not values_ms:
                 continue
             every = np.concatenate(list(values_ms.values()))
@@ -210,10 +203,6 @@ def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencie
 def histogram(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
     """Number of values between neighbouring edges; the outermost bins include values beyond."""
     return np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
-
-
-def _pooled(rows: list[int], metric: str, latencies: Latencies) -> NDArray[Any]:
-    return np.concatenate([latencies[i][metric] for i in rows if i in latencies] or [np.empty(0)]) * 1e3
 
 
 def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:

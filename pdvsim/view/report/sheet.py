@@ -68,9 +68,11 @@ class Sheet:
         """The page."""
         here = files("pdvsim.view.report")
         style = here.joinpath("page.css").read_text(encoding="utf-8")
-        drawn = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
-        shown = [(name or "Figures", parts_html(parts) + drawn.pop(name, "")) for name, parts in self.sections if parts]
-        blocks = [*drawn.items(), *shown, ("Provenance", provenance(self.facts))]
+        images = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
+        shown = [
+            (name or "Figures", parts_html(parts) + images.pop(name, "")) for name, parts in self.sections if parts
+        ]
+        blocks = [*images.items(), *shown, ("Provenance", provenance(self.facts))]
         body = "\n".join(f"<section><h2>{escape(name)}</h2>{block}</section>" for name, block in blocks)
         script = here.joinpath("copy.js").read_text(encoding="utf-8") if 'class="command"' in body else ""
         policy, tag = POLICY, ""
