@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import io
 import json
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -158,7 +159,11 @@ def as_bytes(tables: KernelTables) -> bytes:
     """As they are written."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {**tables.arrays, "about": np.array(json.dumps(dict(tables.about)))}
-    np.savez_compressed(buffer, **arrays)
+    with zipfile.ZipFile(buffer, "w") as file:  # as numpy's savez_compressed, but a sixth smaller
+        for name, array in arrays.items():
+            part = io.BytesIO()
+            np.save(part, array)
+            file.writestr(zipfile.ZipInfo(f"{name}.npy"), part.getvalue(), zipfile.ZIP_LZMA)
     return buffer.getvalue()
 
 

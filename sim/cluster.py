@@ -37,7 +37,6 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.links import LINKS, Fabric
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.machine.balance import PromptGate
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
@@ -48,6 +47,7 @@ from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
 from pdvsim.sim.policies.base import Context, Policy
+from pdvsim.sim.policies.gates import AllRanks
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.specs import ModelSpec
@@ -75,14 +75,6 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         drafter=drafter,
         first_token=hardware.predicted_engine in ("sglang", "trtllm"),
     )
-
-
-def prompt_gate(experiment: Experiment) -> PromptGate | None:
-    """What lets data-parallel ranks begin prompts together; None: each begins them at once."""
-    server = experiment.server
-    if server.attention_dp_timeout_iters is None:
-        return None
-    return PromptGate(server.attention_dp_timeout_iters, server.attention_dp_batching_wait_iters)
 
 
 def drawn_verdict(launch: Launch) -> Sequence[int] | None:
@@ -166,8 +158,14 @@ class Cluster:
                 self.fronts.append([self._disaggregated(env, replica, experiment.sides)])
                 continue
             size = experiment.hardware.data_parallel_size
-            group = RankGroup(env, prompt_gate(experiment)) if size > 1 else None
+            group = RankGroup(env) if size > 1 else None
             ranks = [self._server(env, replica, group, rank) for rank in range(size)]
+            waits = experiment.server
+            if group is not None and waits.attention_dp_timeout_iters is not None:
+                steps = waits.attention_dp_timeout_iters, waits.attention_dp_batching_wait_iters
+                gate = AllRanks(group, ranks, *steps)
+                for rank in ranks:
+                    rank.gate = gate
             self.servers += ranks
             self.fronts.append([*ranks])
 

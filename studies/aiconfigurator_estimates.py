@@ -2,10 +2,13 @@
 
     python studies/aiconfigurator_estimates.py [FOLDER]
 
-Runs in an environment of its own with `pip install aiconfigurator==0.12.0`; two to five seconds per row. FOLDER is
+Runs in an environment of its own with `pip install aiconfigurator==0.12.0`; about a second per row. FOLDER is
 `calibration/data/silicon`, whose `rows.csv` and `apart.csv` it reads and whose `aiconfigurator.csv` it continues: rows
 that are there are not estimated again, so it can be stopped at any time. The version of the row's engine is tried
 first, then the newest that it has tables of. Measured times are not read.
+
+Experts have a row's weights too, as in AIConfigurator's own adapter of InferenceX's rows; those of 8 bits have a scale
+per block, as published.
 
 Rows with prefill apart are those whose layout is known and that do not draft. A decode worker's batch is its share of
 the concurrency; prefill has one prompt at a time, as in NVIDIA's own comparison.
@@ -15,8 +18,10 @@ import contextlib
 import csv
 import io
 import logging
+import re
 import sys
 import zlib
+from functools import cache
 from pathlib import Path
 
 SYSTEMS = {"h100-sxm": "h100_sxm", "h200": "h200_sxm", "b200": "b200_sxm", "b300": "b300_sxm"}
@@ -29,6 +34,7 @@ NAMES = {
     "zhipuai/GLM-5": "zai-org/GLM-5",
 }
 DENSE = ("Llama", "Qwen3-32B")
+IN_8_BITS = ("DeepSeek", "MiniMax", "Qwen3-235B-A22B-FP8")  # as they are published
 SIDES = ("prefill", "decode")
 Row = dict[str, str]
 
@@ -43,6 +49,11 @@ def wanted(row: Row) -> bool:
 def spread(row: Row) -> bool:
     """Whether it has expert or data parallelism, on the same GPUs for all."""
     return any(row.get(name, "1") != "1" for name in ("data_parallel", "expert_parallel"))
+
+
+def place(row: Row) -> tuple[int, int]:
+    """Expert and data parallelism first, then prefill apart; each in an order that is random but always the same."""
+    return 0 if spread(row) else 1 if "prefill_workers" in row else 2, zlib.crc32(row["id"].encode())
 
 
 def shape(row: Row) -> dict[str, object]:
@@ -67,28 +78,46 @@ def gpus(row: Row, side: str) -> dict[str, object]:
     return sizes
 
 
+def quantised(row: Row) -> dict[str, str]:
+    """Its weights as AIConfigurator's arguments, where they are not those of the published model."""
+    weights = row["weights"]
+    if weights == "bfloat16" or "gpt-oss" in row["model"]:  # that one has its own MXFP4; the file calls it nvfp4
+        return {}
+    if weights == "int4_wo":  # of experts alone
+        return {"moe_quant_mode": weights}
+    experts = {"moe_quant_mode": "fp8_block" if weights == "fp8" else weights}
+    as_published = "fp8" in weights and any(name in row["model"] for name in IN_8_BITS)
+    dense = any(name in row["model"] for name in DENSE)
+    return {"gemm_quant_mode": weights} | ({} if dense or as_published else experts)
+
+
+def reason(error: str) -> str:
+    """Why there is no estimate, without keys of tables and names of files."""
+    return re.split(r" \{| at /| \(", " ".join(error.split()))[0][:80]
+
+
 def estimate(row: Row) -> tuple[float, float, str]:
     """TTFT and TPOT in milliseconds, or why there is none."""
     from aiconfigurator.cli.api import cli_estimate  # in its own environment alone
 
-    kinds: dict[str, object] = {} if row["weights"] == "bfloat16" else {"gemm_quant_mode": row["weights"]}
-    if "gpt-oss" in row["model"]:
-        kinds = {}  # its own MXFP4 experts; the file calls them nvfp4
     failure = ""
     for version in dict.fromkeys((row["version"] or None, None)):
         try:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
                 result = cli_estimate(
                     NAMES.get(row["model"], row["model"]), SYSTEMS.get(row["card"], row["card"]),
-                    backend_name=row["engine"], backend_version=version, **shape(row), **kinds,
+                    backend_name=row["engine"], backend_version=version, **shape(row), **quantised(row),
                 )  # fmt: skip
             return result.ttft, result.tpot, ""
         except Exception as error:
-            failure = " ".join(str(error).split())[:80]
+            failure = reason(str(error))
     return 0.0, 0.0, failure
 
 
 def main() -> None:
+    from aiconfigurator_core.sdk import perf_database  # reads 600 files to find the newest version, for every row
+
+    perf_database.get_supported_databases = cache(perf_database.get_supported_databases)
     logging.disable(logging.CRITICAL)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "calibration/data/silicon")
     path, rows = folder / "aiconfigurator.csv", []
@@ -99,9 +128,7 @@ def main() -> None:
     if path.exists():
         with path.open(newline="") as file:
             known = {row["id"] for row in csv.DictReader(file)}
-    # if it is stopped, what it has is a sample of all; servers with expert or data parallelism come first
-    todo = [row for row in rows if row["id"] not in known]
-    todo.sort(key=lambda row: (not spread(row), zlib.crc32(row["id"].encode())))
+    todo = sorted((row for row in rows if row["id"] not in known), key=place)
     with path.open("a", newline="") as file:
         out = csv.writer(file)
         if not known:

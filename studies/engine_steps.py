@@ -7,8 +7,9 @@ prints how each engine's constants would change: TPOT is nearly linear in them, 
 errors is a step towards the best ones. Repeat with another share until nothing changes much. The shipped ones are after
 four such steps on samples of the visible rows, adjusted and rounded by hand in between, so this does not reproduce them
 exactly. Held-out rows are never read, nor are those with expert or data parallelism: the constants of the others hold
-for them. The two constants of a request's arrival are set by hand, to the TTFT of rows at low concurrency. Those of
-MXFP4 experts stay as they are where an engine has such.
+for them. The two constants of a request's arrival are set by hand, to the TTFT of rows at low concurrency, and
+so is the host's time per layer of a forward with prompts. Those of MXFP4 experts stay as they are where an engine has
+such.
 """
 
 import sys
@@ -18,7 +19,7 @@ import numpy as np
 from scipy.optimize import lsq_linear
 
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import UNSTATED, Prediction, oddities, predict
+from pdvsim.calibration.validate.silicon import Prediction, oddities, predict
 from pdvsim.common.workers import parallel_map
 from pdvsim.sim.hardware.composed import ModelKernels, engine_profile, expert_kind, product_kind
 from pdvsim.sim.hardware.steps import EngineStep
@@ -105,8 +106,7 @@ def main() -> None:
     predictions = [one for one in parallel_map(attempted, ((row,) for row in rows), lambda: None) if one is not None]
     groups: dict[tuple[str, EngineStep], list[Prediction]] = {}
     for one in predictions:
-        version = one.row.version or UNSTATED[one.row.engine]
-        step = engine_profile(one.row.engine, one.row.card, version).step
+        step = engine_profile(one.row.engine, one.row.card, one.row.image).step
         groups.setdefault((one.row.engine, step), []).append(one)
     for (engine, step), group in groups.items():
         errors = np.abs([one.tpot_error for one in group])

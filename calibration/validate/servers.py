@@ -7,9 +7,9 @@ checksum of their names.
 
 Most rows are InferenceX's. Its load generator (github.com/SemiAnalysisAI/InferenceX, `utils/bench_serving` and
 `benchmarks/benchmark_lib.sh`) keeps `concurrency` requests running, sends ten times as many after a warm-up of twice as
-many, and draws lengths between 0.8 and 1 times the stated ones. Batch limits and the type of the KV cache are those of
-its scripts. NVIDIA's own rows have the stated lengths (`UNSTATED_SPREAD`); the number of their requests is not known
-and taken alike.
+many, and draws lengths between 0.8 and 1 times the stated ones. Limits, waits and the type of the KV cache are those of
+its scripts (`scripts`). NVIDIA's own rows have the stated lengths (`UNSTATED_SPREAD`); the number of their requests is
+not known and taken alike.
 
 Not modelled: MTP drafts, options that a row does not state, and the version of the engine where it is not the tables'.
 """
@@ -25,9 +25,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+from pdvsim.calibration.validate.scripts import BLACKWELL, StatedServer
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.links import NODE
 from pdvsim.sim.layers import All2All
 
@@ -41,35 +41,16 @@ SPREAD = (0.9, 1 / 9)  # InferenceX's lengths: mean over stated, and half the wi
 UNSTATED_SPREAD = {"vllm": 0.015, "sglang": 0.0, "trtllm": 0.015}
 ROUNDS = 10  # requests per concurrent one
 # Output tokens that are simulated of a row, of at least so many requests per concurrent one. The first of them, which
-# all arrive together, count as one in ROUNDS nevertheless.
-MOST_TOKENS, LEAST_ROUNDS = 300_000, 3
+# all arrive together, and the last, which finish alone, count as one in ROUNDS each nevertheless.
+MOST_TOKENS, LEAST_ROUNDS = 3_000_000, 3
+MOST_TOKENS_IN_STEPS = 300_000  # the same of servers whose steps are simulated one by one: ranks, or prefill apart
 LARGE_LOAD = 1_000_000  # output tokens per round from which on two rounds are enough
-MODELS = {
-    "meta-llama/Llama-3.1-70B": "llama-3.1-70b",
-    "meta-llama/Llama-3.1-8B-Instruct": "llama-3.1-8b",
-    "nvidia/Llama-3.1-8B-Instruct-FP8": "llama-3.1-8b",
-    "Qwen/Qwen3-32B": "qwen3-32b",
-    "nvidia/Qwen3-32B-NVFP4": "qwen3-32b",
-    "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
-    "Qwen/Qwen3.5-397B-A17B": "qwen3.5-397b-a17b",
-    "deepseek-ai/DeepSeek-R1": "deepseek-v3",
-    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
-    "nvidia/DeepSeek-R1-NVFP4": "deepseek-v3",
-    "nvidia/DeepSeek-V3.1-NVFP4": "deepseek-v3",
-    "moonshotai/Kimi-K2.5": "kimi-k2.5",
-    "MiniMaxAI/MiniMax-M2.5": "minimax-m2",
-    "zhipuai/GLM-5": "glm-5",
-    "openai/gpt-oss-120b": "gpt-oss-120b",
-}
 DENSE = ("llama-3.1-8b", "llama-3.1-70b", "qwen3-32b")
 NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever a row calls them
 IN_8_BITS = ("deepseek-v3", "minimax-m2")  # as they are published
 IN_4_BITS = ("kimi-k2.5",)  # the same of its experts
-BLACKWELL = ("b200", "b300", "gb200", "gb300")
 ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
-TOKENS_PER_STEP = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # defaults, and those of InferenceX's scripts
-LARGE_STEP = 16_384  # in InferenceX's scripts for TensorRT-LLM with Llama-3.1-70B, about as much with gpt-oss
-LARGER_STEP = 32_768  # in those for SGLang with Qwen3.5 and GLM-5 on a B200
+TOKENS_APART = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # per forward of servers with prefill apart
 COPIES, EXPERTS, UNEVEN = 32, 256, (24, 48, 72)  # of experts of DeepSeek, on so many GPUs
 ServerKind = Literal["plain", "expert-parallel", "apart"]
 
@@ -85,23 +66,9 @@ class ServerLayout:
 
 
 @dataclass(frozen=True)
-class SiliconRow:
+class SiliconRow(StatedServer):
     """One measured server, or several with prefill apart."""
 
-    id: str
-    engine: ServingEngine
-    version: str  # empty: not stated
-    model: str
-    card: str
-    source: str
-    weights: str
-    tokens_in: int
-    tokens_out: int
-    concurrency: int  # of the whole server, not of a data-parallel rank; 0: not known
-    tensor_parallel: int  # these three of the servers that decode, where prefill is apart
-    data_parallel: int  # ranks that attention is replicated over; 1: none
-    expert_parallel: int  # GPUs that experts are spread over; 1: they are sharded like all else
-    moe_tp: int
     ttft_ms: float
     tpot_ms: float
     workers: int = 1  # servers that decode
@@ -122,7 +89,7 @@ class SiliconRow:
     @property
     def name(self) -> str:
         """The model as pdvsim calls it, with its weights."""
-        plain = MODELS[self.model]
+        plain = self.served
         if plain in NATIVE:
             return plain
         if self.weights == "nvfp4":
@@ -131,7 +98,7 @@ class SiliconRow:
 
     @property
     def dense(self) -> bool:
-        return MODELS[self.model] in DENSE
+        return self.served in DENSE
 
     @property
     def ttft_counts(self) -> bool:
@@ -139,52 +106,10 @@ class SiliconRow:
         return not (self.engine == "sglang" and self.weights == "nvfp4" and not self.version)
 
     @property
-    def kv_cache_dtype(self) -> str:
-        """As in InferenceX's scripts; TensorRT-LLM caches in 8 bits what has such weights."""
-        model, blackwell = MODELS[self.model], self.card in BLACKWELL
-        if model == "llama-3.1-70b":
-            return "fp8"
-        if model == "deepseek-v3":
-            return "fp8" if self.engine == "trtllm" or blackwell else "auto"
-        if model in ("gpt-oss-120b", "glm-5") or (model == "minimax-m2" and self._tuned):
-            return "fp8" if blackwell else "auto"
-        if model == "qwen3.5-397b-a17b":
-            return "auto" if self.weights == "bfloat16" else "fp8"
-        return "fp8" if self.engine == "trtllm" and self.weights != "bfloat16" else "auto"
-
-    @property
-    def tokens_per_step(self) -> int:
-        """Prompt tokens that a forward may carry. TensorRT-LLM does not cut prompts by default."""
-        model = MODELS[self.model]
-        if self.engine == "sglang" and model in ("qwen3.5-397b-a17b", "glm-5") and self.card == "b200":
-            return LARGER_STEP
-        if model == "minimax-m2" and self._tuned:
-            return 2 * self.tokens_in
-        if self.engine != "trtllm":
-            return TOKENS_PER_STEP[self.engine]
-        if self.source == "inferencex" and model in ("llama-3.1-70b", "gpt-oss-120b"):
-            return LARGE_STEP
-        return max(TOKENS_PER_STEP["trtllm"], self.tokens_in + self.concurrency + 64)
-
-    @property
-    def _tuned(self) -> bool:
-        """InferenceX's scripts for MiniMax-M2.5 on Blackwell since vLLM 0.19."""
-        return self.card in BLACKWELL and self.version.startswith(("0.19", "nightly"))
-
-    @property
-    def waits(self) -> tuple[int | None, int]:
-        """Steps that data-parallel ranks of TensorRT-LLM wait with prompts, in InferenceX's scripts."""
-        if self.kind != "expert-parallel" or self.engine != "trtllm" or self.source != "inferencex":
-            return None, Server.attention_dp_batching_wait_iters
-        if self.data_parallel == 1:
-            return None, Server.attention_dp_batching_wait_iters
-        return (50, 10) if MODELS[self.model] == "gpt-oss-120b" else (60, 0)
-
-    @property
     def limits(self) -> tuple[int, int]:
         """Requests that a rank decodes at most, and experts with copies; 0: not known, and none."""
         key = self.card, self.weights, self.tokens_in, self.tokens_out, self.concurrency
-        known = self.kind == "apart" and self.engine == "trtllm" and MODELS[self.model] == "deepseek-v3"
+        known = self.kind == "apart" and self.engine == "trtllm" and self.served == "deepseek-v3"
         return _limits().get((*key, self.workers, self.data_parallel), (0, 0)) if known else (0, 0)
 
     @cached_property
@@ -193,7 +118,8 @@ class SiliconRow:
         mean, spread = SPREAD if self.source == "inferencex" else (1.0, UNSTATED_SPREAD[self.engine])
         output = round(mean * self.tokens_out)
         tokens = output * self.concurrency
-        rounds = min(ROUNDS, max(LEAST_ROUNDS if tokens < LARGE_LOAD else 2, MOST_TOKENS // tokens))
+        most_tokens = MOST_TOKENS_IN_STEPS if self.data_parallel > 1 or self.prefill is not None else MOST_TOKENS
+        rounds = min(ROUNDS, max(LEAST_ROUNDS if tokens < LARGE_LOAD else 2, most_tokens // tokens))
         traffic = Traffic(
             dataset_name="random",
             input_len=round(mean * self.tokens_in),
@@ -202,17 +128,27 @@ class SiliconRow:
             num_prompts=rounds * self.concurrency,
             max_concurrency=self.concurrency,
         )
-        timeout, gathering = self.waits
         server = Server(
             pair=f"none:{self.name}",
             max_num_seqs=self.limits[0] or self.concurrency,
             max_num_batched_tokens=self.tokens_per_step,
             kv_cache_dtype="fp8" if self.kv_cache_dtype == "fp8" else "auto",
+        )
+        if self.prefill is not None:  # other scripts start these: their limits are not read, and nothing waits
+            least = TOKENS_APART[self.engine]
+            whole = self.tokens_in + self.concurrency + 64 if self.engine == "trtllm" else 0
+            server = replace(server, max_num_batched_tokens=max(least, whole))
+            return Experiment("pd", traffic, server=server, hardware=hardware_of(self))
+        (steps, share), (timeout, gathering) = self.prompt_wait, self.rank_wait
+        server = replace(
+            server,
+            receive_interval=self.receive_interval,
+            prompt_wait_steps=steps,
+            prompt_wait_share=share,
             attention_dp_timeout_iters=timeout,
             attention_dp_batching_wait_iters=gathering,
         )
-        arch = "autoregressive" if self.prefill is None else "pd"
-        return Experiment(arch, traffic, server=server, hardware=hardware_of(self))
+        return Experiment("autoregressive", traffic, server=server, hardware=hardware_of(self))
 
     def like(self, *varied: str) -> tuple[object, ...]:
         """All that a row states, but for what was measured and what may vary."""
@@ -297,7 +233,7 @@ def _obstacle(row: SiliconRow) -> str:
         return "its layout is not known"
     if not row.concurrency:
         return "its concurrency is not known"
-    if row.weights.startswith("int4") and MODELS[row.model] not in IN_4_BITS:
+    if row.weights.startswith("int4") and row.served not in IN_4_BITS:
         return "weights of 4-bit integers are not simulated"
     try:
         covering_profile(row.experiment)
@@ -325,10 +261,10 @@ def _marked(rows: list[SiliconRow]) -> list[SiliconRow]:
     measured = {(row.card, row.ttft_ms, row.tpot_ms) for row in rows if CONFIGURED in row.id}
 
     def may_draft(row: SiliconRow) -> bool:
-        if MODELS[row.model] == "qwen3.5-397b-a17b":
+        if row.served == "qwen3.5-397b-a17b":
             four = row.tensor_parallel == 4 and row.kind == "plain" and row.weights.startswith("fp8")
             return four and row.version == DRAFTED_QWEN
-        image = row.version == SHARED_IMAGE and MODELS[row.model] == "deepseek-v3"
+        image = row.version == SHARED_IMAGE and row.served == "deepseek-v3"
         return image and (row.card, row.ttft_ms, row.tpot_ms) not in measured
 
     return [replace(row, drafts="unstated") if may_draft(row) else row for row in rows]

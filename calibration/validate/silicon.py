@@ -25,10 +25,6 @@ from pdvsim.sim.run import simulate
 MTP_IMAGE = (
     "1.2.0rc6.post3"  # InferenceX's configurations use it for dsr1-fp8-b200-trt-mtp and dsr1-fp4-b200-trt-mtp alone
 )
-# Rows without a version were measured in October and November 2025, when InferenceX had images of these
-UNSTATED = {"vllm": "0.10.2", "sglang": "0.5.3", "trtllm": "1.1.0"}
-# SGLang's nightly builds of these rows are of February 2026, when 0.5.9 was being made, unless they have a later date
-SGLANG_NIGHTLY, SGLANG_NEWER = "0.5.9", "nightly-dev-202604"
 SETTINGS = ("concurrency", "tensor_parallel", "weights")
 UNLIKE = 0.1  # rows of equal settings that differ by more contradict each other
 KERNELS_OVER_RUN = 1.1
@@ -55,27 +51,24 @@ class Prediction:
 def predict(row: SiliconRow) -> Prediction:
     """Simulate a row's load; a ValueError where the server could not hold it."""
     experiment = row.experiment
-    profile = engine_profile(row.engine, row.card, version_of(row))
+    profile = engine_profile(row.engine, row.card, row.image)
+    if row.prompts_in_graphs:
+        profile = replace(profile, step=replace(profile.step, eager_layer_s=0.0))
     result = simulate(experiment, profile=profile.covering(experiment.pair).padded("profile"))
     requests = result.requests
     order = np.argsort(requests["arrival_s"], kind="stable")
     ttft_s = (requests["first_token_s"] - requests["arrival_s"])[order]
     decode_s = (requests["finish_s"] - requests["first_token_s"])[order]
     tpot_s = decode_s / np.maximum(1, requests["output_tokens"][order] - 1)
-    ttft, tpot = (_over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
+    ttft, tpot = (over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
     return Prediction(row, 1000 * ttft, 1000 * tpot)
 
 
-def version_of(row: SiliconRow) -> str:
-    """The version whose constants a row is simulated with."""
-    nightly = row.engine == "sglang" and row.version.startswith("nightly") and row.version < SGLANG_NEWER
-    return SGLANG_NIGHTLY if nightly else row.version or UNSTATED[row.engine]
-
-
-def _over_rounds(times_s: Floats, concurrency: int) -> float:
-    """The mean over all rounds of a benchmark, of which the first and some of the others were simulated."""
-    first, later = times_s[:concurrency], times_s[concurrency:]
-    return float(first.mean() + (ROUNDS - 1) * later.mean()) / ROUNDS
+def over_rounds(times_s: Floats, concurrency: int) -> float:
+    """The mean over all rounds of a benchmark, of which the first, the last and some others were simulated."""
+    first, last = times_s[:concurrency], times_s[-concurrency:]
+    between = times_s[concurrency:-concurrency] if len(times_s) > 2 * concurrency else last
+    return float(first.mean() + (ROUNDS - 2) * between.mean() + last.mean()) / ROUNDS
 
 
 def oddities(rows: Sequence[SiliconRow]) -> dict[str, str]:
@@ -134,11 +127,12 @@ class Estimate:
     tpot_ms: float
 
 
-def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> dict[str, Estimate]:
-    """AIConfigurator's estimates by row, of those that it has any of (`studies/aiconfigurator_estimates.py`)."""
+def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> tuple[dict[str, Estimate], dict[str, str]]:
+    """AIConfigurator's estimates by row, and why there is none of others (`studies/aiconfigurator_estimates.py`)."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    return {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
+    found = {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
+    return found, {row["id"]: row["failure"] for row in rows if row["failure"]}
 
 
 def ratios(predictions: Sequence[Prediction]) -> tuple[float, float]:

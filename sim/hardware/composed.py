@@ -144,6 +144,9 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     narrow += step.round_s * (np.array(WIDTHS) > 1) * (not drafts)
     prompt_s, pair_s, past_prompts = parts.prefill()
     reading, multiplying = parts.head()
+    # ranks are left out: what their hosts launch is priced apart, as the experts are
+    many_kernels = (spec.latent is not None or spec.state is not None) and spec.data_ranks == 1
+    launched_s = step.eager_layer_s * spec.layers if many_kernels else 0.0
     decode = attention.MeasuredAttention(
         kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
         row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
@@ -158,7 +161,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
         rows=decode,
         prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s, past_prompts=past_prompts),
-        overhead=terms.PromptOverhead(step.prompts * prompt_s),
+        overhead=terms.PromptOverhead(step.prompts * prompt_s, least_s=launched_s),
         experts=terms.ExpertReads(step.kernels * expert_s),
         spread=terms.SpreadExperts(
             knots_at(TOKENS, np.maximum.accumulate(spread * np.maximum(0.0, experts - expert_s * read))),

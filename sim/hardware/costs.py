@@ -207,7 +207,8 @@ class CostModel:
             seconds += self.terms.states.prompts_s(tokens)
             moved, flops = moved + 2 * len(prompts) * self._state_bytes, flops + tokens * self._state_flops
         seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
-        return AffineCost(seconds_0 + seconds, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
+        seconds_0 = max(seconds_0 + seconds, self.terms.overhead.least_s)
+        return AffineCost(seconds_0, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
 
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
         """Cost of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""

@@ -44,6 +44,9 @@ class EngineStep:
     # Whose times products of 8 bits with a scale per block have. vLLM's were timed waiting for the host, 55 us at least
     # on an H200 where SGLang's same kernels take 7. Servers up to vLLM 0.16 wait as well, those of 0.18 do not.
     block_products: str = "fp8_block"
+    # Least time per layer of a forward with prompts, which is not in a CUDA graph: the host launches its kernels one by
+    # one. Of models with a latent KV cache or states, whose layers have some forty; others' are longer than that.
+    eager_layer_s: float = 0.0
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
     round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts

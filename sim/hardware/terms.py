@@ -136,6 +136,7 @@ class PromptOverhead(Term):
 
     mixed_s: float = 0.0  # per forward that has both rows and a prompt
     prompt_token_s: float = 0.0  # per prompt token: an engine that prefills slower
+    least_s: float = 0.0  # of a forward with prompts, whose kernels the host launches one by one
 
     def seconds(self, tokens: int, mixed: bool) -> float:
         """Seconds for `tokens` of prompts, in a forward that also has rows (`mixed`) or not."""

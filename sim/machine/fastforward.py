@@ -17,7 +17,6 @@ from math import exp, inf
 from operator import sub
 from typing import Any, NamedTuple
 
-from pdvsim.sim.machine.balance import PromptGate
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.forecast import ROUNDS, Forecast
@@ -34,8 +33,6 @@ class RoundPrices(NamedTuple):
 
 class FastForwardGPU(SimulatedGPU):
     """A simulated GPU that goes through rounds in which nothing else happens."""
-
-    gate: PromptGate | None = None
 
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)

@@ -16,7 +16,6 @@ from simpy.events import Event
 from pdvsim.sim.core import Placement, Request
 from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
-from pdvsim.sim.machine.balance import PromptGate
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
@@ -27,7 +26,6 @@ class Device(Protocol):
 
     host: SimulatedHost
     foresees: bool = False  # what becomes of a batch is known when its rows join
-    gate: PromptGate | None = None  # of ranks that begin prompts together
 
     def launch(self, launch: Launch) -> Event:
         """Submit a launch; for a verify, the event's value is the number of accepted drafts per row."""

@@ -19,7 +19,6 @@ from simpy.events import Event
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.costs import Price
 from pdvsim.sim.hardware.spread import Routed, SpreadCosts, together
-from pdvsim.sim.machine.balance import PromptGate
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
@@ -32,12 +31,12 @@ PHASES: tuple[Role, ...] = ("draft", "target")  # of a step, in order
 class RankGroup:
     """The ranks of one server: it gathers their launches and starts those of a step together."""
 
-    def __init__(self, env: Clock, gate: PromptGate | None = None) -> None:
+    def __init__(self, env: Clock) -> None:
         self.env = env
-        self.gate = gate
         self._launched: dict[RankGPU, list[Job]] = {}  # for the next step; the last of a rank's is awaited by its host
         self._stepping: set[RankGPU] = set()  # ranks that have not said what they do next
         self._begins = False  # a step is about to begin
+        self.steps = 0  # that have begun
 
     def add(self, rank: RankGPU, job: Job) -> None:
         """A rank has launched; its part of a step ends with what its host waits for."""
@@ -58,8 +57,7 @@ class RankGroup:
 
     def _begin(self) -> None:
         ready, self._begins, start_s = self._ready(), False, self.env.now
-        if self.gate is not None:
-            self.gate.step_begins()
+        self.steps += 1
         for role in PHASES:
             part = {rank: job for rank, jobs in ready.items() for job in jobs if job.launch.role == role}
             if part:
@@ -90,7 +88,7 @@ class RankGPU(SimulatedGPU, Device):
 
     def __init__(self, group: RankGroup, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self._group, self.gate = group, group.gate
+        self._group = group
         own = {
             role: model.own if isinstance(model, SpreadCosts) else model for role, model in self.ledger.models.items()
         }

@@ -16,6 +16,7 @@ from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.lane import Lane, Lanes
 from pdvsim.sim.machine.node import Device
 from pdvsim.sim.policies.controllers import Controller
+from pdvsim.sim.policies.gates import gate_of
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.policies.traits import PolicyTraits, decides
@@ -58,7 +59,8 @@ class Admission(PolicyTraits):
         self.prefilling: list[Request] = []  # admitted, not yet prefilled to the end
         self.in_flight = 0  # admitted, not finished
         self.admitting = True  # else `next_chunks` only goes on with prompts that are begun
-        self.untried = False  # since a request was preempted nobody was refused admission
+        self.untried = False  # some wait who were not tried: since a request was preempted, or a gate holds them
+        self.gate = gate_of(context.settings)
         self.lanes = Lanes(context.env, context.device.host, context.settings.priority == "dynamic")
         self.lanes.queues[self.prefill_lane] = self.waiting
         self.prefill_workers: list[Lane] = []  # those without a prompt wait here

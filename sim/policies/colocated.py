@@ -2,14 +2,13 @@
 
 Each step drafts and verifies all running requests, and its forwards also carry a chunk of the prompts that are waiting.
 Without speculation it is plain autoregressive serving. With `separate_prefill` prompts have forwards of their own,
-which go first, as in SGLang.
+which go first, as in SGLang. A gate may hold waiting prompts back for some steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdvsim.sim.core import Chunk
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Policy, Process
 from pdvsim.sim.policies.traits import OwnOptions
@@ -23,9 +22,6 @@ class Colocated(Policy):
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.running = Batch()
-        self.gate = context.device.gate
-        if self.gate is not None:
-            self.gate.ranks.append(self)
 
     def processes(self) -> Sequence[Process]:
         return [self.loop()]
@@ -40,13 +36,15 @@ class Colocated(Policy):
         k = self.draft_length(rows)
         rows = self.running = self.reserve(rows, k)
         self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
+        if self.gate is not None and self.gate.holds(self, len(rows), self.decode_steps):
+            self.admitting, self.untried = False, True
         apart = self.settings.separate_prefill
-        chunks: tuple[Chunk, ...] = ()
-        if self.gate is None or self.gate.opens() or not rows:
-            chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
+        chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
         if chunks and apart:
             yield self.step(Batch(), k, chunks)
             rows.add(self.prefilled(chunks))
+            if self.gate is not None:
+                self.gate.prefilled(self.decode_steps)
         elif chunks:
             verdict = yield self.step(rows, k, chunks)
             self.running = self.settle(rows, verdict)
@@ -55,10 +53,6 @@ class Colocated(Policy):
             self.running = yield from self.rounds(rows, k)
         else:
             yield self.prefill_workers[0].wait()
-
-    def has_prompt(self) -> bool:
-        """Whether it could prefill now."""
-        return bool(self.prefilling or (self.waiting and self.admits()))
 
 
 class Autoregressive(Colocated):

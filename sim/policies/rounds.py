@@ -19,6 +19,7 @@ class Rounds(Admission):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
+        self.decode_steps = 0  # rounds of the draft lane that are over
         self.fast_forwards = context.device.foresees and not self.drafts_early and self.asked != "every round"
 
     @decides("every round")
@@ -96,13 +97,15 @@ class Rounds(Admission):
         """
         if not rows:
             return rows
-        if fast_forward(self, rows, k, self.draft_lane):
+        if passed := fast_forward(self, rows, k, self.draft_lane):
+            self.decode_steps += passed
             if finished := rows.finished():
                 _leave(self, finished)
                 return rows
             if self.draft_length(rows) != k or not rows.reserve(self.kv, k):
                 return rows
         verdict = yield self.step(rows, k)
+        self.decode_steps += 1
         return self.settle(rows, verdict)
 
     @decides("every round")

@@ -10,15 +10,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pdvsim.calibration.validate.servers import ServerLayout, SiliconRow, not_simulated, read_rows
+from pdvsim.calibration.validate.servers import ROUNDS, ServerLayout, SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import (
     Prediction,
     oddities,
+    over_rounds,
     predict,
     ratios,
     read_estimates,
     spread,
-    version_of,
 )
 from pdvsim.cli.validate import main
 from pdvsim.sim.relevance import refuse_idle
@@ -91,8 +91,8 @@ def test_nightly_builds_of_sglang_have_the_constants_of_their_time() -> None:
     versions = {"nightly-dev": "0.5.9", "nightly-dev-20260216-d3bae71e": "0.5.9", "0.5.10": "0.5.10", "": "0.5.3"}
     later = "nightly-dev-20260402-d7256eb6"
     for version, taken in {**versions, later: later}.items():
-        assert version_of(replace(ROW, engine="sglang", version=version)) == taken
-    assert version_of(replace(ROW, engine="vllm", version="nightly")) == "nightly"
+        assert replace(ROW, engine="sglang", version=version).image == taken
+    assert replace(ROW, engine="vllm", version="nightly").image == "nightly"
 
 
 def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
@@ -147,15 +147,24 @@ def test_ranks_wait_with_prompts_as_in_the_scripts() -> None:
     rows = [
         row for row in read_rows() if row.engine == "trtllm" and row.data_parallel > 1 and row.source == "inferencex"
     ]
-    waiting = {(row.kind, row.waits[0]) for row in rows}
+    refused = not_simulated(rows)
+    served = [row for row in rows if row.id not in refused]
+    waiting = {(row.kind, row.experiment.server.attention_dp_timeout_iters) for row in served}
     assert waiting == {("expert-parallel", 60), ("expert-parallel", 50), ("apart", None)}
 
 
 def test_estimates_are_of_held_out_rows() -> None:
-    held_out = {row.id for row in read_rows() if row.held_out}
-    estimates = read_estimates()
-    assert set(estimates) <= held_out
+    """Of all of them that can be asked for: those of servers whose layout and load are known, and that do not draft."""
+    rows = [row for row in read_rows() if row.held_out]
+    estimates, refusals = read_estimates()
+    asked = set(estimates) | set(refusals)
+    assert not set(estimates) & set(refusals)
+    assert asked <= {row.id for row in rows}
     assert all(one.tpot_ms > 0 for one in estimates.values())
+    for row in rows:
+        known = row.concurrency and row.workers and row.drafts == "none"
+        known = known and (row.prefill.workers if row.prefill else row.tensor_parallel <= 8)
+        assert row.id in asked or not known, row.id
 
 
 def test_a_load_is_as_its_generator_made_it() -> None:
@@ -166,6 +175,37 @@ def test_a_load_is_as_its_generator_made_it() -> None:
     assert traffic.max_concurrency == 4
     assert traffic.num_prompts == 40
     assert (hardware.engine, hardware.gpu) == ("vllm", "h200")
+
+
+def test_means_are_over_all_rounds_of_the_benchmark() -> None:
+    """Of all rounds it is their mean; of fewer, those between the first and the last stand for the others."""
+    rounds = np.random.default_rng(1).uniform(1, 2, (ROUNDS, 4))
+    assert over_rounds(rounds.ravel(), 4) == pytest.approx(rounds.mean())
+    rounds[1:-1] = rounds[1]
+    assert over_rounds(rounds[[0, 1, -1]].ravel(), 4) == pytest.approx(rounds.mean())
+
+
+def test_waits_are_those_of_the_scripts() -> None:
+    """SGLang looks seldom on Blackwell alone; TensorRT-LLM lets prompts wait, and ranks for each other."""
+    large = replace(ROW, engine="sglang", model="deepseek-ai/DeepSeek-R1", weights="nvfp4", card="b200")
+    assert [replace(large, concurrency=c).receive_interval for c in (4, 8, 16, 64)] == [10, 10, 30, 30]
+    assert replace(large, weights="fp8", tensor_parallel=4, concurrency=32).receive_interval == 10
+    for plain in (replace(large, card="h200"), replace(large, source="nvidia"), replace(large, engine="vllm")):
+        assert plain.receive_interval == 1
+    llama = replace(ROW, engine="trtllm", model="meta-llama/Llama-3.1-70B", tokens_out=1024)
+    assert llama.prompt_wait == (20, 0.9)
+    assert replace(llama, tensor_parallel=8).prompt_wait == replace(llama, tokens_out=8192).prompt_wait == (0, 0)
+    ranks = replace(large, engine="trtllm", data_parallel=8)
+    assert (ranks.prompt_wait, ranks.rank_wait) == ((0, 0), (60, 0))
+    server = replace(large, concurrency=16).experiment.server
+    assert (server.receive_interval, server.prompt_wait_steps) == (30, 0)
+
+
+def test_a_forward_had_room_for_one_long_prompt_until_it_had_for_more() -> None:
+    row = replace(ROW, engine="trtllm", model="deepseek-ai/DeepSeek-R1", weights="fp8", concurrency=16)
+    early = replace(row, version="1.1.0rc2.post2").tokens_per_step
+    assert row.tokens_in + row.concurrency <= early < 2 * row.tokens_in
+    assert replace(row, version="1.2.0rc6.post2").tokens_per_step == 8192
 
 
 def test_a_slower_card_and_more_requests_take_longer() -> None:

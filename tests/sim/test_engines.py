@@ -147,6 +147,21 @@ def served(engine: str, **server: object) -> Experiment:
     )
 
 
+@pytest.mark.parametrize("engine", ["sglang", "trtllm"])
+def test_a_forward_with_prompts_takes_as_long_as_the_host_or_the_kernels(engine: str) -> None:
+    """Whichever is longer; forwards without prompts are in graphs, and those of a dense model are never so short."""
+    profile = engine_profile(engine, "b200")
+    at_once = replace(profile, step=replace(profile.step, eager_layer_s=0.0))
+    for name, many in (("deepseek-v3", True), ("llama-3.1-8b", False)):
+        spec = shard(model(name), 8)
+        with_host, without = (one.covering(Pair(spec, spec)).cost_model(spec) for one in (profile, at_once))
+        host_s = profile.step.eager_layer_s * spec.layers if many else 0.0
+        for tokens in (16, 1024, 16_384):
+            kernels_s = without.price(0, prompts=[(0, tokens)]).seconds_0
+            assert with_host.price(0, prompts=[(0, tokens)]).seconds_0 == pytest.approx(max(kernels_s, host_s))
+        assert with_host.price(8) == without.price(8)
+
+
 def test_sglang_prefills_in_batches_of_their_own():
     for engine, mixes in (("vllm", True), ("sglang", False)):
         launches = simulate(served(engine)).launches

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any, ClassVar
 
 import pytest
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.machine.balance import PromptGate
+from pdvsim.sim.policies.gates import AllRanks
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.run import simulate
@@ -21,43 +22,51 @@ class Standing:
     """A rank as it stands before a step."""
 
     prompt: bool
-    decodes: bool = True
-    running: Any = field(init=False)
+    decodes: bool
 
-    def __post_init__(self) -> None:
-        self.running = [None] * self.decodes
+    @property
+    def waiting(self) -> Any:
+        return [None] * self.prompt
 
-    def has_prompt(self) -> bool:
-        return self.prompt
+    @property
+    def in_flight(self) -> int:
+        return int(self.decodes)
+
+    prefilling: ClassVar[list[Any]] = []
+    settings = Server()
+
+    def admits(self) -> bool:
+        return True
 
 
-def steps(gate: PromptGate, *standing: str) -> list[bool]:
-    """What the gate says before each step; a letter per rank: p has a prompt, d decodes, b both, i neither."""
-    said = []
-    for ranks in standing:
-        gate.ranks = [Standing(one in "pb", one in "db") for one in ranks]
-        said.append(gate.opens())
-        assert gate.opens() == said[-1]  # every rank is told the same
-        gate.step_begins()
-    return said
+def steps(timeout: int, gathering: int, *standing: str) -> list[bool]:
+    """Whether prompts may begin in each step; a letter per rank: p has a prompt, d decodes, b both, i neither."""
+    group: Any = SimpleNamespace(steps=0)
+    gate, may_begin = AllRanks(group, [], timeout, gathering), []
+    for letters in standing:
+        gate.ranks = ranks = [Standing(one in "pb", one in "db") for one in letters]
+        may_begin.append(not any(gate.holds(rank, 1, 0) for rank in ranks))
+        assert may_begin[-1] == all(not gate.holds(rank, 1, 0) for rank in ranks)  # every rank is told the same
+        group.steps += 1
+    return may_begin
 
 
 def test_a_rank_waits_for_the_others_until_the_timeout() -> None:
-    assert steps(PromptGate(3, 0), "bd", "bd", "bd", "bd", "bb") == [False, False, True, False, True]
+    assert steps(3, 0, "bd", "bd", "bd", "bd", "bb") == [False, False, True, False, True]
 
 
 def test_steps_without_any_prompt_count_as_waiting() -> None:
     """As in TensorRT-LLM: the count goes on while no rank has a prompt."""
-    assert steps(PromptGate(3, 0), "dd", "dd", "bd") == [False, False, True]
+    assert steps(3, 0, "dd", "dd", "bd") == [False, False, True]
 
 
 def test_nobody_waits_for_a_rank_that_does_not_decode() -> None:
-    assert steps(PromptGate(100, 0), "pi", "bi", "bd") == [True, True, False]
+    assert steps(100, 0, "pi", "bi", "bd") == [True, True, False]
 
 
 def test_ranks_that_all_have_prompts_gather_more() -> None:
-    assert steps(PromptGate(100, 2), "bb", "bb", "bb", "bb") == [False, False, True, False]
-    assert steps(PromptGate(100, 2), "pp") == [True]  # none of them decodes
+    assert steps(100, 2, "bb", "bb", "bb", "bb") == [False, False, True, False]
+    assert steps(100, 2, "pp") == [True]  # none of them decodes
 
 
 def served(timeout: int | None, gathering: int = Server.attention_dp_batching_wait_iters) -> Result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -74,7 +75,8 @@ def silicon_document(
     predictions: Sequence[Prediction], odd: dict[str, str], failures: dict[str, str], held_out: bool
 ) -> dict[str, Any]:
     """Errors by engine, card, model and concurrency, AIConfigurator's of the same rows, and what was left out."""
-    estimates = read_estimates()
+    estimates, refusals = read_estimates()
+    refused = Counter(_kind(refusals[one.row.id]) for one in predictions if one.row.id in refusals)
     by: dict[str, Callable[[Prediction], str]] = {
         "kind": lambda one: group_of(one.row),
         "engine and card": lambda one: f"{one.row.engine} {one.row.card}",
@@ -90,6 +92,7 @@ def silicon_document(
         "all": _errors(predictions, estimates),
         "by": tables,
         "ratios": {"rows": len(predictions), **dict(zip(("median", "p95"), ratios(predictions), strict=True))},
+        "not_estimated": [{"reason": reason, "rows": count} for reason, count in refused.most_common()],
         "odd": odd,
         "failed": failures,
         "rows": [
@@ -108,11 +111,12 @@ def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) 
 
 
 def _errors(group: Sequence[Prediction], estimates: dict[str, Estimate]) -> dict[str, Any]:
-    """TPOT and TTFT, and both programs' TPOT on the rows that AIConfigurator estimates as well."""
+    """TPOT and TTFT, and both programs' on the rows that AIConfigurator estimates as well."""
     timed = [one for one in group if one.row.ttft_counts]
     shared = [one for one in group if one.row.id in estimates]
     others = [estimates[one.row.id].tpot_ms / one.row.tpot_ms - 1 for one in shared]
-    waits = [estimates[one.row.id].ttft_ms / one.row.ttft_ms - 1 for one in shared if one.row.ttft_counts]
+    waited = [one for one in shared if one.row.ttft_counts]
+    waits = [estimates[one.row.id].ttft_ms / one.row.ttft_ms - 1 for one in waited]
     return {
         "rows": len(group),
         "tpot": spread(one.tpot_error for one in group),
@@ -120,6 +124,7 @@ def _errors(group: Sequence[Prediction], estimates: dict[str, Estimate]) -> dict
         "shared": len(shared),
         "tpot_shared": spread(one.tpot_error for one in shared),
         "tpot_aiconfigurator": spread(others),
+        "ttft_shared": spread(one.ttft_error for one in waited),
         "ttft_aiconfigurator": spread(waits),
     }
 
@@ -130,7 +135,7 @@ def _text(document: dict[str, Any]) -> str:
         rows = [[part, *_cells(part, errors)] for part, errors in parts.items()]
         if name == "kind":
             rows.append(["all", *_cells("all", document["all"])])
-        header = [name, "rows", "TPOT", "target", "TTFT", "shared", "TPOT", "AIConfigurator TPOT", "TTFT"]
+        header = [name, "rows", "TPOT", "target", "TTFT", "shared", "TPOT", "AIConfigurator", "TTFT", "AIConfigurator"]
         blocks.append(grid(header, rows))
     which = "held-out" if document["held_out"] else "visible"
     ratio = document["ratios"]
@@ -141,6 +146,7 @@ def _text(document: dict[str, Any]) -> str:
         f"{_both((ratio['median'], ratio['p95']))}",
     ]
     reasons = Counter(_kind(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
+    notes += ["no estimate by AIConfigurator: {rows} rows: {reason}".format(**one) for one in document["not_estimated"]]
     notes += [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
     notes += ["not simulated: {rows} rows, {kind}: {reason}".format(**one) for one in document["not_simulated"]]
     return "\n\n".join([*blocks, "\n".join(notes)])
@@ -152,13 +158,14 @@ def _cells(part: str, errors: dict[str, Any]) -> list[str]:
     goal = f"{_both(target)}{missed}" if target else ""
     shared = errors["shared"]
     others = [_both(errors[name]) if shared else "-" for name in ("tpot_shared", "tpot_aiconfigurator")]
-    waits = _percent(errors["ttft_aiconfigurator"][0]) if shared else "-"
-    return [str(errors["rows"]), _both(errors["tpot"]), goal, _both(errors["ttft"]), str(shared), *others, waits]
+    others += [_percent(errors[name][0]) if shared else "-" for name in ("ttft_shared", "ttft_aiconfigurator")]
+    return [str(errors["rows"]), _both(errors["tpot"]), goal, _both(errors["ttft"]), str(shared), *others]
 
 
 def _kind(reason: str) -> str:
-    """A reason without its figures."""
-    return " ".join("…" if any(sign.isdecimal() for sign in word) else word for word in reason.split())
+    """A reason without its figures, and without names in quotes."""
+    words = re.sub(r"'[^']*('|$)", "…", reason).split()
+    return " ".join("…" if any(sign.isdecimal() for sign in word) else word for word in words)
 
 
 def _both(errors: Sequence[float]) -> str:
