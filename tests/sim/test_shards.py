@@ -69,6 +69,8 @@ def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
         index, index_flops = sparse.scans * sparse.index_bytes, sparse.scans * sparse.flops_per_pair
         queries = (sparse.query_inputs or whole.hidden) * sparse.index_heads * sparse.index_dim
         on_all += sparse.scans * (queries + whole.hidden * (sparse.index_heads + sparse.index_dim))
+    if (entries := whole.compressed) is not None:
+        index_flops = entries.selecting * 2 * entries.index_heads * entries.index_dim // entries.ratio
     if (latent := whole.latent) is not None:
         compressed = (latent.query_rank or 0) + latent.kv_rank + latent.rope_dim
         on_all += whole.caching_layers * whole.hidden * compressed
