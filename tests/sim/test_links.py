@@ -103,7 +103,7 @@ def test_slower_links_never_serve_one_request_faster(links: tuple[Any, ...]) -> 
             True,
             marks=pytest.mark.xfail(
                 strict=True,
-                reason="0.8% slower over 24 seeds: verifies of part of a batch keep the drafter busy, which the plan does not foresee",
+                reason="0.8% slower over 24 seeds; the cause is not known",
             ),
         ),
         (128, 6, False),
