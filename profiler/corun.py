@@ -134,11 +134,22 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     late += [(checks[r], grid.prefill(512, 1024)) for r in (0, 1)]
     late += [(checks[1], grid.prefill(192)), (checks[3], grid.prefill(192)), (checks[3], grid.prefill(768))]
     late += [(grid.decode(r, 1, CONTEXT), grid.prefill(256)) for r in (24, 48)]
+    # the library's kernels for these numbers of prompt tokens differ in how many blocks they leave for others
+    decodes = grid.decode(8, 1, AWAY), grid.decode(24, 1, CONTEXT), grid.decode(2, 1, AWAY)
+    own_rows = draft[8], caught[0], checks[1]
+    waves: list[tuple[GridPoint, ...]] = [(rows, grid.prefill(2048)) for rows in (decodes[0], *own_rows[1:])]
+    waves += [(rows, grid.prefill(1536)) for rows in (*own_rows, decodes[1])]
+    waves += [(rows, grid.prefill(768)) for rows in (draft[8], checks[1], decodes[1])]
+    waves += [(caught[0], checks[3], grid.prefill(n)) for n in (2048, 1024, 1536)]
+    waves += [(rows, grid.prefill(2048, 2048)) for rows in (decodes[0], draft[8])]
+    waves += [(rows, grid.prefill(2048)) for rows in (decodes[1], decodes[2], checks[3])]
+    waves += [(checks[1], prompt[1024]), (decodes[1], prompt[1024]), (draft[8], checks[1], grid.prefill(2048))]
+    waves += [(checks[3], grid.prefill(1536)), (decodes[0], grid.prefill(512, chunks=4))]
     both = [members for _, _, members in sorted(placed, key=lambda entry: entry[:2])][: 4 if quick else None]
     plan = [(setting, members) for members in both for setting in SETTINGS]
     if not quick:
         plan += [("ordered", members) for members in far_off] + [("equal", members) for members in equal]
-        plan += [("ordered", members) for members in late]
+        plan += [("ordered", members) for members in (*late, *waves)]
     return [(number, *entry) for number, entry in enumerate(plan)]
 
 
@@ -218,9 +229,14 @@ class Duo:
                 self.add(part, "host", point, shape, what=what, repeat=repeat, seconds=seconds)
             part.save()
             say(f"{self.pair}: host costs after {monotonic() - begin:.0f} s")
+        self.measure(part, groups(self.quick), budget_s - (monotonic() - begin), say)
+
+    def measure(self, part: Part, plan: Sequence[GroupPlan], budget_s: float, say: Callable[[str], None]) -> None:
+        """The groups of a plan that the part lacks, until the budget is spent."""
+        begin = monotonic()
         done = {row["group"] for row in part.rows if row["section"] == "corun"}
         stalled = None
-        for number, setting, members in groups(self.quick):
+        for number, setting, members in plan:
             reason = stalled or self._refusal(members, monotonic() - begin, budget_s)
             if number in done:
                 continue

@@ -52,22 +52,20 @@ class Stack:
 
     def seconds(self, tokens: int) -> list[float]:
         """Of all layers, several times."""
-        model = self.model
-        x = torch.randn(tokens, model.arch.spec.hidden, device=model.device, dtype=model.dtype)
-        attended = torch.randn(tokens, self._width, device=model.device, dtype=model.dtype)
+        model, (x, attended) = self.model, self.inputs(tokens)
         share = self.layers / len(model.weights.layers)
         if model.device.type != "cuda":
             begin = perf_counter()
-            self._run(x, attended)
+            self.run(x, attended)
             return [share * (perf_counter() - begin)]
         assert self._stream is not None
         torch.cuda.synchronize(model.device)
         with torch.cuda.stream(self._stream):
-            self._run(x, attended)
+            self.run(x, attended)
             self._stream.synchronize()
             graph = torch.cuda.CUDAGraph()  # torch.cuda.graph would collect garbage every time
             graph.capture_begin()
-            self._run(x, attended)
+            self.run(x, attended)
             graph.capture_end()
             count = min(MOST, max(FEWEST, int(BURST_S / _replayed_s(graph, 2))))
             times_s = []
@@ -76,7 +74,15 @@ class Stack:
                 times_s.append(share * _replayed_s(graph, count))
         return times_s
 
-    def _run(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+    def inputs(self, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Hidden states, and what attention adds to them."""
+        model = self.model
+        sizes = (model.arch.spec.hidden, self._width)
+        hidden, attended = (torch.randn(tokens, size, device=model.device, dtype=model.dtype) for size in sizes)
+        return hidden, attended
+
+    def run(self, x: torch.Tensor, attended: torch.Tensor) -> None:
+        """The layers once."""
         ops, eps, arch = self.model.ops, self.model.arch.norm_eps, self.model.arch
         stream, gate = Residual(x, None), Gate(arch.activation, arch.gate_block)
         for w in self.model.weights.layers:

@@ -47,7 +47,7 @@ class Profiler:
         """Measure everything; returns the models and pairs that failed, whose finished points are kept."""
         if self.options.jobs and self.device.type == "cuda":
             precompile(self.options, self.say)
-        self._look_around()
+        self.look_around()
         tasks = [(name, self.model) for name in self.options.models] + [
             (pair, self.pair) for pair in self.options.pairs
         ]
@@ -145,7 +145,7 @@ class Profiler:
         part.save()
         self.say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
 
-    def _look_around(self) -> None:
+    def look_around(self) -> None:
         """Find out what is measured on."""
         self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
 
@@ -192,7 +192,7 @@ class Profiler:
         """The layers of one model without attention, and nothing else."""
         arch = self.lookup(name)
         if not self.ground:
-            self._look_around()
+            self.look_around()
         self._layers(Part.resume(self.options.output / part_file(name), self.header(name, [arch])), arch)
         self._release()
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from time import monotonic
@@ -36,14 +37,18 @@ def precompile(options: Options, say: Say) -> None:
     in_pairs = dict.fromkeys(name for pair in options.pairs for name in pair.split(":"))
     tasks = [(name, share) for name in options.models for share in shares(whole, WORKERS_PER_MODEL)]
     tasks += [(name, core) for name in in_pairs if name not in options.models]
-    failed = _work_off(tasks, options.jobs, begin + LIMIT_S)
+    failed = compile_ahead(tasks, options.jobs, LIMIT_S)
     say(f"compiled in advance in {monotonic() - begin:.0f} s; {len(failed)} of {len(tasks)} workers failed")
     for reason in failed[:3]:
         say(f"compiling in advance: {reason}")
 
 
-def _work_off(tasks: list[tuple[str, list[GridPoint]]], jobs: int, until_s: float) -> list[str]:
-    """Run the tasks, `jobs` at a time, and end what is not finished in time; returns the reasons of failures."""
+def compile_ahead(tasks: Sequence[tuple[str, list[GridPoint]]], jobs: int, limit_s: float) -> list[str]:
+    """Compile for points of models, `jobs` of the tasks at a time, and end what is not finished in time.
+
+    Returns the reasons of failures.
+    """
+    until_s = monotonic() + limit_s
     with ThreadPoolExecutor(jobs) as pool:
         return [reason for reason in pool.map(lambda task: _compile(task[0], task[1], until_s), tasks) if reason]
 

@@ -1,17 +1,17 @@
-"""One visit to a GPU, in parts with a time limit each: `python studies/visit.py FOLDER [PART ...]`.
+"""One visit to a GPU, in parts with a time limit each: `python studies/visit.py FOLDER [PART ...] [out=FOLDER]`.
 
-- `groups` adds to the shipped samples the groups of concurrent launches that they lack: prompts of chats next to drafts
-  and verifies of 2 to 64 rows, drafts whose first forward has two tokens per row.
-- `rows` adds the points that they lack: batches of 192 and 256 rows.
-- `layers` measures the layers without attention at all numbers of tokens, into the parts of FOLDER/parts.
+- `groups` measures the groups of concurrent launches that the shipped samples lack: large prompts next to drafts,
+  verifies and decoding, and mixtures in 8 bits next to prompts of chats. They are parts in FOLDER/parts.
+- `kernels` lists the kernels of a prompt's layers by number of tokens, with their blocks and times.
+- `layers` measures the layers without attention at all numbers of tokens, into the same parts.
 - `probe` times `realrun --probe` and keeps what it says of this machine.
-- `runs` serves `lanes.plan.jsonl`, `runs=NAME` another plan of `calibration/data/h200`: the kinds of load with the
-  largest errors.
-- `report` compares what there is with the present profile; the other parts end with it.
+- `runs=NAME` serves a plan of `calibration/data/h200`.
+- `report` compares what there is with the present profile; it needs pandas, as does `merge`, which adds FOLDER/parts to
+  the shipped samples, into FOLDER.
 
-FOLDER gets `samples.parquet`, `header.json`, `parts`, `probe.json`, `runs.jsonl`, `launches.parquet` (without pandas
-its parts) and `log.txt`. What a part has when its time is up is kept. Without a GPU, `report` works on a FOLDER of
-samples or runs that were made before. Plans name files from the folder next to theirs: a FOLDER in `calibration/data`.
+FOLDER gets `parts`, `kernels.json`, `probe.json`, `runs.jsonl`, `launches` and `log.txt`. What a part has when its time
+is up is kept, and after each part all of it is packed into the folder named by `out`. Plans name files from the folder
+next to theirs: a FOLDER in `calibration/data`.
 """
 
 from __future__ import annotations
@@ -21,11 +21,13 @@ import shutil
 import signal
 import subprocess
 import sys
+import tarfile
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import numpy as np
 
@@ -33,28 +35,31 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 DATA = ROOT / "calibration" / "data" / "h200"
-SAMPLES, PLAN = ("samples.parquet", "header.json"), "lanes.plan.jsonl"
-MODELS = ("tinyllama-1.1b", "llama-2-7b", "llama-3.2-1b", "llama-3.1-8b", "qwen2-1.5b", "qwen2-7b")
-PAIRS = (
-    "qwen2-1.5b:qwen2-7b", "tinyllama-1.1b:codellama-34b", "llama-3.2-1b:llama-3.1-8b", "tinyllama-1.1b:llama-2-7b",
-    "gemma-2b:gemma-7b",
-)  # fmt: skip
+DEVICE = "cuda"
+MIXTURE = "qwen3-0.6b:qwen3-30b-a3b-fp8"
+PAIR_BUDGETS_S = {  # the most important first
+    "qwen2-1.5b:qwen2-7b": 38, MIXTURE: 50, "llama-3.2-1b:llama-3.1-8b": 34, "tinyllama-1.1b:llama-2-7b": 30,
+    "gemma-2b:gemma-7b": 28, "llama-3.2-1b:llama-3.1-8b-fp8": 25,
+}  # fmt: skip
 PROBED = "llama-3.2-1b:llama-3.1-8b"
 LAYERED = (
     "tinyllama-1.1b", "llama-3.1-8b-fp8", "llama-3.1-8b", "qwen2-7b", "gemma-7b", "codellama-34b", "llama-2-7b",
     "llama-3.2-1b", "qwen2-1.5b", "gemma-2b",
 )  # fmt: skip
-LIMITS_S = {"groups": 500, "rows": 150, "layers": 110, "probe": 50, "runs": 480}
-STOPPING_S = 25  # for what a command does after its interruption
-FIRST_NEW_GROUP = 117
+TRACED = ("qwen2-7b", "llama-3.1-8b", "llama-2-7b", "gemma-7b", "codellama-34b", "llama-3.1-8b-fp8")
+LIMITS_S = {"groups": 235, "kernels": 30, "layers": 110, "probe": 50, "runs": 225}
+COMPILING_S = 50  # of the limit of the groups
+STOPPING_S = 15  # for what a command does after its interruption
+FIRST_NEW_GROUP = 184
+FIRST_OF_MIXTURE = 113  # which were measured up to there
 
 
 def command(limit_s: float, log: Path, *words: str) -> float:
-    """Run a command of pdvsim, interrupted as by Ctrl-C at its limit; returns the seconds it took."""
+    """Run Python with these words, interrupted as by Ctrl-C at its limit; returns the seconds it took."""
     begin = monotonic()
     with log.open("a") as file:
         print("$", *words, file=file, flush=True)
-        process = subprocess.Popen([sys.executable, "-m", *words], stdout=file, stderr=subprocess.STDOUT)
+        process = subprocess.Popen([sys.executable, *words], stdout=file, stderr=subprocess.STDOUT)
         try:
             process.wait(limit_s)
         except subprocess.TimeoutExpired:
@@ -64,42 +69,134 @@ def command(limit_s: float, log: Path, *words: str) -> float:
             except subprocess.TimeoutExpired:
                 process.kill()
     took_s = monotonic() - begin
-    print(f"{words[0]} {words[1]}: exit {process.wait()} after {took_s:.0f} s", flush=True)
+    print(f"{' '.join(words[-2:])}: exit {process.wait()} after {took_s:.0f} s", flush=True)
     return took_s
 
 
-def groups(folder: Path, log: Path) -> None:
-    """Concurrent launches that the shipped samples lack."""
-    _profile("groups", folder, log, "--pairs", ",".join(PAIRS), "--pair-budget-s", "85")
+def _say(text: str) -> None:
+    print(text, flush=True)
 
 
-def rows(folder: Path, log: Path) -> None:
-    """Points that the shipped samples lack."""
-    _profile("rows", folder, log, "--models", ",".join(MODELS), "--budget-s", "40")
-
-
-def layers(folder: Path, log: Path) -> None:
-    """The layers of dense models without attention."""
+def _profiler(folder: Path, part: str) -> Any:
     from pdvsim.profiler.measure import Profiler
     from pdvsim.profiler.options import Options
     from pdvsim.realrun.engine.arch import preset
 
-    end = monotonic() + LIMITS_S["layers"]
-    said = f"python studies/visit.py {folder.name} layers"
-    profiler = Profiler(Options((), (), folder / "parts", budget_s=15.0, command=said), preset, print)
+    said = f"python studies/visit.py {folder.name} {part}"
+    options = Options((), (), folder / "parts", budget_s=15.0, device=DEVICE, command=said)
+    profiler = Profiler(options, preset, _say)
+    profiler.look_around()
+    return profiler
+
+
+def plan_of(pair: str) -> list[Any]:
+    """The new groups; of the mixture first those of a lane that decodes next to prompts."""
+    from pdvsim.profiler.corun import groups
+
+    plan = groups()
+    if pair != MIXTURE:
+        return plan[FIRST_NEW_GROUP:]
+    lacking = [entry for entry in plan[FIRST_OF_MIXTURE:FIRST_NEW_GROUP] if len(entry[2]) == 2]
+    decoding = [entry for entry in lacking if {point.kind for point in entry[2]} == {"decode", "prefill"}]
+    verifying = [entry for entry in lacking if {point.kind for point in entry[2]} == {"verify", "prefill"}]
+    return [*decoding, *plan[FIRST_NEW_GROUP:], *verifying]
+
+
+def groups(folder: Path) -> None:
+    """Concurrent launches that the shipped samples lack."""
+    import gc
+
+    import torch
+
+    from pdvsim.profiler.precompile import compile_ahead, shares
+
+    begin, device = monotonic(), torch.device(DEVICE)
+    points_of: dict[tuple[str, bool], dict[Any, None]] = {}
+    for pair in PAIR_BUDGETS_S:
+        draft, _, target = pair.partition(":")
+        for point in (point for _, _, members in plan_of(pair) for point in members):
+            drafts = point.kind in ("draft", "read")
+            points_of.setdefault((draft if drafts else target, drafts), {})[point] = None
+    tasks = [
+        (name, share) for (name, drafts), points in points_of.items() for share in shares([*points], 1 if drafts else 2)
+    ]
+    if device.type == "cuda":
+        failed = compile_ahead(tasks, len(tasks), COMPILING_S)
+        _say(f"compiled after {monotonic() - begin:.0f} s; {len(failed)} of {len(tasks)} failed: {failed[:2]}")
+    profiler = _profiler(folder, "groups")
+    for pair, budget_s in PAIR_BUDGETS_S.items():
+        left_s = begin + LIMITS_S["groups"] - 5 - monotonic()
+        if left_s < 10:
+            break
+        try:
+            _measure(pair, profiler, folder, device, min(budget_s, left_s))
+        except Exception as error:  # the card may still do for the others
+            _say(f"{pair}: failed: {error!r}")
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def _measure(pair: str, profiler: Any, folder: Path, device: Any, budget_s: float) -> None:
+    """The new groups of one pair, models included in the budget."""
+    from pdvsim.profiler.corun import Duo
+    from pdvsim.profiler.parts import Part, part_file
+    from pdvsim.realrun.engine import arch
+
+    begin, (draft, target) = monotonic(), (arch.preset(name) for name in pair.split(":"))
+    part = Part(folder / "parts" / part_file(pair), profiler.header(pair, [draft, target]))
+    duo = Duo(pair, draft, target, device, 0)
+    _say(f"{pair}: ready after {monotonic() - begin:.0f} s")
+    duo.measure(part, plan_of(pair), budget_s - (monotonic() - begin), _say)
+    part.header["seconds"] += monotonic() - begin
+    part.save()
+    _say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
+
+
+def kernels(folder: Path) -> None:
+    """The kernels of two layers without attention, by model and tokens, with blocks and microseconds."""
+    import torch
+
+    from pdvsim.common.files import write_whole
+    from pdvsim.profiler.layers import Stack
+    from pdvsim.realrun.engine.arch import preset
+    from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
+
+    device, kinds = torch.device(DEVICE), torch.profiler.ProfilerActivity
+    traced: dict[str, dict[int, list[dict[str, Any]]]] = {}
+    for name in TRACED:
+        stack = Stack(preset(name), device, 0)
+        for tokens in CHUNK_BUCKETS:
+            x, attended = stack.inputs(tokens)
+            for _ in range(2):
+                stack.run(x, attended)
+            with torch.profiler.profile(activities=[kinds.CPU, kinds.CUDA]) as trace:
+                stack.run(x, attended)
+                if device.type == "cuda":
+                    torch.cuda.synchronize()
+            with tempfile.TemporaryDirectory() as scratch:
+                trace.export_chrome_trace(f"{scratch}/trace.json")
+                events = json.loads(Path(scratch, "trace.json").read_text())["traceEvents"]
+            traced.setdefault(name, {})[tokens] = [
+                {
+                    "name": event["name"][:120], "us": event["dur"], "grid": event["args"]["grid"],
+                    "block": event["args"]["block"], "shared": event["args"].get("shared memory"),
+                    "registers": event["args"].get("registers per thread"),
+                }
+                for event in events
+                if event.get("cat") == "kernel"
+            ]  # fmt: skip
+        write_whole(folder / "kernels.json", (json.dumps(traced) + "\n").encode())
+        del stack
+        _say(f"{name}: {[len(each) for each in traced[name].values()]} kernels")
+
+
+def layers(folder: Path) -> None:
+    """The layers of dense models without attention."""
+    end, profiler = monotonic() + LIMITS_S["layers"], _profiler(folder, "layers")
     for name in LAYERED:
         if monotonic() < end:
             profiler.layers(name)
-
-
-def _profile(part: str, folder: Path, log: Path, *options: str) -> None:
-    """Continue the shipped samples, or those of this visit; their many parts are made elsewhere."""
-    with tempfile.TemporaryDirectory() as name:
-        for file in SAMPLES:
-            shutil.copy(folder / file if (folder / file).exists() else DATA / file, name)
-        command(LIMITS_S[part], log, "pdvsim.cli", "profile", *options, "-o", name, "--jobs", "16")
-        for file in SAMPLES:
-            shutil.copy(Path(name) / file, folder)
 
 
 def probe(folder: Path, log: Path) -> None:
@@ -107,7 +204,7 @@ def probe(folder: Path, log: Path) -> None:
     out = folder / "probe.json"
     options = ["--arch", "pdv", "--pair", PROBED, "--acceptance-rate", "0.7", "--num-speculative-tokens", "3"]
     took_s = command(
-        LIMITS_S["probe"], log, "pdvsim.cli.realrun", *options, "--max-num-seqs", "64", "--probe", "-o", str(out),
+        LIMITS_S["probe"], log, "-m", "pdvsim.cli.realrun", *options, "--max-num-seqs", "64", "--probe", "-o", str(out),
         "--overwrite",
     )  # fmt: skip
     if out.exists():
@@ -119,10 +216,55 @@ def serve(folder: Path, log: Path, plan: str) -> None:
     from pdvsim.calibration.validate.launches import gather
 
     out, limit_s = folder / "runs.jsonl", LIMITS_S["runs"]
-    words = ["validate", "--serve", str(DATA / plan), "-o", str(out), "--minutes", str(limit_s / 60 - 0.5)]
-    command(limit_s, log, "pdvsim.cli", *words)
+    words = ["validate", "--serve", str(DATA / plan), "-o", str(out), "--minutes", str(limit_s / 60 - 0.25)]
+    command(limit_s, log, "-m", "pdvsim.cli", *words)
     with suppress(ImportError):
         gather(folder)
+
+
+def merge(folder: Path) -> None:
+    """Add the new parts to the shipped samples."""
+    from pdvsim.profiler.parts import Part, part_file
+    from pdvsim.profiler.parts import read as read_part
+    from pdvsim.profiler.samples import load, split
+    from pdvsim.profiler.samples import merge as merge_parts
+
+    with tempfile.TemporaryDirectory() as name:
+        older = Path(name)
+        split(load(DATA), older)
+        for path in sorted((folder / "parts").glob("*.npz")):
+            header = read_part(path)[1]
+            added = Part.resume(path, header)
+            part = Part.resume(older / part_file(header["name"]), header)
+            part.rows += added.rows
+            part.header["seconds"] += header["seconds"]
+            part.save()
+        merge_parts(older.glob("*.npz"), folder)
+
+
+def pack(folder: Path, out: Path) -> None:
+    """Copy what there is to `out`, as few files."""
+    out.mkdir(parents=True, exist_ok=True)
+    for name in ("kernels.json", "probe.json", "runs.jsonl", "launches.parquet", "log.txt"):
+        if (folder / name).exists():
+            shutil.copy(folder / name, out)
+    for name in ("parts", "launches"):
+        if (folder / name).is_dir():
+            with tarfile.open(out / f"{name}.tar", "w") as archive:
+                archive.add(folder / name, name)
+
+
+def told(folder: Path) -> None:
+    """What was measured, in a few lines."""
+    for path in sorted((folder / "parts").glob("*.npz")):
+        with np.load(path, allow_pickle=False) as file:
+            measured = len(np.unique(file["group"][file["members"] > 1]))
+        print(f"{path.stem:38s} {measured} groups")
+    if (folder / "runs.jsonl").exists():
+        for line in (folder / "runs.jsonl").read_text().splitlines():
+            run = json.loads(line)
+            figures = " ".join(f"{run['metrics'][name]:9.1f}" for name in ("output_throughput", "mean_ttft_ms"))
+            print(figures, "held out" if run["held_out"] else "        ", run["command"][8:90])
 
 
 # report --------------------------------------------------------------------------------------------------------------
@@ -130,7 +272,7 @@ def serve(folder: Path, log: Path, plan: str) -> None:
 
 def report(folder: Path) -> None:
     """What was measured against the present profile, part by part."""
-    if (folder / SAMPLES[0]).exists():
+    if (folder / "samples.parquet").exists():
         _report_samples(folder)
     if (folder / "runs.jsonl").exists():
         _report_runs(folder)
@@ -139,10 +281,9 @@ def report(folder: Path) -> None:
 
 
 def _report_samples(folder: Path) -> None:
-    """Errors of points beyond 128 rows, and of the pairs and groups that the shipped samples lack."""
+    """Errors of the groups that the shipped samples lacked."""
     from pdvsim.calibration.fit import corun
     from pdvsim.calibration.fit.build import read
-    from pdvsim.calibration.fit.points import medians, price
     from pdvsim.sim.hardware.costs import CostModel
     from pdvsim.sim.hardware.profile import builtin
 
@@ -150,16 +291,9 @@ def _report_samples(folder: Path) -> None:
     specs, frame = samples.header.specs(), samples.frame
     alone = {name: fit.scaled(1 / known.in_service.get(name, 1.0)) for name, fit in known.models.items()}
     models = {name: CostModel(specs[name], fit) for name, fit in alone.items() if name in specs}
-    print("\nlaunches of 192 and 256 rows, predicted over measured")
-    large = frame[(frame["section"] == "solo") & (frame["rows"] > 128)]
-    for model, rows in large.groupby("model", observed=True):
-        for _, point in medians(rows).iterrows():
-            ratio = price(models[str(model)], point).seconds(point["context_total"]) / point["seconds"]
-            chunk = f" + {point['chunk_tokens']}" if point["chunk_tokens"] else ""
-            print(f"  {model:16s} {point['kind']:7s} {point['rows']}x{point['tokens']}{chunk:6s} {ratio:6.3f}")
     new = frame[(frame["section"] == "corun") & ((frame["group"] >= FIRST_NEW_GROUP) | (frame["members"] == 1))]
-    fp8 = frame[frame["pair"].astype(str).str.contains("fp8")]
-    for title, part in (("groups of chats beside rows", new), ("8-bit weights beside others", fp8)):
+    fp8 = new["pair"].astype(str).str.contains("fp8")
+    for title, part in (("16-bit weights", new[~fp8]), ("8-bit weights", new[fp8])):
         groups = corun.groups_of(part, known.gpu, models, known.power)
         if groups:
             errors = np.abs(corun.errors(groups, known.contention))
@@ -218,20 +352,39 @@ def _report_probe(folder: Path) -> None:
             print(f"  {name:22s} {ratios}; host {1e6 * (pace.host_s or 0):.0f} us, row {1e6 * pace.row_s:.1f} us")
 
 
+HERE = {"groups": groups, "kernels": kernels, "layers": layers}  # in a process of their own, whose memory is then free
+ALONE = "alone="
+
+
 def main(argv: Sequence[str]) -> int:
-    """Run the parts that are named, all by default, then the report."""
-    if not argv or argv[0].startswith("-"):
+    """Run the parts that are named, one after another, and tell what was measured."""
+    if len(argv) < 2 or argv[0].startswith("-"):
         print(__doc__)
         return 2
-    folder, parts = Path(argv[0]), argv[1:] or [*LIMITS_S]
+    folder, parts = Path(argv[0]), argv[1:]
     folder.mkdir(parents=True, exist_ok=True)
+    if parts[0].startswith(ALONE):
+        HERE[parts[0].removeprefix(ALONE)](folder)
+        return 0
     log = folder / "log.txt"
-    for part, run in (("groups", groups), ("rows", rows), ("layers", layers), ("probe", probe)):
-        if part in parts:
-            run(folder, log)
-    for plan in [part.partition("=")[2] or PLAN for part in parts if part.partition("=")[0] == "runs"]:
-        serve(folder, log, plan)
-    report(folder)
+    outs = [Path(part.partition("=")[2]) for part in parts if part.startswith("out=")]
+    for part in parts:
+        name, _, value = part.partition("=")
+        if name in HERE:
+            command(LIMITS_S[name], log, str(Path(__file__)), str(folder), f"{ALONE}{name}")
+        elif name == "probe":
+            probe(folder, log)
+        elif name == "runs":
+            serve(folder, log, value)
+        elif name == "merge":
+            merge(folder)
+        elif name == "report":
+            report(folder)
+        elif name != "out":
+            raise SystemExit(f"unknown part {part!r}")
+        for out in outs:
+            pack(folder, out)
+    told(folder)
     return 0
 
 

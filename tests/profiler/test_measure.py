@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from time import monotonic
 from types import SimpleNamespace
 
 import numpy as np
@@ -230,10 +229,10 @@ def test_lanes_on_the_cpu_take_turns(bed: Rig) -> None:
 def test_workers_that_fail_or_hang_are_ended_and_named() -> None:
     """Here they fail for want of a card, or are given no time."""
     points = grid.design(drafts=True)[0]
-    failed = precompile._work_off([("llama-2-7b", points)], 1, monotonic() + 600)
+    failed = precompile.compile_ahead([("llama-2-7b", points)], 1, 600)
     assert len(failed) == 1
     assert failed[0].startswith("llama-2-7b: ")
-    late = precompile._work_off([("llama-2-7b", points), ("gemma-2b", points)], 1, monotonic() + 0.1)
+    late = precompile.compile_ahead([("llama-2-7b", points), ("gemma-2b", points)], 1, 0.1)
     assert late == ["llama-2-7b: not finished in time", "gemma-2b: not started in time"]
 
 
