@@ -118,12 +118,12 @@ def make_models(
     capacity: int,
     dtype: torch.dtype,
     seed: int,
-    there: dict[Role, Transformer] | None = None,
+    loaded: dict[Role, Transformer] | None = None,
 ) -> dict[Role, Transformer]:
-    """The models on the device, with those that are `there`: checkpoints where paths are given, else random weights."""
+    """The models on the device, `loaded` ones as they are; checkpoints where paths are given, else random weights."""
     device = torch.device(machine.device)
     paths = {"draft": machine.draft_path, "target": machine.target_path}
-    models: dict[Role, Transformer] = dict(there or {})
+    models: dict[Role, Transformer] = dict(loaded or {})
     for role, arch in sorted(archs.items(), reverse=True):  # the target first: a head shares its embedding
         path = paths[role]
         if role in models:
@@ -251,7 +251,7 @@ def prepare(
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
         models = {role: model for role, model in (models or {}).items() if role in archs}
         check_models(models, archs)
-        pages = pages_that_fit(archs, needs, dtype.itemsize, room, there=models.keys())
+        pages = pages_that_fit(archs, needs, dtype.itemsize, room, loaded=models.keys())
         needs = Needs.of(experiment, requests, pages)
         models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
         rig = ServingRig.build(experiment, models, needs, quiet)

@@ -67,7 +67,7 @@ def covering_profile(experiment: Experiment) -> Profile:
                 f"concurrent lanes of {experiment.arch}"
             )
         for spec in (pair.draft, pair.target) if experiment.speculates else (pair.target,):
-            profile.cost_model(spec)  # a step of a model that was not in it cannot be told from the others'
+            profile.cost_model(spec)  # refuses a model without steps of its own
     whole, machine = covered(profile, experiment), experiment.hardware.machine
     return whole if machine is None else read_pace(machine).applied(whole, pair)
 
@@ -279,7 +279,7 @@ class ServerParts:
         )
 
     def _tiers(self, reuse: Reuse) -> KvTiers | None:
-        """What is behind the KV cache; None: nothing is."""
+        """The tiers behind the KV cache; None without any."""
         hardware, models = self.experiment.hardware, self.verifying.values()
         sizes = {"host": hardware.kv_offload_gb, "ssd": hardware.kv_offload_ssd_gb}
         if not any(sizes.values()):

@@ -72,9 +72,10 @@ def route(
     tokens, experts = logits.shape
     ids = logits.new_empty(tokens, taken, dtype=int32)
     shares = logits.new_empty(tokens, taken, dtype=float32)
-    told = pinned or Pinned(0, 0, 1.0, 1.0)
+    routing = pinned or Pinned(0, 0, 1.0, 1.0)
     _route[(tokens,)](
-        logits, slots, positions, ids, shares, scratch, told.row_tokens, told.fresh_rows, told.fresh_chunk, told.layer,
+        logits, slots, positions, ids, shares, scratch,
+        routing.row_tokens, routing.fresh_rows, routing.fresh_chunk, routing.layer,
         EXPERTS=experts, TAKEN=taken, SHARE=experts // taken, PINNED=pinned is not None,
         BLOCK=triton.next_power_of_2(experts), BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK,
         num_warps=1, **overlapping(logits.device),

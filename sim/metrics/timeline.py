@@ -129,7 +129,7 @@ def _launches(result: Result) -> Iterator[list[str]]:
 
 
 def _queues(launches: Table) -> Iterator[list[str]]:
-    """Requests left waiting behind each lane, at each of its launches."""
+    """Requests queued at each lane, at each of its launches."""
     for block in parts(launches, ["replica", "gpu", "lane", "queue_depth", "start_s"]):
         pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
         columns = (pid, block["lane"], block["start_s"] * 1e6, block["queue_depth"])
