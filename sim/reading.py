@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_file(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> None:
-    """Refuse what is no regular file, or larger; an OSError if it is not there."""
+def check_file(path: str | Path) -> None:
+    """Refuse what is no regular file, or larger than a data set may be; an OSError if it does not exist."""
     if "\0" in str(path):
         raise ValueError("not a file name")
-    _check_stat(os.stat(path), most_bytes)
+    _check_stat(os.stat(path), MAX_DATA_BYTES)
 
 
 def _check_stat(status: os.stat_result, most_bytes: int) -> None:
