@@ -198,7 +198,7 @@ class Cluster:
 
     def _gpu(
         self, parts: ServerParts, at: int, host: SimulatedHost, replica: int, number: int, group: RankGroup | None
-    ) -> SimulatedGPU:
+    ) -> FastForwardGPU | RankGPU:
         """The GPU `at` of a server with these parts, called `number` in the records."""
         profile, server = parts.profiles[at], parts.experiment.server
         sharing = Sharing(parts.experiment.hardware.contention, server.priority, profile.contention)
