@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor, float32, int32
 
 from pdvsim.realrun.engine.batch import BACK, Gate, Pinned, Residual
-from pdvsim.realrun.engine.fp8 import Fp8, Matrix
+from pdvsim.realrun.engine.fp8 import Fp8, Matrix, operands
 from pdvsim.realrun.engine.kernels import ACTIVATION_CODES, activate, overlapping, take_turn, unit_norm
 from pdvsim.realrun.engine.linear import normed, to_fp8
 from pdvsim.realrun.engine.weights import LayerWeights
@@ -195,10 +195,7 @@ def _multiplied(
 ) -> Tensor:
     """The products of each pair's expert: of its token with gate and up, or of its own row with down, weighted."""
     taken = shares.shape[1]
-    x, values, x_scales, scales = given, weight, None, None
-    if isinstance(given, Fp8) and isinstance(weight, Fp8):
-        x, values, x_scales, scales = given.values, weight.values, given.scales, weight.scales
-    assert isinstance(values, Tensor)
+    x, values, x_scales, scales = operands(given, weight)
     experts, outputs, inputs = values.shape
     pairs = order.shape[0]
     out = shares.new_empty(pairs, outputs // 2 if gate else outputs, dtype=dtype)
