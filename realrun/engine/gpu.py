@@ -1,4 +1,3 @@
-# ruff: noqa: F401
 """The kernels a GPU runs, under the names of their reference_ops."""
 
 from pdvsim.realrun.engine.attention import decode_attention, plan, prefill_attention
@@ -15,3 +14,21 @@ from pdvsim.realrun.engine.kernels import (
     unit_norm,
 )
 from pdvsim.realrun.engine.linear import added, normed
+
+__all__ = [
+    "added",
+    "append",
+    "argmax",
+    "decode_attention",
+    "embed",
+    "gated",
+    "head_norm",
+    "mixture",
+    "normed",
+    "plan",
+    "prefill_attention",
+    "rope_write",
+    "settle",
+    "turn_pages",
+    "unit_norm",
+]
