@@ -22,7 +22,7 @@ TOKENS = (1, 2, 3, 5, 7, 9)
 CONTEXTS = (128, 512, 1500, 3000)
 PROMPTS = (32, 64, 128, 256, 512, 1024, 2048)
 LONG_CONTEXT = 8000
-# (tokens, start); far behind a start attention shows apart from the layers
+# (tokens, start); far after a start, attention separates from the layers
 CHUNKS = (
     (256, 512), (256, 1500), (512, 1024), (256, 4000), (256, 7700), (512, 3000), (1024, 3000), (1024, 7000),
     (2048, 4000),
@@ -37,7 +37,7 @@ CARRIED = (
 SPREAD = 0.1  # contexts of an even batch lie within this share of the nominal one
 SIGMAS: dict[Unevenness, float] = {"chat": 0.9, "tailed": 1.5}  # of the logarithms of an uneven one's, at the same mean
 LONGEST_UNEVEN_CONTEXT = 3200
-HOT_TOKENS = 64  # a forward of so many tokens draws the power that makes the card lower its clock
+HOT_TOKENS = 64  # a forward of this many tokens draws the power that makes the card lower its clock
 SMALL_PARAMS = 3.2e9  # models up to this size are also measured as drafters
 
 

@@ -240,8 +240,8 @@ def medians(part: Part, points: Sequence[GridPoint]) -> str:
     times_of: dict[tuple[Any, ...], list[float]] = {}
     for row in (row for row in part.rows if row["section"] == "solo"):
         times_of.setdefault(tuple(row[name] for name in POINT), []).append(row["seconds"])
-    told = ((p, times_of.get(tuple(getattr(p, name) for name in POINT))) for p in points)
-    return ", ".join(f"{p.label()} {1000 * median(times):.3f} ms" for p, times in told if times)
+    timed = ((p, times_of.get(tuple(getattr(p, name) for name in POINT))) for p in points)
+    return ", ".join(f"{p.label()} {1000 * median(times):.3f} ms" for p, times in timed if times)
 
 
 def _one_line(error: Exception) -> str:

@@ -62,7 +62,7 @@ QUICK = Effort(warm_up=2, least=5, most=8, seconds=0.3, floor=3)
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """The slots one launch works on, and the tokens its rows have cached, together and the longest."""
+    """The slots of one launch, and the tokens its rows have cached, together and the longest."""
 
     rows: list[int]
     chunks: list[PromptChunk]
@@ -155,7 +155,7 @@ class Launcher:
         self._settled = torch.from_numpy(lengths).to(lane.engine.device)
 
     def __call__(self) -> tuple[Ticket, Drawn]:
-        """Launch; returns the ticket and what it works on."""
+        """Launch; returns the ticket and its slots."""
         drawn = self.draw()
         return self.fire(drawn), drawn
 

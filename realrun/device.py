@@ -163,7 +163,7 @@ class Flight:
     done: Event
     span_s: tuple[float, float]  # by the host's clock, where the device has none
     price: Price
-    before: list[Flight] = field(default_factory=list)  # unwatched works ahead of it on the same stream
+    before: list[Flight] = field(default_factory=list)  # unwatched launches ahead of it on the same stream
 
 
 class Lookups:
@@ -334,7 +334,7 @@ class CudaGPU(Device):
             self.slots.early = lane.draft(slots, launch.steps, width=launch.tokens)
             return [self.slots.early]
         if slots:
-            behind = [
+            lagging = [
                 # the newest token is fed by the draft itself
                 PromptChunk(
                     slot, row.prompt_tokens + row.state.emitted - 1 - row.state.drafter_lag, row.state.drafter_lag
@@ -342,12 +342,12 @@ class CudaGPU(Device):
                 for slot, row in zip(slots, launch.rows, strict=True)
                 if row.state.drafter_lag >= self._most_first_tokens
             ]
-            owed = max(
+            catch_up = max(
                 [row.state.drafter_lag for row in launch.rows if row.state.drafter_lag < self._most_first_tokens],
                 default=0,
             )
-            tickets += [lane.prefill(group) for group in packed(behind, lane.engine.chunk_buckets[-1])]
-            tickets.append(lane.draft(slots, launch.steps, width=1 + owed))
+            tickets += [lane.prefill(group) for group in packed(lagging, lane.engine.chunk_buckets[-1])]
+            tickets.append(lane.draft(slots, launch.steps, width=1 + catch_up))
         return tickets
 
     def _read_prompts(self, lane: GraphLane, chunks: list[PromptChunk]) -> list[Ticket]:

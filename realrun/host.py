@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 SM_SHARES = {"decode": 0.4, "verify": 0.4, "prefill": 0.2}  # with --priority partition
 SM_GROUP = 8  # multiprocessors are given out in groups of this many
 RESOURCE_BYTES = 144  # the driver's CUdevResource: its kind first, its multiprocessors at 96
-ROW_GROUPS = (1, 8, 32)  # batches from so many rows on are reported together
+ROW_GROUPS = (1, 8, 32)  # least rows of the batches that are reported together
 
 
 class RealHost(SimulatedHost):
@@ -155,15 +155,15 @@ def idle_shares(launches: Columns, requests: Columns) -> dict[str, Any]:
     served = requests["finish_s"] >= 0
     finish_s = np.where(served, requests["finish_s"], end_s[-1])
     came = requests["arrival_s"] < finish_s
-    there = np.diff(Covered(requests["arrival_s"][came], finish_s[came]).until(end_s))
+    present_s = np.diff(Covered(requests["arrival_s"][came], finish_s[came]).until(end_s))
     busy = np.diff(Covered(launches["start_s"], launches["end_s"]).until(end_s))
-    idle = np.clip(there - busy, 0.0, None)
-    shares: dict[str, Any] = {"host_idle_share": _share(idle, there), "host_idle_s_per_round": float(idle.mean())}
+    idle = np.clip(present_s - busy, 0.0, None)
+    shares: dict[str, Any] = {"host_idle_share": _share(idle, present_s), "host_idle_s_per_round": float(idle.mean())}
     for low, high in zip(ROW_GROUPS, (*ROW_GROUPS[1:], np.inf), strict=True):
         group = (rows >= low) & (rows < high)
         if group.any():
             name = f"{low}_to_{int(high) - 1}" if np.isfinite(high) else f"{low}_and_more"
-            shares[f"host_idle_share_{name}_rows"] = _share(idle[group], there[group])
+            shares[f"host_idle_share_{name}_rows"] = _share(idle[group], present_s[group])
     return shares
 
 

@@ -44,7 +44,7 @@ class Machine:
 def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
     server, hardware = experiment.server, experiment.hardware
-    if reason := next((said for asked, said in _only_simulated(experiment) if asked), ""):
+    if reason := next((reason for given, reason in _only_simulated(experiment) if given), ""):
         raise ValueError(f"{reason}; pdvsim run simulates it")
     if server.drafted_by in HEADS:
         _refuse_head(experiment, machine)

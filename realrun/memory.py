@@ -36,7 +36,7 @@ LaneRole = tuple[str, Role]
 
 CATCH_UP_TOKENS = 256  # that a drafter reads in one forward after plain decoding, at least
 SLOT_ROUNDING = 64
-BEHIND = 4  # rows that have fallen behind, of which one forward of the drafter reads what they lack
+CATCH_UP_ROWS = 4  # that one forward of the drafter catches up
 WORKSPACE_BYTES = 2 * 2**30  # a GPU's libraries, graphs and allocator
 
 
@@ -228,7 +228,7 @@ class Needs:
     draft_lengths: tuple[int, ...]
     prompt_tokens: tuple[int, int]  # least and most in one forward
     prompts: int  # most of them in one forward
-    splits_from: int | None  # prompts are cut at so many tokens or more; None: never
+    splits_from: int | None  # least tokens at which prompts are cut; None: never
     batched_tokens: int  # rows and prompts of a mixed forward share this many
     branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
     rereads: bool = False  # the drafter reads what was accepted again
@@ -238,7 +238,7 @@ class Needs:
 
     @classmethod
     def of(cls, experiment: Experiment, requests: Sequence[Request], pages: int | None = None) -> Needs:
-        """Of a run with all the pages that its requests may want, or with so many."""
+        """The needs of a run with `pages` pages; default: all that its requests may use."""
         server, arch = experiment.server, experiment.base_arch
         policy, asked = policy_of(arch), experiment.traffic.max_concurrency or len(requests)
         slots = min(policy_of(experiment.arch).most_in_flight(server), len(requests), asked)
@@ -371,7 +371,7 @@ class Needs:
             yield ForwardShape(0, 0, chunk, True)
 
     def _unfinished(self, chunk: int) -> bool:
-        """Whether a forward of so many prompt tokens may end no prompt: only one that is cut fills all its room."""
+        """Whether a forward of `chunk` prompt tokens may end no prompt: only a prompt that is cut fills it."""
         return self.splits_from is not None and chunk >= self.splits_from
 
     def _drafts(self, lane: str) -> Iterator[LaunchShape]:
@@ -423,7 +423,7 @@ def packed(chunks: Sequence[PromptChunk], most_tokens: int) -> Iterator[list[Pro
     for chunk in chunks:
         start, left = chunk.start, chunk.tokens
         while left:
-            if not room or len(group) == BEHIND:
+            if not room or len(group) == CATCH_UP_ROWS:
                 yield group
                 group, room = [], most_tokens
             tokens = min(left, room)
@@ -449,21 +449,21 @@ def weight_bytes(spec: ModelSpec, item: int) -> float:
 
 def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
     """Room for the largest forward: its widest activations twice over, and its logits."""
-    judged = needs.rows * max(max(needs.draft_lengths) + 1, needs.branches)
+    verified = needs.rows * max(max(needs.draft_lengths) + 1, needs.branches)
     taken = arch.spec.experts.per_token if arch.spec.experts else 1
     widest = taken * (2 * arch.mlp_width + arch.spec.hidden) + arch.qkv_width + arch.spec.hidden
-    return 2.0 * item * ((needs.prompt_tokens[1] + judged) * widest + (judged + 4) * arch.spec.vocab)
+    return 2.0 * item * ((needs.prompt_tokens[1] + verified) * widest + (verified + 4) * arch.spec.vocab)
 
 
 def pages_that_fit(
-    models: dict[Role, ModelArchitecture], needs: Needs, item: int, room: float, there: Collection[Role] = ()
+    models: dict[Role, ModelArchitecture], needs: Needs, item: int, room: float, loaded: Collection[Role] = ()
 ) -> int:
     """Of the pages needed, as many as `room` bytes hold; a ValueError with what to lower if no request fits.
 
-    With fewer pages admission waits, as it does wherever a KV cache is full. Some weights may be `there` already.
+    With fewer pages admission waits, as with any full KV cache. `loaded`: roles whose weights are on the device.
     """
     specs = [arch.spec for arch in models.values()]
-    weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in there)
+    weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in loaded)
     page = PAGE * sum(
         spec.kv_bytes_per_token * (1.0 if spec.kv_dtype_bytes else item / spec.dtype_bytes) for spec in specs
     )

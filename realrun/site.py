@@ -27,12 +27,11 @@ from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.realrun.texts import next_turns, prompts, repeated
-from pdvsim.sim.assembly import host_times, make_controller, profile_of, reuse_of
+from pdvsim.sim.assembly import make_controller, make_planner, profile_of, reuse_of
 from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import cached_facts, check_context, check_kv, drawn_verdict
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request, Role
-from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts
 from pdvsim.sim.hardware.models import PARD, drafter, in_parallel, is_config, quantised, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -41,7 +40,6 @@ from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Columns, Log, Result, request_columns
 from pdvsim.sim.run import no_collector
 from pdvsim.sim.specs import HeadSpec, ModelSpec, Pair
@@ -120,12 +118,12 @@ def make_models(
     capacity: int,
     dtype: torch.dtype,
     seed: int,
-    there: dict[Role, Transformer] | None = None,
+    loaded: dict[Role, Transformer] | None = None,
 ) -> dict[Role, Transformer]:
-    """The models on the device, with those that are `there`: checkpoints where paths are given, else random weights."""
+    """The models on the device, `loaded` ones as they are; checkpoints where paths are given, else random weights."""
     device = torch.device(machine.device)
     paths = {"draft": machine.draft_path, "target": machine.target_path}
-    models: dict[Role, Transformer] = dict(there or {})
+    models: dict[Role, Transformer] = dict(loaded or {})
     for role, arch in sorted(archs.items(), reverse=True):  # the target first: a head shares its embedding
         path = paths[role]
         if role in models:
@@ -167,16 +165,15 @@ class RealServer:
         models = {role: model.arch.spec for role, model in rig.models.items()}
         predicted = profile.covering(Pair(models.get("draft", models["target"]), models["target"]))
         latency: dict[Role, CostModel] = {role: predicted.cost_model(model) for role, model in models.items()}
-        lookups, lookup = None, lookup_of(settings.drafted_by, experiment.acceptance)
+        lookups = None
         vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
         texts = prompts(requests, vocab, seed, rig.sequences.device)
         self._next_turns = next_turns(requests)
         if rig.needs.looks_up:
             latency["draft"] = LookupCosts(drafter("ngram", models["target"]))
             on_host = {id: text.tolist() for id, text in texts.items()}
-            lookups = Lookups(on_host, None if own else lookup)
+            lookups = Lookups(on_host, None if own else lookup_of(settings.drafted_by, experiment.acceptance))
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
-        sharing = Sharing("fluid", settings.priority, profile.contention)
         host = RealHost()
         ledger = Ledger(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
@@ -187,11 +184,7 @@ class RealServer:
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
-        policy = policy_of(experiment.arch)
-        planner = Planner(
-            latency, sharing, profile.gpu.peak, host_times(experiment, profile), policy.hands_over(), None,
-            lookup, not settings.pad_drafts, policy.prefill_lane == policy.verify_lane,
-        )  # fmt: skip
+        planner = make_planner(experiment, profile, latency)
         self.context = Context(
             env=env,
             device=self.device,
@@ -258,7 +251,7 @@ def prepare(
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
         models = {role: model for role, model in (models or {}).items() if role in archs}
         check_models(models, archs)
-        pages = pages_that_fit(archs, needs, dtype.itemsize, room, there=models.keys())
+        pages = pages_that_fit(archs, needs, dtype.itemsize, room, loaded=models.keys())
         needs = Needs.of(experiment, requests, pages)
         models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
         rig = ServingRig.build(experiment, models, needs, quiet)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from pdvsim.sim.config import Experiment, Hardware, Server
@@ -16,7 +16,7 @@ from pdvsim.sim.hardware.links import LINKS, SSD, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
-from pdvsim.sim.machine.kv import capacity_tokens
+from pdvsim.sim.machine.kv import KvCache, capacity_tokens, states_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.machine.tiers import KvTier, KvTiers
 from pdvsim.sim.policies import archs_where, policy_of
@@ -49,13 +49,16 @@ def card_profile(hardware: Hardware, card: str) -> Profile:
     return builtin(card) if engine == "pdvsim" else engine_profile(engine, card)
 
 
+def covered(profile: Profile, experiment: Experiment) -> Profile:
+    """The profile with the models that an experiment runs, predicted where it lacks them."""
+    pair = experiment.pair if experiment.speculates else Pair(experiment.pair.target, experiment.pair.target)
+    return profile.covering(pair, link_of(experiment)).padded(experiment.hardware.padding)
+
+
 def covering_profile(experiment: Experiment) -> Profile:
-    """The same with both models of the pair, predicted where the profile lacks them."""
+    """The profile an experiment runs on, with all its models, at the pace of its machine."""
     experiment = experiment.decoding
-    pair = experiment.pair
-    if not experiment.speculates:
-        pair = Pair(pair.target, pair.target)  # its drafter is never run
-    profile = profile_of(experiment)
+    profile, pair = profile_of(experiment), experiment.pair
     if profile.whole_steps:
         if not policy_of(experiment.arch).in_steps():
             fitting = archs_where(lambda policy: policy.in_steps())
@@ -63,23 +66,10 @@ def covering_profile(experiment: Experiment) -> Profile:
                 f"profile {profile.name} has {profile.foundation}: it supports {' and '.join(fitting)}, but not the "
                 f"concurrent lanes of {experiment.arch}"
             )
-        for spec in (pair.draft, pair.target):
-            profile.cost_model(spec)  # a step of a model that was not in it cannot be told from the others'
-    whole = profile.covering(pair, link_of(experiment)).padded(experiment.hardware.padding)
-    machine = experiment.hardware.machine
+        for spec in (pair.draft, pair.target) if experiment.speculates else (pair.target,):
+            profile.cost_model(spec)  # refuses a model without steps of its own
+    whole, machine = covered(profile, experiment), experiment.hardware.machine
     return whole if machine is None else read_pace(machine).applied(whole, pair)
-
-
-def profiles_of(experiment: Experiment, profile: Profile, end: int = 0) -> list[Profile]:
-    """The profile of each GPU of a server, where `profile` is that of the target's; at an end of their error bar."""
-    cards, placement = experiment.hardware.cards, experiment.placement
-    profiles = [profile] * placement.gpus
-    for at, card in enumerate(cards):
-        if card != cards[placement.verify]:
-            bound = experiment.hardware.profile == "roofline"
-            own = roofline(gpu(card)) if bound else card_profile(experiment.hardware, card)
-            profiles[at] = own.covering(experiment.pair, link_of(experiment)).padded(experiment.hardware.padding)
-    return [one.at_bar(end) for one in profiles] if end else profiles
 
 
 def side_profile(experiment: Experiment, side: Experiment, profile: Profile) -> Profile:
@@ -88,34 +78,8 @@ def side_profile(experiment: Experiment, side: Experiment, profile: Profile) -> 
     if (side.pair, hardware.gpu) == (decode.pair, decode.hardware.gpu):
         return profile
     if hardware.gpu == decode.hardware.gpu and hardware.machine is None:  # as `profile` may be another than its own
-        pair = side.pair if side.speculates else Pair(side.pair.target, side.pair.target)
-        return profile.covering(pair, link_of(side)).padded(hardware.padding)
+        return covered(profile, side)
     return covering_profile(side)
-
-
-def bar_of(experiment: Experiment, profile: Profile) -> float:
-    """The error bar of an experiment's forward times: the widest of its models'; 0 where all were measured."""
-    experiment = experiment.decoding
-    placed = models_on(experiment)
-    profiles = profiles_of(experiment, profile)
-    return max(profiles[at].bar(model) for at, models in enumerate(placed) for model in models.values())
-
-
-def models_on(experiment: Experiment) -> list[dict[Role, ModelSpec]]:
-    """The models on each GPU of a server that lanes are placed on."""
-    placement, pair = experiment.placement, experiment.pair
-    models: list[dict[Role, ModelSpec]] = [{} for _ in range(placement.gpus)]
-    for at in (placement.verify, *placement.prefill):
-        models[at]["target"] = pair.target
-    for at in placement.draft if experiment.speculates else ():
-        models[at]["draft"] = pair.draft
-    return models
-
-
-def cost_models(experiment: Experiment, profiles: Sequence[Profile]) -> list[dict[Role, CostModel]]:
-    """The cost models of each GPU of a server, by its profile."""
-    placed = zip(profiles, models_on(experiment), strict=True)
-    return [{role: profile.cost_model(spec) for role, spec in models.items()} for profile, models in placed]
 
 
 def models_of(experiment: Experiment) -> list[ModelSpec]:
@@ -141,12 +105,6 @@ def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
     )
 
 
-def engine_settings(experiment: Experiment) -> Server:
-    """The server's settings, scheduled as the chosen engine does."""
-    server, separate = experiment.server, experiment.hardware.predicted_engine == "sglang"
-    return server if server.separate_prefill == separate else replace(server, separate_prefill=separate)
-
-
 def make_controller(settings: Server, planner: Planner) -> Controller:
     """The draft-length controller that the settings name."""
     if settings.controller == "feedback":
@@ -163,74 +121,26 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
 
 
 def make_planner(
-    experiment: Experiment, profile: Profile, placed: Sequence[dict[Role, CostModel]] | None = None
+    experiment: Experiment, profile: Profile, models: dict[Role, CostModel], remote: RemoteDrafter | None = None
 ) -> Planner:
-    """What an experiment plans with; `placed` are the cost models of its GPUs, where they are known already."""
-    if experiment.server.priority == "partition":
-        raise ValueError(
-            "--priority partition is not simulated: the slowdown of kernels on part of a GPU was not measured; "
-            "realrun serves with it"
-        )
-    experiment = experiment.decoding
-    placement = experiment.placement
-    placed = placed or cost_models(experiment, profiles_of(experiment, profile))
-    models: dict[Role, CostModel] = {"target": placed[placement.verify]["target"]}
-    if experiment.speculates:
-        models["draft"] = placed[placement.draft[0]]["draft"]
-    remote = None
-    if placement.apart:
-        remote = RemoteDrafter(Fabric(link_of(experiment), placement.gpus), len(placement.draft))
+    """What the policy of a server that runs these models plans with."""
     policy = policy_of(experiment.arch)
-    sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
     return Planner(
-        models, sharing, profile.gpu.peak, host_times(experiment, profile),
-        policy.hands_over(), remote, lookup_of(experiment.server.drafted_by, experiment.acceptance),
-        not experiment.server.pad_drafts,
-        policy.prefill_lane == policy.verify_lane,
-    )  # fmt: skip
-
-
-def bandwidths(experiment: Experiment, profile: Profile) -> list[float]:
-    """Bytes per second of each GPU of a server, or of each of its data-parallel ranks."""
-    if experiment.sides is not None:
-        sides = experiment.sides
-        same = sides.prefill.hardware.gpu == sides.decode.hardware.gpu
-        cards = (profile.gpu if same else gpu(sides.prefill.hardware.gpu), profile.gpu)
-        groups = zip(experiment.hardware.groups(), sides, strict=True)
-        ranks = [count * side.hardware.data_parallel_size for count, side in groups]
-        return [card.bandwidth_bytes_per_s for card, count in zip(cards, ranks, strict=True) for _ in range(count)]
-    each = [one.gpu.bandwidth_bytes_per_s for one in profiles_of(experiment, profile)]
-    return each * experiment.hardware.data_parallel_size
+        models,
+        Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention),
+        profile.gpu.peak,
+        host_times(experiment, profile),
+        lanes=policy.hands_over(),
+        remote=remote,
+        lookup=lookup_of(experiment.server.drafted_by, experiment.acceptance),
+        packs=not experiment.server.pad_drafts,
+        carries=policy.prefill_lane == policy.verify_lane,
+    )
 
 
 def link_of(experiment: Experiment) -> LinkSpec:
     """The link between the GPUs of a server."""
     return LINKS[experiment.hardware.link]
-
-
-def kv_capacities(experiment: Experiment, profile: Profile) -> list[int]:
-    """Tokens of KV cache that each GPU of a server has room for, of all models on it; of a group, the fullest.
-
-    Of data-parallel ranks, that of one: each has the KV cache of its own requests.
-    """
-    hardware = experiment.hardware
-    if hardware.kv_capacity_tokens is not None:
-        return [hardware.kv_capacity_tokens] * experiment.placement.gpus
-    return [
-        capacity_tokens(one.gpu, list(models.values()), hardware.gpu_memory_utilization) if models else 0
-        for one, models in zip(profiles_of(experiment, profile), models_on(experiment), strict=True)
-    ]
-
-
-def kv_capacity(experiment: Experiment, profile: Profile) -> int:
-    """Tokens of KV cache that a server has: of the part with the least room, of those that hold a request to its end.
-
-    Several GPUs that draft hold their requests' among them.
-    """
-    experiment = experiment.decoding
-    placement, capacities = experiment.placement, kv_capacities(experiment, profile)
-    verify = capacities[placement.verify]
-    return min(verify, sum(capacities[at] for at in placement.draft)) if experiment.speculates else verify
 
 
 def reuse_of(experiment: Experiment, target: ModelSpec | None = None) -> Reuse | None:
@@ -246,31 +156,146 @@ def reuse_of(experiment: Experiment, target: ModelSpec | None = None) -> Reuse |
     )
 
 
-def tiers_of(experiment: Experiment, models: dict[Role, CostModel]) -> KvTiers | None:
-    """What is behind the KV cache of a server whose GPU runs these models; None: nothing is."""
-    hardware, reuse = experiment.hardware, reuse_of(experiment, models["target"].spec)
-    sizes = {"host": hardware.kv_offload_gb, "ssd": hardware.kv_offload_ssd_gb}
-    if reuse is None or not any(sizes.values()):
-        return None
-    links, token_bytes = {"host": LINKS[hardware.kv_offload_link], "ssd": SSD}, 0.0
-    for model in models.values():
-        token_bytes += model.spec.kv_bytes_per_token
-    group_bytes = token_bytes * hardware.tensor_parallel_size * hardware.data_parallel_size
+class ServerParts:
+    """What every server of an experiment is made of, worked out once; of a disaggregated one, each decode engine.
 
-    def prefill_s(start: int, tokens: int, rest: int) -> float:
-        whole, without = [(start, tokens + rest)], [(start + tokens, rest)]
-        prices = [(model.price(0, prompts=whole), model.price(0, prompts=without)) for model in models.values()]
-        return sum(a.seconds_0 - b.seconds_0 for a, b in prices)
-
-    tiers = [
-        KvTier(name, links[name], int(size * 1e9 // group_bytes), token_bytes) for name, size in sizes.items() if size
-    ]
-    return KvTiers(tiers, prefill_s, reuse)
-
-
-def states_held(experiment: Experiment) -> int:
-    """States that a request holds in layers that keep one, as in vLLM: one per token of a verify.
-
-    With prefix caching there is one more, of the last snapshot (vLLM's mamba_cache_mode align).
+    `profile` is that of the target's GPU. `end` is the end of the error bar that predicted forward times are at: +1
+    slow, -1 fast.
     """
-    return 1 + experiment.longest_draft + (reuse_of(experiment) is not None)
+
+    def __init__(self, experiment: Experiment, profile: Profile | None = None, end: int = 0) -> None:
+        self.experiment = experiment.decoding
+        self.profile = covering_profile(self.experiment) if profile is None else profile
+        self.end = end
+
+    @cached_property
+    def _nominal_profiles(self) -> list[Profile]:
+        """The profile of each GPU, not at an end of its error bar."""
+        hardware, placement = self.experiment.hardware, self.experiment.placement
+        profiles = [self.profile] * placement.gpus
+        for at, card in enumerate(hardware.cards):
+            if card != hardware.cards[placement.verify]:
+                own = roofline(gpu(card)) if hardware.profile == "roofline" else card_profile(hardware, card)
+                profiles[at] = covered(own, self.experiment)
+        return profiles
+
+    @cached_property
+    def profiles(self) -> list[Profile]:
+        """The profile of each GPU."""
+        return [one.at_bar(self.end) for one in self._nominal_profiles] if self.end else self._nominal_profiles
+
+    @cached_property
+    def _specs(self) -> list[dict[Role, ModelSpec]]:
+        """The models on each GPU."""
+        placement, pair = self.experiment.placement, self.experiment.pair
+        specs: list[dict[Role, ModelSpec]] = [{} for _ in range(placement.gpus)]
+        for at in (placement.verify, *placement.prefill):
+            specs[at]["target"] = pair.target
+        for at in placement.draft if self.experiment.speculates else ():
+            specs[at]["draft"] = pair.draft
+        return specs
+
+    @cached_property
+    def models(self) -> list[dict[Role, CostModel]]:
+        """The cost models of each GPU."""
+        placed = zip(self.profiles, self._specs, strict=True)
+        return [{role: profile.cost_model(spec) for role, spec in specs.items()} for profile, specs in placed]
+
+    @property
+    def verifying(self) -> dict[Role, CostModel]:
+        """The cost models of the GPU that verifies."""
+        return self.models[self.experiment.placement.verify]
+
+    @cached_property
+    def bar(self) -> float:
+        """The error bar of forward times: the widest of its models'; 0 where all were measured."""
+        placed = zip(self._nominal_profiles, self._specs, strict=True)
+        return max(profile.bar(spec) for profile, specs in placed for spec in specs.values())
+
+    @cached_property
+    def settings(self) -> Server:
+        """The server's settings, scheduled as the chosen engine does."""
+        server, separate = self.experiment.server, self.experiment.hardware.predicted_engine == "sglang"
+        return server if server.separate_prefill == separate else replace(server, separate_prefill=separate)
+
+    @cached_property
+    def planner(self) -> Planner:
+        """What its policy plans with."""
+        experiment, placement = self.experiment, self.experiment.placement
+        if experiment.server.priority == "partition":
+            raise ValueError(
+                "--priority partition is not simulated: the slowdown of kernels on part of a GPU was not measured; "
+                "realrun serves with it"
+            )
+        models: dict[Role, CostModel] = {"target": self.verifying["target"]}
+        if experiment.speculates:
+            models["draft"] = self.models[placement.draft[0]]["draft"]
+        remote = None
+        if placement.apart:
+            remote = RemoteDrafter(Fabric(link_of(experiment), placement.gpus), len(placement.draft))
+        return make_planner(experiment, self.profile, models, remote)
+
+    @cached_property
+    def kv_capacities(self) -> list[int]:
+        """Tokens of KV cache that each GPU has room for, of all models on it; of a group, the fullest.
+
+        Of data-parallel ranks, that of one: each has the KV cache of its own requests.
+        """
+        hardware = self.experiment.hardware
+        if hardware.kv_capacity_tokens is not None:
+            return [hardware.kv_capacity_tokens] * self.experiment.placement.gpus
+        return [
+            capacity_tokens(one.gpu, list(specs.values()), hardware.gpu_memory_utilization) if specs else 0
+            for one, specs in zip(self._nominal_profiles, self._specs, strict=True)
+        ]
+
+    @cached_property
+    def kv_capacity(self) -> int:
+        """Tokens of KV cache: of the part with the least room, of those that hold a request to its end.
+
+        Several GPUs that draft hold their requests' among them.
+        """
+        placement, capacities = self.experiment.placement, self.kv_capacities
+        verify = capacities[placement.verify]
+        drafts = sum(capacities[at] for at in placement.draft)
+        return min(verify, drafts) if self.experiment.speculates else verify
+
+    def kv_cache(self) -> KvCache:
+        """An empty KV cache.
+
+        Layers that keep a state hold one per token of a verify and request, as in vLLM; with prefix caching one more,
+        of the last snapshot (vLLM's mamba_cache_mode align).
+        """
+        experiment, specs = self.experiment, [model.spec for model in self.verifying.values()]
+        reuse = reuse_of(experiment, self.verifying["target"].spec)
+        return KvCache(
+            self.kv_capacity,
+            experiment.longest_draft,
+            experiment.paged,
+            reuse,
+            () if experiment.traffic.shares else windows_of(specs),
+            states_tokens(specs, 1 + experiment.longest_draft + (reuse is not None)),
+            None if reuse is None else self._tiers(reuse),
+        )
+
+    def _tiers(self, reuse: Reuse) -> KvTiers | None:
+        """The tiers behind the KV cache; None without any."""
+        hardware, models = self.experiment.hardware, self.verifying.values()
+        sizes = {"host": hardware.kv_offload_gb, "ssd": hardware.kv_offload_ssd_gb}
+        if not any(sizes.values()):
+            return None
+        links = {"host": LINKS[hardware.kv_offload_link], "ssd": SSD}
+        token_bytes = float(sum(model.spec.kv_bytes_per_token for model in models))
+        group_bytes = token_bytes * hardware.tensor_parallel_size * hardware.data_parallel_size
+
+        def prefill_s(start: int, tokens: int, rest: int) -> float:
+            whole, without = [(start, tokens + rest)], [(start + tokens, rest)]
+            prices = [(model.price(0, prompts=whole), model.price(0, prompts=without)) for model in models]
+            return sum(a.seconds_0 - b.seconds_0 for a, b in prices)
+
+        tiers = [
+            KvTier(name, links[name], int(size * 1e9 // group_bytes), token_bytes)
+            for name, size in sizes.items()
+            if size
+        ]
+        return KvTiers(tiers, prefill_s, reuse)

@@ -12,28 +12,10 @@ from typing import Any, TypeVar
 import numpy as np
 from simpy.events import Event
 
-from pdvsim.sim.assembly import (
-    bandwidths,
-    bar_of,
-    cost_models,
-    engine_settings,
-    host_times,
-    kv_capacities,
-    kv_capacity,
-    link_of,
-    make_controller,
-    make_planner,
-    models_of,
-    profiles_of,
-    reuse_of,
-    side_profile,
-    states_held,
-    tiers_of,
-)
+from pdvsim.sim.assembly import ServerParts, host_times, link_of, make_controller, models_of, side_profile
 from pdvsim.sim.config import SHARDED, Experiment, Sides
-from pdvsim.sim.core import LOOKED_UP, Request, Role
+from pdvsim.sim.core import LOOKED_UP, Request
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.links import LINKS, Fabric
 from pdvsim.sim.hardware.profile import Profile
@@ -41,14 +23,13 @@ from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
 from pdvsim.sim.machine.fastforward import FastForwardGPU
-from pdvsim.sim.machine.kv import KvCache, states_tokens, windows_of
+from pdvsim.sim.machine.kv import KvCache, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.ranks import RankGPU, RankGroup
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.gates import AllRanks
-from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.records import Log
 from pdvsim.sim.specs import ModelSpec
 
@@ -120,7 +101,7 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
         for drafters in (None, 1):
             with suppress(ValueError):  # models that cannot be divided so, or too many GPUs for a server
                 wider = replace(hardware, tensor_parallel_size=size, draft_tensor_parallel_size=drafters)
-                if kv_capacity(replace(experiment, hardware=wider), profile) >= tokens:
+                if ServerParts(replace(experiment, hardware=wider), profile).kv_capacity >= tokens:
                     return f", or give --tensor-parallel-size {size}"
     return ""
 
@@ -134,13 +115,8 @@ class Cluster:
         self.env = env
         self.blocks = blocks  # several rounds may be simulated in one step
         self.experiment = experiment
-        self.profile = profile
-        self.end = end  # of the error bar of predicted forward times
-        self._profiles = profiles_of(experiment, profile, end) if experiment.sides is None else []
-        self._models = cost_models(experiment, self._profiles) if experiment.sides is None else []
         self.log = log
-        self.pair = experiment.pair
-        self.capacity_tokens = kv_capacity(experiment, profile)
+        self.parts = ServerParts(experiment, profile, end)
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []  # every engine
         self.fronts: list[list[Policy | Disaggregated]] = []  # of each replica its ranks
@@ -154,39 +130,66 @@ class Cluster:
         # requests that were sent together do not arrive together: equal ones would finish in one step for ever
         self._lateness = np.random.default_rng([experiment.traffic.seed, 8])
         for replica in range(experiment.hardware.replicas):
-            if experiment.sides is not None:
-                self.fronts.append([self._disaggregated(env, replica, experiment.sides)])
-                continue
-            size = experiment.hardware.data_parallel_size
-            group = RankGroup(env) if size > 1 else None
-            ranks = [self._server(env, replica, group, rank) for rank in range(size)]
-            waits = experiment.server
-            if group is not None and waits.attention_dp_timeout_iters is not None:
-                steps = waits.attention_dp_timeout_iters, waits.attention_dp_batching_wait_iters
-                gate = AllRanks(group, ranks, *steps)
-                for rank in ranks:
-                    rank.gate = gate
-            self.servers += ranks
-            self.fronts.append([*ranks])
+            if experiment.sides is None:
+                ranks = self._ranks(replica)
+                self.servers += ranks
+                self.fronts.append([*ranks])
+            else:
+                self.fronts.append([self._disaggregated(replica, experiment.sides)])
 
-    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
+    @property
+    def bandwidths(self) -> list[float]:
+        """Bytes per second of each GPU of a server, or of each of its data-parallel ranks."""
+        return [gpu.bytes_per_s for gpu in self.gpus[: len(self.gpus) // self.experiment.hardware.replicas]]
+
+    def _ranks(self, replica: int) -> list[Policy]:
+        """The data-parallel ranks of a server; one alone is the whole server."""
+        size, waits = self.experiment.hardware.data_parallel_size, self.experiment.server
+        group = RankGroup(self.env) if size > 1 else None
+        ranks = [self._server(replica, rank, group) for rank in range(size)]
+        if group is not None and waits.attention_dp_timeout_iters is not None:
+            gate = AllRanks(group, ranks, waits.attention_dp_timeout_iters, waits.attention_dp_batching_wait_iters)
+            for policy in ranks:
+                policy.gate = gate
+        return ranks
+
+    def _server(self, replica: int, rank: int, group: RankGroup | None) -> Policy:
         """A server, or one of its ranks."""
-        experiment = self.experiment
-        placement, host = experiment.placement, self._host(replica)
-        planner = make_planner(experiment, self.profile, self._models)
-        gpus = [
-            self._gpu(env, experiment, host, planner, one, models, replica, rank if group else at, group)
-            for at, (one, models) in enumerate(zip(self._profiles, self._models, strict=True))
-        ]
+        placement, target, host = self.experiment.placement, self.experiment.pair.target, self._host(replica)
+        gpus = [self._gpu(self.parts, at, host, replica, at + rank, group) for at in range(placement.gpus)]
         device: Device = gpus[0]
         if len(gpus) > 1:
-            self.fabrics.append(fabric := Fabric(link_of(experiment), placement.gpus))
-            target = self.pair.target
-            device = Node(env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.kept_bytes)
-        verifying = self._models[placement.verify]
-        context = self._context(env, experiment, device, planner, self.capacity_tokens, verifying)
-        kind: type[Policy] = policy_of(experiment.arch)
-        return self._started(env, kind, context)
+            self.fabrics.append(fabric := Fabric(link_of(self.experiment), placement.gpus))
+            device = Node(self.env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.kept_bytes)
+        kind: type[Policy] = policy_of(self.experiment.arch)
+        return self._started(kind, self.parts, device)
+
+    def _disaggregated(self, replica: int, sides: Sides) -> Disaggregated:
+        """Engines that prefill and engines that decode, and the ports between them."""
+        hardware, (prefills, decodes) = self.experiment.hardware, self.experiment.hardware.groups()
+        parts = ServerParts(
+            sides.prefill, side_profile(self.experiment, sides.prefill, self.parts.profile), self.parts.end
+        )
+        prefill = self._engines(PrefillEngine, parts, replica, prefills, 0)
+        decode = self._engines(DecodeEngine, self.parts, replica, decodes, len(prefill))
+        self.servers += [*decode, *prefill]
+        link = LINKS[hardware.kv_link or hardware.link]
+        self.fabrics.append(fabric := Fabric(link, len(prefill) + len(decode)))
+        shipping = shipping_of(self.experiment, sides, fabric)
+        return Disaggregated(prefill, decode, shipping, hardware.router == "prefix-aware")
+
+    def _engines(
+        self, kind: type[AnyPolicy], parts: ServerParts, replica: int, count: int, first: int
+    ) -> list[AnyPolicy]:
+        """`count` engines of one kind, or all of their data-parallel ranks; GPUs are numbered from `first` on."""
+        size = parts.experiment.hardware.data_parallel_size
+        engines: list[AnyPolicy] = []
+        for _ in range(count):
+            group = RankGroup(self.env) if size > 1 else None
+            for _ in range(size):
+                device = self._gpu(parts, 0, self._host(replica), replica, first + len(engines), group)
+                engines.append(self._started(kind, parts, device))
+        return engines
 
     def _host(self, replica: int) -> SimulatedHost:
         if (spans := self.log.host) is None:
@@ -194,89 +197,48 @@ class Cluster:
         return WatchedHost(self._host_times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
 
     def _gpu(
-        self, env: Clock, experiment: Experiment, host: SimulatedHost, planner: Planner, profile: Profile,
-        models: dict[Role, CostModel], replica: int, at: int, group: RankGroup | None = None,
-    ) -> FastForwardGPU | RankGPU:  # fmt: skip
-        sharing = Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention)
-        looked_up = planner.lookup if experiment.server.drafted_by in LOOKED_UP else None
-        parts = (
-            env, host, models, sharing, self.log.launches, drawn_verdict, profile.gpu.peak, replica, at, profile.power,
-            looked_up,
+        self, parts: ServerParts, at: int, host: SimulatedHost, replica: int, number: int, group: RankGroup | None
+    ) -> FastForwardGPU | RankGPU:
+        """The GPU `at` of a server with these parts, called `number` in the records."""
+        profile, server = parts.profiles[at], parts.experiment.server
+        sharing = Sharing(parts.experiment.hardware.contention, server.priority, profile.contention)
+        looked_up = parts.planner.lookup if server.drafted_by in LOOKED_UP else None
+        arguments = (
+            self.env, host, parts.models[at], sharing, self.log.launches, drawn_verdict, profile.gpu.peak, replica,
+            number, profile.power, looked_up,
         )  # fmt: skip
-        one = FastForwardGPU(*parts, blocks=self.blocks) if group is None else RankGPU(group, *parts)
-        self.gpus.append(one)
-        return one
+        gpu = FastForwardGPU(*arguments, blocks=self.blocks) if group is None else RankGPU(group, *arguments)
+        self.gpus.append(gpu)
+        return gpu
 
-    def _context(
-        self, env: Clock, experiment: Experiment, device: Device, planner: Planner, capacity_tokens: int,
-        models: dict[Role, CostModel],
-    ) -> Context:  # fmt: skip
-        settings = engine_settings(experiment)
-        specs = [model.spec for model in models.values()]
-        return Context(
-            env=env,
+    def _started(self, kind: type[AnyPolicy], parts: ServerParts, device: Device) -> AnyPolicy:
+        """A policy with its processes under way."""
+        context = Context(
+            env=self.env,
             device=device,
-            settings=settings,
-            controller=make_controller(settings, planner),
-            planner=planner,
-            kv=KvCache(
-                capacity_tokens,
-                experiment.longest_draft,
-                experiment.paged,
-                reuse_of(experiment, models["target"].spec),
-                () if experiment.traffic.shares else windows_of(specs),
-                states_tokens(specs, states_held(experiment)),
-                tiers_of(experiment, models),
-            ),
+            settings=parts.settings,
+            controller=make_controller(parts.settings, parts.planner),
+            planner=parts.planner,
+            kv=parts.kv_cache(),
             deliveries=self.log.deliveries,
-            prefill_workers=len(experiment.placement.prefill),
+            prefill_workers=len(parts.experiment.placement.prefill),
             on_finish=lambda request: self.on_finish(request),
         )
-
-    def _started(self, env: Clock, kind: type[AnyPolicy], context: Context) -> AnyPolicy:
         with own_errors(self.experiment.arch):
             policy = kind(context)
-            if isinstance(context.device, FastForwardGPU):
-                context.device.arrivals_queue = kind.submit is Policy.submit  # a user's own may launch right away
+            if isinstance(device, FastForwardGPU):
+                device.arrivals_queue = kind.submit is Policy.submit  # a user's own may launch right away
             for process in policy.processes():
-                env.process(process)
+                self.env.process(process)
         return policy
-
-    def _disaggregated(self, env: Clock, replica: int, sides: Sides) -> Disaggregated:
-        """Engines that prefill and engines that decode, and the ports between them."""
-        experiment, (prefills, decodes) = self.experiment, self.experiment.hardware.groups()
-        prefill = self._engines(env, PrefillEngine, sides.prefill, replica, prefills, 0)
-        decode = self._engines(env, DecodeEngine, sides.decode, replica, decodes, len(prefill))
-        self.servers += [*decode, *prefill]
-        link = LINKS[experiment.hardware.kv_link or experiment.hardware.link]
-        self.fabrics.append(fabric := Fabric(link, len(prefill) + len(decode)))
-        aware = experiment.hardware.router == "prefix-aware"
-        return Disaggregated(prefill, decode, shipping_of(experiment, sides, fabric), aware)
-
-    def _engines(
-        self, env: Clock, kind: type[AnyPolicy], side: Experiment, replica: int, count: int, first: int
-    ) -> list[AnyPolicy]:
-        """So many engines of one kind, or all of their data-parallel ranks; their GPUs are numbered from `first` on."""
-        [profile] = profiles_of(side, side_profile(self.experiment, side, self.profile), self.end)
-        [models] = cost_models(side, [profile])
-        room, size = kv_capacity(side, profile), side.hardware.data_parallel_size
-        engines: list[AnyPolicy] = []
-        for _ in range(count):
-            group = RankGroup(env) if size > 1 else None
-            for _ in range(size):
-                host, planner = self._host(replica), make_planner(side, profile, [models])
-                at = first + len(engines)
-                device = self._gpu(env, side, host, planner, profile, models, replica, at, group)
-                engines.append(self._started(env, kind, self._context(env, side, device, planner, room, models)))
-        return engines
 
     def check(self, requests: Sequence[Request]) -> None:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
-        check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.profile))
+        check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.parts.profile))
         self._check_sharing(requests)
         if self.experiment.sides is None:
-            room = kv_capacities(self.experiment, self.profile)[self.experiment.placement.prefill[0]]
+            room = self.parts.kv_capacities[self.experiment.placement.prefill[0]]
         else:
             room = self.servers[-1].kv.capacity_tokens
         longest = max(requests, key=lambda request: request.prompt_tokens)
@@ -348,23 +310,23 @@ class Cluster:
 
     def meta(self) -> dict[str, Any]:
         """Where the records came from."""
-        gpu = self.profile.gpu
+        profile, gpu = self.parts.profile, self.parts.profile.gpu
         return {
             "clock": "simulated",
-            "profile": self.profile.name,
-            "foundation": self.profile.foundation,
-            "provenance": self.profile.provenance,
-            **({"forward_error_bar": bar} if (bar := bar_of(self.experiment, self.profile)) else {}),
+            "profile": profile.name,
+            "foundation": profile.foundation,
+            "provenance": profile.provenance,
+            **({"forward_error_bar": self.parts.bar} if self.parts.bar else {}),
             "gpu": gpu.name,
             "gpus": self.experiment.hardware.replicas * self.experiment.gpus,
             "bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s,
-            "bandwidths_bytes_per_s": bandwidths(self.experiment, self.profile),
+            "bandwidths_bytes_per_s": self.bandwidths,
             "flops_per_s": gpu.flops_per_s,
-            "kv_capacity_tokens": self.capacity_tokens,
+            "kv_capacity_tokens": self.parts.kv_capacity,
             "kv_peak_tokens": max(server.kv.peak_tokens for server in self.servers),
             **cached_facts([server.kv for server in self.servers]),
             **tier_facts([server.kv for server in self.servers]),
-            "reaches": self.profile.reaches(self.pair),
+            "reaches": profile.reaches(self.experiment.pair),
             **({"links": self._links()} if self.fabrics else {}),
         }
 

@@ -227,7 +227,7 @@ class Experiment:
         return self.hardware.replicas * max(1, self.hardware.groups()[1]) * self.hardware.data_parallel_size
 
     def group(self, at: int) -> int:
-        """How many GPUs stand behind one that lanes are placed on: they do the same at the same time."""
+        """Number of GPUs in the group at a place of --place; they work in step."""
         placement, hardware = self.placement, self.hardware
         drafters = hardware.draft_tensor_parallel_size or 1
         return hardware.tensor_parallel_size if at in (placement.verify, *placement.prefill) else drafters

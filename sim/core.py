@@ -57,7 +57,7 @@ class RequestUsage:
     drafts: int = 0  # of these, those that had draft tokens to verify
     drafted: int = 0  # draft tokens verified
     accepted: int = 0
-    refused: int = 0  # at most one per round: what follows the first refused token is not judged
+    refused: int = 0  # at most one per round: tokens after the first refused one do not count
     undrafted_rounds: int = 0  # rounds without drafts, in a verify with rows that had some
     ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
     ahead_used: int = 0  # of these, those that were verified; the others were dropped
@@ -113,7 +113,7 @@ class Request:
 
 
 class Placement(NamedTuple):
-    """The GPUs of each part: the target where it reads prompts, the drafter with all its works, the target else."""
+    """The GPUs of each part: the target where it reads prompts, the drafter, the target where it decodes."""
 
     prefill: tuple[int, ...] = (0,)
     draft: tuple[int, ...] = (0,)
@@ -137,7 +137,7 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A stretch of what one request has to read: `tokens` new ones behind `start` already cached."""
+    """A stretch of what one request has to read: `tokens` new ones after `start` that are cached."""
 
     request: Request
     start: int

@@ -52,7 +52,7 @@ class Experts:
         return self.slots // self.ranks
 
     def read(self, independent: float) -> float:
-        """Expected number of distinct experts that a layer reads for so many independent tokens.
+        """Expected number of distinct experts that a layer reads for `independent` independent tokens.
 
         Of experts on several GPUs, those that the GPU with the most reads: all wait for it. Copies of an expert share
         its tokens.
@@ -66,7 +66,7 @@ class Experts:
 
 @cache
 def _largest(count: int) -> float:
-    """The expected largest of so many normal variates, in standard deviations (Blom's approximation)."""
+    """The expected largest of `count` normal variates, in standard deviations (Blom's approximation)."""
     return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
 
 

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_file(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> None:
-    """Refuse what is no regular file, or larger; an OSError if it is not there."""
+def check_file(path: str | Path) -> None:
+    """Refuse what is no regular file, or larger than a data set may be; an OSError if it does not exist."""
     if "\0" in str(path):
         raise ValueError("not a file name")
-    _check_stat(os.stat(path), most_bytes)
+    _check_stat(os.stat(path), MAX_DATA_BYTES)
 
 
 def _check_stat(status: os.stat_result, most_bytes: int) -> None:
@@ -36,7 +36,7 @@ def _check_stat(status: os.stat_result, most_bytes: int) -> None:
 
 
 def opened(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> io.BufferedReader:
-    """A regular file of at most so many bytes, to read; a ValueError or an OSError otherwise, and never a wait."""
+    """A regular file of at most `most_bytes`, open for reading; a ValueError or an OSError otherwise, never a wait."""
     if "\0" in str(path):
         raise ValueError("not a file name")
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # a pipe would wait for a writer
@@ -49,7 +49,7 @@ def opened(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> io.BufferedRea
 
 
 def read_bytes(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> bytes:
-    """The content of a regular file of at most so many bytes; a ValueError or an OSError otherwise."""
+    """The content of a regular file of at most `most_bytes`; a ValueError or an OSError otherwise."""
     with opened(path, most_bytes) as file:
         data = file.read(most_bytes + 1)
     if len(data) > most_bytes:  # it grew, or is one of those that have no size beforehand

@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from pdvsim.sim.assembly import bandwidths, covering_profile
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment
@@ -48,11 +48,9 @@ def simulate(
     cluster.check([requests.largest()] if isinstance(requests, Workload) else requests)
     keeper, tally = Keeper(log), None
     if not experiment.scoring.detailed:
-        reaches = profile.reaches(cluster.pair)
+        reaches = profile.reaches(experiment.pair)
         starts = requests.starts if isinstance(requests, Workload) else sum(not request.turn for request in requests)
-        tally = Tally(
-            experiment, len(requests), bandwidths(experiment, profile), log, cluster.settled_s, reaches, starts
-        )
+        tally = Tally(experiment, len(requests), cluster.bandwidths, log, cluster.settled_s, reaches, starts)
     client = Client(env, requests, experiment, cluster, progress, tally or keeper)
     with own_errors(experiment.arch), no_collector():
         client.run()

@@ -402,7 +402,7 @@ class HeadSpec(ModelSpec):
     """A head that drafts from its target's hidden states: a few decoder layers, and what joins them to the states.
 
     EAGLE-3 (arXiv 2503.01840): a product fuses three hidden states of the target, for tokens that the target has read;
-    q, k and v are made of that, or of the head's own last state, beside the embedding; its output projection has a
+    q, k and v are made of that, or of the head's own last state, next to the embedding; its output projection has a
     draft vocabulary. P-EAGLE (arXiv 2602.01469) is the same with further plain layers, and drafts in parallel. MTP (as
     in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the output projection is the
     target's. DFlash (arXiv 2602.06036): plain layers draft a block in parallel, with keys and values of five fused

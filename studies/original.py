@@ -23,7 +23,7 @@ from pdvsim.published.poisson import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONC
 from pdvsim.published.program import K, coin_for
 from pdvsim.published.tables import Key, Published, load_published
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
-from pdvsim.sim.metrics.works import busy_share
+from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.study import output

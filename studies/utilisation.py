@@ -26,8 +26,8 @@ from pdvsim.common.commandline import command_line
 from pdvsim.common.console import say
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Scoring, Server, Traffic
+from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate

@@ -25,8 +25,8 @@ from pdvsim.sim.core import KINDS, Role
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.metrics.summary import frames
-from pdvsim.sim.metrics.works import busy_share
 from pdvsim.sim.reading import error_text, read_json, read_table
 from pdvsim.sim.records import LANES, ROLES, Table
 from pdvsim.sim.run import simulate

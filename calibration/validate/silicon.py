@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
-from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.kernels import Floats
@@ -102,7 +102,7 @@ def _oddity(row: SiliconRow) -> str:
     if kernels_ms > KERNELS_OVER_RUN * run_ms:
         times = kernels_ms / run_ms
         return f"prefilling its {row.concurrency} prompts takes {times:.1f} times as long as a whole request"
-    room = kv_capacity(experiment, profile)
+    room = ServerParts(experiment, profile).kv_capacity
     if row.ttft_ms > row.tokens_out * row.tpot_ms and room > row.concurrency * (row.tokens_in + row.tokens_out):
         return "its requests wait longer than they decode, although the KV cache holds all: fewer ran concurrently"
     return ""

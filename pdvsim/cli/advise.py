@@ -20,7 +20,7 @@ from pdvsim.decide.fleet import Contender, chosen, drafters, fleets
 from pdvsim.decide.options import BUDGET, DecisionOptions, forewarn_few, own_rate
 from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench, load_axis
-from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, Redefined, RequestRate, Requests
@@ -66,7 +66,7 @@ class AdviseOptions(DecisionOptions):
         for size in SHARDED if self._sized else ():
             with suppress(ValueError):  # models that cannot be divided so
                 wider = replace(base, hardware=replace(base.hardware, tensor_parallel_size=size))
-                if kv_capacity(wider, covering_profile(wider)) > 0 and size <= (self.gpus or MOST_GPUS):
+                if ServerParts(wider).kv_capacity > 0 and size <= (self.gpus or MOST_GPUS):
                     return wider
         return base
 

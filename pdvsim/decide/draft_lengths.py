@@ -24,7 +24,7 @@ from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, SizeAndL
 from pdvsim.decide.formula import RATES
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.decide.speeds import Logs, Speeds
-from pdvsim.sim.assembly import bar_of, covering_profile, models_of
+from pdvsim.sim.assembly import ServerParts, covering_profile, models_of
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.profile import Profile
 
@@ -48,7 +48,7 @@ def error_of(profile: Profile, experiment: Experiment) -> float:
     For predicted forwards it is their error bar. For measured ones it is the error of two independent rounds, each with
     the larger of the two models' median errors on points held out of the fit.
     """
-    if bar := bar_of(experiment, profile):
+    if bar := ServerParts(experiment, profile).bar:
         return bar
     held_out = profile.provenance.get("held_out_error", {})
     medians = [held_out.get(model.name, {}).get("median", math.nan) for model in models_of(experiment)]

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from pdvsim.sim.assembly import bar_of, covering_profile, link_of, profile_of
+from pdvsim.sim.assembly import ServerParts, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.trust import errors_of
@@ -35,7 +35,7 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     # of both models: even if it does not draft, others do
     known = profile.covering(pair, link_of(experiment))
     if experiment.hardware.cards:
-        off = max(off, bar_of(experiment, covering_profile(experiment)))
+        off = max(off, ServerParts(experiment).bar)
     return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))
 
 

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pdvsim.decide.formula import Formula
-from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import RANKED, SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.hardware.models import CannotShard, can_load, drafted_by
@@ -247,7 +247,7 @@ def _fitting(fleet: Contender, base: Experiment) -> Contender | None:
     for way in (fleet, whole):
         mine = way.of(base)
         with suppress(CannotShard):
-            rooms = [kv_capacity(one, covering_profile(one)) for one in mine.sides or (mine,)]  # of every engine
+            rooms = [ServerParts(one).kv_capacity for one in mine.sides or (mine,)]  # of every engine
             return way if min(rooms) > 0 else None
     return None
 

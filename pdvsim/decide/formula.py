@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.decide.bracket import first_where
-from pdvsim.sim.assembly import covering_profile, kv_capacity, make_planner, reuse_of
+from pdvsim.sim.assembly import ServerParts, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import held_tokens, states_tokens, windows_of
@@ -56,7 +56,7 @@ class Formula:
         """Latencies of both models, for any draft length."""
         server = replace(self.experiment.server, controller="fixed", num_speculative_tokens=1)
         drafting = replace(self.experiment, server=server)
-        return make_planner(drafting, covering_profile(drafting))
+        return ServerParts(drafting).planner
 
     @cached_property
     def requests(self) -> list[Request]:
@@ -172,7 +172,7 @@ class Formula:
         """KV cache capacity in tokens, without and with a drafter."""
         servers = (replace(self.experiment.server, controller="fixed", num_speculative_tokens=k) for k in (0, 1))
         placed = [replace(self.experiment, server=server) for server in servers]
-        plain, drafting = (kv_capacity(one, covering_profile(one)) for one in placed)
+        plain, drafting = (ServerParts(one).kv_capacity for one in placed)
         return plain, drafting
 
     def loops(self, k: int, concurrency: Iterable[int]) -> list[tuple[int, float]]:

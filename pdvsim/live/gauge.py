@@ -19,9 +19,9 @@ from pdvsim.live.station import StationState
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.reach import Reaches
 from pdvsim.sim.metrics.chunks import Chunks
+from pdvsim.sim.metrics.launches import LaunchTotals, rate
 from pdvsim.sim.metrics.sketch import Exact, Spread
 from pdvsim.sim.metrics.summary import in_time, times_of
-from pdvsim.sim.metrics.works import Works, rate
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Array, Columns, Launches, Log, Reader, request_columns, rows_of
 
 SLOT_S = 0.25
@@ -167,8 +167,8 @@ class Gauge(Reader):
             "total_finished": self.total_finished,
         }
 
-    def _works(self, launches: Columns, first: Slot) -> Works:
-        works = Works(Reaches(), self._bandwidths)
+    def _works(self, launches: Columns, first: Slot) -> LaunchTotals:
+        works = LaunchTotals(Reaches(), self._bandwidths)
         works.add(launches, first.start_s, self.now_s, self.now_s)
         return works
 

@@ -15,7 +15,6 @@ from pdvsim.live.arrivals import Arrivals, largest
 from pdvsim.live.gauge import SLOT_S, Gauge
 from pdvsim.live.knobs import BURST, Act, Knobs, Setup
 from pdvsim.live.station import Station
-from pdvsim.sim.assembly import bandwidths
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.run import no_collector
@@ -65,7 +64,7 @@ class Session(Stations):
 
     def __init__(self, setup: Setup) -> None:
         levels_s, replicas = setup.base.scoring.slo(), setup.base.hardware.replicas
-        super().__init__(setup, lambda log, of: Gauge(log, levels_s, bandwidths(of.experiment, of.profile), replicas))
+        super().__init__(setup, lambda log, of: Gauge(log, levels_s, of.bandwidths, replicas))
         self.tape: list[Act] = []
         self.now_s = 0.0
         self._slots = 0

@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pdvsim.sim.assembly import bar_of, covering_profile
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.metrics.summary import summarise
@@ -34,7 +34,7 @@ LATENCIES = ("_ttft_ms", "_tpot_ms", "_itl_ms", "_e2el_ms")
 def wanted(experiment: Experiment) -> bool:
     """Whether to run an experiment's error bar: requested, a model of its pair predicted, and a validated policy."""
     ours = experiment.arch in ARCHITECTURES
-    return experiment.hardware.band and ours and bar_of(experiment, covering_profile(experiment)) > 0
+    return experiment.hardware.band and ours and ServerParts(experiment).bar > 0
 
 
 def ends(experiment: Experiment, progress: Callable[[int], None] | None = None) -> list[Metrics]:

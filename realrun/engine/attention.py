@@ -29,18 +29,9 @@ BLOCK = 64  # positions that a program reads per step, two or four pages; half a
 LOG2_E = 1.4426950408889634  # kernels use exp2, which the hardware has
 
 
-@dataclass(slots=True)
-class AttentionTuning:
-    """How decode attention runs; one object so that a benchmark can try others."""
-
-    programs_per_sm: int = PROGRAMS_PER_SM  # contexts are cut until about this many programs per multiprocessor read
-    stages: int = 3
-    join_alone: int = 2  # with more programs per row, a separate kernel joins their outputs
-    warps: int = 4
-    prefill: tuple[int, int, int] = (128, 64, 8)  # queries and keys per block, warps
-
-
-TUNING = AttentionTuning()
+STAGES, WARPS = 3, 4  # of decode attention
+JOIN_ALONE = 2  # with more programs per row, a separate kernel joins their outputs
+PREFILL_BLOCKS = (128, 64, 8)  # queries and keys per block, warps
 
 
 @triton.jit
@@ -132,7 +123,7 @@ def plan(batch: ForwardBatch, positions: Tensor, kv_heads: int) -> AttentionPlan
     Attention must not be the next kernel: it reads the plan while the one ahead of it may still run.
     """
     rows = batch.rows
-    even = cuts(rows * kv_heads, TUNING.programs_per_sm * card(positions.device)[0])
+    even = cuts(rows * kv_heads, PROGRAMS_PER_SM * card(positions.device)[0])
     programs = rows + 4 * rows * even // 5  # a fair share and a bit each, and what is left over in every row
     table = positions.new_empty(-(-2 * rows // ENTRY) * ENTRY + programs * ENTRY)
     _plan[(1,)](
@@ -291,14 +282,14 @@ def decode_attention(
     out = qkv.new_empty(rows * tokens, heads * dim)
     part = qkv.new_empty((planned.programs * kv_heads * tokens * group, dim), dtype=torch.float32)
     lse = part.new_empty(part.shape[0], dtype=torch.float32)
-    few, launch = planned.even <= TUNING.join_alone, overlapping(qkv.device)
+    few, launch = planned.even <= JOIN_ALONE, overlapping(qkv.device)
     # in the order of the plan, whose empty places come last
     _decode[(kv_heads, planned.programs)](
         qkv, kv, batch.pages, cos, sin, out, part, lse, counters(qkv.device), planned.table,
         rows, heads, kv_heads, kv.stride(0), dim**-0.5 * LOG2_E,
         PAGE=PAGE, ENTRY=ENTRY, TOKENS=tokens, GROUP=group, DIM=dim, BLOCK_Q=query_tile(tokens * group),
         BLOCK_T=triton.next_power_of_2(tokens), BLOCK=BLOCK if dim * qkv.element_size() <= 256 else BLOCK // 2,
-        JOIN=few, num_warps=TUNING.warps, num_stages=TUNING.stages, **launch,
+        JOIN=few, num_warps=WARPS, num_stages=STAGES, **launch,
     )  # fmt: skip
     if not few:
         _join[(tokens * group, kv_heads, rows)](
@@ -382,7 +373,7 @@ def prefill_attention(qkv: Tensor, kv: Tensor, batch: ForwardBatch, slots: Tenso
     heads = qkv.shape[1] // dim - 2 * kv_heads
     out = qkv.new_empty(batch.chunk, heads * dim)
     half = qkv.element_size() == 2
-    block_q, block, warps = TUNING.prefill if half else (32, 32, 4)
+    block_q, block, warps = PREFILL_BLOCKS if half else (32, 32, 4)
     if dim > 128:
         block_q, block = min(block_q, 64), min(block, 32)
     block_q = min(block_q, max(16, triton.next_power_of_2(batch.chunk)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
@@ -77,7 +77,3 @@ class ForwardBatch:
     @property
     def tokens(self) -> int:
         return self.row_tokens + self.chunk
-
-    def at(self, first: int, tokens_per_row: int) -> ForwardBatch:
-        """The same rows, at another position."""
-        return replace(self, first=first, tokens_per_row=tokens_per_row)

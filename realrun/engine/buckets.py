@@ -4,18 +4,18 @@
 ROW_BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256)
 CHUNK_BUCKETS = (64, 128, 256, 512, 768, 1024, 1536, 2048)
 
-# products of at most so many tokens and bytes of weights run in the engine's own kernels, others in the library's
+# products up to these tokens and bytes of weights run in the engine's own kernels, others in the library's
 SMALL_TOKENS = 32
 SMALL_BYTES = 80_000_000
 
-# attention packs a row's queries into a tile of at least so many, and cuts contexts until so many programs a
+# attention packs a row's queries into a tile of at least QUERY_TILE, and cuts contexts until PROGRAMS_PER_SM programs a
 # multiprocessor read them
 QUERY_TILE = 16
 PROGRAMS_PER_SM = 2
 
 
 def most_prompts(tokens: int) -> int:
-    """Prompts that a forward with room for so many of their tokens may carry."""
+    """Most prompts in a forward with room for `tokens` prompt tokens."""
     return max(4, tokens // 16)
 
 
@@ -35,5 +35,5 @@ def packed_sizes(rows: int, width: int) -> list[int]:
 
 
 def query_tile(queries: int) -> int:
-    """Queries of a tile that holds so many: the next power of two."""
+    """Size of a tile for `queries` queries: the next power of two."""
     return max(QUERY_TILE, 1 << (queries - 1).bit_length())

@@ -83,7 +83,7 @@ class Sequences:
             torch.cuda.synchronize(self.device)  # lanes' streams do not wait for this one
 
     def keep_proposals(self, drafts: int, vocab: int, dtype: torch.dtype) -> None:
-        """Make room for the drafter's logits behind each draft, which judging sampled drafts needs."""
+        """Make room for the drafter's logits after each draft, which judging sampled drafts needs."""
         self.proposals = torch.zeros(self.slots + 1, drafts, vocab, dtype=dtype, device=self.device)
 
     def keep_states(self, width: int, chunk: int, dtype: torch.dtype) -> None:

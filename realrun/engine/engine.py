@@ -187,7 +187,7 @@ class Engine:
         return torch.cat(results)
 
     def _offer(self, inputs: Inputs, rows: int, drafts: int) -> None:
-        """Write what the host drafted behind each row's settled tokens."""
+        """Write what the host drafted after each row's settled tokens."""
         slots = inputs.row_slots[:rows].long()[:, None]
         places = self.sequences.length[slots].long() + torch.arange(drafts, device=self.device)
         self.sequences.tokens[slots, places] = inputs.drafts.view(-1, self.offered)[:rows, :drafts]

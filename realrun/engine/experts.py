@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor, float32, int32
 
 from pdvsim.realrun.engine.batch import BACK, Gate, Pinned, Residual
-from pdvsim.realrun.engine.fp8 import Fp8, Matrix
+from pdvsim.realrun.engine.fp8 import Fp8, Matrix, operands
 from pdvsim.realrun.engine.kernels import ACTIVATION_CODES, activate, overlapping, take_turn, unit_norm
 from pdvsim.realrun.engine.linear import normed, to_fp8
 from pdvsim.realrun.engine.weights import LayerWeights
@@ -72,9 +72,10 @@ def route(
     tokens, experts = logits.shape
     ids = logits.new_empty(tokens, taken, dtype=int32)
     shares = logits.new_empty(tokens, taken, dtype=float32)
-    told = pinned or Pinned(0, 0, 1.0, 1.0)
+    routing = pinned or Pinned(0, 0, 1.0, 1.0)
     _route[(tokens,)](
-        logits, slots, positions, ids, shares, scratch, told.row_tokens, told.fresh_rows, told.fresh_chunk, told.layer,
+        logits, slots, positions, ids, shares, scratch,
+        routing.row_tokens, routing.fresh_rows, routing.fresh_chunk, routing.layer,
         EXPERTS=experts, TAKEN=taken, SHARE=experts // taken, PINNED=pinned is not None,
         BLOCK=triton.next_power_of_2(experts), BLOCK_TAKEN=triton.next_power_of_2(taken), BACK=BACK,
         num_warps=1, **overlapping(logits.device),
@@ -194,10 +195,7 @@ def _multiplied(
 ) -> Tensor:
     """The products of each pair's expert: of its token with gate and up, or of its own row with down, weighted."""
     taken = shares.shape[1]
-    x, values, x_scales, scales = given, weight, None, None
-    if isinstance(given, Fp8) and isinstance(weight, Fp8):
-        x, values, x_scales, scales = given.values, weight.values, given.scales, weight.scales
-    assert isinstance(values, Tensor)
+    x, values, x_scales, scales = operands(given, weight)
     experts, outputs, inputs = values.shape
     pairs = order.shape[0]
     out = shares.new_empty(pairs, outputs // 2 if gate else outputs, dtype=dtype)

@@ -40,6 +40,15 @@ def quantised(matrix: Tensor) -> Fp8:
     return Fp8((matrix.float() / scales[..., None]).to(E4M3), scales)
 
 
+def operands(given: Matrix, weight: Matrix) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+    """The values of two matrices to multiply, and their scales; None where they have 16 bits."""
+    if isinstance(given, Fp8) and isinstance(weight, Fp8):
+        return given.values, weight.values, given.scales, weight.scales
+    assert isinstance(given, Tensor)
+    assert isinstance(weight, Tensor)
+    return given, weight, None, None
+
+
 def plain(matrix: Matrix, dtype: torch.dtype) -> Tensor:
     """The matrix with its scales multiplied in."""
     return (matrix.values.float() * matrix.scales[..., None]).to(dtype) if isinstance(matrix, Fp8) else matrix

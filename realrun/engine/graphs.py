@@ -28,6 +28,8 @@ from pdvsim.realrun.engine.sampling import Sampler
 MOST_WAIT_S = 60.0  # for one launch, which takes milliseconds
 STAGES = 8  # launches whose host buffers are kept apart; a ninth waits for the first
 
+HostInputs = dict[str, NDArray[np.int32]]  # by the names of Inputs
+
 
 @dataclass(frozen=True, slots=True)
 class PromptChunk:
@@ -155,11 +157,14 @@ class GraphLane:
             rows, rows, rows, prompts, prompts, prompts + 1, prompts, self.most_pages, self.most_pages,
             rows * engine.offered, rows * engine.packs, rows * engine.packs,
         )  # fmt: skip
-        device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
-        self._device_inputs = device_inputs
-        self.inputs = Inputs(*device_inputs.split(sizes))
-        self._bounds = dict(zip((f.name for f in fields(Inputs)), np.cumsum((0, *sizes)).tolist(), strict=False))
+        self._device_inputs = torch.zeros(sum(sizes), dtype=torch.int32, device=device)
+        self.inputs = Inputs(*self._device_inputs.split(sizes))
         self._host_inputs = [torch.zeros(sum(sizes), dtype=torch.int32, pin_memory=self.gpu) for _ in range(STAGES)]
+        names = [field.name for field in fields(Inputs)]
+        self._host_views: list[HostInputs] = [
+            dict(zip(names, (part.numpy() for part in inputs.split(sizes)), strict=True))
+            for inputs in self._host_inputs
+        ]
         out = rows * (MAX_ROW_TOKENS + 1) + prompts
         self._host_outputs = [torch.zeros(out, dtype=torch.int32, pin_memory=self.gpu) for _ in range(STAGES)]
         self._tickets: list[Ticket | None] = [None] * STAGES
@@ -268,10 +273,10 @@ class GraphLane:
         old = self._tickets[stage]
         if old is not None:
             old.collect()
-        self._fill(self._host_inputs[stage].numpy(), shape, slots, limits, pins, chunks)
+        self._fill(self._host_views[stage], shape, slots, limits, pins, chunks)
         for at, tokens in enumerate(offers):
-            begin = self._bounds["drafts"] + at * self.engine.offered
-            self._host_inputs[stage].numpy()[begin : begin + len(tokens)] = tokens
+            begin = at * self.engine.offered
+            self._host_views[stage]["drafts"][begin : begin + len(tokens)] = tokens
         ticket = Ticket(shape, len(slots), len(chunks), self._host_outputs[stage])
         self._tickets[stage] = ticket
         with self.on_stream():
@@ -304,57 +309,46 @@ class GraphLane:
 
     def _fill(
         self,
-        host: NDArray[np.int32],
+        host: HostInputs,
         shape: LaunchShape,
         slots: Sequence[int],
         limits: Sequence[int],
         pins: Sequence[int],
         chunks: Sequence[PromptChunk],
     ) -> None:
-        at = self._bounds
-        rows, count = shape.rows, len(slots)
-        host[at["row_slots"] : at["row_slots"] + rows] = self.engine.sequences.scratch
-        host[at["row_slots"] : at["row_slots"] + count] = slots
-        host[at["limits"] : at["limits"] + rows] = 0
-        host[at["limits"] : at["limits"] + len(limits)] = limits
-        host[at["pins"] : at["pins"] + rows] = -1
-        host[at["pins"] : at["pins"] + len(pins)] = pins
-        host[at["chunk_slots"] : at["page_places"]] = 0
-        total = 0
-        for i, chunk in enumerate(chunks):
-            total += chunk.tokens
-            host[at["chunk_slots"] + i] = chunk.slot
-            host[at["chunk_starts"] + i] = chunk.start
-            host[at["chunk_final"] + i] = chunk.final
-            host[at["chunk_bounds"] + 1 + i] = total
-        host[at["chunk_bounds"] + 1 + len(chunks) : at["chunk_final"]] = total
-        self._fill_pages(host[at["page_places"] : at["drafts"]])
+        rows, count, sequences = shape.rows, len(slots), self.engine.sequences
+        host["row_slots"][:count], host["row_slots"][count:rows] = slots, sequences.scratch
+        host["limits"][: len(limits)], host["limits"][len(limits) : rows] = limits, 0
+        host["pins"][: len(pins)], host["pins"][len(pins) : rows] = pins, -1
+        if isinstance(shape, ForwardShape) and shape.chunk:
+            for name in ("chunk_slots", "chunk_starts", "chunk_final"):
+                host[name][:] = 0
+            total = 0
+            for i, chunk in enumerate(chunks):
+                host["chunk_slots"][i], host["chunk_starts"][i] = chunk.slot, chunk.start
+                host["chunk_bounds"][i], host["chunk_final"][i] = total, chunk.final
+                total += chunk.tokens
+            host["chunk_bounds"][len(chunks) :] = total
+        # the pages given since the last launch; the rest writes what the scratch slot has there anyway
+        if (count := len(self.new_pages)) > self.most_pages:
+            raise ValueError(f"{count} new pages in one launch; at most {self.most_pages}")
+        host["page_places"][count:], host["page_numbers"][count:] = sequences.scratch * sequences.pages.shape[1], 0
+        if count:
+            host["page_places"][:count], host["page_numbers"][:count] = zip(*self.new_pages, strict=True)
+            self.new_pages.clear()
         if isinstance(shape, ForwardShape) and shape.packed:
             width = shape.tokens_per_row
-            has = np.arange(width) <= np.asarray(limits, np.int32)[:, None]
-            kept = np.flatnonzero(has)
-            host[at["kept"] : at["places"]] = 0  # the first token again, whose results nobody reads
-            host[at["kept"] : at["kept"] + len(kept)] = kept
-            host[at["places"] : at["places"] + rows * width] = 0
-            host[at["places"] + kept] = np.arange(len(kept))
-
-    def _fill_pages(self, host: NDArray[np.int32]) -> None:
-        """The pages given since the last launch; the rest writes what the scratch slot has there anyway."""
-        most, count = self.most_pages, len(self.new_pages)
-        if count > most:
-            raise ValueError(f"{count} new pages in one launch; at most {most}")
-        host[count:most] = self.engine.sequences.scratch * self.engine.sequences.pages.shape[1]
-        host[most + count :] = 0
-        if count:
-            places, numbers = zip(*self.new_pages, strict=True)
-            host[:count], host[most : most + count] = places, numbers
-            self.new_pages.clear()
+            kept = np.flatnonzero(np.arange(width) <= np.asarray(limits, np.int32)[:, None])
+            host["kept"][:] = 0  # the first token again, whose results nobody reads
+            host["kept"][: len(kept)] = kept
+            host["places"][: rows * width] = 0
+            host["places"][kept] = np.arange(len(kept))
 
     def _capture(self, shape: LaunchShape) -> None:
         """Run the shape once on the scratch slot, to compile and to initialise libraries, then record its graph."""
         assert self.stream is not None
         self.stream.synchronize()
-        self._fill(self._host_inputs[0].numpy(), shape, (), (), (), ())
+        self._fill(self._host_views[0], shape, (), (), (), ())
         with torch.cuda.stream(self.stream):
             self._device_inputs.copy_(self._host_inputs[0])
             self.engine.run(shape, self.inputs, self.sampler)

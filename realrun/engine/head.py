@@ -25,7 +25,7 @@ from pdvsim.sim.specs import HeadSpec
 
 
 def layers_read(spec: HeadSpec, layers: int) -> tuple[int, ...]:
-    """The target's layers, of so many, whose hidden states a head reads: EAGLE-3's three, or the last."""
+    """The target's layers, of `layers`, whose hidden states a head reads: EAGLE-3's three, or the last."""
     if spec.kind == "mtp":
         return (layers - 1,)
     return tuple(sorted((min(2, layers - 1), layers // 2, max(layers - 3, 0))))

@@ -205,14 +205,9 @@ def gated(gate_up: Tensor, gate: Gate) -> Tensor:
     out = gate_up.new_empty(gate_up.shape[0], width)
     grid = (triton.cdiv(width, 1024), gate_up.shape[0])
     _gated[grid](
-        gate_up,
-        out,
-        width,
-        ACT=ACTIVATION_CODES[gate.activation],
-        GATE=gate.block,
-        BLOCK=1024,
+        gate_up, out, width, ACT=ACTIVATION_CODES[gate.activation], GATE=gate.block, BLOCK=1024,
         **overlapping(out.device),
-    )
+    )  # fmt: skip
     return out
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pdvsim.realrun.engine.batch import Gate, Residual
 from pdvsim.realrun.engine.buckets import SMALL_BYTES, SMALL_TOKENS
-from pdvsim.realrun.engine.fp8 import E4M3, LARGEST_E4M3, Fp8, Matrix
+from pdvsim.realrun.engine.fp8 import E4M3, LARGEST_E4M3, Fp8, Matrix, operands
 from pdvsim.realrun.engine.kernels import (
     ACTIVATION_CODES,
     activate,
@@ -138,10 +138,7 @@ def _run_narrow(
     sums: Tensor | None = None,
     tuning: LinearTuning,
 ) -> None:
-    x, values, x_scales, scales = given, weight, None, None
-    if isinstance(given, Fp8) and isinstance(weight, Fp8):
-        x, values, x_scales, scales = given.values, weight.values, given.scales, weight.scales
-    assert isinstance(x, Tensor)
+    x, values, x_scales, scales = operands(given, weight)
     tokens, inputs = x.shape
     outputs = weight.shape[0]
     sms, shared = card(x.device)

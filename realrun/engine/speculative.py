@@ -21,7 +21,7 @@ def prefill(
 ) -> list[list[int]]:
     """Feed prompt i into slot i, `chunk_tokens` at a time; with `emit`, each prompt's first output token.
 
-    A `head` on the model reads each stretch behind it.
+    A `head` on the model reads each stretch after it.
     """
     outputs: list[list[int]] = [[] for _ in prompts]
     for slot, prompt in enumerate(prompts):

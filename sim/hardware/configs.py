@@ -49,13 +49,8 @@ REFUSED = {  # families that people try, and why no model here is like them
     **dict.fromkeys(("t5", "mt5", "bart", "whisper"), _BOTH_WAYS),
     **dict.fromkeys(("gpt2", "opt", "gpt_neox", "bloom", "falcon", "phi", "mpt"), "its MLP has no gate"),
 }
-TIED = (
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "cohere2",
-)  # families whose embeddings are tied unless their file says no
+# families whose embeddings are tied unless their file says no
+TIED = ("gemma", "gemma2", "gemma3_text", "gemma4_text", "cohere2")
 WIDE_DTYPES = ("auto", "bfloat16", "float16", "half", "float32", "float")  # engines serve 32 bits as 16
 FP8_BYTES = 1.0
 MXFP4_BYTES = 4.25 / 8  # 4 bits, and a scale of 8 per 32 weights

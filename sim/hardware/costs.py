@@ -6,7 +6,7 @@ take: those of one request share more of them than those of different requests. 
 
 For a given batch shape the cost is linear in the number of cached tokens, so a shape is priced once and a launch costs
 one multiplication. Where layers have a sliding window, or attend to selected tokens, there are two lines: up to a mean
-context of so many tokens, and from there on, where these layers read no more. Layers that keep a state read it once
+context of the window, and from there on, where these layers read no more. Layers that keep a state read it once
 per forward and row, and write it once per token: speculation needs the state after each draft token.
 
 Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like

@@ -64,15 +64,15 @@ class ForwardTerms:
     @classmethod
     def read(cls, figures: Mapping[str, Any]) -> ForwardTerms:
         """The terms that the figures of a file stand for: measured where it has the first figure of such a term."""
-        found = {}
+        terms_of = {}
         for name, kinds in KINDS.items():
             kind = kinds[-1] if figures.get(fields(kinds[-1])[0].name) else kinds[0]
             given = [part.name for part in fields(kind) if part.name in figures]
-            found[name] = kind(**{figure: _tuples(figures[figure]) for figure in given})
-        return cls(**found)
+            terms_of[name] = kind(**{figure: _tuples(figures[figure]) for figure in given})
+        return cls(**terms_of)
 
     def figures(self) -> dict[str, Any]:
-        """The figures as a file holds them; those that are nothing are left out where they need not be there."""
+        """The figures as a file holds them; zeros are left out where they are optional."""
         figures: dict[str, Any] = dict.fromkeys(REQUIRED, 0.0)
         for name in KINDS:
             figures |= {part: value for part, value in getattr(self, name).figures().items() if value}

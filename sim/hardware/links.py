@@ -53,7 +53,7 @@ XDR_CARDS = ("b300", "gb300")  # whose systems have one ConnectX-8 per GPU; thos
 
 
 def nodes_of(card: str, gpus: int) -> int:
-    """How many nodes, or racks of one NVLink, so many GPUs take."""
+    """Number of nodes, or racks of one NVLink, that `gpus` GPUs take."""
     return -(-gpus // nvlink_of(card)[1])
 
 
@@ -72,13 +72,13 @@ VERDICT_BYTES = 2 * TOKEN_BYTES  # how many drafts were accepted, and the target
 
 
 def draft_bytes(tokens: int) -> float:
-    """From drafter to target: so many draft tokens. Verification is greedy, so probabilities are not sent."""
+    """Bytes of `tokens` draft tokens, from drafter to target. Verification is greedy, so probabilities are not sent."""
     return TOKEN_BYTES * tokens
 
 
-def verdict_bytes(rows: int, owed: int = 0) -> float:
-    """From target to drafter: the verdict of each row, and tokens decoded without the drafter."""
-    return VERDICT_BYTES * rows + TOKEN_BYTES * owed
+def verdict_bytes(rows: int, catch_up: int = 0) -> float:
+    """Bytes from target to drafter: each row's verdict, and `catch_up` tokens decoded without the drafter."""
+    return VERDICT_BYTES * rows + TOKEN_BYTES * catch_up
 
 
 class Piece(NamedTuple):
@@ -103,11 +103,11 @@ class Fabric:
         self.busy_s: dict[tuple[int, int], float] = {}
 
     def send(self, now_s: float, source: int, target: int, size: float) -> float:
-        """Send `size` bytes that are ready now; when they are there. Calls come in order of time."""
+        """Send `size` bytes that are ready now; returns when they have arrived. Calls come in order of time."""
         return self.stream(source, target, [Piece(now_s, now_s, size)])
 
     def stream(self, source: int, target: int, pieces: Iterable[Piece], layers: int = 1) -> float:
-        """Send pieces as their layers come into being; when all are there.
+        """Send pieces as their layers come into being; returns when all have arrived.
 
         A piece can be under way once its first layer exists, and its last layer is sent after the end of the piece.
         """

@@ -312,7 +312,7 @@ def shard(
     """What one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
 
     Fewer KV heads than GPUs are on several, routers, indexers and the compressed KV cache of MLA on all. With
-    data-parallel `ranks`, each of so many GPUs, experts are divided over the GPUs of all of them: a share of each or,
+    data-parallel `ranks`, each of `gpus` GPUs, experts are divided over the GPUs of all of them: a share of each or,
     `spread`, whole ones, with `copies` of some and `balanced` if EPLB places them. A ValueError where vLLM would not
     divide it.
     """
@@ -367,6 +367,6 @@ def shard(
 
 
 def model_or_shard(name: str) -> ModelSpec:
-    """A preset, or what one of so many GPUs runs of it, as llama-3.1-70b/tp4: what is measured on one GPU."""
+    """A preset, or one shard of it, as llama-3.1-70b/tp4: what is measured on one GPU."""
     whole, slash, size = name.rpartition("/tp")
     return shard(model(whole), int(size)) if slash and size.isdecimal() and int(size) else model(name)

@@ -82,10 +82,10 @@ class ContentionFit:
     # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
     # a choice of who goes next. None: no different.
     crowd_weight: float | None = None
-    # Streams take turns kernel by kernel, so a work with longer kernels gets more of the GPU: its share goes with this
-    # power of its time per layer. 0: all alike.
+    # Streams take turns kernel by kernel, so a launch with longer kernels gets more of the GPU: its share grows with
+    # this power of its time per layer. 0: all alike.
     turn_exponent: float = 0.0
-    # Kernels of few blocks find room beside others, if the one before them is small too: their share is this much
+    # Kernels of few blocks find room next to others, if the one before them is small too: their share is this much
     # larger, ...
     nimble_weight: float = 1.0
     # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
@@ -93,8 +93,8 @@ class ContentionFit:
     # Kernels of experts have many short blocks. When a block ends, one of the stream with the higher priority is
     # scheduled: of two launches that read all experts, its share is this many times larger.
     expert_weight: float = 1.0
-    # How much of the GPU a work holds at full speed, so that nothing else finds room: this much of one with very short
-    # kernels. Of what that leaves, half at this time per layer (0: none), as pauses between kernels and their last
+    # How much of the GPU a launch holds at full speed, so that nothing else finds room: this much of one with
+    # very short kernels. Of the rest, half at this time per layer (0: none), as pauses between kernels and their last
     # blocks matter less in longer ones. And more with the arithmetic it uses. All held together is at most 1. Zeros: no
     # limit.
     hold: float = 0.0
@@ -164,12 +164,12 @@ class Profile:
     provenance: dict[str, Any] = field(default_factory=dict)
     # share that holds 95% of the errors of a model's forward times, for models whose times were predicted
     uncertainty: dict[str, float] = field(default_factory=dict)
-    # how far the samples went, by model alone and for works side by side; absent: not told
+    # the largest sizes measured, by model alone and for co-running launches; absent: unknown
     measured: dict[str, Reach] = field(default_factory=dict)
     measured_together: Reach | None = None
     # how many times as long as alone a model's forwards take in service, where that is known; contained in `models`
     in_service: dict[str, float] = field(default_factory=dict)
-    # of an engine's own steps, not of its forwards one by one: nothing is known of lanes side by side
+    # of an engine's own steps, not of its forwards one by one: nothing is known of concurrent lanes
     whole_steps: bool = False
 
     def fit(self, spec: ModelSpec) -> ForwardTerms:
@@ -283,14 +283,14 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     card = replace(profile.gpu, measured=True)
     bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
     fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
-    said = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
+    note = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
     if any(spec.has_few_bits for spec in missing.values()):
-        said += "; weights of 4 bits by their bytes alone, with an error of at least the range"
+        note += "; weights of 4 bits by their bytes alone, with an error of at least the range"
     if any(spec.state or spec.sparse or spec.compressed for spec in missing.values()):
-        said += "; states and sparse attention by their bytes and arithmetic, assumed"
+        note += "; states and sparse attention by their bytes and arithmetic, assumed"
     return replace(
         profile,
-        foundation=profile.foundation + said,
+        foundation=profile.foundation + note,
         models=profile.models | fits,
         uncertainty=profile.uncertainty
         | {name: _sharded(shipped().widened(bar, spec), spec) for name, spec in missing.items()},
@@ -315,10 +315,10 @@ def _with_cache(profile: Profile, spec: ModelSpec) -> Profile:
     fit, item = profile.models.get(spec.name), spec.kv_dtype_bytes or spec.dtype_bytes
     if fit is None or item == spec.dtype_bytes:
         return profile
-    said = "; KV cache of 8 bits by its bytes alone"
+    note = "; KV cache of 8 bits by its bytes alone"
     return replace(
         profile,
-        foundation=profile.foundation.removesuffix(said) + said,
+        foundation=profile.foundation.removesuffix(note) + note,
         models=profile.models | {spec.name: fit.with_cache(item / spec.dtype_bytes)},
     )
 
@@ -332,7 +332,7 @@ def _sharded(bar: float, spec: ModelSpec) -> float:
 def load(path: str | Path) -> Profile:
     """The profile in a JSON file; a ValueError of one line naming the file and field if it is not one."""
     state: tuple[int, ...] = ()
-    with suppress(OSError, ValueError):  # that there is no such file is said where it is read
+    with suppress(OSError, ValueError):  # a missing file is reported where it is read
         status = os.stat(path)
         state = (status.st_ino, status.st_size, status.st_mtime_ns)
     try:

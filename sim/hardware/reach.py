@@ -36,7 +36,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class Reach:
-    """The largest of each size that was measured; None: not told."""
+    """The largest of each size that was measured; None: unknown."""
 
     rows: int | None = None
     k: int | None = None  # draft length: steps of a draft, tokens a row of a verify less one
@@ -92,17 +92,17 @@ class Outside:
             kept = {name: launches[name] for name in ("start_s", "end_s")}
             place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
             self._open.append(kept | sizes | {"place": place, "counted": beyond})
-            self._side_by_side(settled_s)
+            self._add_overlaps(settled_s)
 
-    def _side_by_side(self, settled_s: float) -> None:
+    def _add_overlaps(self, settled_s: float) -> None:
         """Count what ran together up to then; launches that reach beyond it are kept."""
-        works = {name: np.concatenate([part[name] for part in self._open]) for name in self._open[0]}
-        begin_s, end_s = (works[name].clip(self._settled_s, settled_s) for name in ("start_s", "end_s"))
-        large = any(works[name].max(initial=0) > limit for name, limit in self._together.items())
-        for gpu in np.flatnonzero(np.bincount(works["place"])).tolist() if large else ():
-            here = np.flatnonzero(works["place"] == gpu)
-            here = here[_beside(begin_s[here], end_s[here])]
-            mine = {name: column[here] for name, column in works.items()}
+        launches = {name: np.concatenate([part[name] for part in self._open]) for name in self._open[0]}
+        begin_s, end_s = (launches[name].clip(self._settled_s, settled_s) for name in ("start_s", "end_s"))
+        large = any(launches[name].max(initial=0) > limit for name, limit in self._together.items())
+        for gpu in np.flatnonzero(np.bincount(launches["place"])).tolist() if large else ():
+            here = np.flatnonzero(launches["place"] == gpu)
+            here = here[_overlapping(begin_s[here], end_s[here])]
+            mine = {name: column[here] for name, column in launches.items()}
             over = {name: mine[name] > limit for name, limit in self._together.items()}
             beyond = np.logical_or.reduce(list(over.values()))
             if not beyond.any():
@@ -111,8 +111,8 @@ class Outside:
             self._outside_s += float(shared_s[~mine["counted"]].sum())
             for name, limit in self._together.items():
                 self._reached(f"together_{name}", mine[name][over[name] & (shared_s > 0)], limit)
-        last = works["end_s"] > settled_s
-        self._open = [{name: column[last] for name, column in works.items()}]
+        last = launches["end_s"] > settled_s
+        self._open = [{name: column[last] for name, column in launches.items()}]
         self._settled_s = settled_s
 
     def _reached(self, name: str, sizes: Array, limit: float) -> None:
@@ -135,10 +135,10 @@ def _sizes(launches: Columns, widest: int) -> dict[str, Array]:
     """Each launch's sizes under the names of a Reach."""
     rows, steps, width = launches["rows"], launches["steps"], launches["width"]
     drafter = launches["role"] == 0
-    first = np.where(drafter, np.minimum(width, widest), width)  # what a drafter owes beyond that is read as a prompt
+    first = np.where(drafter, np.minimum(width, widest), width)  # what a drafter lacks beyond that it prefills
     prompt = np.maximum(0, launches["tokens"] - rows * (first + steps - 1))  # rows of n-gram drafts may have fewer
-    behind = drafter & (width > widest)
-    prompt = np.where(behind, np.minimum(prompt, STRETCHES * (width - 1)), prompt)
+    lags = drafter & (width > widest)
+    prompt = np.where(lags, np.minimum(prompt, STRETCHES * (width - 1)), prompt)
     return {
         "rows": rows,
         "k": np.where(rows == 0, 0, np.where(launches["kind"] == DRAFT, steps, first - 1)),
@@ -149,7 +149,7 @@ def _sizes(launches: Columns, widest: int) -> dict[str, Array]:
     }
 
 
-def _beside(start_s: Array, end_s: Array) -> Array:
+def _overlapping(start_s: Array, end_s: Array) -> Array:
     """Mask of the launches that do not run alone from start to end; it may include a few that do."""
     order = np.argsort(start_s, kind="stable")
     meets = start_s[order][1:] < np.maximum.accumulate(end_s[order])[:-1]  # one of those before it

@@ -175,7 +175,7 @@ class Prices:
         return total if self.s.data_ranks > 1 else total + self.experts(tokens)
 
     def streams(self, tokens: Floats, count: int) -> Floats:
-        """Mixing so many streams of hidden states before and after attention and MLP of all layers, by their bytes."""
+        """Mixing `count` streams of hidden states before and after attention and MLP of all layers, by their bytes."""
         moved = 2 * (3 * count + 2) * self.s.hidden * self.s.dtype_bytes
         return np.asarray(self.s.layers * (STREAM_KERNELS * self.c.attention_s + tokens * moved / self.bandwidth))
 
@@ -187,7 +187,7 @@ class Prices:
         """What layers with experts take besides their other products and the reading of experts.
 
         That is their kernels' fixed time, the tokens' reads and writes, and the arithmetic as far as it takes longer
-        than reading the experts of so many independent tokens. Of experts on several GPUs, the one with the most to do.
+        than reading the experts of as many independent tokens. Of experts on several GPUs, the one with the most to do.
         """
         s, c, experts = self.s, self.c, self.s.experts
         if experts is None:
@@ -254,12 +254,12 @@ class Prices:
         return self.s.caching_layers * self.c.row_s
 
     def states(self, copies: Floats) -> Floats:
-        """Rows that read and write so many states in all, or read so many windows of compressed attention."""
+        """Rows that read and write `copies` states in all, or read as many windows of compressed attention."""
         fixed = STATE_KERNELS * self.s.state_layers * self.c.attention_s
         return np.asarray(fixed + copies * self.s.row_bytes / (self.bandwidth * self.c.kv_bandwidth))
 
     def scan(self, tokens: Floats) -> Floats:
-        """Prompts of so many tokens that are read into states, or attend to those windows."""
+        """Prompts of `tokens` tokens that are read into states, or attend to those windows."""
         state = self.s.state
         if state is None:
             return np.asarray(tokens * self.s.row_flops / (self.flops * self.c.prompt_compute))
@@ -288,7 +288,7 @@ class Prices:
         return self.s.caching_layers * self.c.mixed_s
 
     def _share(self, tokens: Floats) -> Floats:
-        """Share of the arithmetic that a product of so many tokens reaches."""
+        """Share of the arithmetic that a product of `tokens` tokens reaches."""
         return np.exp(np.interp(np.log(tokens), np.log(COMPUTE_TOKENS), np.log(self.c.compute)))
 
     def _bytes(self, inputs: int, outputs: int) -> float:

@@ -9,11 +9,11 @@ from pdvsim.sim.records import DELIVERY_DTYPES, Array, Columns, rows_of
 
 
 class Chunks:
-    """What each request in the system got so far, and how many drafts the rounds of all accepted."""
+    """The tokens of each request in the system, and the accepted drafts of all rounds."""
 
     def __init__(self) -> None:
-        # of each request, by its number: its last chunk, and of all its chunks the tokens in the window; of those
-        # behind the first how many they are, and their tokens beyond one each
+        # of each request, by its number: its last chunk; the tokens of all its chunks in the window (`inside`); of the
+        # chunks after the first, their number (`later`) and their tokens beyond one each (`gained`)
         names = (*DELIVERY_DTYPES, "inside", "later", "gained")
         self._open: Columns = {name: np.empty(0, DELIVERY_DTYPES.get(name, "i8")) for name in names}
         self._by_accepted = np.zeros(1, np.int64)
@@ -41,7 +41,7 @@ class Chunks:
         return np.diff(rows["time_s"], prepend=0)[counts]
 
     def leave(self, ids: Array) -> Columns:
-        """What requests that are served got: nothing, where no chunk was seen. They are forgotten."""
+        """Remove finished requests; returns their columns, zeros for those without a chunk."""
         at = np.searchsorted(self._open["request"], ids)
         got = {name: np.append(column, column.dtype.type(0))[at] for name, column in self._open.items()}
         some = got["request"] == ids

@@ -1,6 +1,6 @@
 """The steps of a colocated run, one line each, as vLLM 0.27.1 writes them with --enable-logging-iteration-details.
 
-A step is what the target's forward and the draft in front of it take together. Not told, as in vLLM: who was in it.
+A step is a draft and the target's forward after it. As in vLLM, the requests in it are not named.
 """
 
 from __future__ import annotations

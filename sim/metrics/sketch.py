@@ -73,7 +73,7 @@ class Spread:
         return marks
 
     def standard_errors(self, ranks: list[float], independent: float) -> list[float]:
-        """Standard error of each percentile, by order statistics, if so many of the numbers are independent.
+        """Standard error of each percentile, by order statistics, if `independent` of the numbers are independent.
 
         A quarter of the distance between the order statistics two standard errors of the rank below and above it: a
         percentile between two clusters of numbers has a large one, also where its neighbours are all alike.

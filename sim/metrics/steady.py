@@ -1,7 +1,7 @@
 """How long a run must be for its load to be there, and where its steady state begins.
 
 A run has a start, which is excluded, a measured part, and a drain, which never counts (`Scoring.steady`). Lengths are
-times: so many durations of a request, or of a conversation with its think time. A closed loop sends one conversation
+multiples of the duration of a request, or of a conversation with its think time. A closed loop sends one conversation
 per user and duration, so its length in requests is known before any run. At a request rate the durations come from a
 run that is repeated, longer, until it is long enough for its own figures.
 
@@ -26,7 +26,7 @@ from pdvsim.sim.records import Array
 from pdvsim.sim.workload.options import Traffic
 
 OBSERVATIONS, BATCH = 500, 5
-SAME, ERRORS = 0.1, 2.0  # two means agree within this share, or so many standard errors, from `BATCH` parts of each
+SAME, ERRORS = 0.1, 2.0  # two means agree within this share, or this many standard errors, from `BATCH` parts of each
 FILL = 1.5  # durations until the load is there
 REQUESTS_LONG, TALKS_LONG, LOOPS_LONG = 10, 3, 3  # measured durations: of requests, of conversations, of closed loops
 LEAST, LEAST_LOOP = 400, 160  # requests measured at least, at a rate and in a closed loop
@@ -49,7 +49,7 @@ class Length(NamedTuple):
 
 
 def loop_length(traffic: Traffic, turns: float) -> Length:
-    """Length of a closed loop whose conversations have so many turns."""
+    """Length of a closed loop whose conversations have `turns` turns."""
     cycle = (traffic.max_concurrency or 1) * turns
     return Length(math.ceil(FILL * cycle + first_uses(traffic)), max(LEAST_LOOP, math.ceil(LOOPS_LONG * cycle)))
 

@@ -31,9 +31,9 @@ from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.reach import Reaches
 from pdvsim.sim.metrics.chunks import Chunks
+from pdvsim.sim.metrics.launches import LaunchTotals, rate
 from pdvsim.sim.metrics.sketch import Crowd, Exact, Seconds, Spread
 from pdvsim.sim.metrics.stability import Census, is_closed_loop, label_of
-from pdvsim.sim.metrics.works import Works, rate
 from pdvsim.sim.records import (
     LANES,
     REQUESTS,
@@ -153,7 +153,7 @@ class Sums:
         # as far as it is known: what has happened so far lies before an end that is not
         self.window = Window(math.inf, math.inf, scoring.warmup_requests > 0 or scoring.steady)
         self.census, self.crowd = Census(), Crowd()
-        self._works, self._chunks, self._seconds = Works(reaches, bandwidths), Chunks(), Seconds()
+        self._launches, self._chunks, self._seconds = LaunchTotals(reaches, bandwidths), Chunks(), Seconds()
         self._spreads = {name: spread() for name in ("ttft", "tpot", "itl", "e2el")}
         self._counts = dict.fromkeys(("count", "good", "failed", *DRAFTED, *PREEMPTION, *CACHED), 0)
         self._amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
@@ -161,11 +161,11 @@ class Sums:
         self._ttft_s = {"hit": 0.0, "miss": 0.0}
 
     def launches(self, launches: Columns, settled_s: float) -> None:
-        """Launches in any order."""
-        self._works.add(launches, self.window.start_s, self.window.end_s, settled_s)
+        """Add launches, in any order."""
+        self._launches.add(launches, self.window.start_s, self.window.end_s, settled_s)
 
     def deliveries(self, deliveries: Columns, settled_s: float) -> None:
-        """Deliveries; each request's in the order of time."""
+        """Add deliveries; those of a request in the order of time."""
         inside = self.window.holds(deliveries["time_s"])
         start_s = self.window.start_s
         self._seconds.add(deliveries["time_s"][inside] - start_s, deliveries["tokens"][inside], settled_s - start_s)
@@ -173,12 +173,12 @@ class Sums:
         self._spreads["itl"].add(self._chunks.add(deliveries, inside, counted))
 
     def unserved(self, requests: Columns) -> None:
-        """Requests that never finish."""
+        """Add requests that never finish."""
         self.census.add(requests)
         self._counts["failed"] += len(requests["id"])
 
     def requests(self, every: Columns) -> None:
-        """Requests that are served; their deliveries have been added."""
+        """Add finished requests, whose deliveries have been added."""
         if not len(every["id"]):
             return
         self.census.add(every)
@@ -256,10 +256,10 @@ class Sums:
         # `other` is what lies between: hand-offs, host time, preemption
         means = {step: seconds / self._counts["count"] * 1e3 for step, seconds in self._steps_s.items()}
         metrics["breakdown_ms"] = means | {"other": metrics["mean_e2el_ms"] - sum(means.values())}
-        metrics["launches"] = self._works.count
-        metrics["lanes"] = self._works.lanes(self.window.duration_s, self._experiment.hardware.replicas)
-        metrics["kinds"] = self._works.kinds()
-        return metrics | self._works.outside.metrics()
+        metrics["launches"] = self._launches.count
+        metrics["lanes"] = self._launches.lanes(self.window.duration_s, self._experiment.hardware.replicas)
+        metrics["kinds"] = self._launches.kinds()
+        return metrics | self._launches.outside.metrics()
 
     def _independent(self, name: str) -> float:
         """How many of a latency's values are taken as independent: those of one batch of deliveries are one."""
@@ -295,7 +295,7 @@ class Sums:
         """vLLM's spec_decode keys; nothing where nothing was drafted.
 
         vLLM's acceptance rate is over all drafted tokens. The rate per judged token is what an acceptance rate given to
-        the simulator means: drafts behind a round's first refused one were never judged.
+        the simulator means: drafts after the first refused one of a round are not judged.
         """
         drafts, drafted, accepted, refused = (self._counts[name] for name in DRAFTED)
         if not drafted:
@@ -333,7 +333,7 @@ def _numbered(requests: Columns) -> Columns:
 
 
 def _renumbering(ids: Array, numbers: Array, finished: Array) -> Callable[[Columns], Columns]:
-    """What numbers the requests of deliveries anew, and drops those of requests that never finished."""
+    """A function that numbers the requests of deliveries anew, and drops those of requests that never finished."""
     if finished.all() and np.array_equal(ids, numbers):
         return lambda deliveries: deliveries
     order = np.argsort(ids)
@@ -362,10 +362,10 @@ def _window(every: Columns, finished: Array, traffic: Traffic, scoring: Scoring)
 
 
 def _in_time(table: Table, when: str) -> Iterator[tuple[Columns, float]]:
-    """The parts of a table, each with the earliest time in those behind it."""
+    """The parts of a table, each with the earliest time in the parts after it."""
     least_s = [float(part[when].min(initial=math.inf)) for part in parts(table, [when])]
-    behind_s = list(accumulate(reversed([*least_s[1:], math.inf]), min))
-    return zip(parts(table), reversed(behind_s), strict=True)
+    later_s = list(accumulate(reversed([*least_s[1:], math.inf]), min))
+    return zip(parts(table), reversed(later_s), strict=True)
 
 
 class Tally(Reader):
@@ -417,14 +417,14 @@ class Tally(Reader):
         super().finished(request)
 
     def take(self, now_s: float) -> None:
-        self._book(now_s, self._settled_s())
+        self._drain(now_s, self._settled_s())
 
     def close(self) -> dict[str, Any]:
         """The metrics, when all is done."""
-        self._book(math.inf, math.inf)
+        self._drain(math.inf, math.inf)
         return self.sums.metrics()
 
-    def _book(self, now_s: float, settled_s: float) -> None:
+    def _drain(self, now_s: float, settled_s: float) -> None:
         served, self.served = request_columns(self.served), []
         came_s, self._came_s = np.frombuffer(self._came_s), array("d")
         self.sums.launches(self.log.launches.drain(), settled_s)

@@ -59,8 +59,7 @@ def trace(result: Result) -> Iterator[bytes]:
 
 def _names(launches: Table) -> list[str]:
     """Metadata: what the GPUs' processes and tracks are called, GPUs and lanes in order."""
-    replica, gpu, lane = (launches[name] for name in ("replica", "gpu", "lane"))
-    keys = np.unique((replica.astype(np.int64) * GPUS_PER_REPLICA + gpu) * len(LANES) + lane).tolist()
+    keys = np.unique((_pids(launches) - 1) * len(LANES) + launches["lane"]).tolist()
     places = [(*divmod(key // len(LANES), GPUS_PER_REPLICA), key % len(LANES)) for key in keys]
     replicas = {r for r, _, _ in places} | {0}
     lines = []
@@ -85,6 +84,16 @@ def _pid(replica: int, gpu: int) -> int:
     return replica * GPUS_PER_REPLICA + gpu + 1
 
 
+def _pids(launches: Table) -> NDArray[np.int64]:
+    """The process number of each launch's GPU."""
+    return launches["replica"].astype(np.int64) * GPUS_PER_REPLICA + launches["gpu"] + 1
+
+
+def _counter(name: str, pid: int, ts: float, key: str, value: str) -> str:
+    """One value of a counter, from a time in microseconds on."""
+    return f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{ts:.3f},"args":{{"{key}":{value}}}}}'
+
+
 def _nanoseconds(times_s: NDArray[Any]) -> Nanoseconds:
     return np.rint(times_s * 1e9).astype(np.int64)
 
@@ -102,9 +111,8 @@ def _launches(result: Result) -> Iterator[list[str]]:
     for block in parts(result.launches):
         count = len(block["start_s"])
         carried = result.carried[number : number + count] if result.carried is not None else [None] * count
-        pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
         columns = (
-            block["kind"], block["role"], pid, block["lane"] + 1, _nanoseconds(block["start_s"]),
+            block["kind"], block["role"], _pids(block), block["lane"] + 1, _nanoseconds(block["start_s"]),
             _nanoseconds(block["end_s"]), block["rows"], block["tokens"], block["steps"], block["queue_depth"],
             block["solo_s"] * 1e6,
         )  # fmt: skip
@@ -129,12 +137,11 @@ def _launches(result: Result) -> Iterator[list[str]]:
 
 
 def _queues(launches: Table) -> Iterator[list[str]]:
-    """Requests left waiting behind each lane, at each of its launches."""
+    """Requests queued at each lane, at each of its launches."""
     for block in parts(launches, ["replica", "gpu", "lane", "queue_depth", "start_s"]):
-        pid = block["replica"].astype(np.int64) * GPUS_PER_REPLICA + block["gpu"] + 1
-        columns = (pid, block["lane"], block["start_s"] * 1e6, block["queue_depth"])
+        columns = (_pids(block), block["lane"], block["start_s"] * 1e6, block["queue_depth"])
         yield [
-            f'{{"ph":"C","name":"{LANES[lane]} queue","pid":{pid},"ts":{ts:.3f},"args":{{"requests":{depth}}}}}'
+            _counter(f"{LANES[lane]} queue", pid, ts, "requests", str(depth))
             for pid, lane, ts, depth in zip(*(column.tolist() for column in columns), strict=True)
         ]
 
@@ -150,8 +157,7 @@ def _in_flight(requests: Columns) -> Iterator[list[str]]:
         order = np.argsort(time_s, kind="stable")
         for block in parts({"ts": time_s[order] * 1e6, "count": change[order].cumsum()}):
             yield [
-                f'{{"ph":"C","name":"requests in flight","pid":{_pid(replica, 0)},"ts":{ts:.3f},'
-                f'"args":{{"requests":{count}}}}}'
+                _counter("requests in flight", _pid(replica, 0), ts, "requests", str(count))
                 for ts, count in zip(block["ts"].tolist(), block["count"].tolist(), strict=True)
             ]
 
@@ -166,8 +172,7 @@ def _hits(requests: Columns) -> Iterator[list[str]]:
         )
         for block in parts({"ts": time_s * 1e6, "percent": 100 * cached.cumsum() / asked.cumsum()}):
             yield [
-                f'{{"ph":"C","name":"prefix cache hits so far (%)","pid":{_pid(replica, 0)},"ts":{ts:.3f},'
-                f'"args":{{"percent":{percent:.2f}}}}}'
+                _counter("prefix cache hits so far (%)", _pid(replica, 0), ts, "percent", f"{percent:.2f}")
                 for ts, percent in zip(block["ts"].tolist(), block["percent"].tolist(), strict=True)
             ]
 
@@ -199,7 +204,7 @@ def _requests(result: Result) -> Iterator[list[str]]:
     rides = _rides(result)
     kinds, roles = launches["kind"].tolist(), launches["role"].tolist()
     batches = launches["rows"].tolist()
-    pids = (launches["replica"].astype(np.int64) * GPUS_PER_REPLICA + launches["gpu"] + 1).tolist()
+    pids = _pids(launches).tolist()
     lanes = (launches["lane"] + 1).tolist()
     times = [_nanoseconds(requests[f"{name}_s"]) for name in ("arrival", "admitted", "first_token", "finish")]
     counted = ["prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", "preemptions", "num_cached_tokens"]

@@ -1,7 +1,7 @@
 """Conversations and shared prefixes: what each request has in common with others, without any tokens.
 
 A prompt is a chain of texts (`core.Chain`). Requests with the same prefix have its text in common. The turns of a
-conversation have all in common that was said before: each sends the earlier prompts and answers again.
+conversation have all earlier prompts and answers in common: each sends the earlier prompts and answers again.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def common_text(number: int) -> int:
 
 
 class Growth:
-    """Lengths of conversations, turn after turn: every prompt begins with all that was said before.
+    """Lengths of conversations, turn after turn: every prompt begins with all earlier prompts and answers.
 
     A conversation ends after `turns` turns, or before a turn that would exceed `longest` tokens.
     """
 
     def __init__(self, turns: int, longest: float) -> None:
         self.turns, self.longest = turns, longest
-        self.session, self.turn, self.said = -1, turns, 0
+        self.session, self.turn, self.tokens = -1, turns, 0
 
-    def add(self, tokens: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def add(self, new: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Of the next turns, given the tokens that are new in each: prompts and outputs; conversation and turn."""
         rows = []
-        for prompt, output in tokens.tolist():
-            if self.turn == self.turns or self.said + prompt + output > self.longest:
-                self.session, self.turn, self.said = self.session + 1, 0, 0
-            rows.append((self.said + prompt, output, self.session, self.turn))
-            self.said += prompt + output
+        for prompt, output in new.tolist():
+            if self.turn == self.turns or self.tokens + prompt + output > self.longest:
+                self.session, self.turn, self.tokens = self.session + 1, 0, 0
+            rows.append((self.tokens + prompt, output, self.session, self.turn))
+            self.tokens += prompt + output
             self.turn += 1
         table = np.array(rows, dtype=np.int64)
         return table[:, :2], table[:, 2:]
@@ -125,7 +125,7 @@ def hashed_chain(hashes: Sequence[int], past: int, prompt_tokens: int, number: i
 
 
 def after_prefix(chain: Chain, prefix: int, tokens: int) -> Chain:
-    """The chain with a prefix of so many tokens before it."""
+    """The chain after a prefix of `tokens` tokens."""
     if not tokens:
         return chain
     moved = tuple((end if end == ENDLESS else end + tokens, text) for end, text in chain)

@@ -126,7 +126,7 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
 
 
 def _rate(accepted: float, k: int) -> float:
-    """The rate at which a round of draft length k accepts so many tokens, by bisection."""
+    """The rate at which a round of draft length `k` accepts `accepted` tokens on average, by bisection."""
     low, high = 0.0, 1.0
     for _ in range(BISECTION_STEPS):
         middle = (low + high) / 2

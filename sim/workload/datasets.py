@@ -227,8 +227,8 @@ def read_sharegpt(
 ) -> Trace:
     """Conversations in random order, with `wanted` turns in all: the first `turns` of each, as far as they fit.
 
-    vLLM's filter applies to the first turn. Later prompts include all that was said before, and no request has more
-    than `longest` tokens. With one turn, conversations are requests.
+    vLLM's filter applies to the first turn. Later prompts include all earlier prompts and answers. No request has
+    more than `longest` tokens. With one turn, conversations are requests.
     """
     rows: list[tuple[int, ...]] = []  # prompt, output, conversation, turn
     for number, new in enumerate(_tokenized(_conversations(path, turns), token_counter(tokenizer), rng)):

@@ -4,7 +4,7 @@ A file may also hold responses of OpenAI's API, one per line, or be a result of 
 which the texts are not read.
 
 Columns are found by common names (`columns`), and the choice is reported. The requests of a session are a conversation
-if the file also numbers its turns, with prompts that include what was said before; otherwise sessions are only counted.
+if the file also numbers its turns, with prompts that include the earlier ones; otherwise sessions are only counted.
 
 Not modelled: which blocks of a Mooncake prompt hold earlier answers.
 """
@@ -270,15 +270,15 @@ class _Table:
     def _notes(self, unit: str, tokenizer: str | None) -> tuple[str, ...]:
         taken = [f"{role} is {quoted(name)}" for role, name in self.columns.items() if name != role]
         taken = [f"{text} ({unit})" if text.startswith("arrival_s") else text for text in taken]
-        said = [f"{self.path}: {', '.join(taken)}"] if taken else []
+        notes = [f"{self.path}: {', '.join(taken)}"] if taken else []
         if self.prompts and tokenizer is None:
-            said.append(f"{self.path}: {ESTIMATED}")
+            notes.append(f"{self.path}: {ESTIMATED}")
         if self.spread:
-            said.append(f"{self.path}: times are whole seconds; requests of the same second are spread evenly over it")
+            notes.append(f"{self.path}: times are whole seconds; requests of the same second are spread evenly over it")
         if self.empty:
             rows = self.empty + len(self.lengths)
-            said.append(f"{self.path}: {self.empty} of {rows} rows have no prompt or no output and are excluded")
-        return tuple(said)
+            notes.append(f"{self.path}: {self.empty} of {rows} rows have no prompt or no output and are excluded")
+        return tuple(notes)
 
 
 def _rows(path: str, kind: str) -> Iterator[tuple[int, dict[str, Value]]]:

@@ -22,7 +22,7 @@ WINDOW_REQUESTS = 5000  # most requests of a window, and of a trace that is one
 LEAST_REQUESTS = 500  # fewest of the busiest window, if longer ones are not too long
 HOUR_S = 3600.0  # shorter windows only if an hour has too many requests
 WINDOWS_S = (604800.0, 86400.0, 21600.0, HOUR_S, 1800.0, 600.0, 300.0, 60.0, 30.0, 10.0, 5.0, 1.0)
-TALKS = 10  # a window lasts at least so many times as long as the mean conversation
+TALKS = 10  # least length of a window, in mean conversations
 BUSY = 0.5  # seeds use windows with at least this share of the requests of the busiest
 
 

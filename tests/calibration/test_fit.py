@@ -169,7 +169,7 @@ HELD = ContentionFit(
 
 
 def group(ordered: bool, small: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False) -> Group:
-    """Works side by side, as fast as the figures above make them."""
+    """Concurrent launches, as fast as the figures above make them."""
 
     def member(kind: str, priority: int, *asked: float) -> Member:
         names = ("compute", "bandwidth", "layer_s", "small_kernel_share", "empty")

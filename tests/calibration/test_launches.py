@@ -13,7 +13,7 @@ from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line, experiment_from, experiment_of
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.metrics.works import busy_share
+from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.run import simulate
 from pdvsim.study.output import settings
 

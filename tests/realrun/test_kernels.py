@@ -166,7 +166,7 @@ def test_decode_attention(
     batch = rows_batch([(3 * r + seed) % SLOTS for r in range(rows)], width)
     positions = torch.cat([torch.arange(f, f + width) for f in firsts]).int()
     got_qkv, got_kv = qkv.clone(), kv.clone()
-    with mock.patch.object(attention, "BLOCK", 32), mock.patch.object(attention.TUNING, "programs_per_sm", programs):
+    with mock.patch.object(attention, "BLOCK", 32), mock.patch.object(attention, "PROGRAMS_PER_SM", programs):
         planned = attention.plan(batch, positions, kv_heads)
         got = attention.decode_attention(got_qkv, got_kv, batch, planned, positions, cos, sin)
     entries = planned.table[-planned.programs * attention.ENTRY :].view(-1, attention.ENTRY).tolist()

@@ -19,7 +19,7 @@ from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
 from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
-from pdvsim.realrun.memory import BEHIND, Needs, Slots, packed, pages_that_fit
+from pdvsim.realrun.memory import CATCH_UP_ROWS, Needs, Slots, packed, pages_that_fit
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
@@ -177,7 +177,7 @@ def test_telemetry_reads_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_packed_chunks_keep_every_token_in_order() -> None:
     chunks = [PromptChunk(slot, 10 * slot, tokens) for slot, tokens in enumerate((5, 70, 1, 1, 1, 1, 1, 33))]
     groups = list(packed(chunks, 32))
-    assert all(len(group) <= BEHIND and sum(c.tokens for c in group) <= 32 for group in groups)
+    assert all(len(group) <= CATCH_UP_ROWS and sum(c.tokens for c in group) <= 32 for group in groups)
     positions = [(c.slot, c.start + i) for group in groups for c in group for i in range(c.tokens)]
     assert positions == [(c.slot, c.start + i) for c in chunks for i in range(c.tokens)]
 
@@ -217,7 +217,7 @@ def test_pages_are_given_as_tokens_come_and_taken_back() -> None:
 
 
 def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:
-    assert STRETCHES == BEHIND
+    assert STRETCHES == CATCH_UP_ROWS
 
 
 def test_lanes_that_outnumber_the_groups_are_refused() -> None:

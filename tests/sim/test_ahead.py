@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import covering_profile, make_planner
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
@@ -65,7 +65,7 @@ def test_one_request_with_drafts_ahead(fan: int) -> None:
     """A round takes the longer of verify and draft ahead; one that was not guessed has its draft before it, or none."""
     hardware = Hardware(place=("prefill=1", "verify=1"), link="made up")
     experiment = Experiment("pdv-ahead", server=Server(num_speculative_tokens=4), hardware=hardware)
-    planner = make_planner(experiment, covering_profile(experiment))
+    planner = ServerParts(experiment).planner
     k, context, rate = 4, 1016, 0.8
     verify = planner.round_s(1, context, k) - planner._host_s(1)
     draft_s = planner.models["draft"].price(1, 1, k).seconds(context)

@@ -11,7 +11,7 @@ import pytest
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
-from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
@@ -76,7 +76,7 @@ def test_kv_cache_and_weights_of_a_drafter_are_its_own() -> None:
     for kind in ("model", "eagle3", "mtp", "ngram", "none"):
         name = "llama-3.2-1b:llama-3.1-8b" if kind == "model" else "llama-3.1-8b"
         experiment = Experiment("colocated", server=Server(name, drafter=kind))  # type: ignore[arg-type]
-        room[kind] = kv_capacity(experiment, covering_profile(experiment))
+        room[kind] = ServerParts(experiment).kv_capacity
     assert room["ngram"] == room["none"] == capacity_tokens(gpu, [target], 0.9)
     assert room["model"] < room["eagle3"] < room["mtp"] < room["none"]
 

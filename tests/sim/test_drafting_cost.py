@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pdvsim.decide.formula import Formula
-from pdvsim.sim.assembly import make_planner
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.composed import engine_profile
@@ -37,7 +37,7 @@ def profile(experiment: Experiment, round_s: float, draft_s: float) -> Profile:
 
 def formula(experiment: Experiment, round_s: float, draft_s: float) -> Formula:
     made = Formula(experiment)
-    made.__dict__["planner"] = make_planner(experiment, profile(experiment, round_s, draft_s))
+    made.__dict__["planner"] = ServerParts(experiment, profile(experiment, round_s, draft_s)).planner
     return made
 
 

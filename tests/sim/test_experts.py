@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pdvsim
-from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.costs import CostModel
@@ -294,7 +294,7 @@ def test_a_configuration_is_quantised_by_its_path(tmp_path: Path) -> None:
 
 def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> None:
     plain, narrow = (serving("llama-3.1-8b", drafter="eagle3", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
-    room = [kv_capacity(e, covering_profile(e)) for e in (plain, narrow)]
+    room = [ServerParts(e).kv_capacity for e in (plain, narrow)]
     assert room[1] // 2 == pytest.approx(room[0], abs=1)
     assert {m.kv_dtype_bytes for m in (narrow.pair.draft, narrow.pair.target)} == {1}
     result = simulate(narrow)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import covering_profile, kv_capacities, kv_capacity, make_planner
+from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
@@ -136,7 +136,7 @@ def test_the_planner_counts_transfers_and_no_contention() -> None:
     together = placed("pdv", server={"pair": GEMMA, "num_speculative_tokens": 8})
     apart = replace(together, hardware=replace(together.hardware, place=("prefill=1", "verify=1"), link="100gbe"))
     profile = covering_profile(together)
-    one, two = make_planner(together, profile), make_planner(apart, profile)
+    one, two = ServerParts(together, profile).planner, ServerParts(apart, profile).planner
     link = LINKS["100gbe"]
     moving = 2 * link.latency_s + (64 * 8 * 4 + 64 * 8) / link.bytes_per_s
     assert two.round_s(64, 6400, 8) == pytest.approx(one.round_s(64, 6400, 8) + moving)
@@ -152,10 +152,9 @@ def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end(
     reads = placed("pdv", "prefill=1", **cards)
     verifies = placed("pdv", "verify=1", "prefill=1", **cards)
     for experiment, at in ((drafts, (0, 1)), (reads, (0,)), (verifies, (0, 1))):
-        profile = covering_profile(experiment)
-        each = kv_capacities(experiment, profile)
-        assert kv_capacity(experiment, profile) == min(each[gpu] for gpu in at)
-    target, drafter = (kv_capacities(e, covering_profile(e))[1] for e in (verifies, drafts))
+        parts = ServerParts(experiment)
+        assert parts.kv_capacity == min(parts.kv_capacities[gpu] for gpu in at)
+    target, drafter = (ServerParts(e).kv_capacities[1] for e in (verifies, drafts))
     assert target < drafter
 
 

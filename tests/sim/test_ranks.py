@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
@@ -51,8 +51,8 @@ def costs(one: Experiment) -> SpreadCosts:
 class GroupOfOne(Cluster):
     """Servers that are groups of one rank."""
 
-    def _server(self, env: Clock, replica: int, group: RankGroup | None = None, rank: int = 0) -> Policy:
-        return super()._server(env, replica, group or RankGroup(env), rank)
+    def _server(self, replica: int, rank: int, group: RankGroup | None) -> Policy:
+        return super()._server(replica, rank, group or RankGroup(self.env))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +164,7 @@ def test_each_rank_has_room_of_its_own() -> None:
 
 def test_experts_on_all_gpus_leave_more_room_than_a_copy_of_the_model() -> None:
     profile_of = {ranks: experiment(ranks) for ranks in (1, 2, 4, 8)}
-    rooms = [kv_capacity(one, covering_profile(one)) for one in profile_of.values()]
+    rooms = [ServerParts(one).kv_capacity for one in profile_of.values()]
     assert rooms == sorted(rooms)
     assert rooms[-1] > rooms[0]
 

@@ -707,7 +707,7 @@ def test_blocks_are_taken_for_the_drafts_of_a_round(run: Run) -> None:
 def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     """With one request waiting to be drafted, prefill admits nobody. A slow drafter (30 + N/100), priority none.
 
-    Works side by side get an equal share. A prompt of 100: target 20, draft 31; a draft of one row 60.02.
+    Concurrent launches get an equal share. A prompt of 100: target 20, draft 31; a draft of one row 60.02.
 
     0        R0 alone is admitted (100 tokens are a full forward): target 0.1 -> 20.1, first token 20.3, draft -> 51.1.
     51.3     R0 is queued for decode, so R1 is refused; decode takes R0 at 51.8 and opens the door.

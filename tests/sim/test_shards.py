@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
-from pdvsim.sim.assembly import bar_of, covering_profile, kv_capacity, make_planner
+from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.collectives import BAR, CURVES, all_reduce_s, with_collectives
@@ -197,7 +197,7 @@ def test_a_card_without_nvlink_is_asked_about(capsys: pytest.CaptureFixture[str]
 def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
     experiment = over(4)
     profile = covering_profile(experiment)
-    target = make_planner(experiment, profile).models["target"]
+    target = ServerParts(experiment, profile).planner.models["target"]
     assert target.spec == experiment.pair.target
     assert target.terms.collectives == profile.fit(target.spec).collectives != Collectives()
 
@@ -217,11 +217,11 @@ def test_gpus_are_counted() -> None:
 
 def test_more_gpus_hold_more_than_their_share() -> None:
     """The weights are shared, so the KV cache grows faster than the number of GPUs; a whole drafter leaves less."""
-    room = [kv_capacity(over(n), covering_profile(over(n))) for n in SHARDED]
+    room = [ServerParts(over(n)).kv_capacity for n in SHARDED]
     assert room[0] == 0
     assert all(b > 2 * a for a, b in pairwise(room))
     whole = over(4, draft_tensor_parallel_size=1)
-    assert kv_capacity(whole, covering_profile(whole)) < room[2]
+    assert ServerParts(whole).kv_capacity < room[2]
 
 
 def test_what_does_not_fit_says_over_how_many_it_would() -> None:
@@ -240,7 +240,7 @@ def test_the_output_says_what_was_not_measured() -> None:
     experiment = over(2)
     said = simulate(experiment).meta
     assert "transferred: llama-3.2-1b/tp2, llama-3.1-70b/tp2; all-reduces as published" in said["foundation"]
-    assert said["forward_error_bar"] == bar_of(experiment, covering_profile(experiment))
+    assert said["forward_error_bar"] == ServerParts(experiment).bar
     whole = over(2, draft_tensor_parallel_size=1)
     assert "transferred: llama-3.1-70b/tp2;" in simulate(whole).meta["foundation"]  # the drafter was measured
     assert "as a ring's" in simulate(over(2, link="pcie5")).meta["foundation"]

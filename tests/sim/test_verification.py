@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim.assembly import make_controller, make_planner, profile_of
+from pdvsim.sim.assembly import ServerParts, make_controller, profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.machine.batch import Batch, apply_verdict
@@ -136,7 +136,7 @@ def served(**server: Any) -> Experiment:
 @cache
 def planner() -> Planner:
     experiment = served()
-    return make_planner(experiment, profile_of(experiment))
+    return ServerParts(experiment, profile_of(experiment)).planner
 
 
 def test_the_table_is_of_requests_of_a_fixed_context() -> None:

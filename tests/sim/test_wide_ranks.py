@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import covering_profile, kv_capacity
+from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.kernels import KernelTables
@@ -56,7 +56,7 @@ def test_a_larger_group_holds_and_reads_fewer_experts_per_gpu() -> None:
         assert more.weight_bytes < fewer.weight_bytes
         for tokens in (1, 64, 1024, 16_384):
             assert more.experts.read(tokens) <= fewer.experts.read(tokens)
-    rooms = [kv_capacity(one, covering_profile(one)) for one in map(experiment, SIZES)]
+    rooms = [ServerParts(one).kv_capacity for one in map(experiment, SIZES)]
     assert rooms == sorted(set(rooms))
 
 

@@ -1,4 +1,4 @@
-"""What ran on the GPUs: how busy each lane was, and how long each kind of launch took."""
+"""Totals of launches: how busy each lane was, and how long each kind of launch took."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pdvsim.sim.metrics.sketch import Union
 from pdvsim.sim.records import LANES, Array, Columns, Table, rows_of
 
 
-class Works:
+class LaunchTotals:
     """What each lane and each kind of launch did."""
 
     def __init__(self, reaches: Reaches, bandwidths: Sequence[float]) -> None:
@@ -26,30 +26,30 @@ class Works:
         self._busy: dict[tuple[int, int], Union] = {}  # by lane and GPU
         self._kinds: dict[int, Array] = {}  # launches, rows, tokens, seconds, seconds alone
 
-    def add(self, works: Columns, start_s: float, end_s: float, settled_s: float) -> None:
+    def add(self, launches: Columns, start_s: float, end_s: float, settled_s: float) -> None:
         """More launches. What lies outside of the window is cut off; a launch moves its bytes evenly over its time."""
-        inside = (works["start_s"] < end_s) & (works["end_s"] > start_s)
-        works = works if inside.all() else rows_of(works, inside)
+        inside = (launches["start_s"] < end_s) & (launches["end_s"] > start_s)
+        launches = launches if inside.all() else rows_of(launches, inside)
         self.count += int(inside.sum())
-        self.outside.add(works, settled_s)
-        whole_s = works["end_s"] - works["start_s"]
-        begin_s, finish_s = works["start_s"].clip(start_s), works["end_s"].clip(max=end_s)
-        copy_s = works["bytes"] / self._bandwidths[works["gpu"]]
+        self.outside.add(launches, settled_s)
+        whole_s = launches["end_s"] - launches["start_s"]
+        begin_s, finish_s = launches["start_s"].clip(start_s), launches["end_s"].clip(max=end_s)
+        copy_s = launches["bytes"] / self._bandwidths[launches["gpu"]]
         copy_s *= np.divide(finish_s - begin_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
-        place = works["replica"].astype(np.int64) * 256 + works["gpu"]
-        for lane, mine, count in _groups(works["lane"]):
-            sums = [count, works["queue_depth"][mine].sum(), copy_s[mine].sum()]
+        place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
+        for lane, mine, count in _groups(launches["lane"]):
+            sums = [count, launches["queue_depth"][mine].sum(), copy_s[mine].sum()]
             self._lanes[lane] = self._lanes.get(lane, 0) + np.array(sums, float)
             for gpu, here, _ in _groups(place[mine]):
                 busy = self._busy.setdefault((lane, gpu), Union())
                 busy.add(begin_s[mine][here], finish_s[mine][here], settled_s)
-        for kind, mine, count in _groups(works["kind"]):
-            columns = (works["rows"], works["tokens"], whole_s, works["solo_s"])
+        for kind, mine, count in _groups(launches["kind"]):
+            columns = (launches["rows"], launches["tokens"], whole_s, launches["solo_s"])
             sums = [count, *(column[mine].sum() for column in columns)]
             self._kinds[kind] = self._kinds.get(kind, 0) + np.array(sums, float)
 
     def lanes(self, span_s: float, replicas: int) -> dict[str, Any]:
-        """Per lane, averaged over the GPUs it runs on: launches, busy share, share of the bandwidth, queue behind."""
+        """Per lane, averaged over the GPUs it runs on: launches, busy share, share of the bandwidth, mean queue."""
         figures: dict[str, Any] = {}
         for lane, (launches, depths, copy_s) in sorted(self._lanes.items()):
             busy_s = [busy.length_s() for (of, _), busy in sorted(self._busy.items()) if of == lane]
@@ -77,7 +77,7 @@ class Works:
 
 
 def rate(count: float, duration_s: float) -> float:
-    """So many in a time; nan where there was none."""
+    """`count` per second; nan for a duration of 0."""
     return count / duration_s if duration_s > 0 else math.nan
 
 
