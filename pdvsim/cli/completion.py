@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
-from inspect import isclass
 from pathlib import Path
 
-from pdvsim.cli import COMMANDS, module_of
+from pdvsim.cli import COMMANDS, command_class
 from pdvsim.common.options import options
 from pdvsim.sim.hardware.models import GPUS, PRESETS, same_vocabulary
 from pdvsim.sim.policies import ARCHS
@@ -43,13 +41,6 @@ def main(argv: list[str]) -> int:
         raise ValueError(f"--completion takes one of {', '.join(SCRIPTS)}, got {' '.join(words)!r}")
     print(SCRIPTS[words[0]] if first == "--completion" else "\n".join(completed(words)))
     return 0
-
-
-def command_class(name: str) -> type:
-    """The dataclass of a command."""
-    module = import_module(module_of(name))
-    classes = [value for key, value in vars(module).items() if key.endswith("Command") and isclass(value)]
-    return next((value for value in classes if value.__module__ == module.__name__), classes[0])
 
 
 def completed(words: Sequence[str]) -> list[str]:

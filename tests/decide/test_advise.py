@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.run import RunCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.commandline import command_line
 from pdvsim.decide import runs as runs_module

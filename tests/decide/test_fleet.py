@@ -13,7 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.map import MapOptions
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.run import RunCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
@@ -120,7 +120,7 @@ def drawn() -> WinnerMap:
     loads = {"concurrency": (1, 32), "acceptances": (0.9,), "num_prompts": 32}
     given = {"arch": ("pdv", "pdv-ahead"), "gpus": 2, "num_runs": 2, "jobs": 1, **loads}
     options = build(MapOptions, given | SHORT | SETTLED)
-    return draw_map(options.grid(), Bench(1, prompts=32))
+    return draw_map(options.question(), Bench(1, prompts=32))
 
 
 def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) -> None:

@@ -349,7 +349,7 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
 def test_what_is_asked_by_default_is_the_same() -> None:
     """The same traffic, seeds, indifference and settings to try."""
     asked = build(AdviseOptions, {"request_rate": 4}).question().base.traffic
-    assert asked == replace(build(MapOptions, {"request_rate": [4]}).grid().base.traffic, request_rate=4)
+    assert asked == replace(build(MapOptions, {"request_rate": [4]}).question().base.traffic, request_rate=4)
     for name in ("num_runs", "indifference", "attainment", "server", "acceptance", "host"):
         given = [
             getattr(options(), name) for options in (AdviseOptions, MapOptions, CapacityOptions)

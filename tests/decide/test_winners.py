@@ -169,10 +169,10 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
 def test_each_pair_may_have_an_acceptance_rate_of_its_own() -> None:
     rates = {"gemma-2b:gemma-7b": 0.9, "tinyllama-1.1b:llama-2-7b": 0.3}
     options = {"y": "size", "pairs": list(rates), "pair_acceptance": list(rates.values()), "concurrency": [4]}
-    grid = build(MapOptions, options).grid()
+    grid = build(MapOptions, options).question()
     assert {pair: grid.placed(4, pair).acceptance.acceptance_rate for pair in grid.places} == rates
     with pytest.raises(ValueError, match="one rate for each"):
-        build(MapOptions, options | {"pair_acceptance": [0.5]}).grid()
+        build(MapOptions, options | {"pair_acceptance": [0.5]}).question()
 
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
