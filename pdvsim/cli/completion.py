@@ -56,7 +56,8 @@ def _offered(before: Sequence[str], typed: str) -> Iterable[str]:
         return [*COMMANDS, "help", "--help", "--version"]
     if before[0] not in COMMANDS:
         return []
-    known = {flag: option for option in options(command_class(before[0])).values() for flag in option.flags}
+    command: type = command_class(before[0])
+    known = {flag: option for option in options(command).values() for flag in option.flags}
     if typed.startswith("-"):
         switches = (f"--no-{flag[2:]}" for flag, option in known.items() if option.one is bool)
         return [*known, *switches, "--help", "--help-all"]

@@ -182,15 +182,15 @@ def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRa
     will_do = np.expm1(np.maximum.reduceat(behind, starts)) <= indifference
     cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each edge: ranges, lost, last one's start, k
     for end in range(1, len(edges)):
-        ways = []
+        choices = []
         for start in range(end - 1, -1, -1):
             able = np.flatnonzero(will_do[start:end].all(axis=0))
             if not len(able):
                 break
             costs = lost[start:end, able].sum(axis=0)
             count, before, *_ = cheapest[start]
-            ways.append((count + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
-        cheapest.append(min(ways))
+            choices.append((count + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
+        cheapest.append(min(choices))
     ranges = []
     end = len(starts)
     while end:

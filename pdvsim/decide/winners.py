@@ -69,13 +69,13 @@ class Cell:
 
         There is no lead if the winner was chosen as the simplest.
         """
-        held = self.contest
-        if self.winner is None or held is None:
+        contest = self.contest
+        if self.winner is None or contest is None:
             return ["none keeps up"]
-        lead = percent(held.margin) if held.behind and self.winner == held.best else ""
+        lead = percent(contest.margin) if contest.behind and self.winner == contest.best else ""
         words = [self.winner, f"{drafts_text(self.settings[self.winner])} {lead}".strip()]
         if not self.sure:
-            alike = [name for name in (held.best, *held.unsure) if name != self.winner]
+            alike = [name for name in (contest.best, *contest.unsure) if name != self.winner]
             words.append(f"≈ {', '.join(alike[:names])}{', …' if len(alike) > names else ''}")
         return [word for word in words if word]
 
@@ -140,14 +140,14 @@ class WinnerMap(Answer):
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
     answer, cells = WinnerMap(grid), dict[int, tuple[Cell, list[Row]]]()
-    search = Search(grid.goal, grid.space, grid.indifference, ways=grid.fleets)
+    search = Search(grid.goal, grid.space, grid.indifference, contenders=grid.fleets)
     search.always_finalists = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
     budget, everyone = 0 if grid.fleets else None, grid.against is not None
     try:
         for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, everyone):
             load, place = grid.cells()[at]
-            cells[at] = _judged(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
+            cells[at] = _cell_of(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
     except KeyboardInterrupt:
         answer.interrupted = True
     for cell, rows in cells.values():
@@ -173,14 +173,14 @@ def _chosen(experiment: Experiment) -> dict[str, Any]:
     return settings if experiment.speculates else settings | {"controller": "fixed", "num_speculative_tokens": 0}
 
 
-def _judged(
+def _cell_of(
     grid: Grid, load: float, place: Place, rows: Mapping[Arch, list[Row]], settings: dict[Arch, Experiment]
 ) -> Cell:
     behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
     if len(behind) == len(rows):
         return Cell(load, place, None, None, behind, settings)
-    held = contest_of(rows, grid.goal, settings, grid.indifference, grid.comparisons)
-    return Cell(load, place, chosen(held, settings, grid.placed(load, place)), held, behind, settings)
+    contest = contest_of(rows, grid.goal, settings, grid.indifference, grid.comparisons)
+    return Cell(load, place, chosen(contest, settings, grid.placed(load, place)), contest, behind, settings)
 
 
 def _lines(answer: WinnerMap) -> list[str]:

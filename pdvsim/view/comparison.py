@@ -27,7 +27,6 @@ BANDED = ("output_throughput", "mean_tpot_ms")  # columns that show their error 
 
 def comparison_table(
     entries: Sequence[Mapping[str, Any]],
-    metrics: Iterable[str] = ("ttft", "tpot"),
     percentiles: Iterable[float] = (99.0,),
     varied: Sequence[str] = (),
     differences: Sequence[Mapping[str, Any]] = (),
@@ -41,7 +40,7 @@ def comparison_table(
     columns: list[tuple[str, str]] = [("req/s", "request_throughput"), ("out tok/s", "output_throughput")]
     if any(not missing(entry.get("request_goodput")) for entry in entries):
         columns.append(("goodput", "request_goodput"))
-    for name in metrics:
+    for name in ("ttft", "tpot"):
         columns += [(f"{word} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for word, mark in marks.items()]
     columns.append(("tok/round", "spec_decode_acceptance_length"))
     if any(not missing(entry.get("prefix_cache_hit_rate")) for entry in entries):

@@ -67,7 +67,7 @@ def test_a_batch_job_is_for_the_time_to_finish() -> None:
         assert row["completed"] == 96
         assert row["output_throughput"] * row["duration"] == pytest.approx(row["total_output_tokens"])
     figures = {str(c.arch): [row["duration"] for row in rows] for c, rows in advice.finals.items()}
-    assert min(figures, key=lambda name: sum(figures[name])) == advice.held.best
+    assert min(figures, key=lambda name: sum(figures[name])) == advice.contest.best
     assert advice.flips[0].axis == "requests"
     assert best.server.max_num_seqs == 64  # 96 at once do not wait for batches of 8
 
@@ -265,6 +265,6 @@ def test_all_drafters_get_the_same_requests(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,3000,5\n1,100,5\n2,200,5\n")
     question = build(AdviseOptions, {"dataset_path": str(path), "model": "llama-2-7b"}).question()
-    ways = [way.of(question.base) for way in question.ways]
+    ways = [one.of(question.base) for one in question.contenders]
     assert {way.context for way in ways} == {2048, 4096}
     assert {way.traffic.longest_request for way in ways} == {2048}

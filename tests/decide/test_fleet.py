@@ -355,10 +355,10 @@ def test_an_assumed_acceptance_is_noted_for_its_drafter_and_only_where_it_decide
     finalists = {advice.question.name(c): c for c in advice.finals}
     noted = {}
     for name, candidate in finalists.items():
-        alone = replace(advice, recommended=candidate, held=replace(advice.held, best=name, alike=()))
+        alone = replace(advice, recommended=candidate, contest=replace(advice.contest, best=name, alike=()))
         noted[name] = note in str(alone).partition("Expected\n")[0]
     assert noted == {name: "eagle3" not in name and "ngram" not in name for name in finalists}
     assert {"autoregressive", "colocated with eagle3", "colocated with llama-3.2-1b"} <= set(noted)
     eagle3 = finalists["colocated with eagle3"]
-    tie = replace(advice.held, best="colocated with eagle3", alike=("colocated with llama-3.2-1b",))
-    assert note in str(replace(advice, recommended=eagle3, held=tie)).partition("Expected\n")[0]
+    tie = replace(advice.contest, best="colocated with eagle3", alike=("colocated with llama-3.2-1b",))
+    assert note in str(replace(advice, recommended=eagle3, contest=tie)).partition("Expected\n")[0]

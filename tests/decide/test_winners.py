@@ -25,7 +25,7 @@ from pdvsim.decide.grid import Grid
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import WinnerMap, _judged, draw_map
+from pdvsim.decide.winners import WinnerMap, _cell_of, draw_map
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.study.sweep import SweepInterrupted
@@ -107,9 +107,9 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
 
     base = of.placed(4.0, 0.6)
     settings = {arch: replace(base, arch=arch) for arch in ("colocated", "pd")}
-    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
+    cell = _cell_of(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
     assert cell.winner == "pd"
-    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
+    cell = _cell_of(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
     assert cell.winner == "colocated"
 
 

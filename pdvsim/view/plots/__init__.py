@@ -33,9 +33,9 @@ STANDING = {
 }
 
 
-def sweep_png(points: pd.DataFrame, base: Settings, dpi: int = DPI) -> bytes:
+def sweep_png(points: pd.DataFrame, base: Settings) -> bytes:
     """The six main panels of a sweep, as the content of a PNG file; `base` is its base experiment."""
-    return picture(sweep_figure(points, setting=points_line(points, [base])), "sweep.png", dpi)
+    return picture(sweep_figure(points, points_line(points, [base])), "sweep.png", DPI)
 
 
 def standing(results: Results, metric: str | None, against: str) -> Iterator[tuple[str, Figure]]:
