@@ -4,7 +4,7 @@ Contenders run the same seeds, and close ones run more. The best is one of those
 compared on the seeds that both ran. The contender with the best mean wins only if its paired interval against every
 other lies above a threshold. The threshold is the larger of the indifference and the profile's error in the deciding
 metric, which more seeds cannot reveal. Confidence is 95% for all intervals together (Bonferroni). With fewer than
-`LEAST_SEEDS` seeds nothing is significant. The intervals kept here are the ones that decided, and are printed.
+`LEAST_SEEDS` seeds nothing is significant. The intervals stored here are the ones that decided, and are printed.
 """
 
 from __future__ import annotations

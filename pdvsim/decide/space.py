@@ -17,9 +17,9 @@ from pdvsim.sim.limits import BatchLimit, DraftLength, Tokens, check_list, check
 from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
-LONG_LENGTHS = (10, 12, 15)  # besides, of drafters whose further tokens cost no further forward
+LONG_LENGTHS = (10, 12, 15)  # also tested for drafters whose further tokens cost no further forward
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
-ADAPTIVE: ControllerName = "adaptive-verification"  # besides, of heads and parallel drafters: it always drafts k tokens
+ADAPTIVE: ControllerName = "adaptive-verification"  # also for heads and parallel drafters; always drafts k
 ADAPTIVE_LENGTH = 8
 
 PROMISING = 3  # best-ranked draft lengths of the formula that are simulated

@@ -1,4 +1,4 @@
-"""Settings that can change while a session runs, for all architectures, and the tape of changes."""
+"""Settings that can change while a session runs, for all architectures, and actions that change them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Knobs:
         every = {name: value for group in groups for name, value in asdict(group).items()}
         return cls(**{name: every[name] for name in cls.__dataclass_fields__})
 
-    def turned(self, experiment: Experiment) -> Experiment:
+    def applied_to(self, experiment: Experiment) -> Experiment:
         """The experiment with these settings; a ValueError of one line if it cannot have them."""
         traffic = experiment.traffic
         path = traffic.dataset_path if self.dataset_name == traffic.dataset_name else None
@@ -65,12 +65,12 @@ class Setup:
 
     def experiments(self, knobs: Knobs) -> list[Experiment]:
         """One experiment per architecture with these settings; those without effect in it are ignored."""
-        turned = knobs.turned(self.base)
+        turned = knobs.applied_to(self.base)
         return [applicable(replace(turned, arch=arch)) for arch in self.archs]
 
 
 @dataclass(frozen=True)
-class Act:
+class Action:
     """An action at a simulated time: settings changed, or a burst sent."""
 
     at_s: float

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOUR, BESIDE = "#7f9ae5", "0.15"
+COLOUR, REFERENCE = "#7f9ae5", "0.15"
 BINS = 40
 
 
@@ -87,7 +87,7 @@ def _rates(axis: Axes, account: Account) -> None:
     scale, unit = time_unit(account.duration_s)
     axis.stairs(account.counts / account.window_s, starts / scale, fill=True, color=COLOUR)
     mean = (len(account.trace.arrival_s) - 1) / account.duration_s
-    axis.axhline(mean, color=BESIDE, linestyle="--", linewidth=1.2)
+    axis.axhline(mean, color=REFERENCE, linestyle="--", linewidth=1.2)
     axis.set(xlabel=unit, ylabel=f"req/s, by {time_text(account.window_s)}", xlim=(0, starts[-1] / scale))
     axis.set_title(f"Requests, mean {mean:.3g} req/s (dashed)")
 
@@ -98,7 +98,7 @@ def _gaps(axis: Axes, account: Account) -> None:
     longer = 1 - np.arange(len(gaps)) / len(gaps)
     axis.step(gaps, longer, where="post", color=COLOUR, label="the trace")
     times = np.linspace(0, gaps[-1], 200)
-    axis.plot(times, np.exp(-times / gaps.mean()), color=BESIDE, linestyle="--", linewidth=1.2, label="Poisson")
+    axis.plot(times, np.exp(-times / gaps.mean()), color=REFERENCE, linestyle="--", linewidth=1.2, label="Poisson")
     axis.set(xlabel="gap between arrivals (s)", ylabel="share longer", yscale="log", title="Gaps")
     axis.set_ylim(0.5 / len(gaps), 1.5)
     axis.legend(loc="best")
@@ -109,7 +109,7 @@ def _lengths(axis: Axes, tokens: np.ndarray[Any, Any], name: str) -> None:
     logarithmic = high > 20 * low
     edges = np.geomspace(low, high + 1, BINS) if logarithmic else np.linspace(low, high + 1, BINS)
     axis.hist(tokens, bins=edges.tolist(), color=COLOUR)
-    axis.axvline(tokens.mean(), color=BESIDE, linestyle="--", linewidth=1.2)
+    axis.axvline(tokens.mean(), color=REFERENCE, linestyle="--", linewidth=1.2)
     axis.set(xlabel=name, ylabel="requests", title=f"{name.capitalize()}, mean {tokens.mean():,.0f} (dashed)")
     if logarithmic:
         axis.set_xscale("log")
