@@ -39,9 +39,9 @@ class Knobs:
         """The experiment with these settings; a ValueError of one line if it cannot have them."""
         traffic = experiment.traffic
         path = traffic.dataset_path if self.dataset_name == traffic.dataset_name else None
-        turned = with_settings(experiment, asdict(self) | {"dataset_path": path, "random_range_ratio": 0.0})
-        ratio = traffic.random_range_ratio if turned.traffic.fixed_lengths else 0.0
-        return with_settings(turned, {"random_range_ratio": ratio})
+        changed = with_settings(experiment, asdict(self) | {"dataset_path": path, "random_range_ratio": 0.0})
+        ratio = traffic.random_range_ratio if changed.traffic.fixed_lengths else 0.0
+        return with_settings(changed, {"random_range_ratio": ratio})
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Setup:
 
     def experiments(self, knobs: Knobs) -> list[Experiment]:
         """One experiment per architecture with these settings; those without effect in it are ignored."""
-        turned = knobs.applied_to(self.base)
-        return [applicable(replace(turned, arch=arch)) for arch in self.archs]
+        changed = knobs.applied_to(self.base)
+        return [applicable(replace(changed, arch=arch)) for arch in self.archs]
 
 
 @dataclass(frozen=True)

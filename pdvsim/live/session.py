@@ -54,8 +54,8 @@ class Stations:
 
     def check(self, knobs: Knobs) -> None:
         """Reject settings that some architecture does not support, or requests that it could never serve."""
-        turned = knobs.applied_to(self.setup.base)
-        most = largest(turned.traffic, turned.acceptance)
+        changed = knobs.applied_to(self.setup.base)
+        most = largest(changed.traffic, changed.acceptance)
         for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
             station.cluster.check([most])
 

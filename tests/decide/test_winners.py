@@ -13,7 +13,7 @@ import pytest
 
 import pdvsim
 from pdvsim.calibration.fit.build import save
-from pdvsim.cli import main
+from pdvsim.cli import command_class, main
 from pdvsim.cli.map import MapOptions
 from pdvsim.common.options import build
 from pdvsim.common.outcomes import Row
@@ -239,6 +239,6 @@ def test_too_few_runs_are_said_before_anything_is_computed(
     loads = {"map": ["--concurrency", "4"], "capacity": ["--goodput", "ttft:500"]}
     argv = [*loads.get(command, ["--request-rate", "4"]), "--num-prompts", "20", "--num-runs", str(runs)]
     with pytest.raises(Begun):
-        module.main([*argv, "--arch", "pd", "pdv"])
+        command_class(command).main([*argv, "--arch", "pd", "pdv"], "pdvsim")
     line = f"pdvsim: {runs} runs per point: no difference can be significant; use at least --num-runs 5\n"
     assert (line in capsys.readouterr().err) is said
