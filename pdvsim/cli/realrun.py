@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from pdvsim.cli.run import RunCommand
@@ -21,6 +21,8 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.relevance import vet
 from pdvsim.view.run import Run
+
+_say = partial(say, "realrun")
 
 
 @dataclass(frozen=True)
@@ -94,10 +96,6 @@ class RealrunCommand(RunCommand):
         if asked is not None:
             _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
         return 130 if asked is not None else 0
-
-
-def _say(text: str) -> None:
-    say("realrun", text)
 
 
 main = RealrunCommand.main

@@ -205,6 +205,9 @@ def _varied(option: Option, text: str) -> Any:
     return converted(option, text.split("+") if option.is_list else text)
 
 
+_notice = partial(say, "pdvsim")
+
+
 def _check(results: Sequence[str], json: bool) -> int:
     """Check sweep folders and JSON files of runs; returns 0 if all are complete and unchanged, else 1."""
     from pdvsim.study.output import dumps
@@ -218,10 +221,6 @@ def _check(results: Sequence[str], json: bool) -> int:
             for line in verdict.lines:
                 print(f"{name}: {line}")
     return 0 if all(verdict.whole for verdict in verdicts.values()) else 1
-
-
-def _notice(text: str) -> None:
-    say("pdvsim", text)
 
 
 def _draw(sweep: Sweep, frame: pd.DataFrame) -> bytes:

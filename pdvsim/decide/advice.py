@@ -32,7 +32,7 @@ from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, measure_notes
 from pdvsim.view.style import metric_label
-from pdvsim.view.table import DETAIL, TextTable, cell
+from pdvsim.view.table import DETAIL, TextTable, cell, span_text
 
 CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
 UNFOLDED = 5  # finalists that a page always shows; those after them that lose significantly are folded
@@ -159,7 +159,7 @@ def _confidence(advice: Findings, best: Experiment, contest: Contest) -> list[st
     units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
     units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
-    order = list(dict.fromkeys((contest.best, *contest.behind, *named)))
+    order = list(dict.fromkeys((contest.best, *contest.others, *named)))
     shared = [one for one in settings_text(best) if all(one in settings_text(other) for other in advice.finals)]
     for name in sorted(order, key=lambda name: ask.hourly(named[name])) if ask.by_cost else order:
         candidate, values = named[name], contest.values.get(name)
@@ -189,7 +189,7 @@ def _confidence(advice: Findings, best: Experiment, contest: Contest) -> list[st
         lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
     elif ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
         lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
-    if not contest.behind:
+    if not contest.others:
         return lines if ask.by_cost else [*lines, "The only finalist that meets the goal."]
     limits = threshold_text([contest], ask.indifference)
     lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
@@ -255,11 +255,10 @@ def _notes(advice: Findings, best: Experiment) -> list[str]:
     ask = advice.question
     able = "meet the service levels and keep up" if ask.goal.levels else "keep up"
     left = f"; {advice.search.skipped} more were not tested" if advice.search.skipped else ""
-    who = "way to use the GPUs" if ask.fleets else "architecture"
-    who += " and drafter" if ask.drafters else ""
+    contender = "way to use the GPUs" if ask.fleets else "architecture"
+    contender += " and drafter" if ask.drafters else ""
     accepted = dict.fromkeys(one.acceptance_text for one in ask.drafters)
-    counts = sorted({len(rows) for rows in advice.finals.values()})
-    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    seeds = span_text(map(len, advice.finals.values()))
     length = length_of(best)
     runs = f"{length.measured} requests"
     if best.scoring.steady:
@@ -267,7 +266,7 @@ def _notes(advice: Findings, best: Experiment) -> list[str]:
     most = "lowest" if ask.goal.sign < 0 else "highest"
     return [
         f"objective: {most} {NAMES[ask.goal.objective]} among the settings that {able}",
-        f"searched {len(advice.search.figures)} settings in short runs, each {who} at its best{left}; "
+        f"searched {len(advice.search.figures)} settings in short runs, each {contender} at its best{left}; "
         f"{advice.runs} of {ask.budget} simulations used, in {advice.spent_s:.0f} s",
         f"{len(advice.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
         *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),

@@ -56,7 +56,7 @@ from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_le
 from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
-from pdvsim.view.table import DETAIL, TextTable
+from pdvsim.view.table import DETAIL, TextTable, span_text
 
 FEW = 100  # least requests measured in a coarse search
 
@@ -237,7 +237,7 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
 
 def _most(gpus: int, result: Contest) -> str:
     """One sentence on which architecture holds most."""
-    where, second = gpus_text(gpus), result.behind[0]
+    where, second = gpus_text(gpus), result.others[0]
     lead = f"{lead_text(result, second)} ({result.differences[second].mean:+.2f} req/s) over {second}"
     if result.values[result.best].mean == 0:
         return f"{where}: none meets the service levels"
@@ -280,10 +280,6 @@ def _lengths(answer: Capacities) -> str:
     counts, starts = ({getattr(length_of(run), name) for run in runs} for name in ("measured", "start"))
     times_s = [length_of(run).measured / run.traffic.request_rate for run in runs]
     return (
-        f"runs at the rates held measure {_range(counts)} requests ({min(times_s):.0f} s or more) after the first "
-        f"{_range(starts)}; the drain is excluded"
+        f"runs at the rates held measure {span_text(counts)} requests ({min(times_s):.0f} s or more) after the first "
+        f"{span_text(starts)}; the drain is excluded"
     )
-
-
-def _range(counts: set[int]) -> str:
-    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"

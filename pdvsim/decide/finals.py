@@ -94,16 +94,16 @@ def replicated(
 
     The last yield is the answer. `budget` limits the simulations. With `equally` all have the same number of seeds.
     """
-    seeds, going = num_runs, candidates
+    seeds, active = num_runs, candidates
     rows: dict[str, list[Row]] = {}
     while True:
-        rows |= bench.replicated(going, seeds)
+        rows |= bench.replicated(active, seeds)
         result = contest_of(rows, goal, candidates, indifference)
         yield Finals(candidates, dict(rows), result)
         open_ = {other for other in result.unsure if result.leads[other].mean > result.thresholds[other]}
         open_ |= {other for other in result.alike if result.leads[other].mean > indifference}
-        going = {name: c for name, c in candidates.items() if equally or name in (result.best, *open_)}
-        more = len(going) * seeds
+        active = {name: c for name, c in candidates.items() if equally or name in (result.best, *open_)}
+        more = len(active) * seeds
         spent = 2 * seeds > MOST_TIMES * num_runs or (budget is not None and bench.runs + more > budget)
         if not open_ or spent or num_runs < LEAST_SEEDS:
             return

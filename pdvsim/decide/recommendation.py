@@ -44,7 +44,7 @@ def _without_drafts(advice: Findings, best: Experiment) -> list[str]:
     assert contest is not None
     if best.speculates or not drafting:
         return []
-    first = next(name for name in (contest.best, *contest.behind) if name in drafting)
+    first = next(name for name in (contest.best, *contest.others) if name in drafting)
     if advice.question.name(best) != contest.best or first in contest.unsure:
         return [f"{NO_DRAFTS}: no setting that drafts is significantly better"]
     lead = cell(contest.leads[first], 1, 100)

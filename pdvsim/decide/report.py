@@ -143,7 +143,7 @@ def contest_document(contest: Contest) -> dict[str, Any]:
         "seeds": contest.seeds,
         "values": contest.values,
         "leads": {
-            name: {"difference": contest.differences[name], "relative": contest.leads[name]} for name in contest.behind
+            name: {"difference": contest.differences[name], "relative": contest.leads[name]} for name in contest.others
         },
     }
 
@@ -191,7 +191,7 @@ def lengths_note(traffic: Traffic) -> list[str]:
 
 def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
     """The threshold of leads and its reason; a range if contests differ."""
-    decided = [contest for contest in contests if contest.behind]
+    decided = [contest for contest in contests if contest.others]
     if not decided:
         return "nothing to compare with"
     if decided[0].seeds < LEAST_SEEDS:

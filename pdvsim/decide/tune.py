@@ -35,7 +35,7 @@ SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
 SEARCH_RUN_SHARE = 0.25  # of what a final run measures
 
-Seated = tuple[int, str]  # number of a place, name of a contender
+PlaceAndName = tuple[int, str]  # number of a place, name of a contender
 
 
 @dataclass
@@ -100,49 +100,49 @@ def tuned(
 
     With `alone` only the architecture of the place's experiment.
     """
-    going: dict[Seated, list[Experiment]] = {}
+    active: dict[PlaceAndName, list[Experiment]] = {}
     for at, base in enumerate(places):
         starts = replace(search.space, archs=(base.arch,)).starts(base) if alone else search.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
-        going |= {(at, search.name(start)): [start] for start in starts}
+        active |= {(at, search.name(start)): [start] for start in starts}
     far = FAR_CONTENDER if search.contenders else FAR
-    _start(search, going, bench, far)
+    _start(search, active, bench, far)
     for step in search.space.steps():
         tried = {
             key: list(dict.fromkeys(variant for candidate in mine for variant in _variants(search, step, candidate)))
-            for key, mine in going.items()
-            if not _far(search, going, key, far)
+            for key, mine in active.items()
+            if not _far(search, active, key, far)
         }
-        _try(search, [[*going[key], *variants] for key, variants in tried.items()], bench, BEHIND)
+        _try(search, [[*active[key], *variants] for key, variants in tried.items()], bench, BEHIND)
         if step in CLIMBED:
             _climb(search, step, tried, bench)
         kept = KEPT_SETTINGS if step == "drafts" else 1
         for key, variants in tried.items():
-            going[key] = search.ranked([*going[key], *variants], places[key[0]])[:kept] or going[key]
+            active[key] = search.ranked([*active[key], *variants], places[key[0]])[:kept] or active[key]
         if search.contenders and step != "drafts":
             far = NEAR_CONTENDER
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
-        mine = [candidates[0] for (where, _), candidates in going.items() if where == at]
+        mine = [candidates[0] for (where, _), candidates in active.items() if where == at]
         order = [*search.ranked(mine, base), *(c for c in mine if c not in search.figures)]
         best.append({search.name(candidate): candidate for candidate in order})
     return best
 
 
-def _start(search: Search, going: dict[Seated, list[Experiment]], bench: Bench, far: float) -> None:
+def _start(search: Search, active: dict[PlaceAndName, list[Experiment]], bench: Bench, far: float) -> None:
     """Run the initial settings; contenders that are far worse also test the shortest draft length."""
-    _try(search, _by_place(going), bench, far)
-    behind = [key for key in going if "drafts" in search.space.steps() and _far(search, going, key, FAR)]
-    fewer = {key: search.space.fewest(going[key][0]) for key in behind if going[key][0] in search.figures}
-    _try(search, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, far)
+    _try(search, _by_place(active), bench, far)
+    behind = [key for key in active if "drafts" in search.space.steps() and _far(search, active, key, FAR)]
+    fewer = {key: search.space.fewest(active[key][0]) for key in behind if active[key][0] in search.figures}
+    _try(search, _by_place({key: [*active[key], *fewer.get(key, [])] for key in active}), bench, far)
     for key, variants in fewer.items():
-        going[key] = [search.best(search.figures, [*going[key], *variants])]
+        active[key] = [search.best(search.figures, [*active[key], *variants])]
 
 
-def _by_place(going: Mapping[Seated, Sequence[Experiment]]) -> list[list[Experiment]]:
-    places = dict.fromkeys(at for at, _ in going)
-    return [[c for (where, _), mine in going.items() if where == at for c in mine] for at in places]
+def _by_place(active: Mapping[PlaceAndName, Sequence[Experiment]]) -> list[list[Experiment]]:
+    places = dict.fromkeys(at for at, _ in active)
+    return [[c for (where, _), mine in active.items() if where == at for c in mine] for at in places]
 
 
 def _variants(search: Search, step: str, candidate: Experiment) -> list[Experiment]:
@@ -155,7 +155,7 @@ def _variants(search: Search, step: str, candidate: Experiment) -> list[Experime
     return variants
 
 
-def _climb(search: Search, step: str, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
+def _climb(search: Search, step: str, tried: dict[PlaceAndName, list[Experiment]], bench: Bench) -> None:
     """Test neighbours of the best setting of a kind until all have been tested; adds to `tried`."""
     while True:
         further = {}
@@ -175,12 +175,12 @@ def _climb(search: Search, step: str, tried: dict[Seated, list[Experiment]], ben
             tried[key] += variants
 
 
-def _far(search: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
+def _far(search: Search, active: Mapping[PlaceAndName, Sequence[Experiment]], key: PlaceAndName, limit: float) -> bool:
     """Whether a contender is more than `limit` times worse than the best at its place."""
     if key[1] in search.always_finalists:
         return False
-    rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in search.figures]
-    mine = going[key][0]
+    rivals = [mine[0] for (at, _), mine in active.items() if at == key[0] and mine[0] in search.figures]
+    mine = active[key][0]
     if mine not in search.figures or not rivals:
         return True
     return search.worse(search.figures[mine], search.figures[search.best(search.figures, rivals)]) > limit

@@ -203,7 +203,7 @@ def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool) -> None
         "pd": 20, "pdv": 20, "autoregressive": 20 if equally else 5,
     }  # fmt: skip
     assert last.contest.best == "pd"  # though plain decoding, without the slow seeds, has the higher mean
-    assert last.contest.behind == ("pdv", "autoregressive")
+    assert last.contest.others == ("pdv", "autoregressive")
     assert last.contest.sure
     assert last.contest.leads["autoregressive"] == first.contest.leads["autoregressive"] or equally
 

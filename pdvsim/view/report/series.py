@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, Columns
-from pdvsim.study.results import Records
+from pdvsim.study.resultfiles import Records
 
 Floats = NDArray[np.float64]
 
