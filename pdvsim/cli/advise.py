@@ -101,9 +101,7 @@ class AdviseOptions(DecisionOptions):
         rate, concurrency = self.request_rate, self.concurrency
         if rate < math.inf and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
-        if concurrency is not None and self.use_trace_timestamps:
-            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
-        replays = concurrency is None and self.replays
+        replays = self.replays(concurrency is not None)
         load = {"request_rate": rate, "max_concurrency": concurrency}
         traffic = self.asked_traffic(replays=replays, **load)
         if replays and math.isinf(rate):

@@ -37,7 +37,7 @@ class CapacityOptions(DecisionOptions):
 
     def question(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        traffic = self.asked_traffic(replays=self.replays)
+        traffic = self.asked_traffic(replays=self.replays())
         arch = self.arch[0] if self.arch else Experiment.arch
         base = self.experiment(arch, traffic)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)

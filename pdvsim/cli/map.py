@@ -60,16 +60,9 @@ class MapOptions(DecisionOptions):
         """The architectures that are named, else the default for the number of GPUs."""
         return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
 
-    @property
-    def _replays(self) -> bool:
-        """Whether the loads are rates of a replayed file."""
-        if self.concurrency and self.use_trace_timestamps:
-            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
-        return not self.concurrency and self.replays
-
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
-        if self.request_rate or not self._replays:
+        if self.request_rate or not self.replays(bool(self.concurrency)):
             return self.request_rate
         own = own_rate(self.asked_traffic(replays=True))
         return tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
@@ -95,7 +88,7 @@ class MapOptions(DecisionOptions):
         elif self.try_cards:
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.asked_traffic(*pairs, replays=self._replays)
+        traffic = self.asked_traffic(*pairs, replays=self.replays(bool(self.concurrency)))
         arch = self.archs[0] if self.archs else Experiment.arch
         # each cell of --y acceptance sets its own
         base = self.experiment(arch, traffic, assumed=self.y == "acceptance")

@@ -112,11 +112,16 @@ def has_break_even(candidate: Experiment) -> bool:
 
 def equivalent_rate(rows: Sequence[Row]) -> float:
     """The acceptance rate that gives as many tokens per round as these runs had, at their mean draft length."""
-    rounds = sum(float(row["spec_decode_num_drafts"]) for row in rows)
-    k = max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds)) if rounds else 1
+    k = _mean_draft_length(rows) or 1
     tokens = interval(row["spec_decode_acceptance_length"] for row in rows).mean
     rates = [cell / RATE_STEPS for cell in range(RATE_STEPS + 1)]
     return min(rates, key=lambda rate: abs(expected_tokens(rate, k) - tokens))
+
+
+def _mean_draft_length(rows: Sequence[Row]) -> int:
+    """Mean draft length of a round, at least 1; 0 if nothing was drafted."""
+    rounds = sum(float(row.get("spec_decode_num_drafts", 0) or 0) for row in rows)
+    return max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds)) if rounds > 0 else 0
 
 
 def break_even(drafting: Experiment, plain: Experiment, rivalry: Rivalry, bench: Bench) -> BreakEven:
@@ -200,10 +205,9 @@ class Balance:
 
 def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     """Cost of the mean round of these runs; None if nothing was drafted."""
-    rounds = sum(float(row.get("spec_decode_num_drafts", 0) or 0) for row in rows)
-    if not rounds > 0:
+    k = _mean_draft_length(rows)
+    if not k:
         return None
-    k = max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds))
     batch = max(1, round(interval(row["kinds_verify_mean_batch"] for row in rows).mean))
     tokens_in = sum(float(row["total_input_tokens"]) + float(row["total_output_tokens"]) / 2 for row in rows)
     context = int(batch * tokens_in / sum(float(row["completed"]) for row in rows))
