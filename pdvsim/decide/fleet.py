@@ -1,4 +1,4 @@
-"""Contenders other than architectures alone: ways to use several GPUs, and drafters of a model.
+"""Contenders other than architectures alone: fleets of several GPUs, and drafters of a model.
 
 A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, lanes on different GPUs,
 engines that prefill and engines that decode or, for a mixture of experts, expert parallelism with tensor or data

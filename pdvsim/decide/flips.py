@@ -142,7 +142,7 @@ class _Walk:
         """Test the places until one has a challenger, then bisect; yields after each place."""
         stands = self.flips.here
         for place in places:
-            probe = self._look(place, self.rivalry)
+            probe = self._test(place, self.rivalry)
             yield
             if probe is None:
                 return Edge(stands, reason="no budget")
@@ -161,7 +161,7 @@ class _Walk:
             while True:
                 rivals = [r for r in self.rivalry.rivals if falls.challenger in (None, self.rivalry.search.name(r))]
                 only = replace(self.rivalry, rivals=tuple(rivals))  # at the significance level of all
-                between = self._look(self.flips.between(near, far, cell / EDGE_CELLS), only)
+                between = self._test(self.flips.between(near, far, cell / EDGE_CELLS), only)
                 yield
                 if between is None:
                     break
@@ -175,7 +175,7 @@ class _Walk:
         """Whether there is a challenger, or nobody meets the goal although some did at the given place."""
         return probe.challenger is not None or bool(self.flips.probes[self.flips.here].able and not probe.able)
 
-    def _look(self, at: float, rivalry: Rivalry) -> Probe | None:
+    def _test(self, at: float, rivalry: Rivalry) -> Probe | None:
         """Run all finalists at one place, then a challenger and the recommendation again, both tuned there.
 
         None without budget for that.

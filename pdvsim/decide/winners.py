@@ -6,7 +6,7 @@ expected to be coloured by chance. Among architectures without significant diffe
 in `advise`. At a request rate, an architecture that does not keep up cannot win, and a cell may have no winner. One
 that misses the service levels cannot win if another meets them.
 
-With `fleets`, ways to use the same number of GPUs are compared instead of architectures.
+With `fleets`, layouts of the same number of GPUs are compared instead of architectures.
 
 Over sizes the acceptance rate is the same for every pair: that larger draft models agree more often is not modelled.
 """
