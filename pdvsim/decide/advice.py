@@ -50,8 +50,10 @@ class Advice(Findings):
         """The whole advice, section by section."""
         ask = self.question
         lead = f"Recommendation at {load_words(ask.base.traffic)}, with confidence."
+        # the document has the contenders under the name of its first version
+        question = {"ways" if key == "contenders" else key: value for key, value in output.settings(ask).items()}
         document = self.document(
-            question=output.settings(ask),
+            question=question,
             search={
                 "settings_tried": len(self.search.figures),
                 "settings_left_out": self.search.skipped,
