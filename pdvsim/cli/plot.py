@@ -45,8 +45,8 @@ class PlotCommand(Command):
         from pdvsim.decide.frontier import find_frontier, frontier_figure
         from pdvsim.study.output import check_folder, picture, save
         from pdvsim.study.results import load
-        from pdvsim.view.plots import own, standing
-        from pdvsim.view.plots.custom import Layout
+        from pdvsim.view.plots import slug, standing
+        from pdvsim.view.plots.custom import Layout, custom_figure
         from pdvsim.view.plots.heatmap import check
 
         results = load(self.results)
@@ -64,7 +64,8 @@ class PlotCommand(Command):
             if not all(config["scoring"].get("steady") for config in results.configs):
                 say("pdvsim", "these runs count their start and drain: sweep --steady measures the steady state alone")
         elif chosen:
-            pictures = iter([own(results, Layout(**chosen))])
+            axes = Layout(**chosen)
+            pictures = iter([(slug(f"{axes.y}-by-{axes.x}"), custom_figure(results, axes))])
         else:
             check(results, metric or results.headline, against)
             pictures = standing(results, metric, against)

@@ -31,7 +31,6 @@ class TrafficOptions:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of the trace."""
         from pdvsim.sim.workload.own import kind_of
 
         return self.dataset_name or ("custom" if self.columns else kind_of(self.file))

@@ -60,7 +60,6 @@ class Contender:
         return self.arch, hardware, self.pair, self.acceptance
 
     def gpus(self, place: Experiment) -> int:
-        """The number of its GPUs."""
         mine = self.of(place)
         return mine.gpus * mine.hardware.replicas
 

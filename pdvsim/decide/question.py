@@ -123,7 +123,6 @@ class Findings(Answer):
         return rate
 
     def finalist(self, name: str) -> Experiment:
-        """The finalist of this name."""
         return next(candidate for candidate in self.finals if self.question.name(candidate) == name)
 
     @property

@@ -37,7 +37,6 @@ class SliderControl:
     step: float
 
     def html(self, name: str) -> str:
-        """The control on the page."""
         limits = f'min="{self.start:g}" max="{self.end:g}" step="{self.step:g}"'
         return f'<label>{self.title}: <output></output><input type="range" id="{name}" {limits}></label>'
 
@@ -57,7 +56,6 @@ class SelectControl:
     options: tuple[str, ...] = ()
 
     def html(self, name: str) -> str:
-        """The control on the page."""
         options = "".join(f"<option>{html.escape(option)}</option>" for option in self.options)
         return f'<label>{self.title}<select id="{name}">{options}</select></label>'
 

@@ -104,7 +104,6 @@ class Session(Stations):
         return [gauge.figures(window_s) for _, gauge in self.gauged()]
 
     def gauged(self) -> list[tuple[Station, Gauge]]:
-        """Each station and its gauge."""
         return [(s, s.reader) for s in self.stations if isinstance(s.reader, Gauge)]
 
 

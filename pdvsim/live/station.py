@@ -93,7 +93,6 @@ class Station:
         return len(self.client.inside) + (self.client.held is not None) + len(self._pending)
 
     def state(self) -> StationState:
-        """Its state now."""
         caches = [server.kv for server in self.cluster.servers]
         share = sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
         return StationState(self.in_system, share, self._queues(), self._controller(), self._cache())

@@ -69,7 +69,6 @@ class Results:
         return [source.incomplete for source in self.sources if source.incomplete]
 
     def source(self, row: pd.Series[Any]) -> Source:
-        """The result that a point is from."""
         return self.sources[int(row["source"])]
 
     def warmup(self, row: pd.Series[Any]) -> int:

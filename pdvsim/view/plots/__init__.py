@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pdvsim.study.output import picture
 from pdvsim.study.results import Results, label
 from pdvsim.view.figure import DPI
-from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import improvement_figure
 from pdvsim.view.plots.pictures import (
     acceptance_figure,
@@ -58,11 +57,6 @@ def standing(results: Results, metric: str | None, against: str) -> Iterator[tup
         if figure is not None:
             suffix = f"-by-{kind}" if len(kinds) > 1 else ""
             yield slug(f"improvement-{compared_by.removesuffix('_ms')}{suffix}"), figure
-
-
-def own(results: Results, axis: Layout) -> tuple[str, Figure]:
-    """A custom plot and its name."""
-    return slug(f"{axis.y}-by-{axis.x}"), custom_figure(results, axis)
 
 
 def slug(words: str) -> str:

@@ -65,7 +65,6 @@ class Sheet:
     facts: Mapping[str, Any] = field(default_factory=dict)  # provenance, one level or two
 
     def html(self) -> str:
-        """The page."""
         here = files("pdvsim.view.report")
         style = here.joinpath("page.css").read_text(encoding="utf-8")
         images = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
