@@ -71,7 +71,7 @@ def sweep(**options: Any) -> SweepPoints:
 
     chosen = build(SweepOptions, options)
     asked = chosen.sweep
-    points = SweepPoints(tidy(run_sweep(asked.points(), backend=chosen.backend)))
+    points = SweepPoints(tidy(run_sweep(asked.points(), chosen.backend)))
     points.setting = points_line(points, [asdict(asked.base)])
     return points
 
