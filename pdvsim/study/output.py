@@ -68,7 +68,7 @@ def setting(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-def run_document(result: Result, metrics: dict[str, Any], date: str, label: str = "pdvsim") -> dict[str, Any]:
+def run_document(result: Result, metrics: dict[str, Any], date: str, label: str) -> dict[str, Any]:
     """The result of one run: vLLM's keys first, then provenance and the whole configuration."""
     experiment: Experiment = result.experiment
     traffic = experiment.traffic

@@ -138,7 +138,7 @@ def most_outside(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{worst['arch']}, outside the measured range: {text}"] if text else []
 
 
-def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
+def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> str:
     """Relative gain of each architecture over the first, paired by seed."""
     rows = [
         {"metric": d["metric"], load_name(d["load_kind"]): load_text(d["load"])}

@@ -100,7 +100,7 @@ def parts_html(parts: Iterable[str | Showable]) -> str:
     return "".join(pieces)
 
 
-def command_html(label: str, text: str, notes: Sequence[str] = ()) -> str:
+def command_html(label: str, text: str, notes: Sequence[str]) -> str:
     """A command with a label, a copy button and notes."""
     code = f'<pre class="command"><code>{escape(text)}</code></pre>' if text else ""
     listed = f'<p class="note">{"<br>".join(map(escape, notes))}</p>' if notes else ""
