@@ -37,8 +37,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'pdvsim' has no attribute {name!r}")
     from pdvsim import api
 
-    globals()[name] = found = api.Run if name == "Run" else api.function(name)
-    return found
+    globals()[name] = value = api.Run if name == "Run" else api.function(name)
+    return value
 
 
 def __dir__() -> list[str]:

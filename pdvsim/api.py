@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.cli.runcommand import AskedExperiment
+from pdvsim.cli.run import AskedExperiment
 from pdvsim.cli.sweep import SweepOptions
 from pdvsim.cli.traffic import TrafficOptions
 from pdvsim.cli.validate import compared
@@ -24,7 +24,7 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "advise": "advise.AdviseOptions",
     "capacity": "capacity.CapacityOptions",
     "draft_table": "draft_table.DraftTableOptions",
-    "run": "runcommand.AskedExperiment",
+    "run": "run.AskedExperiment",
     "sweep": "sweep.SweepOptions",
     "traffic": "traffic.TrafficOptions",
     "validate": "validate.options.Comparison",
@@ -71,7 +71,7 @@ def sweep(**options: Any) -> SweepPoints:
 
     chosen = build(SweepOptions, options)
     asked = chosen.sweep
-    points = SweepPoints(tidy(run_sweep(asked.points(), backend=chosen.backend)))
+    points = SweepPoints(tidy(run_sweep(asked.points(), chosen.backend)))
     points.setting = points_line(points, [asdict(asked.base)])
     return points
 

@@ -123,8 +123,8 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
     [best] = tuned(Search(goal, SPACE), [base], bench)
     *_, finals = replicated(best, goal, bench, SEEDS, 0.01)
-    recommended = best[chosen(finals.held, best, base)]
-    tied = (finals.held.best, *finals.held.unsure)
+    recommended = best[chosen(finals.contest, best, base)]
+    tied = (finals.contest.best, *finals.contest.unsure)
     means = {best[name]: interval(map(goal.value, rows)).mean for name, rows in finals.rows.items()}
     longer = recommended.server.num_speculative_tokens + 1 if recommended.speculates else 1
     drafting = recommended if recommended.speculates else best["colocated"]

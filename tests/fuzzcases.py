@@ -25,7 +25,7 @@ from resultdirs import sweep_folder
 from pdvsim import cli
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
-from pdvsim.cli.completion import command_class
+from pdvsim.cli import command_class
 from pdvsim.common.files import SEAL, sealed
 from pdvsim.common.options import options
 from pdvsim.profiler import parts, samples

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from pdvsim.cli.realrun import RealCommand
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.realrun import RealrunCommand
+from pdvsim.cli.run import RunCommand
 from pdvsim.common.arguments import parse
 from pdvsim.decide.deploy import deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
@@ -181,7 +181,7 @@ def test_our_own_lines_run_just_this(arch: str) -> None:
     experiment = replace(COLOCATED, arch=arch)
     ours, real = deployment(experiment)[-2:]
     assert parse(RunCommand, shlex.split(ours.text)[2:]).experiment == experiment
-    assert parse(RealCommand, shlex.split(real.text)[1:]).experiment == experiment
+    assert parse(RealrunCommand, shlex.split(real.text)[1:]).experiment == experiment
 
 
 def test_every_preset_has_a_checkpoint() -> None:

@@ -25,9 +25,8 @@ from markdown_it import MarkdownIt
 
 import pdvsim
 from pdvsim.calibration.validate.served import SHIPPED
-from pdvsim.cli import COMMANDS, main
-from pdvsim.cli.completion import command_class
-from pdvsim.cli.realrun import RealCommand
+from pdvsim.cli import COMMANDS, command_class, main
+from pdvsim.cli.realrun import RealrunCommand
 from pdvsim.cli.realrun import main as realrun
 from pdvsim.common.arguments import parse
 from pdvsim.common.options import options
@@ -91,7 +90,7 @@ def inline(text: str, kind: str) -> Iterator[Any]:
 
 def command_of(argv: list[str]) -> type:
     """The dataclass behind a command line."""
-    return RealCommand if argv[0] == "realrun" else command_class(argv[1])
+    return RealrunCommand if argv[0] == "realrun" else command_class(argv[1])
 
 
 def names(command: type) -> set[str]:

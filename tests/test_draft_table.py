@@ -231,10 +231,9 @@ def test_a_length_stays_the_best_between_its_acceptance_rates(pair: str) -> None
 
 
 def test_tokens_of_a_round() -> None:
-    formula = Formula(question().drafting(4))
-
     def tokens(given: Acceptance) -> list[float]:
-        return [formula.tokens_per_round(k, given) for k in range(3)]
+        formula = Formula(replace(question().drafting(4), acceptance=given))
+        return [formula.tokens_per_round(k) for k in range(3)]
 
     assert tokens(Acceptance(acceptance_rate=0.5)) == pytest.approx([1, 1.5, 1.75])
     assert tokens(Acceptance(acceptance_rate=1.0)) == [1, 2, 3]
@@ -245,10 +244,10 @@ def test_requests_of_unlike_rates_are_counted_by_their_rounds() -> None:
     """Tokens over rounds of many requests of one length, drawn one by one."""
     given = Acceptance(acceptance_rate=0.6, acceptance_concentration=3.0)
     rates = np.random.default_rng(0).beta(1.8, 1.2, 200_000)
-    formula = Formula(question().drafting(4))
+    formula = Formula(replace(question().drafting(4), acceptance=given))
     for k in range(5):
         each = sum(rates**i for i in range(k + 1))
-        assert formula.tokens_per_round(k, given) == pytest.approx(1 / np.mean(1 / each), rel=0.005)
+        assert formula.tokens_per_round(k) == pytest.approx(1 / np.mean(1 / each), rel=0.005)
 
 
 def test_a_trace_says_what_it_recorded(tmp_path: Path) -> None:

@@ -1,18 +1,22 @@
 """The `pdvsim` command. Tables on standard output, everything else on standard error.
 
 Bad input prints one line on standard error and exits with 2; Ctrl-C prints one line and exits with 130. Each command is
-a module of this package with a `main(argv)`; only the requested one is imported.
+a module of this package with a `Command`; only the requested one is imported.
 """
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 from pdvsim.common.console import guarded
 from pdvsim.common.version import __version__
+
+if TYPE_CHECKING:
+    from pdvsim.cli.command import Command
 
 GROUPS = {  # name, also of its module: one line of help
     "decide": {
@@ -48,6 +52,13 @@ def module_of(command: str) -> str:
     return f"pdvsim.cli.{command.replace('-', '_')}"
 
 
+def command_class(command: str) -> type[Command]:
+    """The dataclass of a command: DraftTableCommand of draft-table."""
+    name = "".join(word.capitalize() for word in command.split("-"))
+    kind: type[Command] = getattr(import_module(module_of(command)), f"{name}Command")
+    return kind
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, which ends with it; returns the exit code."""
     return guarded("pdvsim", lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)), last=argv is None)
@@ -65,18 +76,13 @@ def _dispatch(argv: list[str]) -> int:
         print(f"pdvsim {__version__}")
         return 0
     if first in ("--completion", "--complete"):
-        return _main("completion")(argv)
+        return int(import_module("pdvsim.cli.completion").main(argv))
     if first not in COMMANDS:
         what = f"unknown {'option' if first[:1] == '-' else 'command'} {first!r}"
         close = difflib.get_close_matches(first, COMMANDS, n=1)
         hint = f"; did you mean {close[0]}?" if close else f"; commands: {', '.join(COMMANDS)} (see pdvsim --help)"
         raise ValueError(what + hint)
-    return _main(first)(argv[1:])
-
-
-def _main(command: str) -> Callable[[list[str]], int]:
-    run: Callable[[list[str]], int] = import_module(module_of(command)).main
-    return run
+    return command_class(first).main(argv[1:], f"pdvsim {first}")
 
 
 def help_text() -> str:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.core import DrafterKind
@@ -22,7 +21,7 @@ ADVICE = (
 
 
 @dataclass(frozen=True)
-class AcceptanceCommand:
+class AcceptanceCommand(Command):
     """List the acceptance that is recorded, published or assumed, by drafter and task, with its source.
 
     Or measure it in your own texts: --drafter ngram or suffix with --texts.
@@ -51,31 +50,27 @@ class AcceptanceCommand:
         if self.suffix != SuffixOptions() and (self.texts is None or self.drafter != "suffix"):
             raise ValueError("the options of suffix decoding need --drafter suffix and --texts")
 
+    def execute(self) -> int:
+        from pdvsim.study.output import dumps
+        from pdvsim.view.acceptance import known
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(AcceptanceCommand, argv, "pdvsim acceptance")
-
-    from pdvsim.study.output import dumps
-    from pdvsim.view.acceptance import known
-
-    rows = [row for row in known(LENGTHS) if args.drafter in (None, row["drafter"])]
-    if not rows:
-        raise ValueError(f"--drafter {args.drafter}: no acceptance is known; give yours with --acceptance-from")
-    if args.texts is not None:
-        rows = [_measured(args, args.texts), *rows]
-    if args.json:
-        print(dumps({"tokens_per_round": rows}))
+        rows = [row for row in known(LENGTHS) if self.drafter in (None, row["drafter"])]
+        if not rows:
+            raise ValueError(f"--drafter {self.drafter}: no acceptance is known; give yours with --acceptance-from")
+        if self.texts is not None:
+            rows = [_measured(self, self.texts), *rows]
+        if self.json:
+            print(dumps({"tokens_per_round": rows}))
+            return 0
+        print(TextTable(rows, notes=(ADVICE,)))
         return 0
-    print(TextTable(rows, notes=(ADVICE,)))
-    return 0
 
 
 def _measured(args: AcceptanceCommand, path: str) -> dict[str, Any]:
     """Look drafts up in the texts, write the rounds where asked, and return the row of the table."""
     from pdvsim.sim.workload.acceptance import LONGEST
     from pdvsim.study.lookups import Drafted, looked_up, read_texts, rounds_of
-    from pdvsim.study.output import check_file
+    from pdvsim.study.output import optional_file
     from pdvsim.view.acceptance import row_of
 
     texts = read_texts(path, args.tokenizer)
@@ -84,7 +79,7 @@ def _measured(args: AcceptanceCommand, path: str) -> dict[str, Any]:
         raise ValueError(
             f"--suffix-decoding-max-cached-requests must be 0 or at least the {len(texts)} requests of {path}"
         )
-    file = check_file(Path(args.output)) if args.output else None
+    file = optional_file(args.output)
     drafted: list[Drafted] = []
     with Progress(len(texts), "requests", args.json) as progress:
         for one in looked_up(texts, "suffix" if args.drafter == "suffix" else "ngram", LONGEST, args.suffix):

@@ -8,10 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.arguments import parse
+from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.console import say
-from pdvsim.common.progress import Progress
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise, usual_runs
 from pdvsim.decide.figures import advice_pictures
@@ -103,9 +101,7 @@ class AdviseOptions(DecisionOptions):
         rate, concurrency = self.request_rate, self.concurrency
         if rate < math.inf and concurrency is not None:
             raise ValueError("give one of --request-rate and --concurrency")
-        if concurrency is not None and self.use_trace_timestamps:
-            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
-        replays = concurrency is None and self.replays
+        replays = self.replays(concurrency is not None)
         load = {"request_rate": rate, "max_concurrency": concurrency}
         traffic = self.asked_traffic(replays=replays, **load)
         if replays and math.isinf(rate):
@@ -139,6 +135,11 @@ class AdviseOptions(DecisionOptions):
                 refused = error
         raise refused
 
+    def expected_runs(self, question: Question) -> int:
+        """Estimated simulations; warns if there are too few replications."""
+        forewarn_few(question.num_runs, len(question.space.archs))
+        return usual_runs(question)
+
     def answer(self, question: Question | None = None, progress: Callable[[int], None] | None = None) -> Advice:
         """The advice; `progress` is called with the number of simulations done."""
         advice = advise(question or self.question(), Bench(self.jobs, progress, prompts=self.num_prompts))
@@ -154,17 +155,11 @@ class AdviseCommand(AnswerCommand):
     output: str | None = None
     """Folder for advice.json and advice.png; default: nothing is saved."""
 
+    def execute(self) -> int:
+        return self.respond(self.options, self._files)
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(AdviseCommand, argv, "pdvsim advise")
-    question = args.options.question()
-
-    forewarn_few(question.num_runs, len(question.space.archs))
-    files, page = list[Path](), page_file(args.html)
-    if args.output:
-        folder = output.check_folder(Path(args.output))
-        files = [output.check_file(folder / name) for name in ("advice.json", "advice.png")]
-    with Progress(usual_runs(question), "simulations", args.json, after_s=0, about=True) as progress:
-        advice = args.options.answer(question, progress.update)
-    return deliver(advice, args, files, page)
+    def _files(self, question: Question, date: str) -> list[Path]:
+        if not self.output:
+            return []
+        folder = output.check_folder(Path(self.output))
+        return [output.check_file(folder / name) for name in ("advice.json", "advice.png")]

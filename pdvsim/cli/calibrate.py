@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
 from pdvsim.common.options import Paths, Placed, check_kinds
@@ -32,7 +32,7 @@ SAMPLED = {"samples", "served", "name", "plots", "output", "json"}  # the option
 
 
 @dataclass(frozen=True)
-class CalibrateCommand:
+class CalibrateCommand(Command):
     """Fit a profile to measured samples and print its errors on held-out samples."""
 
     samples: Placed[str | None] = None
@@ -75,45 +75,44 @@ class CalibrateCommand:
         check_ranges(self)
         check_kinds(self, KINDS, SAMPLED)
 
+    def execute(self) -> int:
+        if self.from_bench:
+            from pdvsim.cli.calibrate_bench import correct
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(CalibrateCommand, argv, "pdvsim calibrate")
-    if args.from_bench:
-        from pdvsim.cli.calibrate_bench import correct
+            file = Path(self.output if self.output != PROFILE else MACHINE)
+            hardware = Hardware(
+                self.gpu or Hardware.gpu, tensor_parallel_size=self.tensor_parallel_size, engine=self.engine
+            )
+            return correct(self.from_bench, self.pair, hardware, self.max_num_batched_tokens, file, self.json)
+        if self.from_kernels is not None:
+            return _kernels(self, self.from_kernels)
+        if self.from_vllm:
+            return _engine(self)
+        if self.samples is None:
+            raise ValueError(
+                "name a folder of samples, logs of your engine with --from-vllm, or results with --from-bench"
+            )
 
-        file = Path(args.output if args.output != PROFILE else MACHINE)
-        hardware = Hardware(
-            args.gpu or Hardware.gpu, tensor_parallel_size=args.tensor_parallel_size, engine=args.engine
-        )
-        return correct(args.from_bench, args.pair, hardware, args.max_num_batched_tokens, file, args.json)
-    if args.from_kernels is not None:
-        return _kernels(args, args.from_kernels)
-    if args.from_vllm:
-        return _engine(args)
-    if args.samples is None:
-        raise ValueError("name a folder of samples, logs of your engine with --from-vllm, or results with --from-bench")
+        from pdvsim.calibration.fit import build
+        from pdvsim.calibration.fit.build import save
+        from pdvsim.calibration.fit.gaps import join_s, read_gaps
+        from pdvsim.calibration.fit.service import read_served
+        from pdvsim.study import output
 
-    from pdvsim.calibration.fit import build
-    from pdvsim.calibration.fit.build import save
-    from pdvsim.calibration.fit.gaps import join_s, read_gaps
-    from pdvsim.calibration.fit.service import read_served
-    from pdvsim.study import output
-
-    samples, served = build.read(args.samples), read_served(args.served)
-    joined_s = join_s(read_gaps(args.served))
-    path = output.check_file(Path(args.output))
-    folder = output.check_folder(Path(args.plots) if args.plots else path.parent)
-    with Progress(build.parts(samples), "fits", args.json) as progress:
-        done = iter(range(1, build.parts(samples) + 1))
-        name, step = args.name or path.stem, lambda: progress.update(next(done))
-        calibration = build.calibrate(samples, name, step, served, joined_s)
-    save(calibration.profile, path)
-    saved = [path, *_plots(calibration, folder, path.stem)]
-    document = calibration.document() | {"files": [str(file) for file in saved]}
-    print(output.dumps(document) if args.json else _table(document))
-    say("pdvsim", f"saved {', '.join(map(str, saved))}")
-    return 0
+        samples, served = build.read(self.samples), read_served(self.served)
+        joined_s = join_s(read_gaps(self.served))
+        path = output.check_file(Path(self.output))
+        folder = output.check_folder(Path(self.plots) if self.plots else path.parent)
+        with Progress(build.parts(samples), "fits", self.json) as progress:
+            done = iter(range(1, build.parts(samples) + 1))
+            name, step = self.name or path.stem, lambda: progress.update(next(done))
+            calibration = build.calibrate(samples, name, step, served, joined_s)
+        save(calibration.profile, path)
+        saved = [path, *_plots(calibration, folder, path.stem)]
+        document = calibration.document() | {"files": [str(file) for file in saved]}
+        print(output.dumps(document) if self.json else _table(document))
+        say("pdvsim", f"saved {', '.join(map(str, saved))}")
+        return 0
 
 
 def _kernels(args: CalibrateCommand, folder: str) -> int:

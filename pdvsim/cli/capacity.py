@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
-from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.arguments import parse
-from pdvsim.common.progress import Progress
+from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.figures import capacity_pictures
@@ -22,6 +21,8 @@ from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.study import output
 from pdvsim.study.estimate import forewarn
 
+ESTIMATED_RUNS = 8  # of a search, for the progress bar
+
 
 @dataclass(frozen=True)
 class CapacityOptions(DecisionOptions):
@@ -34,18 +35,28 @@ class CapacityOptions(DecisionOptions):
     tolerance: Tolerance = 0.02
     """Relative width of the final bracket: the search ends this close to the first rate that fails."""
 
-    def plan(self) -> Plan:
+    def question(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
-        traffic = self.asked_traffic(replays=self.replays)
+        traffic = self.asked_traffic(replays=self.replays())
         arch = self.arch[0] if self.arch else Experiment.arch
         base = self.experiment(arch, traffic)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
         space = self.space(self.arch) if self.arch else None
         return Plan(base, self.arch, self.num_runs, goal, self.tolerance, space, least=self.num_prompts or LEAST)
 
+    def expected_runs(self, plan: Plan) -> int:
+        """Estimated simulations; warns before runs that are long or too few."""
+        one = replace(plan.goal.prepared(plan.base), arch=plan.archs[0])
+        runs = [without_band(saturated(one))] * len(plan.cases()) * ESTIMATED_RUNS
+        forewarn_few(plan.num_runs, len(plan.archs))
+        forewarn(runs, self.jobs)
+        tunes = plan.space is not None and plan.space.steps_of(plan.archs)
+        tuning = most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0  # most is rarely needed
+        return len(runs) + tuning
+
     def answer(self, plan: Plan | None = None, progress: Callable[[int], None] | None = None) -> Capacities:
         """The rates held; `progress` is called with the number of simulations done."""
-        capacities = find_capacities(plan or self.plan(), Bench(self.jobs, progress), self.gpu_hour_usd)
+        capacities = find_capacities(plan or self.question(), Bench(self.jobs, progress), self.gpu_hour_usd)
         capacities.drawn_by = capacity_pictures
         return capacities
 
@@ -58,23 +69,5 @@ class CapacityCommand(AnswerCommand):
     output: str | None = None
     """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
 
-
-ESTIMATED_RUNS = 8  # of a search, for the progress bar
-
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(CapacityCommand, argv, "pdvsim capacity")
-    plan = args.options.plan()
-
-    date = output.now()
-    files, page = output.answer_files("capacity", args.output, date), page_file(args.html)
-    one = replace(plan.goal.prepared(plan.base), arch=plan.archs[0])
-    runs = [without_band(saturated(one))] * len(plan.cases()) * ESTIMATED_RUNS
-    forewarn_few(plan.num_runs, len(plan.archs))
-    forewarn(runs, args.options.jobs)
-    tunes = plan.space is not None and plan.space.steps_of(plan.archs)
-    tuning = most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0  # most is rarely needed
-    with Progress(len(runs) + tuning, "runs", args.json, after_s=0, about=True) as progress:
-        capacities = args.options.answer(plan, progress.update)
-    return deliver(capacities, args, files, page, date)
+    def execute(self) -> int:
+        return self.respond(self.options, partial(output.answer_files, "capacity", self.output), "runs", dated=True)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from importlib import import_module
-from inspect import isclass
 from pathlib import Path
 
-from pdvsim.cli import COMMANDS, module_of
+from pdvsim.cli import COMMANDS, command_class
 from pdvsim.common.options import options
 from pdvsim.sim.hardware.models import GPUS, PRESETS, same_vocabulary
 from pdvsim.sim.policies import ARCHS
@@ -45,13 +43,6 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def command_class(name: str) -> type:
-    """The dataclass of a command."""
-    module = import_module(module_of(name))
-    classes = [value for key, value in vars(module).items() if key.endswith("Command") and isclass(value)]
-    return next((value for value in classes if value.__module__ == module.__name__), classes[0])
-
-
 def completed(words: Sequence[str]) -> list[str]:
     """Completions of the last word of a command line."""
     program, *before, typed = words
@@ -65,7 +56,8 @@ def _offered(before: Sequence[str], typed: str) -> Iterable[str]:
         return [*COMMANDS, "help", "--help", "--version"]
     if before[0] not in COMMANDS:
         return []
-    known = {flag: option for option in options(command_class(before[0])).values() for flag in option.flags}
+    command: type = command_class(before[0])
+    known = {flag: option for option in options(command).values() for flag in option.flags}
     if typed.startswith("-"):
         switches = (f"--no-{flag[2:]}" for flag, option in known.items() if option.one is bool)
         return [*known, *switches, "--help", "--help-all"]

@@ -7,10 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
-from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.arguments import parse
+from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.options import options
-from pdvsim.common.progress import Progress
 from pdvsim.decide.draft_engines import EngineName
 from pdvsim.decide.draft_lengths import find_table, usual_runs
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable
@@ -64,6 +62,10 @@ class DraftTableOptions(VariedOptions):
         given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.num_prompts)
         return DraftQuestion(base, *given)
 
+    def expected_runs(self, question: DraftQuestion) -> int:
+        """Estimated simulations."""
+        return usual_runs(question)
+
     def answer(
         self, question: DraftQuestion | None = None, progress: Callable[[int], None] | None = None
     ) -> DraftTable:
@@ -79,15 +81,11 @@ class DraftTableCommand(AnswerCommand):
     output: str | None = None
     """Write the table to this file, as JSON."""
 
+    def execute(self) -> int:
+        return self.respond(self.options, self._files)
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(DraftTableCommand, argv, "pdvsim draft-table")
-    question = args.options.question()
-
-    file, page = output.check_file(Path(args.output)) if args.output else None, page_file(args.html)
-    if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
-        raise ValueError(f"{file} cannot be overwritten: it is an input")
-    with Progress(usual_runs(question), "simulations", args.json, about=True) as progress:
-        table = args.options.answer(question, progress.update)
-    return deliver(table, args, [file] if file is not None else (), page)
+    def _files(self, question: DraftQuestion, date: str) -> list[Path]:
+        file = output.optional_file(self.output)
+        if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
+            raise ValueError(f"{file} cannot be overwritten: it is an input")
+        return [] if file is None else [file]

@@ -6,7 +6,7 @@ import webbrowser
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.live.knobs import Setup
@@ -22,7 +22,7 @@ EXTRA = "live needs tornado: pip install 'pdvsim[live]'"
 
 
 @dataclass(frozen=True)
-class LiveCommand(ExperimentOptions):
+class LiveCommand(Command, ExperimentOptions):
     """Show one to four architectures on a page while they serve the same requests; change load and settings live."""
 
     without: ClassVar[tuple[str, ...]] = (
@@ -60,21 +60,18 @@ class LiveCommand(ExperimentOptions):
         base = self.experiment(self.arch[0])
         return Setup(self.arch, replace(base, scoring=replace(base.scoring, metric_percentiles=PERCENTILES)))
 
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(LiveCommand, argv, "pdvsim live")
-    try:
-        from pdvsim.live.server import PageServer
-    except ImportError:
-        raise ValueError(EXTRA) from None
-    page = PageServer(args.address, args.port, args.token)  # reports a port in use before anything else
-    try:
-        _serve(args, page)
-    finally:
-        page.close()
-    say("pdvsim", "live ended")
-    return 0
+    def execute(self) -> int:
+        try:
+            from pdvsim.live.server import PageServer
+        except ImportError:
+            raise ValueError(EXTRA) from None
+        page = PageServer(self.address, self.port, self.token)  # reports a port in use before anything else
+        try:
+            _serve(self, page)
+        finally:
+            page.close()
+        say("pdvsim", "live ended")
+        return 0
 
 
 def _serve(args: LiveCommand, page: PageServer) -> None:

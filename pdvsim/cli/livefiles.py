@@ -1,4 +1,4 @@
-"""Save a live session as ordinary results: rerun it from its tape with all records, and list its command lines."""
+"""Save a live session as ordinary results: rerun it from its actions with all records, and list its command lines."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pdvsim.cli.runfiles import RunFiles
 from pdvsim.common.arguments import flags_of
 from pdvsim.common.commandline import command_line
 from pdvsim.common.files import write_whole
-from pdvsim.live.knobs import Act, Knobs, Setup
+from pdvsim.live.knobs import Action, Knobs, Setup
 from pdvsim.live.session import replay
 from pdvsim.sim.config import Experiment
 from pdvsim.study import output
@@ -25,37 +25,39 @@ from pdvsim.view.report.document import build
 from pdvsim.view.run import Run
 
 if TYPE_CHECKING:
-    from pdvsim.live.pace import Shown
+    from pdvsim.live.pace import Update
 
 SET_BY_SESSION = ("arch", "num_prompts", "metric_percentiles")
 
 
-def command_lines(setup: Setup, tape: Sequence[Act], knobs: Knobs, now_s: float, made: Sequence[Experiment]) -> str:
+def command_lines(
+    setup: Setup, actions: Sequence[Action], knobs: Knobs, now_s: float, experiments: Sequence[Experiment]
+) -> str:
     """Commands that repeat a session, and changes that no command line can repeat."""
     live = ["pdvsim", "live", "--arch", ",".join(setup.archs)]
     begun = [*live, *flags_of(setup.base, Experiment(), SET_BY_SESSION)]
-    if not tape:
-        runs = [command_line("pdvsim run", e) for e in made]
+    if not actions:
+        runs = [command_line("pdvsim run", e) for e in experiments]
         return "\n".join(["No setting was changed. To repeat the session:", shlex.join(begun), *runs])
-    present = [*live, *flags_of(knobs.turned(setup.base), Experiment(), SET_BY_SESSION)]
+    present = [*live, *flags_of(knobs.applied_to(setup.base), Experiment(), SET_BY_SESSION)]
     lines = ["Settings at the start:", shlex.join(begun), "Settings at the end:", shlex.join(present)]
     lines.append(f"Changes up to {now_s:.2f} s, which a command line cannot repeat (full precision: session.json):")
     before = Knobs.of(setup.base)
-    for act in tape:
+    for action in actions:
         what = "a burst of requests"
-        if act.knobs is not None:
+        if action.knobs is not None:
             old = asdict(before)
-            what = ", ".join(f"{k} {old[k]} to {v}" for k, v in asdict(act.knobs).items() if v != old[k])
-            before = act.knobs
-        lines.append(f"  at {act.at_s:.2f} s: {what}")
+            what = ", ".join(f"{k} {old[k]} to {v}" for k, v in asdict(action.knobs).items() if v != old[k])
+            before = action.knobs
+        lines.append(f"  at {action.at_s:.2f} s: {what}")
     return "\n".join(lines)
 
 
-def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> str:
+def write_session(setup: Setup, actions: Sequence[Action], now_s: float, folder: Path) -> str:
     """Write table, records and page of each architecture, and one report; returns the message."""
     output.check_folder(folder)
-    date, made, paths, tables = output.now(), [], [], []
-    for result in replay(setup, tape, now_s):
+    date, experiments, paths, tables = output.now(), [], [], []
+    for result in replay(setup, actions, now_s):
         if not len(result.requests["id"]):
             raise ValueError("nothing to save: no request has arrived yet")
         name = result.experiment.arch.rpartition(":")[2]
@@ -65,15 +67,15 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
         written = RunFiles("live", date, (folder / f"{name}.json",), details, (), pages)
         run = Run(result)
         written.write(run)
-        made.append(result.experiment)
+        experiments.append(result.experiment)
         paths.append(written.results[0])
         tables.append(run.table())
     write_whole(folder / "report.html", page(build(load(paths))).encode())
-    knobs = next((act.knobs for act in reversed(tape) if act.knobs is not None), Knobs.of(setup.base))
-    lines = command_lines(setup, tape, knobs, now_s, made)
+    knobs = next((action.knobs for action in reversed(actions) if action.knobs is not None), Knobs.of(setup.base))
+    lines = command_lines(setup, actions, knobs, now_s, experiments)
     write_whole(folder / "session.txt", "\n\n".join([*tables, lines, ""]).encode())
     document = {"archs": setup.archs, "config": output.settings(setup.base), "until_s": now_s}
-    document["tape"] = [output.settings(act) for act in tape]
+    document["tape"] = [output.settings(action) for action in actions]
     write_whole(folder / "session.json", (output.dumps(document) + "\n").encode())
     each = "for each architecture a result, records and a page"
     return f"saved {folder}: report.html, session.txt, and {each}\n{lines}"
@@ -82,11 +84,11 @@ def write_session(setup: Setup, tape: Sequence[Act], now_s: float, folder: Path)
 class SavedSession:
     """Saves a session in a separate process, while the page continues."""
 
-    def __init__(self, setup: Setup, shown: Shown) -> None:
+    def __init__(self, setup: Setup, shown: Update) -> None:
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
         folder = Path(f"results/live-{output.now()}").absolute()
-        context.Process(target=_write, args=(theirs, setup, shown.tape, shown.now_s, folder), daemon=True).start()
+        context.Process(target=_write, args=(theirs, setup, shown.actions, shown.now_s, folder), daemon=True).start()
         theirs.close()
 
     def outcome(self) -> str | None:
@@ -97,10 +99,10 @@ class SavedSession:
             return "nothing was saved: the writing process ended"
 
 
-def _write(pipe: Connection, setup: Setup, tape: Sequence[Act], now_s: float, folder: Path) -> None:
+def _write(pipe: Connection, setup: Setup, actions: Sequence[Action], now_s: float, folder: Path) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        outcome: Any = write_session(setup, tape, now_s, folder)
+        outcome: Any = write_session(setup, actions, now_s, folder)
     except (ValueError, OSError) as error:
         outcome = f"nothing was saved: {error}"
     pipe.send(outcome)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
-from pdvsim.cli.page import AnswerCommand, deliver, page_file
-from pdvsim.common.arguments import parse
-from pdvsim.common.progress import Progress
+from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.figures import map_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets
@@ -30,7 +29,7 @@ from pdvsim.study.estimate import forewarn
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)
 TRACE_LOADS = (0.5, 1, 2, 4)  # times the trace's rate
-SEARCHED = 4  # of so many runs that tuning could take it usually takes one
+SEARCHED = 4  # tuning usually takes the most runs that it could take over this
 
 
 @dataclass(frozen=True)
@@ -61,21 +60,14 @@ class MapOptions(DecisionOptions):
         """The architectures that are named, else the default for the number of GPUs."""
         return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
 
-    @property
-    def _replays(self) -> bool:
-        """Whether the loads are rates of a replayed file."""
-        if self.concurrency and self.use_trace_timestamps:
-            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
-        return not self.concurrency and self.replays
-
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
-        if self.request_rate or not self._replays:
+        if self.request_rate or not self.replays(bool(self.concurrency)):
             return self.request_rate
         own = own_rate(self.asked_traffic(replays=True))
         return tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
 
-    def grid(self) -> Grid:
+    def question(self) -> Grid:
         """The map these options describe; a ValueError names what is wrong."""
         rates = self.rates()
         loads = self.concurrency or (() if rates else LOADS)
@@ -96,7 +88,7 @@ class MapOptions(DecisionOptions):
         elif self.try_cards:
             raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.asked_traffic(*pairs, replays=self._replays)
+        traffic = self.asked_traffic(*pairs, replays=self.replays(bool(self.concurrency)))
         arch = self.archs[0] if self.archs else Experiment.arch
         # each cell of --y acceptance sets its own
         base = self.experiment(arch, traffic, assumed=self.y == "acceptance")
@@ -118,10 +110,17 @@ class MapOptions(DecisionOptions):
             accepted,
         )
 
+    def expected_runs(self, grid: Grid) -> int:
+        """Estimated simulations; warns before runs that are long or too few."""
+        experiments = grid.experiments()
+        forewarn_few(grid.num_runs, len(grid.archs))
+        forewarn([applicable(without_band(run)) for run in experiments], self.jobs)
+        return len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs)) // SEARCHED
+
     def answer(self, grid: Grid | None = None, progress: Callable[[int], None] | None = None) -> WinnerMap:
         """The map; `progress` is called with the number of simulations done."""
         bench = Bench(self.jobs, progress, band=self.against is not None, prompts=self.num_prompts)
-        winners = draw_map(grid or self.grid(), bench)
+        winners = draw_map(grid or self.question(), bench)
         winners.drawn_by = map_pictures
         return winners
 
@@ -134,18 +133,5 @@ class MapCommand(AnswerCommand):
     output: str | None = None
     """Folder for table, JSON and plots; default: results/map-DATE-TIME."""
 
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(MapCommand, argv, "pdvsim map")
-    grid = args.options.grid()
-
-    date = output.now()
-    files, page = output.answer_files("map", args.output, date), page_file(args.html)
-    experiments = grid.experiments()
-    forewarn_few(grid.num_runs, len(grid.archs))
-    forewarn([applicable(without_band(run)) for run in experiments], args.options.jobs)
-    searched = most_runs(grid.space, len(grid.cells()), len(grid.archs)) // SEARCHED
-    with Progress(len(experiments) + searched, "runs", args.json, after_s=0, about=True) as progress:
-        winners = args.options.answer(grid, progress.update)
-    return deliver(winners, args, files, page, date)
+    def execute(self) -> int:
+        return self.respond(self.options, partial(output.answer_files, "map", self.output), "runs", dated=True)

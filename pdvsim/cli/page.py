@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
+from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.decide.report import Answer
 from pdvsim.sim.assembly import covering_profile
@@ -18,7 +20,7 @@ from pdvsim.view.report.sheet import Sheet
 
 
 @dataclass(frozen=True)
-class AnswerCommand:
+class AnswerCommand(Command):
     """Output options of the decision commands."""
 
     html: str | None = None
@@ -28,17 +30,34 @@ class AnswerCommand:
     config: str | None = None
     """TOML file of flags (request_rate = 8, arch = ["pdv", "pd"]); the command line takes precedence."""
 
+    def respond(
+        self,
+        options: Any,
+        files: Callable[[Any, str], Sequence[Path]],
+        unit: str = "simulations",
+        dated: bool = False,
+    ) -> int:
+        """Answer the question of the options, print the answer and save it; returns the exit code.
 
-def deliver(
-    answer: Answer, wanted: AnswerCommand, files: Sequence[Path] = (), page: Path | None = None, date: str | None = None
-) -> int:
+        The options have `question()`, `expected_runs(question)`, which may warn, and `answer(question, progress)`.
+        `files` are those of a question at a date, which is in the document if that is `dated`.
+        """
+        question, date = options.question(), output.now()
+        paths, page = files(question, date), output.optional_file(self.html)
+        expected = options.expected_runs(question)
+        with Progress(expected, unit, self.json, after_s=0, about=True) as progress:
+            answer = options.answer(question, progress.update)
+        return deliver(answer, self.json, paths, page, date if dated else None)
+
+
+def deliver(answer: Answer, as_json: bool, files: Sequence[Path], page: Path | None, date: str | None) -> int:
     """Print an answer, and write its page and files; returns the exit code.
 
     Files of an answer without result are removed. Plots other than the main one are named after their heading.
     """
     report = answer.report()
     document = output.dumps(({} if date is None else {"date": date}) | report.document)
-    print(document if wanted.json else report.text)
+    print(document if as_json else report.text)
     pictures = answer.pictures() if (files or page) and not report.empty else {}
     if not report.empty:
         write_page(page, Sheet(report.title, report.lead, report.sections, pictures, facts_of(report.base)))
@@ -56,11 +75,6 @@ def deliver(
         else:
             content[path] = (document + "\n").encode()
     return output.save(content, report.stopped)
-
-
-def page_file(html: str | None) -> Path | None:
-    """The page's file, if requested; an OSError if it cannot be written."""
-    return output.check_file(Path(html)) if html else None
 
 
 def write_page(path: Path | None, sheet: Sheet) -> None:

@@ -6,14 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.options import Paths, Placed
 from pdvsim.view.figure import DPI
 
 
 @dataclass(frozen=True)
-class PlotCommand:
+class PlotCommand(Command):
     """Plot throughput, latency, GPU use by lane, acceptance and the improvement heatmap, or a custom plot."""
 
     results: Placed[Paths]
@@ -41,40 +41,38 @@ class PlotCommand:
     """Plot and list the Pareto frontier of results at one load, in --var-x (default: mean_ttft_ms) and --var-y
     (default: p99_itl_ms)."""
 
+    def execute(self) -> int:
+        from pdvsim.decide.frontier import find_frontier, frontier_figure
+        from pdvsim.study.output import check_folder, picture, save
+        from pdvsim.study.results import load
+        from pdvsim.view.plots import slug, standing
+        from pdvsim.view.plots.custom import Layout, custom_figure
+        from pdvsim.view.plots.heatmap import check
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(PlotCommand, argv, "pdvsim plot")
-
-    from pdvsim.decide.frontier import find_frontier, frontier_figure
-    from pdvsim.study.output import check_folder, picture, save
-    from pdvsim.study.results import load
-    from pdvsim.view.plots import own, standing
-    from pdvsim.view.plots.custom import Layout
-    from pdvsim.view.plots.heatmap import check
-
-    results = load(args.results)
-    for line in results.incomplete:
-        say("pdvsim", line)
-    given = {"x": args.var_x, "y": args.var_y, "curve": args.curve_by, "row": args.row_by, "column": args.col_by}
-    chosen = {name: column.replace("-", "_") for name, column in given.items() if column is not None}
-    against, metric = args.against or results.archs[0], args.metric and args.metric.replace("-", "_")
-    if args.frontier:
-        if chosen.keys() - {"x", "y"}:
-            raise ValueError("--frontier can be combined with --var-x and --var-y only")
-        frontier = find_frontier(results.points, **chosen)
-        pictures = iter([("frontier", frontier_figure(frontier, results.configs))])
-        print(frontier)
-        if not all(config["scoring"].get("steady") for config in results.configs):
-            say("pdvsim", "these runs count their start and drain: sweep --steady measures the steady state alone")
-    elif chosen:
-        pictures = iter([own(results, Layout(**chosen))])
-    else:
-        check(results, metric or results.headline, against)
-        pictures = standing(results, metric, against)
-    first = Path(args.results[0])
-    folder = check_folder(Path(args.output) if args.output else (first if first.is_dir() else first.parent) / "plots")
-    for name, figure in pictures:
-        path = folder / f"{name}.{args.format}"
-        save({path: picture(figure, path, DPI)})
-    return 0
+        results = load(self.results)
+        for line in results.incomplete:
+            say("pdvsim", line)
+        given = {"x": self.var_x, "y": self.var_y, "curve": self.curve_by, "row": self.row_by, "column": self.col_by}
+        chosen = {name: column.replace("-", "_") for name, column in given.items() if column is not None}
+        against, metric = self.against or results.archs[0], self.metric and self.metric.replace("-", "_")
+        if self.frontier:
+            if chosen.keys() - {"x", "y"}:
+                raise ValueError("--frontier can be combined with --var-x and --var-y only")
+            frontier = find_frontier(results.points, **chosen)
+            pictures = iter([("frontier", frontier_figure(frontier, results.configs))])
+            print(frontier)
+            if not all(config["scoring"].get("steady") for config in results.configs):
+                say("pdvsim", "these runs count their start and drain: sweep --steady measures the steady state alone")
+        elif chosen:
+            axes = Layout(**chosen)
+            pictures = iter([(slug(f"{axes.y}-by-{axes.x}"), custom_figure(results, axes))])
+        else:
+            check(results, metric or results.headline, against)
+            pictures = standing(results, metric, against)
+        first = Path(self.results[0])
+        usual = (first if first.is_dir() else first.parent) / "plots"
+        folder = check_folder(Path(self.output) if self.output else usual)
+        for name, figure in pictures:
+            path = folder / f"{name}.{self.format}"
+            save({path: picture(figure, path, DPI)})
+        return 0

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
+from pdvsim.common.arguments import flags_of
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class ProfileCommand:
+class ProfileCommand(Command):
     """Measure models on this machine's GPU: forwards, drafts and prefills alone, co-running pairs, and host costs."""
 
     models: tuple[str, ...] = ()
@@ -52,62 +53,59 @@ class ProfileCommand:
             raise ValueError("nothing to measure: name --models or --pairs")
         check_ranges(self)
 
+    def execute(self) -> int:
+        """After an interruption the finished parts are merged."""
+        if self.list_:
+            return _show_profiles(self.json)
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code. After an interruption the finished parts are merged."""
-    args = parse(ProfileCommand, argv, "pdvsim profile")
-    if args.list_:
-        return _show_profiles(args.json)
+        models, pairs = [model_or_shard(name).name for name in self.models], [pair(name).name for name in self.pairs]
+        try:
+            import torch
+        except ImportError:
+            raise ValueError("measuring needs torch: pip install 'pdvsim[gpu]'") from None
+        if not torch.cuda.is_available():
+            raise ValueError("no CUDA device: profiling needs one")
 
-    models = tuple(model_or_shard(name).name for name in args.models)
-    pairs = tuple(pair(name).name for name in args.pairs)
-    try:
-        import torch
-    except ImportError:
-        raise ValueError("measuring needs torch: pip install 'pdvsim[gpu]'") from None
-    if not torch.cuda.is_available():
-        raise ValueError("no CUDA device: profiling needs one")
+        from pdvsim.profiler.measure import Profiler
+        from pdvsim.profiler.samples import SAMPLES, load, merge, split
+        from pdvsim.realrun.engine.arch import preset
+        from pdvsim.study.output import check_folder
 
-    from pdvsim.profiler.measure import Profiler
-    from pdvsim.profiler.samples import SAMPLES, load, merge, split
-    from pdvsim.realrun.engine.arch import preset
-    from pdvsim.study.output import check_folder
-
-    folder = check_folder(Path(args.output))
-    parts = folder / "parts"
-    options = Options(
-        models=models,
-        pairs=pairs,
-        output=parts,
-        budget_s=args.budget_s,
-        pair_budget_s=args.pair_budget_s,
-        quick=args.quick,
-        seed=args.seed,
-        jobs=args.jobs,
-        command=f"pdvsim profile {shlex.join(argv)}",
-    )
-    if (folder / SAMPLES).exists() and not any(parts.glob("*.npz")):
-        split(load(folder), parts)
-    lines: list[str] = []
-    profiler = Profiler(options, preset, lines.append)
-    failed: list[str] = []
-    interrupted = False
-    try:
-        with Progress(profiler.count(), "points", after_s=0) as progress:
-            profiler.step = progress.update
-            failed = profiler.run()
-    except KeyboardInterrupt:
-        interrupted = True
-    for line in lines:
-        if "throttled" in line or ": failed: " in line:
-            say("pdvsim", line)
-    part_files = sorted(parts.glob("*.npz"))
-    if part_files:
-        print(summary(merge(part_files, folder)))
-        say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
-    if interrupted:
-        say("pdvsim", f"interrupted: {len(part_files)} parts kept in {folder}; repeat the command to continue")
-    return 130 if interrupted else int(bool(failed))
+        folder = check_folder(Path(self.output))
+        parts = folder / "parts"
+        options = Options(
+            models=tuple(models),
+            pairs=tuple(pairs),
+            output=parts,
+            budget_s=self.budget_s,
+            pair_budget_s=self.pair_budget_s,
+            quick=self.quick,
+            seed=self.seed,
+            jobs=self.jobs,
+            command=shlex.join(["pdvsim", "profile", *flags_of(self, ProfileCommand(list_=True), ["list_"])]),
+        )
+        if (folder / SAMPLES).exists() and not any(parts.glob("*.npz")):
+            split(load(folder), parts)
+        lines: list[str] = []
+        profiler = Profiler(options, preset, lines.append)
+        failed: list[str] = []
+        interrupted = False
+        try:
+            with Progress(profiler.count(), "points", after_s=0) as progress:
+                profiler.step = progress.update
+                failed = profiler.run()
+        except KeyboardInterrupt:
+            interrupted = True
+        for line in lines:
+            if "throttled" in line or ": failed: " in line:
+                say("pdvsim", line)
+        part_files = sorted(parts.glob("*.npz"))
+        if part_files:
+            print(summary(merge(part_files, folder)))
+            say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
+        if interrupted:
+            say("pdvsim", f"interrupted: {len(part_files)} parts kept in {folder}; repeat the command to continue")
+        return 130 if interrupted else int(bool(failed))
 
 
 def summary(samples: Samples) -> str:

@@ -8,11 +8,10 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from pathlib import Path
+from functools import cached_property, partial
 from typing import Any
 
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.run import RunCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_all, write_whole
@@ -23,9 +22,11 @@ from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.relevance import vet
 from pdvsim.view.run import Run
 
+_say = partial(say, "realrun")
+
 
 @dataclass(frozen=True)
-class RealCommand(RunCommand):
+class RealrunCommand(RunCommand):
     """Run one experiment on this machine's GPU and print its table, in the style of `vllm bench serve`."""
 
     machine: Machine = field(default_factory=Machine)
@@ -41,66 +42,63 @@ class RealCommand(RunCommand):
         """The experiment; if the models decide acceptance, none is recorded or assumed."""
         return self.given.experiment(self.given.arch, assumed=self.machine.own_verdict)
 
+    @classmethod
+    def main(cls, argv: Sequence[str] | None = None, prog: str = "realrun") -> int:
+        words = list(sys.argv[1:] if argv is None else argv)
+        return guarded("realrun", lambda: parse(cls, words, "realrun").execute(), last=argv is None)
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line; returns the exit code."""
-    return guarded("realrun", lambda: _run(list(sys.argv[1:] if argv is None else argv)), last=argv is None)
+    def execute(self) -> int:
+        refuse(self.experiment, self.machine)
+        if self.iteration_log and not policy_of(self.experiment.arch).in_steps():
+            fitting = archs_where(lambda policy: policy.in_steps())
+            raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
+        if self.probe and (self.save_detailed or self.trace_out or self.html or self.iteration_log):
+            raise ValueError("--probe serves no run: it writes -o or --save-result only")
+        vet([self.experiment])
+        try:
+            import torch
+        except ImportError:
+            raise ValueError("realrun needs torch: pip install 'pdvsim[gpu]'") from None
+        if self.machine.device == "cuda" and not torch.cuda.is_available():
+            raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
+
+        from pdvsim.realrun.site import Interrupted, probe, serve
+        from pdvsim.sim.metrics.iterations import iteration_lines
+        from pdvsim.study.output import dumps, optional_file
+
+        files = self.files("telemetry")
+        if self.probe:
+            record = dumps({"date": files.date, **probe(self.experiment, self.machine, self.json)})
+            write_all({path: record.encode() for path in files.results})
+            print(record)
+            return 0
+        steps = optional_file(self.iteration_log)
+        options: dict[str, Any] = {"quiet": self.json, "traced": bool(self.trace_out)}
+        try:
+            result, asked = serve(self.experiment, self.machine, **options), None
+        except Interrupted as stop:
+            if stop.result is None:
+                raise
+            result, asked = stop.result, stop.requests
+            result.meta |= {"interrupted": True, "requests_asked": asked}
+        run = Run(result)
+        document = files.write(run)
+        if steps is not None:
+            write_whole(steps, "".join(f"{line}\n" for line in iteration_lines(result, "pdvsim", __version__)).encode())
+        print(document if self.json else run.table())
+        if files.paths:
+            _say(f"saved {', '.join(map(str, files.paths))}")
+        held, wanted = result.meta["kv_capacity_tokens"], result.meta["kv_wanted_tokens"]
+        if held < wanted:
+            _say(
+                f"the KV cache holds {held:,} tokens; all requests in flight may need {wanted:,}: some may have waited"
+            )
+        if asked is not None:
+            _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
+        return 130 if asked is not None else 0
 
 
-def _run(argv: list[str]) -> int:
-    args = parse(RealCommand, argv, "realrun")
-    refuse(args.experiment, args.machine)
-    if args.iteration_log and not policy_of(args.experiment.arch).in_steps():
-        fitting = archs_where(lambda policy: policy.in_steps())
-        raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
-    if args.probe and (args.save_detailed or args.trace_out or args.html or args.iteration_log):
-        raise ValueError("--probe serves no run: it writes -o or --save-result only")
-    vet([args.experiment])
-    try:
-        import torch
-    except ImportError:
-        raise ValueError("realrun needs torch: pip install 'pdvsim[gpu]'") from None
-    if args.machine.device == "cuda" and not torch.cuda.is_available():
-        raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
-
-    from pdvsim.cli.runfiles import RunFiles
-    from pdvsim.realrun.site import Interrupted, probe, serve
-    from pdvsim.sim.metrics.iterations import iteration_lines
-    from pdvsim.study.output import DETAILS, check_file, dumps
-
-    files = RunFiles.checked(args, (*DETAILS, "telemetry"))
-    if args.probe:
-        record = dumps({"date": files.date, **probe(args.experiment, args.machine, args.json)})
-        write_all({path: record.encode() for path in files.results})
-        print(record)
-        return 0
-    steps = check_file(Path(args.iteration_log)) if args.iteration_log else None
-    options: dict[str, Any] = {"quiet": args.json, "traced": bool(args.trace_out)}
-    try:
-        result, asked = serve(args.experiment, args.machine, **options), None
-    except Interrupted as stop:
-        if stop.result is None:
-            raise
-        result, asked = stop.result, stop.requests
-        result.meta |= {"interrupted": True, "requests_asked": asked}
-    run = Run(result)
-    document = files.write(run)
-    if steps is not None:
-        write_whole(steps, "".join(f"{line}\n" for line in iteration_lines(result, "pdvsim", __version__)).encode())
-    print(document if args.json else run.table())
-    if files.paths:
-        _say(f"saved {', '.join(map(str, files.paths))}")
-    held, wanted = result.meta["kv_capacity_tokens"], result.meta["kv_wanted_tokens"]
-    if held < wanted:
-        _say(f"the KV cache holds {held:,} tokens; all requests in flight may need {wanted:,}: some may have waited")
-    if asked is not None:
-        _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
-    return 130 if asked is not None else 0
-
-
-def _say(text: str) -> None:
-    say("realrun", text)
-
+main = RealrunCommand.main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.options import Paths, Placed
@@ -14,7 +14,7 @@ from pdvsim.view.report import page
 
 
 @dataclass(frozen=True)
-class ReportCommand:
+class ReportCommand(Command):
     """Write one self-contained page: comparison, histograms, scheduler and GPU over time, provenance."""
 
     results: Placed[Paths]
@@ -22,24 +22,20 @@ class ReportCommand:
     output: str = "report.html"
     """HTML file to write."""
 
+    def execute(self) -> int:
+        from pdvsim.study.output import check_file
+        from pdvsim.study.results import load
+        from pdvsim.view.report.document import build
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(ReportCommand, argv, "pdvsim report")
-
-    from pdvsim.study.output import check_file
-    from pdvsim.study.results import load
-    from pdvsim.view.report.document import build
-
-    results = load(args.results)
-    for line in results.incomplete:
-        say("pdvsim", line)
-    path = check_file(Path(args.output))
-    with Progress(results.detailed, "records") as progress:
-        document = build(results, progress.update)
-    text = page(document)
-    write_whole(path, text.encode())
-    say("pdvsim", f"saved {path} ({len(text) / 1e6:.1f} MB)")
-    if not results.detailed:
-        say("pdvsim", "no histograms and time series: the results were saved without --save-detailed")
-    return 0
+        results = load(self.results)
+        for line in results.incomplete:
+            say("pdvsim", line)
+        path = check_file(Path(self.output))
+        with Progress(results.detailed, "records") as progress:
+            document = build(results, progress.update)
+        text = page(document)
+        write_whole(path, text.encode())
+        say("pdvsim", f"saved {path} ({len(text) / 1e6:.1f} MB)")
+        if not results.detailed:
+            say("pdvsim", "no histograms and time series: the results were saved without --save-detailed")
+        return 0

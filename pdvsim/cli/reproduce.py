@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
 from pdvsim.common.options import Placed
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
@@ -19,7 +19,7 @@ DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 16, "model-comparison": 20}
 
 
 @dataclass(frozen=True)
-class ReproduceCommand:
+class ReproduceCommand(Command):
     """Simulate a published table with its own programs and rules, and print it next to the published one."""
 
     table: Placed[Literal["three-way", "poisson-30s", "model-comparison"]]
@@ -39,35 +39,31 @@ class ReproduceCommand:
     def __post_init__(self) -> None:
         check_ranges(self)
 
+    def execute(self) -> int:
+        from pdvsim.published.reproduce import reproduce, reproduction_text
+        from pdvsim.published.tables import load_published
+        from pdvsim.study import output
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(ReproduceCommand, argv, "pdvsim reproduce")
+        folder = output.check_folder(Path(self.output or f"results/reproduce-{self.table}-{output.now()}"))
+        files = [output.check_file(folder / name) for name in ("cells.parquet", "reproduce.json")]
+        runs = self.num_runs or DEFAULT_RUNS[self.table]
+        published = load_published()
+        with Progress(len(published.rows(self.table.replace("-", "_"))), "rows", self.json) as progress:
+            reproduction = reproduce(self.table, published, runs, self.seed, progress.update)
+        cut = reproduction.interrupted
+        if cut and not reproduction.cells:
+            raise KeyboardInterrupt
 
-    from pdvsim.published.reproduce import reproduce, reproduction_text
-    from pdvsim.published.tables import load_published
-    from pdvsim.study import output
+        import pandas as pd
 
-    folder = output.check_folder(Path(args.output or f"results/reproduce-{args.table}-{output.now()}"))
-    files = [output.check_file(folder / name) for name in ("cells.parquet", "reproduce.json")]
-    runs = args.num_runs or DEFAULT_RUNS[args.table]
-    published = load_published()
-    with Progress(len(published.rows(args.table.replace("-", "_"))), "rows", args.json) as progress:
-        reproduction = reproduce(args.table, published, runs, args.seed, progress.update)
-    cut = reproduction.interrupted
-    if cut and not reproduction.cells:
-        raise KeyboardInterrupt
-
-    import pandas as pd
-
-    document = _document(args, reproduction)
-    cells = pd.DataFrame([cell.document() for cell in reproduction.cells])
-    contents = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
-    if args.json:
-        print(output.dumps(document))
-    else:
-        print(reproduction_text(reproduction, args.all_metrics))
-    return output.save(dict(zip(files, contents, strict=True)), "only the finished rows" if cut else "")
+        document = _document(self, reproduction)
+        cells = pd.DataFrame([cell.document() for cell in reproduction.cells])
+        contents = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
+        if self.json:
+            print(output.dumps(document))
+        else:
+            print(reproduction_text(reproduction, self.all_metrics))
+        return output.save(dict(zip(files, contents, strict=True)), "only the finished rows" if cut else "")
 
 
 def _document(args: ReproduceCommand, reproduction: Reproduction) -> dict[str, Any]:

@@ -1,38 +1,105 @@
-"""`pdvsim run`: one experiment, its table and its files."""
+"""`pdvsim run`: one experiment, its table and its files. `realrun` has the same options."""
 
 from __future__ import annotations
 
-from pdvsim.cli.runcommand import RunCommand
-from pdvsim.common.arguments import parse
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pdvsim.cli.command import Command
 from pdvsim.common.console import say
+from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
+from pdvsim.sim.config import Experiment
 from pdvsim.study.estimate import forewarn
 from pdvsim.study.inputs import checked
 from pdvsim.view.run import Run
 
-
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(RunCommand, argv, "pdvsim run")
-
+if TYPE_CHECKING:
     from pdvsim.cli.runfiles import RunFiles
-    from pdvsim.sim.run import simulate
-    from pdvsim.study.band import ends, wanted
-    from pdvsim.study.length import long_enough, too_short
 
-    checked(args.experiment)  # reports bad input before a folder is made
-    files = RunFiles.checked(args)
-    experiment = long_enough(args.experiment)
-    forewarn([experiment])
-    runs = 3 if wanted(experiment) else 1
-    with Progress(runs * experiment.traffic.num_prompts, "requests", args.json) as progress:
-        result = simulate(experiment, progress.update, traced=bool(args.trace_out))
-        run = Run(result, ends(experiment, progress.update))
-    document = files.write(run)
-    print(document if args.json else run.table())
-    if short := too_short(experiment.traffic, run.metrics):
-        hint = "raise --num-prompts" if experiment.scoring.steady else "--steady makes it long enough"
-        say("pdvsim", f"{short}; {hint}")
-    if files.paths:
-        say("pdvsim", f"saved {', '.join(map(str, files.paths))}")
-    return 0
+
+@dataclass(frozen=True)
+class AskedExperiment(ExperimentOptions, Experiment):
+    """One run: an architecture, under a load, on a GPU."""
+
+    def asked(self) -> Experiment:
+        """The experiment, with its acceptance."""
+        return self.experiment(self.arch)
+
+
+@dataclass(frozen=True)
+class RunCommand(Command):
+    """Simulate one experiment and print its table, in the style of `vllm bench serve`."""
+
+    given: AskedExperiment = field(default_factory=AskedExperiment)
+    output: str | None = None
+    """Write the result to this file, as JSON with the keys of vLLM."""
+    save_result: bool = False
+    """Write the result to --result-dir; the file name has label, load, architecture and date."""
+    result_dir: str = "."
+    """Folder for --save-result."""
+    label: str = "pdvsim"
+    """Prefix of the file name of --save-result."""
+    save_detailed: bool = False
+    """Also write requests, launches and deliveries as parquet, next to the result."""
+    trace_out: str | None = None
+    """Write a timeline for ui.perfetto.dev to this file."""
+    html: str | None = None
+    """Write the table, its plot and provenance to this file, as one page."""
+    overwrite: bool = False
+    """Replace existing files; default: refuse them."""
+    json: bool = False
+    """Print one JSON document instead of the table."""
+    config: str | None = None
+    """TOML file of flags (request_rate = 8); the command line takes precedence."""
+
+    @cached_property
+    def experiment(self) -> Experiment:
+        """What is run."""
+        return self.given.asked()
+
+    def __post_init__(self) -> None:
+        if not self.given.scoring.detailed and (self.save_detailed or self.trace_out or self.html):
+            raise ValueError("--save-detailed, --trace-out and --html need records, which --no-detailed does not keep")
+        if any(c in "/\\" or not c.isprintable() for c in self.label):
+            raise ValueError(f"label is part of a file name: it must print and have no slash, got {self.label!r}")
+
+    def execute(self) -> int:
+        from pdvsim.sim.run import simulate
+        from pdvsim.study.band import ends, wanted
+        from pdvsim.study.length import long_enough, too_short
+
+        checked(self.experiment)  # reports bad input before a folder is made
+        files = self.files()
+        experiment = long_enough(self.experiment)
+        forewarn([experiment])
+        runs = 3 if wanted(experiment) else 1
+        with Progress(runs * experiment.traffic.num_prompts, "requests", self.json) as progress:
+            result = simulate(experiment, progress.update, traced=bool(self.trace_out))
+            run = Run(result, ends(experiment, progress.update))
+        document = files.write(run)
+        print(document if self.json else run.table())
+        if short := too_short(experiment.traffic, run.metrics):
+            hint = "raise --num-prompts" if experiment.scoring.steady else "--steady makes it long enough"
+            say("pdvsim", f"{short}; {hint}")
+        if files.paths:
+            say("pdvsim", f"saved {', '.join(map(str, files.paths))}")
+        return 0
+
+    def files(self, *further_records: str) -> RunFiles:
+        """The files that are asked for; a ValueError or OSError if one cannot be written."""
+        from pdvsim.cli.runfiles import RunFiles, result_name
+        from pdvsim.study.output import DETAILS, check_folder, now
+
+        date = now()
+        results = [Path(self.output)] if self.output else []
+        if self.save_result or (self.save_detailed and not results):
+            results.append(check_folder(Path(self.result_dir)) / result_name(self.experiment, self.label, date))
+        records = (*DETAILS, *further_records) if self.save_detailed else ()
+        tables = {name: results[0].with_name(f"{results[0].stem}.{name}.parquet") for name in records}
+        traces, pages = ((Path(name),) if name else () for name in (self.trace_out, self.html))
+        files = RunFiles(self.label, date, tuple(results), tables, traces, pages)
+        files.check(self.experiment.files, self.overwrite)
+        return files

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from pdvsim.cli.runcommand import RunCommand
-from pdvsim.common.files import Content, in_place, sealed, sha256, whole, write_all, write_whole
+from pdvsim.common.files import Content, sealed, sha256, whole, write_all, write_whole
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace
-from pdvsim.study.output import DETAILS, check_file, check_folder, dumps, now, parquet, plain, records, run_document
+from pdvsim.study.output import check_file, check_overwrite, dumps, parquet, plain, records, run_document
 from pdvsim.view.run import Run
 
 
@@ -26,28 +26,16 @@ class RunFiles:
     traces: tuple[Path, ...]
     pages: tuple[Path, ...] = ()
 
-    @classmethod
-    def checked(cls, args: RunCommand, details: tuple[str, ...] = DETAILS) -> RunFiles:
-        """The requested files; an OSError if one cannot be written."""
-        date = now()
-        results = [Path(args.output)] if args.output else []
-        if args.save_result or (args.save_detailed and not results):
-            results.append(check_folder(Path(args.result_dir)) / result_name(args.experiment, args.label, date))
-        stem = results[0].with_suffix("") if args.save_detailed else None
-        tables = {name: stem.with_name(f"{stem.name}.{name}.parquet") for name in details} if stem else {}
-        traces = (Path(args.trace_out),) if args.trace_out else ()
-        pages = (Path(args.html),) if args.html else ()
-        files = cls(args.label, date, tuple(results), tables, traces, pages)
-        taken = {os.path.realpath(path): "the run reads it as input" for path in args.experiment.files}
-        for path in files.paths:
+    def check(self, inputs: Iterable[str], overwrite: bool) -> None:
+        """A ValueError or OSError if a file cannot be written."""
+        taken = {os.path.realpath(path): "the run reads it as input" for path in inputs}
+        for path in self.paths:
             check_file(path)
             place = os.path.realpath(path)
             if place in taken:
                 raise ValueError(f"{path} cannot be written: {taken[place]}")
             taken[place] = "two options name it"
-            if path.exists() and not args.overwrite and not in_place(path):
-                raise ValueError(f"{path} exists already; use --overwrite to replace it")
-        return files
+            check_overwrite(path, overwrite)
 
     @property
     def paths(self) -> tuple[Path, ...]:

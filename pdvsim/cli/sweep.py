@@ -8,7 +8,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.options import Option, Paths, converted, options
@@ -74,7 +74,7 @@ class SweepOptions(ExperimentOptions):
 
 
 @dataclass(frozen=True)
-class SweepCommand:
+class SweepCommand(Command):
     """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
 
     Each finished point is a file in the folder: after a crash, --resume runs the missing ones.
@@ -106,6 +106,60 @@ class SweepCommand:
     def __post_init__(self) -> None:
         if self.save_detailed and not self.options.scoring.detailed:
             raise ValueError("--save-detailed needs records, which --no-detailed does not keep")
+
+    def execute(self) -> int:
+        """Run the missing points; returns the exit code: 1 if some points failed."""
+        from pdvsim.study import output
+        from pdvsim.study.folder import SweepDir
+        from pdvsim.study.sweepcheck import read_config
+
+        if self.check:
+            return _check(self.check, self.json)
+        date, csv = output.now(), output.optional_file(self.csv)
+        sweep = self.options.sweep
+        path = output.check_folder_name(Path(self.output or f"results/sweep-{date}"))
+        folder = SweepDir(path, sweep, self.save_detailed)
+        check_points(sweep.points(), servable=not self.continue_on_error)  # before anything is written
+        if self.dry_run:
+            return _dry_run(folder, self)
+
+        where = self.options.backend
+        check_reachable(where)
+        total = len(sweep.points())
+        failures, interrupted = 0, False
+        with folder.opened(date, self.resume):
+            if where.scheduler is None:
+                forewarn([point.experiment for point in sweep.points()], where.jobs)
+            survey = folder.survey()
+            for line in survey.notices():
+                _notice(f"{folder.path}: {line}")
+            rows = survey.rows
+            try:
+                with Progress(total, "points", self.json, after_s=0) as progress:
+                    failures = folder.run(where, self.continue_on_error, progress.update, rows, _notice)
+            except KeyboardInterrupt:
+                interrupted = True
+            except (ValueError, OSError):
+                _notice(f"stopped: {_kept(folder, len(rows), total)}")
+                raise
+            if interrupted:  # no plot and no tables, as the user is waiting
+                if rows:
+                    folder.summarise(rows, None)
+                _notice(f"interrupted: {_kept(folder, len(rows), total)}")
+                return 130
+            frame, saved = folder.summarise(rows, partial(_draw, sweep))
+            if csv is not None:
+                write_whole(csv, output.csv(frame))
+                saved = [*saved, csv]
+            config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
+        if len(frame):
+            _print_sweep(frame, sweep, config, self)
+        elif self.json:
+            print(output.dumps({**config, "points": []}))
+        say("pdvsim", f"saved {', '.join(map(str, saved))}")
+        if failures:
+            say("pdvsim", f"{failures} of {total} points failed; the reasons are in {folder.path / 'failed'}")
+        return 1 if failures else 0
 
 
 assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"
@@ -151,60 +205,7 @@ def _varied(option: Option, text: str) -> Any:
     return converted(option, text.split("+") if option.is_list else text)
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code: 1 if some points failed."""
-    args = parse(SweepCommand, argv, "pdvsim sweep")
-
-    from pdvsim.study import output
-    from pdvsim.study.folder import SweepDir
-    from pdvsim.study.sweepcheck import read_config
-
-    if args.check:
-        return _check(args.check, args.json)
-    date, csv = output.now(), output.check_file(Path(args.csv)) if args.csv else None
-    sweep = args.options.sweep
-    folder = SweepDir(output.check_folder_name(Path(args.output or f"results/sweep-{date}")), sweep, args.save_detailed)
-    check_points(sweep.points(), servable=not args.continue_on_error)  # before anything is written
-    if args.dry_run:
-        return _dry_run(folder, args)
-
-    where = args.options.backend
-    check_reachable(where)
-    total = len(sweep.points())
-    failures, interrupted = 0, False
-    with folder.opened(date, args.resume):
-        if where.scheduler is None:
-            forewarn([point.experiment for point in sweep.points()], where.jobs)
-        survey = folder.survey()
-        for line in survey.notices():
-            _notice(f"{folder.path}: {line}")
-        rows = survey.rows
-        try:
-            with Progress(total, "points", args.json, after_s=0) as progress:
-                failures = folder.run(where, args.continue_on_error, progress.update, rows, _notice)
-        except KeyboardInterrupt:
-            interrupted = True
-        except (ValueError, OSError):
-            _notice(f"stopped: {_kept(folder, len(rows), total)}")
-            raise
-        if interrupted:  # no plot and no tables, as the user is waiting
-            if rows:
-                folder.summarise(rows, None)
-            _notice(f"interrupted: {_kept(folder, len(rows), total)}")
-            return 130
-        frame, saved = folder.summarise(rows, partial(_draw, sweep))
-        if csv is not None:
-            write_whole(csv, output.csv(frame))
-            saved = [*saved, csv]
-        config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
-    if len(frame):
-        _print_sweep(frame, sweep, config, args)
-    elif args.json:
-        print(output.dumps({**config, "points": []}))
-    say("pdvsim", f"saved {', '.join(map(str, saved))}")
-    if failures:
-        say("pdvsim", f"{failures} of {total} points failed; the reasons are in {folder.path / 'failed'}")
-    return 1 if failures else 0
+_notice = partial(say, "pdvsim")
 
 
 def _check(results: Sequence[str], json: bool) -> int:
@@ -220,10 +221,6 @@ def _check(results: Sequence[str], json: bool) -> int:
             for line in verdict.lines:
                 print(f"{name}: {line}")
     return 0 if all(verdict.whole for verdict in verdicts.values()) else 1
-
-
-def _notice(text: str) -> None:
-    say("pdvsim", text)
 
 
 def _draw(sweep: Sweep, frame: pd.DataFrame) -> bytes:

@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from pdvsim.common.arguments import parse
-from pdvsim.common.files import in_place
+from pdvsim.cli.command import Command
 from pdvsim.common.options import Placed
 from pdvsim.view.figure import DPI
 
@@ -32,7 +31,6 @@ class TrafficOptions:
 
     @cached_property
     def kind(self) -> str:
-        """The kind of the trace."""
         from pdvsim.sim.workload.own import kind_of
 
         return self.dataset_name or ("custom" if self.columns else kind_of(self.file))
@@ -47,7 +45,7 @@ class TrafficOptions:
 
 
 @dataclass(frozen=True)
-class TrafficCommand:
+class TrafficCommand(Command):
     """Summarise and plot a trace: rates over time, burstiness, lengths, acceptance and sessions."""
 
     given: TrafficOptions
@@ -58,30 +56,25 @@ class TrafficCommand:
     json: bool = False
     """Print one JSON document instead of text."""
 
+    def execute(self) -> int:
+        from pdvsim.study.output import check_overwrite, dumps, optional_file, picture, save
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(TrafficCommand, argv, "pdvsim traffic")
-
-    from pdvsim.study.output import check_file, dumps, picture, save
-
-    path, given = Path(args.output) if args.output else None, args.given
-    if path is not None:
-        check_file(path)
-        if path.exists() and not args.overwrite and not in_place(path):
-            raise ValueError(f"{path} exists already; use --overwrite to replace it")
-    statistics = given.account()
-    notes = statistics.trace.notes
-    if args.json:
-        print(dumps({"file": given.file, "dataset_name": given.kind, "notes": notes, **statistics.summary()}))
-    else:
-        print("\n".join([*notes, str(statistics)]))
-        named = f"--dataset-name {given.kind} --dataset-path {given.file}"
-        named += f" --columns {','.join(given.columns)}" if given.columns else ""
-        if statistics.window_s:
-            print(f"replay it: pdvsim run {named} --use-trace-timestamps")
-            rate, shape = statistics.summary()["request_rate"], statistics.summary()["burstiness"]
-            print(f"use its lengths at any rate: pdvsim run {named} --request-rate {rate:.3g} --burstiness {shape:.2g}")
-    if path is not None:
-        return save({path: picture(statistics.plot(), path, DPI)})
-    return 0
+        given, path = self.given, optional_file(self.output)
+        if path is not None:
+            check_overwrite(path, self.overwrite)
+        statistics = given.account()
+        notes = statistics.trace.notes
+        if self.json:
+            print(dumps({"file": given.file, "dataset_name": given.kind, "notes": notes, **statistics.summary()}))
+        else:
+            print("\n".join([*notes, str(statistics)]))
+            named = f"--dataset-name {given.kind} --dataset-path {given.file}"
+            named += f" --columns {','.join(given.columns)}" if given.columns else ""
+            if statistics.window_s:
+                print(f"replay it: pdvsim run {named} --use-trace-timestamps")
+                rate, shape = statistics.summary()["request_rate"], statistics.summary()["burstiness"]
+                load = f"--request-rate {rate:.3g} --burstiness {shape:.2g}"
+                print(f"use its lengths at any rate: pdvsim run {named} {load}")
+        if path is not None:
+            return save({path: picture(statistics.plot(), path, DPI)})
+        return 0

@@ -32,7 +32,7 @@ from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, measure_notes
 from pdvsim.view.style import metric_label
-from pdvsim.view.table import DETAIL, TextTable, cell
+from pdvsim.view.table import DETAIL, TextTable, cell, span_text
 
 CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
 UNFOLDED = 5  # finalists that a page always shows; those after them that lose significantly are folded
@@ -44,14 +44,16 @@ EXPECTED = (
 
 
 class Advice(Findings):
-    """The answer: what was found, section by section."""
+    """The answer, section by section."""
 
     def report(self) -> Report:
         """The whole advice, section by section."""
         ask = self.question
         lead = f"Recommendation at {load_words(ask.base.traffic)}, with confidence."
+        # the document has the contenders under the name of its first version
+        question = {"ways" if key == "contenders" else key: value for key, value in output.settings(ask).items()}
         document = self.document(
-            question=output.settings(ask),
+            question=question,
             search={
                 "settings_tried": len(self.search.figures),
                 "settings_left_out": self.search.skipped,
@@ -62,24 +64,24 @@ class Advice(Findings):
             },
         )
         stopped = "the above uses the runs that had finished" if self.interrupted else ""
-        if self.recommended is None or self.held is None:
+        if self.recommended is None or self.contest is None:
             return Report("Advice", lead, ask.base, [("", _undecided(self))], document, stopped)
         figures = {label: positive(self.expects(key)) for label, key in _metrics(ask).items() if key in TILE_METRICS}
         card = Highlight(recommendation(self, self.recommended), figures, self.met)
         sections = (
             ("Recommendation" if self.met else nothing_meets(self), [card]),
             ("Expected", [_expected(self)]),
-            (CONFIDENCE, _confidence(self, self.recommended, self.held)),
+            (CONFIDENCE, _confidence(self, self.recommended, self.contest)),
             (FLIPS, [*(line for flips in self.flips for line in flips.lines), *_left_out(self, True)]),
             ("To run it", [Deployment(self.deployment)]),
             ("Failure modes nearby", _failure_modes(self, self.recommended)),
             ("Method", _notes(self, self.recommended)),
         )
-        document |= _decided(self, self.recommended, self.held)
+        document |= _decided(self, self.recommended, self.contest)
         return Report("Advice", lead, ask.base, sections, document, stopped)
 
 
-def _decided(advice: Findings, best: Experiment, held: Contest) -> dict[str, Any]:
+def _decided(advice: Findings, best: Experiment, contest: Contest) -> dict[str, Any]:
     """The document's part on the recommendation and its neighbourhood."""
     ask, rows, share = advice.question, advice.rows, advice.balance
     return {
@@ -97,7 +99,7 @@ def _decided(advice: Findings, best: Experiment, held: Contest) -> dict[str, Any
         | ({"attainment": interval(map(attained, rows))} if ask.goal.levels else {}),
         "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
         "objective": ask.goal.objective,
-        "contest": contest_document(held),
+        "contest": contest_document(contest),
         "finalists": [
             {"described": ask.described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
             | (_cost(advice, c) if advice.priced else {})
@@ -151,7 +153,7 @@ def _expected(advice: Findings) -> TextTable:
     )
 
 
-def _confidence(advice: Findings, best: Experiment, held: Contest) -> list[str | Showable]:
+def _confidence(advice: Findings, best: Experiment, contest: Contest) -> list[str | Showable]:
     """The finalists in the order of their means, with the intervals that decided."""
     ask, goal = advice.question, advice.question.goal
     rows: list[dict[str, str]] = []
@@ -159,25 +161,25 @@ def _confidence(advice: Findings, best: Experiment, held: Contest) -> list[str |
     units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
     units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
     named = {ask.name(candidate): candidate for candidate in advice.finals}
-    order = list(dict.fromkeys((held.best, *held.behind, *named)))
+    order = list(dict.fromkeys((contest.best, *contest.others, *named)))
     shared = [one for one in settings_text(best) if all(one in settings_text(other) for other in advice.finals)]
     for name in sorted(order, key=lambda name: ask.hourly(named[name])) if ask.by_cost else order:
-        candidate, values = named[name], held.values.get(name)
+        candidate, values = named[name], contest.values.get(name)
         state = ""
-        if name in held.unsure:
-            state = unsure_text(held.leads[name], held.thresholds[name], name in held.alike)
+        if name in contest.unsure:
+            state = unsure_text(contest.leads[name], contest.thresholds[name], name in contest.alike)
         if values is None:
             values = interval(map(goal.value, advice.finals[candidate]))
             state = "misses the levels" if goal.levels else "does not keep up"
             state = "costs more" if candidate in advice.able else state
-        ahead = lead_text(held, name) if name in held.leads else ""
+        ahead = lead_text(contest, name) if name in contest.leads else ""
         chosen = ("recommended" if advice.met else "closest") if candidate == best else ""
         costs = [f"{ask.hourly(candidate):.3g}", positive(advice.per_million(candidate), 3)] if advice.priced else []
         costs += [positive(advice.per_conversation(candidate), 3, 1000)] if advice.priced and len(units) > 2 else []
         own = [setting for setting in settings_text(candidate) if setting not in shared]
         row = {"finalist": ", ".join([name, *own]), NAMES[goal.objective]: positive(values)}
-        row |= {f"lead of {held.best}": ahead} | dict(zip(units, costs, strict=False))
-        loses = len(rows) >= UNFOLDED and candidate != best and name not in held.unsure
+        row |= {f"lead of {contest.best}": ahead} | dict(zip(units, costs, strict=False))
+        loses = len(rows) >= UNFOLDED and candidate != best and name not in contest.unsure
         hopeless = hopeless + 1 if loses else 0
         rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
     lines: list[str | Showable] = [TextTable(rows, (DETAIL,), folded=hopeless)]
@@ -189,11 +191,11 @@ def _confidence(advice: Findings, best: Experiment, held: Contest) -> list[str |
         lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
     elif ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
         lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
-    if not held.behind:
+    if not contest.others:
         return lines if ask.by_cost else [*lines, "The only finalist that meets the goal."]
-    limits = threshold_text([held], ask.indifference)
-    lines.append(f"Leads are paired by seed, {held.confidence:.1%} confidence each; {limits}.")
-    if held.alike:
+    limits = threshold_text([contest], ask.indifference)
+    lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
+    if contest.alike:
         lines.append(f"{ask.name(best)} is the simplest of the finalists without significant difference.")
     return lines
 
@@ -255,11 +257,10 @@ def _notes(advice: Findings, best: Experiment) -> list[str]:
     ask = advice.question
     able = "meet the service levels and keep up" if ask.goal.levels else "keep up"
     left = f"; {advice.search.skipped} more were not tested" if advice.search.skipped else ""
-    who = "way to use the GPUs" if ask.fleets else "architecture"
-    who += " and drafter" if ask.drafters else ""
-    accepted = dict.fromkeys(way.acceptance_text for way in ask.drafters)
-    counts = sorted({len(rows) for rows in advice.finals.values()})
-    seeds = f"{counts[0]} to {counts[-1]}" if len(counts) > 1 else f"{counts[0]}"
+    contender = "way to use the GPUs" if ask.fleets else "architecture"
+    contender += " and drafter" if ask.drafters else ""
+    accepted = dict.fromkeys(one.acceptance_text for one in ask.drafters)
+    seeds = span_text(map(len, advice.finals.values()))
     length = length_of(best)
     runs = f"{length.measured} requests"
     if best.scoring.steady:
@@ -267,7 +268,7 @@ def _notes(advice: Findings, best: Experiment) -> list[str]:
     most = "lowest" if ask.goal.sign < 0 else "highest"
     return [
         f"objective: {most} {NAMES[ask.goal.objective]} among the settings that {able}",
-        f"searched {len(advice.search.figures)} settings in short runs, each {who} at its best{left}; "
+        f"searched {len(advice.search.figures)} settings in short runs, each {contender} at its best{left}; "
         f"{advice.runs} of {ask.budget} simulations used, in {advice.spent_s:.0f} s",
         f"{len(advice.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
         *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),

@@ -58,7 +58,7 @@ def advise(question: Question, bench: Bench) -> Advice:
 
 def usual_runs(question: Question) -> int:
     """Estimated simulations of an answer, for its progress; fleets take more."""
-    contenders, seeds = len(question.ways or question.space.archs), question.num_runs
+    contenders, seeds = len(question.contenders or question.space.archs), question.num_runs
     tried = PROMISING + len(question.space.controllers) + 4 if question.space.steps() else 0
     tuning = contenders + SEEDS * min(contenders, RIVALS + 1) * tried
     finals = min(contenders, FINALISTS + 1) * seeds
@@ -71,11 +71,11 @@ def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
     """The advice on the smallest fleets that meet the goal; if there are none, that on one server."""
     ask = advice.question
     one = replace(ask.base, hardware=replace(ask.base.hardware, tensor_parallel_size=1))
-    drafted = [way for way in ask.drafters if way.arch in ask.fleet_archs]
+    drafted = [one for one in ask.drafters if one.arch in ask.fleet_archs]
     kinds = servers(one, ask.fleet_archs, min(ask.most_gpus, SERVER_GPUS), drafted)
     sizes = smallest_fleets(one, ask.goal, kinds, ask.most_gpus, ask.space, bench)
-    if sizes.ways:
-        advice = _decided(replace(ask, base=one, ways=sizes.ways, by_cost=True), bench)
+    if sizes.fleets:
+        advice = _decided(replace(ask, base=one, contenders=sizes.fleets, by_cost=True), bench)
     elif advice.recommended is None:
         advice = _decided(ask, bench)
     advice.refused = sizes.refused
@@ -85,10 +85,10 @@ def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
 def _search(question: Question) -> Search:
     always = question.cheaper
     if question.by_cost:
-        least = min(way.gpus(question.base) for way in question.ways)
-        always = frozenset(way.name for way in question.ways if way.gpus(question.base) == least)
+        least = min(one.gpus(question.base) for one in question.contenders)
+        always = frozenset(one.name for one in question.contenders if one.gpus(question.base) == least)
     budget = int(SEARCH_SHARE * question.budget)
-    return Search(question.goal, question.space, question.indifference, budget, question.ways, always)
+    return Search(question.goal, question.space, question.indifference, budget, question.contenders, always)
 
 
 def _decided(question: Question, bench: Bench) -> Advice:
@@ -99,12 +99,12 @@ def _decided(question: Question, bench: Bench) -> Advice:
     try:
         for _, _, finals in decided(search, [question.base], bench, question.num_runs, finals_budget):
             advice.finals = {finals.candidates[name]: rows for name, rows in finals.rows.items()}
-            advice.held = finals.held
+            advice.contest = finals.contest
             if question.by_cost and (cheapest := advice.cheapest) is not None:
                 alike = [c for c in advice.able if question.hourly(c) == question.hourly(cheapest)]
                 rows = {name: mine for name, mine in finals.rows.items() if finals.candidates[name] in alike}
-                advice.held = contest_of(rows, question.goal, finals.candidates, question.indifference)
-            advice.recommended = finals.candidates[chosen(advice.held, finals.candidates, question.base)]
+                advice.contest = contest_of(rows, question.goal, finals.candidates, question.indifference)
+            advice.recommended = finals.candidates[chosen(advice.contest, finals.candidates, question.base)]
     except KeyboardInterrupt:
         advice.interrupted = True
     return advice
@@ -114,15 +114,15 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     """Failure modes near the recommendation and where it changes, cheapest first, while the budget lasts."""
     ask, best = advice.question, advice.recommended
     assert best is not None
-    assert advice.held is not None
-    order = [advice.finalist(name) for name in (advice.held.best, *advice.held.behind)]
+    assert advice.contest is not None
+    order = [advice.finalist(name) for name in (advice.contest.best, *advice.contest.others)]
     others = [c for c in (*order, *advice.finals) if c != best]
     drafting = next((c for c in (best, *others) if c.speculates), None)
     rated = next((c for c in (best, *others) if hazards.has_break_even(c)), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     by_rate = all(c.acceptance.by_rate for c in (best, *rivals))
-    who = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
+    rivalry = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
     advice.memory = hazards.memory(advice.rows)
     figures = advice.search.figures
     fixed = [c for c in figures if c.arch == "colocated" and c.server.controller == "fixed"]  # as engines support it
@@ -136,17 +136,17 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         advice.left_out.append(what)
         return False
 
-    if rated and plain and room("break-even", hazards.break_even_runs(who)):
-        advice.break_even = hazards.break_even(rated, plain, who, bench)
+    if rated and plain and room("break-even", hazards.break_even_runs(rivalry)):
+        advice.break_even = hazards.break_even(rated, plain, rivalry, bench)
     axis = load_axis(best.traffic)
-    if axis == "load" and ask.goal.levels and room("distance to capacity", hazards.saturation_runs(who)):
-        advice.capacity = hazards.saturation(who, bench, ask.gpu_hour_usd)
+    if axis == "load" and ask.goal.levels and room("distance to capacity", hazards.saturation_runs(rivalry)):
+        advice.capacity = hazards.saturation(rivalry, bench, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
-    if room("one request at a time", who.runs):
-        advice.alone = hazards.alone(who, bench)
+    if room("one request at a time", rivalry.runs):
+        advice.alone = hazards.alone(rivalry, bench)
     budget, each = int(FLIPS_SHARE * ask.budget), max(FLIP_RUNS, ask.budget // 10)
-    if rivals and room("flips with the load", who.runs, FLIPS_SHARE):
+    if rivals and room("flips with the load", rivalry.runs, FLIPS_SHARE):
         here = load_of(best.traffic)
         places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
         if advice.held_rate is not None:  # beyond it nothing is recommended
@@ -154,8 +154,8 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             places = [place for place in places if place <= max(here, most)]
             places += [most] if most > CLOSE_BY * here and max(places) < here else []
         half = bench.runs + min(each, (budget - bench.runs) // (1 + by_rate))
-        advice.flips.append(find_flips(axis, here, places, at_load, who, bench, half))
-    if rivals and by_rate and room("flips with acceptance", who.runs, FLIPS_SHARE):
+        advice.flips.append(find_flips(axis, here, places, at_load, rivalry, bench, half))
+    if rivals and by_rate and room("flips with acceptance", rivalry.runs, FLIPS_SHARE):
         here = best.acceptance.acceptance_rate
         most = min(budget, bench.runs + each)
-        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, who, bench, most))
+        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, rivalry, bench, most))

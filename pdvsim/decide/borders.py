@@ -56,9 +56,9 @@ def borders(
         for left, right in pairwise(ranges)
         if (right[0], left[2]) in simulated and (right[0], right[2]) in simulated
     ]
-    ways = [served_tables(question, ranges, first, hold) for first, *_ in places for hold in (0.0, HOLD)]
-    bench.rows([run for runs in ways for run in runs])
-    speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs) or ()).mean for runs in ways]
+    loops = [served_tables(question, ranges, first, hold) for first, *_ in places for hold in (0.0, HOLD)]
+    bench.rows([run for runs in loops for run in runs])
+    speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs) or ()).mean for runs in loops]
     crossed = []
     for (first, before, after), jumping, held in zip(places, speeds[::2], speeds[1::2], strict=True):
         better = max(simulated[first, before].mean, simulated[first, after].mean)

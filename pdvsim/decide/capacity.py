@@ -56,7 +56,7 @@ from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_le
 from pdvsim.study.stats import interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
-from pdvsim.view.table import DETAIL, TextTable
+from pdvsim.view.table import DETAIL, TextTable, span_text
 
 FEW = 100  # least requests measured in a coarse search
 
@@ -189,13 +189,13 @@ class Capacities(Answer):
 
     def report(self) -> Report:
         """One row per architecture, which holds most, and the method."""
-        plan, held, summary = self.plan, self.most(), self.summary()
+        plan, result, summary = self.plan, self.most(), self.summary()
         asked = "" if plan.goal.named else f" for {plan.goal.attainment:.0%}"
         lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)}{asked}."
         lines: list[str | Showable] = ["no search has finished"]
         if self.rows:
-            most = [_most(plan.gpus, held)] if held else []
-            lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, held)]
+            most = [_most(plan.gpus, result)] if result else []
+            lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, result)]
         return Report(
             "Capacity",
             lead,
@@ -206,7 +206,7 @@ class Capacities(Answer):
                 plan=output.settings(plan),
                 gpu_hour_usd=self.gpu_hour_usd,
                 summary=summary,
-                most=held and contest_document(held),
+                most=result and contest_document(result),
                 searches=self.rows,
             ),
             f"{len(self.rows)} of {len(plan.cases())} searches" if self.interrupted else "",
@@ -235,20 +235,20 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
     return TextTable(rows, ("per GPU", DETAIL, "settings"))
 
 
-def _most(gpus: int, held: Contest) -> str:
+def _most(gpus: int, result: Contest) -> str:
     """One sentence on which architecture holds most."""
-    where, second = gpus_text(gpus), held.behind[0]
-    lead = f"{lead_text(held, second)} ({held.differences[second].mean:+.2f} req/s) over {second}"
-    if held.values[held.best].mean == 0:
+    where, second = gpus_text(gpus), result.others[0]
+    lead = f"{lead_text(result, second)} ({result.differences[second].mean:+.2f} req/s) over {second}"
+    if result.values[result.best].mean == 0:
         return f"{where}: none meets the service levels"
-    if held.sure:
-        return f"{where}: {held.best} holds most, {lead}"
-    if math.isnan(held.leads[second].half_width):
-        return f"{where}: {held.best} held most, {lead}; one seed gives no significance"
-    return f"{where}: {held.best} leads {', '.join(held.unsure)} without significance; {lead}"
+    if result.sure:
+        return f"{where}: {result.best} holds most, {lead}"
+    if math.isnan(result.leads[second].half_width):
+        return f"{where}: {result.best} held most, {lead}; one seed gives no significance"
+    return f"{where}: {result.best} leads {', '.join(result.unsure)} without significance; {lead}"
 
 
-def _notes(answer: Capacities, summary: list[dict[str, Any]], held: Contest | None) -> list[str]:
+def _notes(answer: Capacities, summary: list[dict[str, Any]], result: Contest | None) -> list[str]:
     plan = answer.plan
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
@@ -257,9 +257,9 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], held: Contest | No
         f"{_lengths(answer)}; rates within {plan.tolerance:.0%}; {answer.runs} runs",
     ]
     if plan.num_runs > 1:
-        family = f"; differences are paired by seed, each at {held.confidence:.1%}" if held else ""
+        family = f"; differences are paired by seed, each at {result.confidence:.1%}" if result else ""
         notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
-        notes += [threshold_text([held], plan.tolerance)] if held else []
+        notes += [threshold_text([result], plan.tolerance)] if result else []
     if any(vague(entry["rate"]) for entry in summary):
         notes.append("(0 to ...): the 95% interval is wider than the mean; raise --num-runs")
     if any("queue" in row["limited_by"] for row in answer.rows):
@@ -280,10 +280,6 @@ def _lengths(answer: Capacities) -> str:
     counts, starts = ({getattr(length_of(run), name) for run in runs} for name in ("measured", "start"))
     times_s = [length_of(run).measured / run.traffic.request_rate for run in runs]
     return (
-        f"runs at the rates held measure {_range(counts)} requests ({min(times_s):.0f} s or more) after the first "
-        f"{_range(starts)}; the drain is excluded"
+        f"runs at the rates held measure {span_text(counts)} requests ({min(times_s):.0f} s or more) after the first "
+        f"{span_text(starts)}; the drain is excluded"
     )
-
-
-def _range(counts: set[int]) -> str:
-    return f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"

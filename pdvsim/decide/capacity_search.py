@@ -213,14 +213,14 @@ class _Searches:
                 at = plan.experiment(case, bracket.failed)
                 [row] = self.bench.rows([at])
                 if int(row["max_concurrent_requests"]) >= at.batches * at.server.max_num_seqs:
-                    larger = (way for way in space.batches(at) if way.server.max_num_seqs > at.server.max_num_seqs)
+                    larger = (one for one in space.batches(at) if one.server.max_num_seqs > at.server.max_num_seqs)
                     full[case] = [at, *larger]
-        rows = iter(self.bench.rows([way for ways in full.values() for way in ways]))
+        rows = iter(self.bench.rows([one for variants in full.values() for one in variants]))
         servers, starts = dict(plan.servers), {}
-        for case, ways in full.items():
-            rooms = [min(plan.goal.headrooms(next(rows)).values()) for _ in ways]
+        for case, variants in full.items():
+            rooms = [min(plan.goal.headrooms(next(rows)).values()) for _ in variants]
             if max(rooms) > (1 + plan.tolerance) * rooms[0]:
-                servers[case[0]] = ways[rooms.index(max(rooms))].server
+                servers[case[0]] = variants[rooms.index(max(rooms))].server
                 starts[case] = self.brackets.pop(case).failed
         self.plan = replace(plan, servers=servers)
         return starts

@@ -4,7 +4,7 @@ Contenders run the same seeds, and close ones run more. The best is one of those
 compared on the seeds that both ran. The contender with the best mean wins only if its paired interval against every
 other lies above a threshold. The threshold is the larger of the indifference and the profile's error in the deciding
 metric, which more seeds cannot reveal. Confidence is 95% for all intervals together (Bonferroni). With fewer than
-`LEAST_SEEDS` seeds nothing is significant. The intervals kept here are the ones that decided, and are printed.
+`LEAST_SEEDS` seeds nothing is significant. The intervals stored here are the ones that decided, and are printed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Contest:
     """The best contender, the others in order, and its lead over each of them (positive: better)."""
 
     best: str
-    behind: tuple[str, ...]
+    others: tuple[str, ...]
     values: dict[str, Interval]
     differences: dict[str, Interval]  # lead in the unit of the values
     leads: dict[str, Interval]  # lead relative to the other's value, per seed
@@ -36,12 +36,12 @@ class Contest:
 
     @property
     def sure(self) -> bool:
-        return bool(self.behind) and not self.unsure
+        return bool(self.others) and not self.unsure
 
     @property
     def margin(self) -> float:
         """The mean lead over the second; nan where there is none."""
-        return self.leads[self.behind[0]].mean if self.behind else math.nan
+        return self.leads[self.others[0]].mean if self.others else math.nan
 
 
 def contest(
@@ -70,20 +70,20 @@ def contest(
         mine = interval(values[best][: len(values[other])]).mean
         return sign * (mine - means[other].mean), -sign * means[other].mean
 
-    behind = tuple(sorted(ahead_by, key=distance))
-    confidence = corrected(comparisons or len(behind))
+    others = tuple(sorted(ahead_by, key=distance))
+    confidence = corrected(comparisons or len(others))
     off = errors or dict.fromkeys(values, 0.0)
-    thresholds = {other: max(indifference, off[best], off[other]) for other in behind}
+    thresholds = {other: max(indifference, off[best], off[other]) for other in others}
     differences, leads, here = {}, {}, {}
-    for other in behind:
+    for other in others:
         differences[other] = interval(ahead_by[other], confidence)
         both = len(ahead_by[other])
         ahead = [sign * share for share in shares(values[best][:both], values[other][:both])]
-        leads[other], here[other] = interval(ahead, confidence), interval(ahead, corrected(len(behind)))
-    unsure = tuple(other for other in behind if not exceeds(leads[other], thresholds[other]))
-    alike = tuple(other for other in behind if not here[other].mean - here[other].half_width > indifference)
-    ordered = {name: means[name] for name in (best, *behind)}
-    return Contest(best, behind, ordered, differences, leads, unsure, alike, confidence, thresholds, seeds)
+        leads[other], here[other] = interval(ahead, confidence), interval(ahead, corrected(len(others)))
+    unsure = tuple(other for other in others if not exceeds(leads[other], thresholds[other]))
+    alike = tuple(other for other in others if not here[other].mean - here[other].half_width > indifference)
+    ordered = {name: means[name] for name in (best, *others)}
+    return Contest(best, others, ordered, differences, leads, unsure, alike, confidence, thresholds, seeds)
 
 
 def corrected(comparisons: int) -> float:

@@ -75,7 +75,7 @@ class Differences:
         columns |= {"of judged": "spec_decode_judged_acceptance_rate", "tok/round": "spec_decode_acceptance_length"}
         rows = [
             {
-                **_seat(entry),
+                **_row_key(entry),
                 "settings": str(entry["settings"]),
                 **{title: banded(entry, key) for title, key in columns.items()},
                 "stability": stability_text(entry),
@@ -89,7 +89,7 @@ class Differences:
     def _differences(self) -> list[str | Showable]:
         rows = [
             {
-                **_seat(d),
+                **_row_key(d),
                 "metric": d["metric"],
                 f"against {self.against} %": cell(lead, scale=100, sign="+"),
                 "": "" if d["significant"] else unsure_text(lead, d["error"], abs(lead.mean) <= lead.half_width),
@@ -107,5 +107,5 @@ def _places(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     return [str(entry["place"]) for entry in entries]
 
 
-def _seat(entry: Mapping[str, Any]) -> dict[str, str]:
+def _row_key(entry: Mapping[str, Any]) -> dict[str, str]:
     return {load_name(entry["load_kind"]): load_text(entry["load"]), "arch": str(entry["arch"])}

@@ -169,28 +169,28 @@ def _worst(logs: Logs, plain: Logs, tier: SizeRange) -> int:
 
 def _plain_from(plain: Logs, chosen: Logs) -> int:
     """The size from which plain decoding is faster than the table; beyond the last size if it never is."""
-    behind = np.flatnonzero(plain <= chosen)
-    return int(behind[-1]) + 2 if len(behind) else 1
+    slower = np.flatnonzero(plain <= chosen)
+    return int(slower[-1]) + 2 if len(slower) else 1
 
 
 def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
     """The fewest ranges, then the smallest loss: at most `indifference` at every size."""
     starts = np.flatnonzero(np.diff(best, prepend=-1)).tolist()  # where the best length changes
     edges = [*starts, len(best)]
-    behind = logs.max(axis=1, keepdims=True) - logs
-    lost = np.add.reduceat(behind, starts)
-    will_do = np.expm1(np.maximum.reduceat(behind, starts)) <= indifference
+    deficit = logs.max(axis=1, keepdims=True) - logs
+    lost = np.add.reduceat(deficit, starts)
+    will_do = np.expm1(np.maximum.reduceat(deficit, starts)) <= indifference
     cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each edge: ranges, lost, last one's start, k
     for end in range(1, len(edges)):
-        ways = []
+        choices = []
         for start in range(end - 1, -1, -1):
             able = np.flatnonzero(will_do[start:end].all(axis=0))
             if not len(able):
                 break
             costs = lost[start:end, able].sum(axis=0)
             count, before, *_ = cheapest[start]
-            ways.append((count + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
-        cheapest.append(min(ways))
+            choices.append((count + 1, before + float(costs.min()), start, int(able[costs.argmin()])))
+        cheapest.append(min(choices))
     ranges = []
     end = len(starts)
     while end:

@@ -139,14 +139,14 @@ class DraftTable(Answer):
 
     def report(self) -> Report:
         """The table, its significance, and the commands to start."""
-        asked, blocks = self.question, ready(self)
-        served = f"{asked.base.server.pair} on {asked.base.hardware.gpu}, {asked.base.arch}"
-        title = f"Draft lengths by batch size for {asked.engine}: {served}, context {self.context:,.0f}"
+        question, blocks = self.question, ready(self)
+        served = f"{question.base.server.pair} on {question.base.hardware.gpu}, {question.base.arch}"
+        title = f"Draft lengths by batch size for {question.engine}: {served}, context {self.context:,.0f}"
         document = self.document(
-            question=output.settings(asked),
-            engine={"name": asked.engine} | asked.facts._asdict(),
+            question=output.settings(question),
+            engine={"name": question.engine} | question.facts._asdict(),
             tiers=[asdict(tier) | {"significant": self.significant(tier)} for tier in self.tiers],
-            against=asked.compared,
+            against=question.compared,
             best=list(self.best),
             most_lost=self.lost,
             error=self.error,
@@ -172,7 +172,7 @@ class DraftTable(Answer):
             ("", [Deployment(blocks)]),
         ]
         stopped = "the table uses the simulations that had finished" if self.interrupted else ""
-        return Report("Draft table", title, asked.base, sections, document, stopped)
+        return Report("Draft table", title, question.base, sections, document, stopped)
 
 
 def of_table(table: DraftTable) -> Served:

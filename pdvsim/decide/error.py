@@ -25,11 +25,11 @@ PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
 def lead_error(experiment: Experiment, metric: str) -> float:
     """Relative lead in a metric that must be exceeded on the experiment's GPU."""
     errors = errors_of(experiment.hardware)
-    if errors is None or _measured(metric, errors.leads) not in errors.leads:
+    if errors is None or _nearest_measured(metric, errors.leads) not in errors.leads:
         errors = errors_of(Hardware())
     assert errors is not None, "the H200's errors are shipped"
     pair, profile = experiment.pair, profile_of(experiment)
-    off = errors.leads[_measured(metric, errors.leads)]
+    off = errors.leads[_nearest_measured(metric, errors.leads)]
     if isinstance(profile, ComposedProfile) and profile.error is not None:
         return max(off, profile.error.ratio)
     # of both models: even if it does not draft, others do
@@ -39,7 +39,7 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))
 
 
-def _measured(metric: str, known: Container[str]) -> str:
+def _nearest_measured(metric: str, known: Container[str]) -> str:
     """The metric itself, or the nearest percentile whose error was measured."""
     which, _, rest = metric.partition("_")
     if metric in known or not which.startswith("p"):

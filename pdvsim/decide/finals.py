@@ -31,7 +31,7 @@ class Finals:
 
     candidates: dict[str, Experiment]
     rows: dict[str, list[Row]]
-    held: Contest
+    contest: Contest
 
 
 def decided(
@@ -94,16 +94,16 @@ def replicated(
 
     The last yield is the answer. `budget` limits the simulations. With `equally` all have the same number of seeds.
     """
-    seeds, going = num_runs, candidates
+    seeds, active = num_runs, candidates
     rows: dict[str, list[Row]] = {}
     while True:
-        rows |= bench.replicated(going, seeds)
-        held = contest_of(rows, goal, candidates, indifference)
-        yield Finals(candidates, dict(rows), held)
-        open_ = {other for other in held.unsure if held.leads[other].mean > held.thresholds[other]}
-        open_ |= {other for other in held.alike if held.leads[other].mean > indifference}
-        going = {name: c for name, c in candidates.items() if equally or name in (held.best, *open_)}
-        more = len(going) * seeds
+        rows |= bench.replicated(active, seeds)
+        result = contest_of(rows, goal, candidates, indifference)
+        yield Finals(candidates, dict(rows), result)
+        open_ = {other for other in result.unsure if result.leads[other].mean > result.thresholds[other]}
+        open_ |= {other for other in result.alike if result.leads[other].mean > indifference}
+        active = {name: c for name, c in candidates.items() if equally or name in (result.best, *open_)}
+        more = len(active) * seeds
         spent = 2 * seeds > MOST_TIMES * num_runs or (budget is not None and bench.runs + more > budget)
         if not open_ or spent or num_runs < LEAST_SEEDS:
             return
@@ -129,9 +129,9 @@ def contest_of(
     return contest(values, goal.sign, comparisons, indifference, errors)
 
 
-def chosen(held: Contest, candidates: Mapping[str, Experiment], base: Experiment) -> str:
+def chosen(result: Contest, candidates: Mapping[str, Experiment], base: Experiment) -> str:
     """The best, or the simplest of those without significant difference over seeds and indifference.
 
     The profile's error is not used here, as it may favour either side.
     """
-    return min((held.best, *held.alike), key=lambda name: complexity(candidates[name], base))
+    return min((result.best, *result.alike), key=lambda name: complexity(candidates[name], base))

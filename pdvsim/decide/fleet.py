@@ -1,4 +1,4 @@
-"""Contenders other than architectures alone: ways to use several GPUs, and drafters of a model.
+"""Contenders other than architectures alone: fleets of several GPUs, and drafters of a model.
 
 A fleet is a number of GPUs, an architecture and a placement: replicas, tensor parallelism, lanes on different GPUs,
 engines that prefill and engines that decode or, for a mixture of experts, expert parallelism with tensor or data
@@ -48,7 +48,7 @@ class Contender:
     acceptance: Acceptance | None = None  # of the pair's drafter
 
     def of(self, place: Experiment) -> Experiment:
-        """The experiment served this way."""
+        """The experiment as this contender serves it."""
         server = place.server if self.pair is None else replace(place.server, pair=self.pair)
         hardware, acceptance = self.hardware or place.hardware, self.acceptance or place.acceptance
         return replace(place, arch=self.arch, server=server, hardware=hardware, acceptance=acceptance)
@@ -60,12 +60,15 @@ class Contender:
         return self.arch, hardware, self.pair, self.acceptance
 
     def gpus(self, place: Experiment) -> int:
-        """The number of its GPUs."""
         mine = self.of(place)
         return mine.gpus * mine.hardware.replicas
 
+    def with_name(self, place: Experiment) -> Contender:
+        """The contender with the name that its settings have."""
+        return replace(self, name=self.named(self.of(place)))
+
     def named(self, candidate: Experiment) -> str:
-        """A candidate's name among such ways: 2x colocated, colocated with eagle3 or 2x colocated with eagle3."""
+        """A candidate's name among such contenders: 2x colocated, colocated with eagle3 or 2x colocated with eagle3."""
         name = str(candidate.arch) if self.hardware is None else fleet_name(candidate)
         drafts = self.pair is not None and candidate.has_drafter
         return name + (f" with {drafter_name(candidate.server.pair)}" if drafts else "")
@@ -105,47 +108,45 @@ def fleet_name(candidate: Experiment) -> str:
     return name if hardware.replicas == 1 < candidate.gpus else f"{hardware.replicas}x {name}"
 
 
-def contender_name(candidate: Experiment, ways: Sequence[Contender]) -> str:
-    """The contender with these settings: one of the `ways` to use GPUs or to draft, else an architecture."""
-    return ways[0].named(candidate) if ways else str(candidate.arch)
+def contender_name(candidate: Experiment, contenders: Sequence[Contender]) -> str:
+    """The contender with these settings: one of those that differ in GPUs or drafters, else an architecture."""
+    return contenders[0].named(candidate) if contenders else str(candidate.arch)
 
 
-def copies(way: Contender, base: Experiment, count: int) -> Contender:
+def copies(server: Contender, base: Experiment, count: int) -> Contender:
     """A fleet of `count` servers of a kind."""
-    hardware = way.of(base).hardware
-    router = "least-loaded" if hardware.router == Hardware.router else hardware.router
-    fleet = replace(way, hardware=replace(hardware, replicas=count, router=router if count > 1 else hardware.router))
-    return replace(fleet, name=fleet.named(fleet.of(base)))
+    hardware = server.of(base).hardware
+    router = "least-loaded" if hardware.router == Hardware.router and count > 1 else hardware.router
+    return replace(server, hardware=replace(hardware, replicas=count, router=router)).with_name(base)
 
 
 def servers(
     base: Experiment, archs: Sequence[Arch], most: int, drafted: Sequence[Contender] = ()
 ) -> tuple[Contender, ...]:
     """Every kind of server with these architectures, and drafters if any are compared, on at most `most` GPUs."""
-    ways: dict[str, Contender] = {}
+    kinds: dict[str, Contender] = {}
     for gpus in range(1, most + 1):
-        for way in _possible(base, archs, gpus, False, drafted, splits=1):
-            if way.of(base).hardware.replicas == 1 and (fitting := _fitting(way, base)) is not None:
-                ways.setdefault(fitting.name, fitting)
-    return tuple(ways.values())
+        for fleet in _possible(base, archs, gpus, False, drafted, splits=1):
+            if fleet.of(base).hardware.replicas == 1 and (fitting := _fitting(fleet, base)) is not None:
+                kinds.setdefault(fitting.name, fitting)
+    return tuple(kinds.values())
 
 
 def _possible(
     base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender], splits: int = SPLITS
 ) -> Iterator[Contender]:
-    """Every way to use the GPUs, also if the models do not fit or cannot be sharded so."""
-    for way in drafted or [Contender("", arch) for arch in archs]:
-        for hardware in _ways(way.of(base) if drafted else base, way.arch, gpus, alone, splits):
-            mine = replace(way, hardware=hardware)
-            yield replace(mine, name=mine.named(mine.of(base)))
+    """Every fleet of a number of GPUs, also if the models do not fit or cannot be sharded so."""
+    for one in drafted or [Contender("", arch) for arch in archs]:
+        for hardware in _layouts(one.of(base) if drafted else base, one.arch, gpus, alone, splits):
+            yield replace(one, hardware=hardware).with_name(base)
 
 
 def fleets(
     base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool = False, drafted: Sequence[Contender] = ()
 ) -> tuple[Contender, ...]:
-    """Every way to use a number of GPUs with these architectures.
+    """Every fleet of a number of GPUs with these architectures.
 
-    If drafters are compared (`drafted`), each way is combined with every drafter that it supports.
+    If drafters are compared (`drafted`), each fleet is combined with every drafter that it supports.
 
     An architecture whose lanes are separate workers is replicated, and also split over two GPUs or groups; pd into
     engines that prefill and engines that decode. One that drafts ahead is not replicated, as it gains nothing on one
@@ -161,7 +162,7 @@ def fleets(
             "--tensor-parallel-size, --data-parallel-size and --enable-expert-parallel"
         )
     possible = list(_possible(base, archs, gpus, alone, drafted))
-    fitting = [fleet for way in possible if (fleet := _fitting(way, base)) is not None]
+    fitting = [fleet for one in possible if (fleet := _fitting(one, base)) is not None]
     if possible and not fitting:
         raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
     if len(fitting) < 2:
@@ -176,7 +177,7 @@ def chosen(given: Hardware) -> bool:
     return bool(placed or given.enable_expert_parallel or max(sizes) > 1)
 
 
-def _ways(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> Iterator[Hardware]:
+def _layouts(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> Iterator[Hardware]:
     """The GPUs of all fleets of an architecture, including those on which its models cannot be sharded so."""
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
@@ -227,11 +228,11 @@ def _splits(base: Experiment, gpus: int) -> list[Hardware]:
                     continue
                 other = prefill_size if prefill_size != size else None
                 split = replace(base.hardware, disaggregate=f"{prefill}p{decode}d")
-                ways = [replace(split, tensor_parallel_size=size, prefill_tensor_parallel_size=other)]
+                layouts = [replace(split, tensor_parallel_size=size, prefill_tensor_parallel_size=other)]
                 if mixture and max(size, prefill_size) > 1:
                     spread = replace(split, enable_expert_parallel=True)
-                    ways.append(replace(spread, data_parallel_size=size, prefill_data_parallel_size=other))
-                for hardware in ways:
+                    layouts.append(replace(spread, data_parallel_size=size, prefill_data_parallel_size=other))
+                for hardware in layouts:
                     if (fitting := _fitting(Contender("", base.arch, hardware), base)) is None:
                         continue
                     formula, k = Formula(fitting.of(base)), base.longest_draft
@@ -244,11 +245,11 @@ def _splits(base: Experiment, gpus: int) -> list[Hardware]:
 def _fitting(fleet: Contender, base: Experiment) -> Contender | None:
     """The fleet, with an unsharded drafter if it cannot be sharded; None without room for a KV cache."""
     whole = replace(fleet, hardware=replace(fleet.of(base).hardware, draft_tensor_parallel_size=1))
-    for way in (fleet, whole):
-        mine = way.of(base)
+    for one in (fleet, whole):
+        candidate = one.of(base)
         with suppress(CannotShard):
-            rooms = [ServerParts(one).kv_capacity for one in mine.sides or (mine,)]  # of every engine
-            return way if min(rooms) > 0 else None
+            engines = candidate.sides or (candidate,)
+            return one if min(ServerParts(engine).kv_capacity for engine in engines) > 0 else None
     return None
 
 
@@ -256,13 +257,13 @@ def drafters(
     base: Experiment, target: str, archs: Sequence[Arch], acceptance: Acceptance | None
 ) -> tuple[Contender, ...]:
     """All drafters of a model that engines can load, in each architecture; a given `acceptance` applies to all."""
-    ways: dict[str, Contender] = {}  # plain decoding is the same with any drafter
+    contenders: dict[str, Contender] = {}  # plain decoding is the same with any drafter
     for kind in KINDS:
         if can_load(kind, target):
             pair = drafted_by(kind, target)
-            mine = acceptance or usual_acceptance(pair, base.traffic)
-            for way in (Contender("", arch, pair=pair, acceptance=mine) for arch in archs):
+            accepted = acceptance or usual_acceptance(pair, base.traffic)
+            for arch in archs:
                 with suppress(ValueError):  # the architecture does not support this drafter
-                    name = way.named(way.of(base))
-                    ways.setdefault(name, replace(way, name=name))
-    return tuple(ways.values())
+                    one = Contender("", arch, pair=pair, acceptance=accepted).with_name(base)
+                    contenders.setdefault(one.name, one)
+    return tuple(contenders.values())

@@ -134,7 +134,7 @@ class _Walk:
 
     flips: Flips
     move: Move
-    who: Rivalry
+    rivalry: Rivalry
     bench: Bench
     budget: int
 
@@ -142,7 +142,7 @@ class _Walk:
         """Test the places until one has a challenger, then bisect; yields after each place."""
         stands = self.flips.here
         for place in places:
-            probe = self._look(place, self.who)
+            probe = self._test(place, self.rivalry)
             yield
             if probe is None:
                 return Edge(stands, reason="no budget")
@@ -159,9 +159,9 @@ class _Walk:
         cell = next(cells)
         with suppress(StopIteration):
             while True:
-                rivals = [r for r in self.who.rivals if falls.challenger in (None, self.who.search.name(r))]
-                only = replace(self.who, rivals=tuple(rivals))  # at the significance level of all
-                between = self._look(self.flips.between(near, far, cell / EDGE_CELLS), only)
+                rivals = [r for r in self.rivalry.rivals if falls.challenger in (None, self.rivalry.search.name(r))]
+                only = replace(self.rivalry, rivals=tuple(rivals))  # at the significance level of all
+                between = self._test(self.flips.between(near, far, cell / EDGE_CELLS), only)
                 yield
                 if between is None:
                     break
@@ -175,24 +175,24 @@ class _Walk:
         """Whether there is a challenger, or nobody meets the goal although some did at the given place."""
         return probe.challenger is not None or bool(self.flips.probes[self.flips.here].able and not probe.able)
 
-    def _look(self, at: float, who: Rivalry) -> Probe | None:
+    def _test(self, at: float, rivalry: Rivalry) -> Probe | None:
         """Run all finalists at one place, then a challenger and the recommendation again, both tuned there.
 
         None without budget for that.
         """
-        if self.bench.runs + self.who.runs > self.budget:
+        if self.bench.runs + self.rivalry.runs > self.budget:
             return None
-        left = self.budget - who.runs  # after they have been tuned
-        everyone = {name: self._moved(candidate, at) for name, candidate in who.everyone.items()}
-        there = self.bench.lengthened({name: who.placed(c) for name, c in everyone.items()}, RUN_SHARE)
-        probe = self._settled(at, there, who)
-        if probe.challenger is not None and who.search.space.steps():
+        left = self.budget - rivalry.runs  # after they have been tuned
+        everyone = {name: self._moved(candidate, at) for name, candidate in rivalry.everyone.items()}
+        there = self.bench.lengthened({name: rivalry.placed(c) for name, c in everyone.items()}, RUN_SHARE)
+        probe = self._settled(at, there, rivalry)
+        if probe.challenger is not None and rivalry.search.space.steps():
             if self.bench.runs + 2 * SEEDS > left:
                 return None
-            for name in (who.best, probe.challenger):
+            for name in (rivalry.best, probe.challenger):
                 server = self._retuned(everyone[name], left).server
                 there[name] = replace(there[name], server=server)
-            probe = self._settled(at, there, who)
+            probe = self._settled(at, there, rivalry)
         self.flips.probes[at] = probe
         return probe
 
@@ -209,25 +209,25 @@ class _Walk:
 
     def _retuned(self, candidate: Experiment, budget: int) -> Experiment:
         """A candidate's architecture tuned at another place."""
-        search = self.who.search
+        search = self.rivalry.search
         space = replace(search.space, archs=(candidate.arch,))
         again = Search(search.goal, space, search.indifference, budget)
         return tuned(again, [candidate], self.bench)[0][candidate.arch]
 
-    def _settled(self, at: float, everyone: Mapping[str, Experiment], who: Rivalry) -> Probe:
+    def _settled(self, at: float, everyone: Mapping[str, Experiment], rivalry: Rivalry) -> Probe:
         """Run all finalists on a few seeds, and on all seeds if those do not decide."""
-        few = enough(who.num_runs, corrected(who.comparisons))
-        probe = _probe(at, everyone, who, self.bench, few)
-        return _probe(at, everyone, who, self.bench, who.num_runs) if probe.open else probe
+        few = enough(rivalry.num_runs, corrected(rivalry.comparisons))
+        probe = _probe(at, everyone, rivalry, self.bench, few)
+        return _probe(at, everyone, rivalry, self.bench, rivalry.num_runs) if probe.open else probe
 
 
 def find_flips(
-    axis: str, here: float, places: Sequence[float], move: Move, who: Rivalry, bench: Bench, budget: int
+    axis: str, here: float, places: Sequence[float], move: Move, rivalry: Rivalry, bench: Bench, budget: int
 ) -> Flips:
     """Test the places from `here` outward in both directions, while the budget lasts."""
     flips = Flips(axis, here)
-    flips.probes[here] = _probe(here, who.everyone, who, bench, who.num_runs)  # as they were decided
-    walk = _Walk(flips, move, who, bench, budget)
+    flips.probes[here] = _probe(here, rivalry.everyone, rivalry, bench, rivalry.num_runs)  # as they were decided
+    walk = _Walk(flips, move, rivalry, bench, budget)
     sides = {
         "above": walk.outward(sorted(p for p in places if p > here)),
         "below": walk.outward(sorted((p for p in places if p < here), reverse=True)),
@@ -242,8 +242,8 @@ def find_flips(
     return flips
 
 
-def _probe(at: float, everyone: Mapping[str, Experiment], who: Rivalry, bench: Bench, seeds: int) -> Probe:
-    goal, mine, few = who.search.goal, who.best, seeds < who.num_runs
+def _probe(at: float, everyone: Mapping[str, Experiment], rivalry: Rivalry, bench: Bench, seeds: int) -> Probe:
+    goal, mine, few = rivalry.search.goal, rivalry.best, seeds < rivalry.num_runs
     rows = bench.replicated(everyone, seeds)
     figures = {name: [goal.value(row) for row in runs] for name, runs in rows.items()}
     able = tuple(name for name, runs in rows.items() if goal.met(runs))
@@ -255,7 +255,7 @@ def _probe(at: float, everyone: Mapping[str, Experiment], who: Rivalry, bench: B
             continue
         errors = {name: lead_error(everyone[name], goal.error_metric(rows[name])) for name in (mine, rival)}
         two = {name: figures[name] for name in errors}
-        pair = contest(two, goal.sign, who.comparisons, who.search.indifference, errors)
+        pair = contest(two, goal.sign, rivalry.comparisons, rivalry.search.indifference, errors)
         still_open |= few and pair.best == rival and pair.margin > pair.thresholds[mine]
         if (pair.best == rival and pair.sure) or (able and mine not in able):
             challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan

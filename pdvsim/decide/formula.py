@@ -80,9 +80,9 @@ class Formula:
         """Consecutive draft tokens that would be accepted, at every position of every output."""
         return np.concatenate([np.frombuffer(r.accept_runs, np.uint8) for r in self.requests])
 
-    def tokens_per_round(self, k: int, acceptance: Acceptance | None = None) -> float:
+    def tokens_per_round(self, k: int) -> float:
         """Mean tokens per row from a round of draft length k, expected or measured."""
-        given = acceptance or self.experiment.acceptance
+        given = self.experiment.acceptance
         if given.acceptance_model is not None:
             return _measured(tuple(r.accept_runs for r in self.requests), k)[0]
         if given.acceptance_trace is not None:

@@ -83,7 +83,7 @@ class Frontier:
             for p in self.shown
         ]
         names = [name_of(metric)[0] for metric in (self.x, self.y)]
-        behind = [point.name for point in self.those("does not keep up")]
+        unsteady = [point.name for point in self.those("does not keep up")]
         seeds = max(point.x.n for point in self.points)
         rules = [
             f"dominated: another is significantly better in both, by more than the profile's error "
@@ -96,7 +96,7 @@ class Frontier:
         return "\n".join(
             [
                 table.grid(header, rows) if rows else "none keeps up",
-                *([f"did not keep up: {'; '.join(behind)}"] if behind and rows else []),
+                *([f"did not keep up: {'; '.join(unsteady)}"] if unsteady and rows else []),
                 "* on the frontier: no other has both means as low and one lower",
                 *rules,
                 f"±: 95% confidence over {seeds} replications",
@@ -174,11 +174,11 @@ def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Fig
 
     shown, stair = frontier.shown, frontier.those("frontier")
     archs = list(dict.fromkeys(point.arch for point in shown))
-    behind = len(frontier.those("does not keep up"))
+    unsteady = len(frontier.those("does not keep up"))
     note = points_line(frontier.runs, configs)
     note += " Pale: dominated beyond the profile's error. Bars: 95% confidence. Dashed: service levels."
     note += f" Numbers: {', '.join(frontier.dims)}." if frontier.dims else ""
-    note += f" Not shown: {behind} that did not keep up." if behind else ""
+    note += f" Not shown: {unsteady} that did not keep up." if unsteady else ""
     with styled():
         figure = new_figure(9.5, 6.2, note)
         axes = figure.subplots()

@@ -48,28 +48,29 @@ class Alone:
 
     def text(self, best: str) -> str:
         """How the recommendation of this name stands."""
-        held = self.e2el_ms
-        text = f"at concurrency 1 E2EL is {cell(held.values[best], 0)} ms"
-        alike = [name for name in (held.best, *held.unsure) if name != best]
-        if best in (held.best, *held.unsure):
+        contest = self.e2el_ms
+        text = f"at concurrency 1 E2EL is {cell(contest.values[best], 0)} ms"
+        alike = [name for name in (contest.best, *contest.unsure) if name != best]
+        if best in (contest.best, *contest.unsure):
             tied = f" (no significant difference from {', '.join(alike)})" if alike else ""
             text += f", the lowest of the finalists{tied}"
         else:
-            text += f"; {held.best} is at {cell(held.values[held.best], 0)} ms ({held.leads[best].mean:.1%} lower)"
+            lowest = cell(contest.values[contest.best], 0)
+            text += f"; {contest.best} is at {lowest} ms ({contest.leads[best].mean:.1%} lower)"
         if self.speculation_gain is not None:
             text += f"; drafting is {cell(self.speculation_gain)} times as fast as plain decoding"
         return text
 
 
-def alone(who: Rivalry, bench: Bench) -> Alone:
+def alone(rivalry: Rivalry, bench: Bench) -> Alone:
     """All finalists at concurrency 1."""
-    everyone = {name: _alone(candidate) for name, candidate in who.everyone.items()}
-    rows = bench.replicated(everyone, who.num_runs)
-    e2el = contest_of(rows, Goal("e2el"), everyone, who.search.indifference)
-    mine = rows[who.best]
+    everyone = {name: _alone(candidate) for name, candidate in rivalry.everyone.items()}
+    rows = bench.replicated(everyone, rivalry.num_runs)
+    e2el = contest_of(rows, Goal("e2el"), everyone, rivalry.search.indifference)
+    mine = rows[rivalry.best]
     plain = next((rows[name] for name, c in everyone.items() if c.arch == "autoregressive"), None)
     gain = None
-    if plain is not None and who.recommended.arch != "autoregressive":
+    if plain is not None and rivalry.recommended.arch != "autoregressive":
         gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])
     return Alone(e2el, gain)
 
@@ -92,16 +93,15 @@ class BreakEven:
 
     def text(self, best: str) -> str:
         """Where drafting pays, for a recommendation of this name."""
-        who = "drafting" if self.who == best else f"drafting ({self.who})"
+        subject = "drafting" if self.who == best else f"drafting ({self.who})"
         if self.wins_at is None:
-            return f"{who} does not beat plain decoding by the objective, even with every draft accepted"
+            return f"{subject} does not beat plain decoding by the objective, even with every draft accepted"
         if self.loses_at is None:
-            return (
-                f"{who} beats plain decoding by the objective even with no draft accepted: the gain is not from drafts"
-            )
+            why = "the gain is not from drafts"
+            return f"{subject} beats plain decoding by the objective even with no draft accepted: {why}"
         side = "above" if self.here >= self.wins_at else "below" if self.here <= self.loses_at else "at"
         between = f"at an acceptance between {self.loses_at:.2f} and {self.wins_at:.2f}"
-        return f"{who} breaks even with plain decoding {between}; the {self.here:g} used here is {side} it"
+        return f"{subject} breaks even with plain decoding {between}; the {self.here:g} used here is {side} it"
 
 
 def has_break_even(candidate: Experiment) -> bool:
@@ -112,20 +112,25 @@ def has_break_even(candidate: Experiment) -> bool:
 
 def equivalent_rate(rows: Sequence[Row]) -> float:
     """The acceptance rate that gives as many tokens per round as these runs had, at their mean draft length."""
-    rounds = sum(float(row["spec_decode_num_drafts"]) for row in rows)
-    k = max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds)) if rounds else 1
+    k = _mean_draft_length(rows) or 1
     tokens = interval(row["spec_decode_acceptance_length"] for row in rows).mean
     rates = [cell / RATE_STEPS for cell in range(RATE_STEPS + 1)]
     return min(rates, key=lambda rate: abs(expected_tokens(rate, k) - tokens))
 
 
-def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Bench) -> BreakEven:
+def _mean_draft_length(rows: Sequence[Row]) -> int:
+    """Mean draft length of a round, at least 1; 0 if nothing was drafted."""
+    rounds = sum(float(row.get("spec_decode_num_drafts", 0) or 0) for row in rows)
+    return max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds)) if rounds > 0 else 0
+
+
+def break_even(drafting: Experiment, plain: Experiment, rivalry: Rivalry, bench: Bench) -> BreakEven:
     """The cell of a grid of acceptance rates in which drafting starts to pay by the mean of the objective.
 
     The search starts where the formula predicts it, widens until it has a rate on either side, then narrows. At every
     rate the drafts have the best length from 1 on: where the formula prefers none, drafting may still pay.
     """
-    goal, runs = who.search.goal, min(FEW_RUNS, who.num_runs)
+    goal, runs = rivalry.search.goal, min(FEW_RUNS, rivalry.num_runs)
     here = drafting.acceptance.acceptance_rate
     if not drafting.acceptance.by_rate:
         here = equivalent_rate(bench.rows(replications(drafting, runs)))
@@ -138,12 +143,12 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
         """1 where plain decoding is better, else -1; runs the next lower rate too: the two often are the answer."""
         [cell] = asked.values()
         cells = {str(c): at_acceptance(drafting, c / RATE_CELLS) for c in (cell, max(cell - 1, 0))}
-        at = {name: who.placed(one, drafting=True) for name, one in cells.items()}
-        rows = bench.replicated({"plain": who.placed(plain)} | at, runs)
+        at = {name: rivalry.placed(one, drafting=True) for name, one in cells.items()}
+        rows = bench.replicated({"plain": rivalry.placed(plain)} | at, runs)
         return [1 if value(rows["plain"]) >= value(rows[str(cell)]) else -1]
 
-    name, limits = who.search.name(drafting), Ends(-1, RATE_CELLS + 1)
-    guess = break_even_rate(drafting, [k for k in who.search.space.draft_lengths if k])
+    name, limits = rivalry.search.name(drafting), Ends(-1, RATE_CELLS + 1)
+    guess = break_even_rate(drafting, [k for k in rivalry.search.space.draft_lengths if k])
     start = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
     edges: dict[str, Ends] = {}
     lockstep({name: find_edge(start, limits)}, loses, edges)
@@ -151,10 +156,10 @@ def break_even(drafting: Experiment, plain: Experiment, who: Rivalry, bench: Ben
     return BreakEven(name, here, losing, winning)
 
 
-def break_even_runs(who: Rivalry) -> int:
+def break_even_runs(rivalry: Rivalry) -> int:
     """Most simulations that `break_even` runs."""
     widened = RATE_CELLS.bit_length()  # pairs until there is a rate on either side; bisection takes at most as many
-    return (1 + 4 * widened) * min(FEW_RUNS, who.num_runs)
+    return (1 + 4 * widened) * min(FEW_RUNS, rivalry.num_runs)
 
 
 @dataclass(frozen=True)
@@ -200,10 +205,9 @@ class Balance:
 
 def balance(drafting: Experiment, rows: Sequence[Row]) -> Balance | None:
     """Cost of the mean round of these runs; None if nothing was drafted."""
-    rounds = sum(float(row.get("spec_decode_num_drafts", 0) or 0) for row in rows)
-    if not rounds > 0:
+    k = _mean_draft_length(rows)
+    if not k:
         return None
-    k = max(1, round(sum(float(row["spec_decode_draft_tokens"]) for row in rows) / rounds))
     batch = max(1, round(interval(row["kinds_verify_mean_batch"] for row in rows).mean))
     tokens_in = sum(float(row["total_input_tokens"]) + float(row["total_output_tokens"]) / 2 for row in rows)
     context = int(batch * tokens_in / sum(float(row["completed"]) for row in rows))
@@ -225,13 +229,13 @@ def memory(rows: Sequence[Row]) -> dict[str, int]:
     }
 
 
-def saturation(who: Rivalry, bench: Bench, usd: float | None) -> Capacities:
+def saturation(rivalry: Rivalry, bench: Bench, usd: float | None) -> Capacities:
     """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
-    base, runs = applicable(who.recommended), min(FEW_RUNS, who.num_runs)
-    plan = Plan(base, (base.arch,), runs, who.search.goal, CLOSE, least=bench.prompts or LEAST)
+    base, runs = applicable(rivalry.recommended), min(FEW_RUNS, rivalry.num_runs)
+    plan = Plan(base, (base.arch,), runs, rivalry.search.goal, CLOSE, least=bench.prompts or LEAST)
     return find_capacities(plan, bench, usd)
 
 
-def saturation_runs(who: Rivalry) -> int:
+def saturation_runs(rivalry: Rivalry) -> int:
     """Estimated simulations of `saturation`."""
-    return SEARCH_RUNS * min(FEW_RUNS, who.num_runs)
+    return SEARCH_RUNS * min(FEW_RUNS, rivalry.num_runs)

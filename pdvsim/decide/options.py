@@ -105,9 +105,12 @@ class DecisionOptions(VariedOptions):
     indifference: PartialShare = 0.01
     """Relative leads below this are ignored, even if significant: the simpler choice is taken."""
 
-    @property
-    def replays(self) -> bool:
+    def replays(self, closed_loop: bool = False) -> bool:
         """Whether arrivals are the file's: as given, else if it has any and no option makes others."""
+        if closed_loop:
+            if self.use_trace_timestamps:
+                raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
+            return False
         if self.use_trace_timestamps is not None:
             return self.use_trace_timestamps
         traffic = self.traffic

@@ -41,31 +41,31 @@ class Question:
     indifference: PartialShare = 0.01
     budget: Budget = BUDGET
     gpu_hour_usd: GpuHourUsd | None = None
-    ways: tuple[Contender, ...] = ()  # compared instead of architectures
+    contenders: tuple[Contender, ...] = ()  # compared instead of architectures
     # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
     most_gpus: Annotated[int, Range(0, 1024)] = 0
     fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
-    by_cost: bool = False  # the cheapest of the ways that meet the goal is chosen
+    by_cost: bool = False  # the cheapest of the contenders that meet the goal is chosen
 
     def __post_init__(self) -> None:
         if self.num_runs < 2:
             raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
         check_ranges(self)
-        vet(way for start in self.space.starts(self.base) for way in self.space.drafts(start))
+        vet(variant for start in self.space.starts(self.base) for variant in self.space.drafts(start))
 
     def name(self, candidate: Experiment) -> str:
         """Name of the contender with these settings."""
-        return contender_name(candidate, self.ways)
+        return contender_name(candidate, self.contenders)
 
     @property
     def fleets(self) -> tuple[Contender, ...]:
         """Ways to use several GPUs."""
-        return tuple(way for way in self.ways if way.hardware is not None)
+        return tuple(one for one in self.contenders if one.hardware is not None)
 
     @property
     def drafters(self) -> tuple[Contender, ...]:
         """Architectures with drafters."""
-        return tuple(way for way in self.ways if way.pair is not None)
+        return tuple(one for one in self.contenders if one.pair is not None)
 
     def described(self, candidate: Experiment) -> str:
         """Short description of a candidate."""
@@ -89,7 +89,7 @@ class Findings(Answer):
     question: Question
     search: Search
     finals: dict[Experiment, list[Row]] = field(default_factory=dict)
-    held: Contest | None = None  # among the finalists that can be chosen
+    contest: Contest | None = None  # among the finalists that can be chosen
     recommended: Experiment | None = None
     flips: list[Flips] = field(default_factory=list)
     alone: hazards.Alone | None = None
@@ -123,7 +123,6 @@ class Findings(Answer):
         return rate
 
     def finalist(self, name: str) -> Experiment:
-        """The finalist of this name."""
         return next(candidate for candidate in self.finals if self.question.name(candidate) == name)
 
     @property

@@ -40,14 +40,14 @@ def recommendation(advice: Findings, best: Experiment) -> list[str]:
 
 def _without_drafts(advice: Findings, best: Experiment) -> list[str]:
     """That drafts do not pay, where some were compared and the recommendation has none."""
-    held, drafting = advice.held, [advice.question.name(c) for c in advice.finals if c.speculates]
-    assert held is not None
+    contest, drafting = advice.contest, [advice.question.name(c) for c in advice.finals if c.speculates]
+    assert contest is not None
     if best.speculates or not drafting:
         return []
-    first = next(name for name in (held.best, *held.behind) if name in drafting)
-    if advice.question.name(best) != held.best or first in held.unsure:
+    first = next(name for name in (contest.best, *contest.others) if name in drafting)
+    if advice.question.name(best) != contest.best or first in contest.unsure:
         return [f"{NO_DRAFTS}: no setting that drafts is significantly better"]
-    lead = cell(held.leads[first], 1, 100)
+    lead = cell(contest.leads[first], 1, 100)
     return [f"{NO_DRAFTS}: the best setting that drafts, {first}, is {lead} % behind"]
 
 
@@ -58,9 +58,9 @@ def _on_assumption(advice: Findings, best: Experiment) -> list[str]:
     called hypothetical. If the recommendation drafts, it depends on its own acceptance and on that of its ties; else on
     every drafter's.
     """
-    held, name, even = advice.held, advice.question.name, advice.break_even
-    assert held is not None
-    ties = (name(best), held.best, *held.alike)
+    contest, name, even = advice.contest, advice.question.name, advice.break_even
+    assert contest is not None
+    ties = (name(best), contest.best, *contest.alike)
     decisive = [c for c in advice.finals if name(c) in ties or not best.speculates]
     why = unknown_head(best) if best.speculates else ""
     notes = [f"note: hypothetical: {why}"] if why else []
@@ -73,9 +73,9 @@ def _on_assumption(advice: Findings, best: Experiment) -> list[str]:
 
 def _inconclusive(advice: Findings) -> list[str]:
     """Why it is uncertain that the load is held; empty if it is certain."""
-    held, traffic = advice.held_rate, advice.question.base.traffic
-    if held is not None:
-        return [f"the highest rate it holds is {positive(held, 1)} req/s"] if traffic.request_rate > held.mean else []
+    rate, traffic = advice.held_rate, advice.question.base.traffic
+    if rate is not None:
+        return [f"the highest rate it holds is {positive(rate, 1)} req/s"] if traffic.request_rate > rate.mean else []
     if short := next(filter(None, (too_short(traffic, row) for row in advice.rows)), ""):
         return [f"{short}: raise --num-prompts"]
     if 2 * sum(row["stability"] == "inconclusive" for row in advice.rows) <= len(advice.rows):
@@ -94,9 +94,9 @@ def nothing_meets(advice: Findings) -> str:
 
 def _not_met(advice: Findings) -> str:
     """What it would take, as far as that is known."""
-    held, ask = advice.held_rate, advice.question
+    rate, ask = advice.held_rate, advice.question
     more = f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus" if ask.most_gpus else ""
-    if advice.capacity and held and held.mean > 0:
-        holds = f"on {gpus_text(advice.capacity.plan.gpus)} it holds {held.mean:.3g} req/s"
+    if advice.capacity and rate and rate.mean > 0:
+        holds = f"on {gpus_text(advice.capacity.plan.gpus)} it holds {rate.mean:.3g} req/s"
         return f"{holds}; {more}" if more else holds
     return more or "no tested setting holds this load; the values below are of the best one"

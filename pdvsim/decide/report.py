@@ -131,18 +131,20 @@ def outside_measured(rows: Sequence[Row]) -> str | None:
     return next(iter(most_outside(rows)), None) if rows else None
 
 
-def contest_document(held: Contest) -> dict[str, Any]:
+def contest_document(contest: Contest) -> dict[str, Any]:
     """The best, its leads over the others, and their significance."""
     return {
-        "best": held.best,
-        "sure": held.sure,
-        "not_significant": list(held.unsure),
-        "alike_by_seeds": list(held.alike),
-        "confidence_of_each": held.confidence,
-        "leads_up_to_do_not_count": held.thresholds,
-        "seeds": held.seeds,
-        "values": held.values,
-        "leads": {name: {"difference": held.differences[name], "relative": held.leads[name]} for name in held.behind},
+        "best": contest.best,
+        "sure": contest.sure,
+        "not_significant": list(contest.unsure),
+        "alike_by_seeds": list(contest.alike),
+        "confidence_of_each": contest.confidence,
+        "leads_up_to_do_not_count": contest.thresholds,
+        "seeds": contest.seeds,
+        "values": contest.values,
+        "leads": {
+            name: {"difference": contest.differences[name], "relative": contest.leads[name]} for name in contest.others
+        },
     }
 
 
@@ -158,9 +160,9 @@ def vague(value: Interval) -> bool:
     return value.half_width > value.mean
 
 
-def lead_text(held: Contest, other: str) -> str:
+def lead_text(contest: Contest, other: str) -> str:
     """The best's relative lead over another, with its interval."""
-    lead = held.leads[other]
+    lead = contest.leads[other]
     return percent(lead.mean) if lead.mean >= 10 else f"{cell(lead, 1, 100, '+')} %"
 
 
@@ -189,12 +191,12 @@ def lengths_note(traffic: Traffic) -> list[str]:
 
 def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
     """The threshold of leads and its reason; a range if contests differ."""
-    decided = [held for held in contests if held.behind]
+    decided = [contest for contest in contests if contest.others]
     if not decided:
         return "nothing to compare with"
     if decided[0].seeds < LEAST_SEEDS:
         return f"{decided[0].seeds} seeds give no significance: use at least {LEAST_SEEDS}"
-    limits = [limit for held in decided for limit in held.thresholds.values()]
+    limits = [limit for contest in decided for limit in contest.thresholds.values()]
     low, high = f"{min(limits):.1%}", f"{max(limits):.1%}"
     if max(limits) <= indifference:
         return f"leads up to {high} are ignored"

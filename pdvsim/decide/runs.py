@@ -17,6 +17,7 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
 from pdvsim.sim.metrics.steady import LEAST, LEAST_LOOP, Length, loop_length
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.requests import Workload
+from pdvsim.study.backends import Backend
 from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
 from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
 
@@ -61,7 +62,7 @@ class Bench:
         before = self.runs
         if points:
             try:
-                self._keep(new, run_sweep(points, self.jobs, lambda done, total: self.progress(before + done)))
+                self._keep(new, run_sweep(points, Backend(self.jobs), lambda done: self.progress(before + done)))
             except SweepInterrupted as stop:
                 self._keep(new, stop.points)
                 raise

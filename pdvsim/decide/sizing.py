@@ -35,7 +35,7 @@ MARGIN = 1.5  # a load that is predicted to be this many times too high for one 
 class Sizes:
     """The smallest fleet of each kind of server that holds the load, smallest first, and why others do not."""
 
-    ways: tuple[Contender, ...] = ()
+    fleets: tuple[Contender, ...] = ()
     refused: dict[str, str] = field(default_factory=dict)
 
 
@@ -49,26 +49,28 @@ def smallest_fleets(
     base: Experiment, goal: Goal, servers: Sequence[Contender], most: int, space: Space, bench: Bench
 ) -> Sizes:
     """The fleets of these servers that hold the load of `base` on at most `most` GPUs."""
-    counts = {way: _predicted(way, base, goal, space, most) for way in servers}
-    gpus = {way: count * way.gpus(base) for way, count in counts.items()}
-    refused = {way.name: f"predicted not to hold the load on {gpus_text(most)}" for way in servers if not counts[way]}
-    able = [way for way in servers if counts[way]]
-    paces_s = {way: _ranked(copies(way, base, counts[way]).of(base), space)[0].seconds_per_token for way in able}
-    order = sorted(able, key=lambda way: (gpus[way], paces_s[way]))
-    worth = [way for way in order if gpus[way] <= WORTH * gpus[order[0]]]
-    plain = [way for way in worth if way.arch == "autoregressive"][:1]
+    counts = {kind: _predicted(kind, base, goal, space, most) for kind in servers}
+    gpus = {kind: count * kind.gpus(base) for kind, count in counts.items()}
+    refused = {
+        kind.name: f"predicted not to hold the load on {gpus_text(most)}" for kind in servers if not counts[kind]
+    }
+    able = [kind for kind in servers if counts[kind]]
+    paces_s = {kind: _ranked(copies(kind, base, counts[kind]).of(base), space)[0].seconds_per_token for kind in able}
+    order = sorted(able, key=lambda kind: (gpus[kind], paces_s[kind]))
+    worth = [kind for kind in order if gpus[kind] <= WORTH * gpus[order[0]]]
+    plain = [kind for kind in worth if kind.arch == "autoregressive"][:1]
     kept = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
-    refused |= {way.name: f"predicted to need {gpus_text(gpus[way])}" for way in order if way not in kept}
-    fleets = _refined(base, goal, {way: counts[way] for way in kept}, most, space, bench)
+    refused |= {kind.name: f"predicted to need {gpus_text(gpus[kind])}" for kind in order if kind not in kept}
+    fleets = _refined(base, goal, {kind: counts[kind] for kind in kept}, most, space, bench)
     known = {fleet.kind for fleet in fleets}
-    refused |= {way.name: f"not meeting the goal on {gpus_text(most)}" for way in kept if way.kind not in known}
-    return Sizes(tuple(sorted(fleets, key=lambda way: way.gpus(base))), refused)
+    refused |= {kind.name: f"not meeting the goal on {gpus_text(most)}" for kind in kept if kind.kind not in known}
+    return Sizes(tuple(sorted(fleets, key=lambda kind: kind.gpus(base))), refused)
 
 
-def _predicted(way: Contender, base: Experiment, goal: Goal, space: Space, most: int) -> int:
+def _predicted(kind: Contender, base: Experiment, goal: Goal, space: Space, most: int) -> int:
     """The least replicas that hold the load by formula; 0 if none up to `most` GPUs do."""
-    counts = range(1, most // way.gpus(base) + 1)
-    return first_where(counts, lambda count: _holds(copies(way, base, count).of(base), goal, space)) or 0
+    counts = range(1, most // kind.gpus(base) + 1)
+    return first_where(counts, lambda count: _holds(copies(kind, base, count).of(base), goal, space)) or 0
 
 
 def _holds(candidate: Experiment, goal: Goal, space: Space) -> bool:
@@ -95,19 +97,19 @@ def _refined(
     if not counts:
         return []
 
-    def fleet(way: Contender, count: int) -> Experiment:
-        return with_best_length(_roomy(goal.prepared(copies(way, base, count).of(base)), space), space.draft_lengths)
+    def fleet(server: Contender, count: int) -> Experiment:
+        return with_best_length(_roomy(goal.prepared(copies(server, base, count).of(base)), space), space.draft_lengths)
 
     length = length_of(shortened(bench.sized(fleet(*next(iter(counts.items())))), RUN_SHARE))
     least: dict[Contender, int] = {}
 
     def too_few(asked: dict[Contender, int]) -> list[float]:
         """1 where the replicas do not meet the goal, else -1."""
-        rows = bench.rows([with_length(fleet(way, n), length) for way, n in asked.items()])
-        least.update((way, n) for (way, n), row in zip(asked.items(), rows, strict=True) if goal.met([row]))
+        rows = bench.rows([with_length(fleet(server, n), length) for server, n in asked.items()])
+        least.update((server, n) for (server, n), row in zip(asked.items(), rows, strict=True) if goal.met([row]))
         return [-1 if goal.met([row]) else 1 for row in rows]
 
-    limits = {way: Ends(0, most // way.gpus(base) + 1) for way in counts}
-    searches = {way: find_edge(counts[way], limits[way], growth=1) for way in counts}
+    limits = {server: Ends(0, most // server.gpus(base) + 1) for server in counts}
+    searches = {server: find_edge(counts[server], limits[server], growth=1) for server in counts}
     lockstep(searches, too_few, {}, STEPS)
-    return [copies(way, base, least[way]) for way in counts if way in least]
+    return [copies(server, base, least[server]) for server in counts if server in least]

@@ -17,9 +17,9 @@ from pdvsim.sim.limits import BatchLimit, DraftLength, Tokens, check_list, check
 from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 
 LENGTHS = (0, 1, 2, 3, 4, 5, 6, 7, 8)
-LONG_LENGTHS = (10, 12, 15)  # besides, of drafters whose further tokens cost no further forward
+LONG_LENGTHS = (10, 12, 15)  # also tested for drafters whose further tokens cost no further forward
 CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
-ADAPTIVE: ControllerName = "adaptive-verification"  # besides, of heads and parallel drafters: it always drafts k tokens
+ADAPTIVE: ControllerName = "adaptive-verification"  # also for heads and parallel drafters; always drafts k
 ADAPTIVE_LENGTH = 8
 
 PROMISING = 3  # best-ranked draft lengths of the formula that are simulated
@@ -77,17 +77,17 @@ class Space:
         server = candidate.server
         if not candidate.has_drafter:
             return [candidate]
-        ways: list[Server] = []
+        servers: list[Server] = []
         if "fixed" in self.controllers:
             lengths = list(self.draft_lengths)
             if len(lengths) > PROMISING:
                 lengths = [predicted.k for predicted in Formula(candidate).ranked(lengths)[:PROMISING]]
-            ways += [replace(server, controller="fixed", num_speculative_tokens=k) for k in lengths]
-        ways += [replace(server, controller=name) for name in self.controllers if name not in ("fixed", ADAPTIVE)]
+            servers += [replace(server, controller="fixed", num_speculative_tokens=k) for k in lengths]
+        servers += [replace(server, controller=name) for name in self.controllers if name not in ("fixed", ADAPTIVE)]
         if ADAPTIVE in self.controllers and (candidate.arch == "colocated" or len(self.controllers) == 1):
             k = min(max(self.draft_lengths), ADAPTIVE_LENGTH)
-            ways.append(replace(server, controller=ADAPTIVE, num_speculative_tokens=k))
-        return _possible(candidate, ((candidate.arch, way) for way in ways))
+            servers.append(replace(server, controller=ADAPTIVE, num_speculative_tokens=k))
+        return _possible(candidate, ((candidate.arch, one) for one in servers))
 
     def neighbours(self, candidate: Experiment, name: str) -> list[Experiment]:
         """The candidate with the next smaller and the next larger value of a setting."""
@@ -121,8 +121,8 @@ class Space:
 
     @staticmethod
     def _with(candidate: Experiment, name: str, values: Iterable[Any]) -> list[Experiment]:
-        ways = (replace(candidate.server, **{name: value}) for value in values)
-        return _possible(candidate, ((candidate.arch, way) for way in ways))
+        servers = (replace(candidate.server, **{name: value}) for value in values)
+        return _possible(candidate, ((candidate.arch, one) for one in servers))
 
 
 def with_best_length(candidate: Experiment, lengths: Sequence[int]) -> Experiment:
@@ -175,10 +175,10 @@ def _nearest(value: int, choices: tuple[int, ...]) -> int:
     return min(choices, key=lambda choice: (abs(choice - value), choice))
 
 
-def _possible(base: Experiment, ways: Iterable[tuple[Arch, Server]]) -> list[Experiment]:
+def _possible(base: Experiment, servers: Iterable[tuple[Arch, Server]]) -> list[Experiment]:
     """The experiments that their architecture accepts."""
     possible = []
-    for arch, server in ways:
+    for arch, server in servers:
         if arch == "autoregressive":
             server = replace(server, controller="fixed")
         with suppress(ValueError):

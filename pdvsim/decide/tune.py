@@ -26,8 +26,8 @@ from pdvsim.sim.config import Experiment
 from pdvsim.study.stats import interval
 
 FAR = 2.0  # architectures this many times worse than the best are not tuned further
-FAR_WAY = 1.25  # the same for fleets and drafters that are not always kept
-NEAR_WAY = 1.1  # the same once draft lengths and batch limits are tuned: what is left to tune changes less
+FAR_CONTENDER = 1.25  # the same for fleets and drafters that are not always kept
+NEAR_CONTENDER = 1.1  # the same once draft lengths and batch limits are tuned: what is left to tune changes less
 BEHIND = 1.05  # settings this many times worse than the best on the first seed get no other
 KEPT_SETTINGS = 2  # of an architecture, with their draft lengths
 CLIMBED = {"drafts": "num_speculative_tokens", "prompts": "max_num_batched_tokens"}  # kinds tested from best to next
@@ -35,7 +35,7 @@ SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
 SEARCH_RUN_SHARE = 0.25  # of what a final run measures
 
-Seated = tuple[int, str]  # number of a place, name of a contender
+PlaceAndName = tuple[int, str]  # number of a place, name of a contender
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Search:
     space: Space
     indifference: float = 0.01
     budget: int | None = None  # simulations; None: unlimited
-    ways: tuple[Contender, ...] = ()  # compared instead of architectures
+    contenders: tuple[Contender, ...] = ()  # compared instead of architectures
     always_finalists: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
     figures: dict[Experiment, float] = field(default_factory=dict)
     firsts: dict[Experiment, float] = field(default_factory=dict)  # values on the first seed
@@ -55,14 +55,14 @@ class Search:
 
     def name(self, candidate: Experiment) -> str:
         """Name of the contender with these settings."""
-        return contender_name(candidate, self.ways)
+        return contender_name(candidate, self.contenders)
 
     def starts(self, base: Experiment) -> list[Experiment]:
         """All contenders with their initial settings."""
-        if not self.ways:
+        if not self.contenders:
             return self.space.starts(base)
-        spaces = ((way, replace(self.space, archs=(way.arch,))) for way in self.ways)
-        return [start for way, space in spaces for start in space.starts(way.of(base))]
+        spaces = ((one, replace(self.space, archs=(one.arch,))) for one in self.contenders)
+        return [start for one, space in spaces for start in space.starts(one.of(base))]
 
     def ranked(self, candidates: Sequence[Experiment], base: Experiment) -> list[Experiment]:
         """The candidates that have run, best first; simplest first within the indifference."""
@@ -88,9 +88,9 @@ class Search:
 
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
     """Estimated upper limit of simulations for tuning at `places`, for all architectures or that many `contenders`."""
-    ways = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
-    ways += KEPT_SETTINGS * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
-    return SEEDS * places * (contenders or len(space.archs)) * ways
+    variants = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
+    variants += KEPT_SETTINGS * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
+    return SEEDS * places * (contenders or len(space.archs)) * variants
 
 
 def tuned(
@@ -100,81 +100,87 @@ def tuned(
 
     With `alone` only the architecture of the place's experiment.
     """
-    going: dict[Seated, list[Experiment]] = {}
+    active: dict[PlaceAndName, list[Experiment]] = {}
     for at, base in enumerate(places):
         starts = replace(search.space, archs=(base.arch,)).starts(base) if alone else search.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
-        going |= {(at, search.name(start)): [start] for start in starts}
-    far = FAR_WAY if search.ways else FAR
-    _start(search, going, bench, far)
+        active |= {(at, search.name(start)): [start] for start in starts}
+    far = FAR_CONTENDER if search.contenders else FAR
+    _start(search, active, bench, far)
     for step in search.space.steps():
         tried = {
-            key: list(dict.fromkeys(way for candidate in mine for way in _ways(search, step, candidate)))
-            for key, mine in going.items()
-            if not _far(search, going, key, far)
+            key: list(dict.fromkeys(variant for candidate in mine for variant in _variants(search, step, candidate)))
+            for key, mine in active.items()
+            if not _far(search, active, key, far)
         }
-        _try(search, [[*going[key], *ways] for key, ways in tried.items()], bench, BEHIND)
+        _try(search, [[*active[key], *variants] for key, variants in tried.items()], bench, BEHIND)
         if step in CLIMBED:
             _climb(search, step, tried, bench)
         kept = KEPT_SETTINGS if step == "drafts" else 1
-        for key, ways in tried.items():
-            going[key] = search.ranked([*going[key], *ways], places[key[0]])[:kept] or going[key]
-        if search.ways and step != "drafts":
-            far = NEAR_WAY
+        for key, variants in tried.items():
+            active[key] = search.ranked([*active[key], *variants], places[key[0]])[:kept] or active[key]
+        if search.contenders and step != "drafts":
+            far = NEAR_CONTENDER
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
-        mine = [candidates[0] for (where, _), candidates in going.items() if where == at]
+        mine = [candidates[0] for (where, _), candidates in active.items() if where == at]
         order = [*search.ranked(mine, base), *(c for c in mine if c not in search.figures)]
         best.append({search.name(candidate): candidate for candidate in order})
     return best
 
 
-def _start(search: Search, going: dict[Seated, list[Experiment]], bench: Bench, far: float) -> None:
+def _start(search: Search, active: dict[PlaceAndName, list[Experiment]], bench: Bench, far: float) -> None:
     """Run the initial settings; contenders that are far worse also test the shortest draft length."""
-    _try(search, _by_place(going), bench, far)
-    behind = [key for key in going if "drafts" in search.space.steps() and _far(search, going, key, FAR)]
-    fewer = {key: search.space.fewest(going[key][0]) for key in behind if going[key][0] in search.figures}
-    _try(search, _by_place({key: [*going[key], *fewer.get(key, [])] for key in going}), bench, far)
-    for key, ways in fewer.items():
-        going[key] = [search.best(search.figures, [*going[key], *ways])]
+    _try(search, _by_place(active), bench, far)
+    behind = [key for key in active if "drafts" in search.space.steps() and _far(search, active, key, FAR)]
+    fewer = {key: search.space.fewest(active[key][0]) for key in behind if active[key][0] in search.figures}
+    _try(search, _by_place({key: [*active[key], *fewer.get(key, [])] for key in active}), bench, far)
+    for key, variants in fewer.items():
+        active[key] = [search.best(search.figures, [*active[key], *variants])]
 
 
-def _by_place(going: Mapping[Seated, Sequence[Experiment]]) -> list[list[Experiment]]:
-    places = dict.fromkeys(at for at, _ in going)
-    return [[c for (where, _), mine in going.items() if where == at for c in mine] for at in places]
+def _by_place(active: Mapping[PlaceAndName, Sequence[Experiment]]) -> list[list[Experiment]]:
+    places = dict.fromkeys(at for at, _ in active)
+    return [[c for (where, _), mine in active.items() if where == at for c in mine] for at in places]
 
 
-def _ways(search: Search, step: str, candidate: Experiment) -> list[Experiment]:
-    ways: list[Experiment] = getattr(search.space, step)(candidate)
+def _variants(search: Search, step: str, candidate: Experiment) -> list[Experiment]:
+    variants: list[Experiment] = getattr(search.space, step)(candidate)
     if step == "batches":  # limits that are never reached make no difference
         peak, limit = search.peaks.get(candidate, 0), candidate.server.max_num_seqs
-        ways = ways if peak >= limit else [way for way in ways if way.server.max_num_seqs < peak]
-    return ways
+        variants = (
+            variants if peak >= limit else [variant for variant in variants if variant.server.max_num_seqs < peak]
+        )
+    return variants
 
 
-def _climb(search: Search, step: str, tried: dict[Seated, list[Experiment]], bench: Bench) -> None:
+def _climb(search: Search, step: str, tried: dict[PlaceAndName, list[Experiment]], bench: Bench) -> None:
     """Test neighbours of the best setting of a kind until all have been tested; adds to `tried`."""
     while True:
         further = {}
-        for key, ways in tried.items():
-            fixed = [w for w in ways if w in search.figures and (step != "drafts" or w.server.controller == "fixed")]
+        for key, variants in tried.items():
+            fixed = [
+                w for w in variants if w in search.figures and (step != "drafts" or w.server.controller == "fixed")
+            ]
             if fixed:
                 best = search.best(search.figures, fixed)
-                further[key] = [way for way in search.space.neighbours(best, CLIMBED[step]) if way not in ways]
+                further[key] = [
+                    variant for variant in search.space.neighbours(best, CLIMBED[step]) if variant not in variants
+                ]
         if not any(further.values()):
             return
-        _try(search, [[*tried[key], *ways] for key, ways in further.items()], bench, BEHIND)
-        for key, ways in further.items():
-            tried[key] += ways
+        _try(search, [[*tried[key], *variants] for key, variants in further.items()], bench, BEHIND)
+        for key, variants in further.items():
+            tried[key] += variants
 
 
-def _far(search: Search, going: Mapping[Seated, Sequence[Experiment]], key: Seated, limit: float) -> bool:
+def _far(search: Search, active: Mapping[PlaceAndName, Sequence[Experiment]], key: PlaceAndName, limit: float) -> bool:
     """Whether a contender is more than `limit` times worse than the best at its place."""
     if key[1] in search.always_finalists:
         return False
-    rivals = [mine[0] for (at, _), mine in going.items() if at == key[0] and mine[0] in search.figures]
-    mine = going[key][0]
+    rivals = [mine[0] for (at, _), mine in active.items() if at == key[0] and mine[0] in search.figures]
+    mine = active[key][0]
     if mine not in search.figures or not rivals:
         return True
     return search.worse(search.figures[mine], search.figures[search.best(search.figures, rivals)]) > limit

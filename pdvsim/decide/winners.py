@@ -6,7 +6,7 @@ expected to be coloured by chance. Among architectures without significant diffe
 in `advise`. At a request rate, an architecture that does not keep up cannot win, and a cell may have no winner. One
 that misses the service levels cannot win if another meets them.
 
-With `fleets`, ways to use the same number of GPUs are compared instead of architectures.
+With `fleets`, layouts of the same number of GPUs are compared instead of architectures.
 
 Over sizes the acceptance rate is the same for every pair: that larger draft models agree more often is not modelled.
 """
@@ -37,13 +37,14 @@ from pdvsim.decide.report import (
     rests_on,
     threshold_text,
 )
-from pdvsim.decide.runs import Bench, kept_up
+from pdvsim.decide.runs import Bench, kept_up, load_words
 from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.study import output
 from pdvsim.view.setting import acceptance_notes, is_assumed
 from pdvsim.view.table import grid as text_grid
+from pdvsim.view.table import span_text
 
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
 
@@ -62,20 +63,20 @@ class Cell:
     @property
     def sure(self) -> bool:
         """Whether the winner differs significantly from every other that kept up, or is the only one that did."""
-        return self.contest is not None and (self.contest.sure or not self.contest.behind)
+        return self.contest is not None and (self.contest.sure or not self.contest.others)
 
     def words(self, names: int = 2) -> list[str]:
         """The winner, its draft length with its lead over the second, and up to `names` of those that it does not beat.
 
         There is no lead if the winner was chosen as the simplest.
         """
-        held = self.contest
-        if self.winner is None or held is None:
+        contest = self.contest
+        if self.winner is None or contest is None:
             return ["none keeps up"]
-        lead = percent(held.margin) if held.behind and self.winner == held.best else ""
+        lead = percent(contest.margin) if contest.others and self.winner == contest.best else ""
         words = [self.winner, f"{drafts_text(self.settings[self.winner])} {lead}".strip()]
         if not self.sure:
-            alike = [name for name in (held.best, *held.unsure) if name != self.winner]
+            alike = [name for name in (contest.best, *contest.unsure) if name != self.winner]
             words.append(f"≈ {', '.join(alike[:names])}{', …' if len(alike) > names else ''}")
         return [word for word in words if word]
 
@@ -118,10 +119,10 @@ class WinnerMap(Answer):
             }
             for cell in self.cells
         ]
-        who = f"way to use {gpus_text(grid.fleets[-1].gpus(grid.base))}" if grid.fleets else "architecture"
+        what = f"way to use {gpus_text(grid.fleets[-1].gpus(grid.base))}" if grid.fleets else "architecture"
         return Report(
             "Winner map",
-            f"The best {who} over load and {grid.axis}.",
+            f"The best {what} over load and {grid.axis}.",
             grid.base,
             [*(against.sections() if against else ()), ("", _lines(self) if self.cells else ["no cell has finished"])],
             self.document(
@@ -140,14 +141,14 @@ class WinnerMap(Answer):
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
     answer, cells = WinnerMap(grid), dict[int, tuple[Cell, list[Row]]]()
-    search = Search(grid.goal, grid.space, grid.indifference, ways=grid.fleets)
+    search = Search(grid.goal, grid.space, grid.indifference, contenders=grid.fleets)
     search.always_finalists = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
     budget, everyone = 0 if grid.fleets else None, grid.against is not None
     try:
         for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, everyone):
             load, place = grid.cells()[at]
-            cells[at] = _judged(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
+            cells[at] = _cell_of(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
     except KeyboardInterrupt:
         answer.interrupted = True
     for cell, rows in cells.values():
@@ -173,14 +174,14 @@ def _chosen(experiment: Experiment) -> dict[str, Any]:
     return settings if experiment.speculates else settings | {"controller": "fixed", "num_speculative_tokens": 0}
 
 
-def _judged(
+def _cell_of(
     grid: Grid, load: float, place: Place, rows: Mapping[Arch, list[Row]], settings: dict[Arch, Experiment]
 ) -> Cell:
-    behind = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
-    if len(behind) == len(rows):
-        return Cell(load, place, None, None, behind, settings)
-    held = contest_of(rows, grid.goal, settings, grid.indifference, grid.comparisons)
-    return Cell(load, place, chosen(held, settings, grid.placed(load, place)), held, behind, settings)
+    overloaded = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
+    if len(overloaded) == len(rows):
+        return Cell(load, place, None, None, overloaded, settings)
+    contest = contest_of(rows, grid.goal, settings, grid.indifference, grid.comparisons)
+    return Cell(load, place, chosen(contest, settings, grid.placed(load, place)), contest, overloaded, settings)
 
 
 def _lines(answer: WinnerMap) -> list[str]:
@@ -192,7 +193,7 @@ def _lines(answer: WinnerMap) -> list[str]:
     places = "pair (draft/target)" if grid.axis == "size" else grid.axis
     contests = [cell.contest for cell in answer.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
-    confidence, seeds = contests[0].confidence if contests else math.nan, seeds_text(answer)
+    confidence, seeds = contests[0].confidence if contests else math.nan, seed_counts_text(answer)
     return [
         text_grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
@@ -221,19 +222,19 @@ def _on_assumption(answer: WinnerMap) -> list[str]:
         if drafting is not None:
             rate = break_even_rate(drafting, tuple(k for k in answer.grid.space.draft_lengths if k))
             even = "never breaks even" if rate is None else f"breaks even at {rate:.2f}"
-            load = f"{cell.load:g} req/s" if answer.grid.request_rate else f"concurrency {cell.load:g}"
-            notes.append(f"{place_text(cell.place)}, {load}: drafting {even} (by formula, which favours drafts)")
+            where = f"{place_text(cell.place)}, {load_words(drafting.traffic)}"
+            notes.append(f"{where}: drafting {even} (by formula, which favours drafts)")
     return notes
 
 
-def seeds_text(answer: WinnerMap) -> str:
+def seed_counts_text(answer: WinnerMap) -> str:
     """Number of seeds per cell, as a range."""
     counts = {cell.contest.seeds for cell in answer.cells if cell.contest} or {answer.grid.num_runs}
-    return f"{min(counts)}{f' to {max(counts)}' if len(counts) > 1 else ''} seeds"
+    return f"{span_text(counts)} seeds"
 
 
 def _won(cell: Cell | None) -> str:
     text = " ".join(cell.words()) if cell else ""
     if cell is None or cell.winner is None or cell.sure:
-        return f"{text} alone" if cell and cell.contest and not cell.contest.behind else text
+        return f"{text} alone" if cell and cell.contest and not cell.contest.others else text
     return f"({text})"

@@ -26,12 +26,12 @@ class Arrivals:
     def __init__(self, traffic: Traffic, acceptance: Acceptance) -> None:
         self.sent = self._draws = 0
         self._last_s = 0.0
-        self.turn(traffic, acceptance, 0.0)
+        self.change(traffic, acceptance, 0.0)
 
-    def turn(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:
+    def change(self, traffic: Traffic, acceptance: Acceptance, now_s: float) -> None:
         """Use this traffic from now on."""
         self._settings, self._from_s = (traffic, acceptance), now_s
-        self._coming = self._sample()
+        self._pending = self._sample()
         self._next = self._drawn()
         self._crowd: Iterator[Request] | None = None
 
@@ -44,7 +44,7 @@ class Arrivals:
         return requests
 
     def burst(self, count: int, now_s: float) -> list[Request]:
-        """So many more requests, now."""
+        """Further requests that arrive now, `count` of them."""
         if self._crowd is None:
             self._crowd = self._sample()
         requests = []
@@ -61,11 +61,11 @@ class Arrivals:
         return Workload(_ahead(replace(traffic, seed=seed)), acceptance, CHUNK)
 
     def _drawn(self) -> Request:
-        request = next(self._coming, None)
+        request = next(self._pending, None)
         if request is None:
             self._from_s = self._last_s
-            self._coming = self._sample()
-            request = next(self._coming)
+            self._pending = self._sample()
+            request = next(self._pending)
         request.arrival_s += self._from_s
         self._last_s = max(self._last_s, request.arrival_s)
         return request
@@ -97,7 +97,7 @@ def _ahead(traffic: Traffic) -> Traffic:
     return replace(traffic, num_prompts=SAMPLED_REQUESTS // 10 if traffic.converses else SAMPLED_REQUESTS)
 
 
-def copied(request: Request) -> Request:
+def copy_of(request: Request) -> Request:
     """A fresh copy of a request, for another server."""
     asked = request.arrival_s, request.prompt_tokens, request.output_tokens, request.accept_runs, request.chain
     return Request(request.id, *asked, request.think_s, session=request.session, turn=request.turn)

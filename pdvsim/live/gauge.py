@@ -88,10 +88,10 @@ class Gauge(Reader):
             self._left(slot, request_columns(served))
         for request in served:
             self._inside.pop(request.id, None)
-        self._finished_drafts += _judged(served)
-        judged = self._finished_drafts + _judged(self._inside.values())
-        slot.counts += judged - self._drafts_at_last_update
-        self._drafts_at_last_update = judged
+        self._finished_drafts += _verdicts(served)
+        verdicts = self._finished_drafts + _verdicts(self._inside.values())
+        slot.counts += verdicts - self._drafts_at_last_update
+        self._drafts_at_last_update = verdicts
         self.now_s, slot.unanswered = now_s, len(self._unanswered)
 
     def _delivered(self, slot: Slot, deliveries: Columns) -> None:
@@ -223,13 +223,13 @@ def _joined(slots: Sequence[Slot]) -> Columns:
     return {name: np.concatenate([part[name] for part in parts]) for name in LAUNCH_DTYPES}
 
 
-def _judged(requests: Iterable[Request]) -> Counter[str]:
+def _verdicts(requests: Iterable[Request]) -> Counter[str]:
     """Draft tokens that were accepted and rejected."""
-    judged = Counter[str]()
+    verdicts = Counter[str]()
     for request in requests:
-        judged["accepted"] += request.taken.accepted
-        judged["rejected"] += request.taken.refused
-    return judged
+        verdicts["accepted"] += request.taken.accepted
+        verdicts["rejected"] += request.taken.refused
+    return verdicts
 
 
 def _acceptance(counts: Counter[str]) -> float:

@@ -1,4 +1,4 @@
-"""Settings that can change while a session runs, for all architectures, and the tape of changes."""
+"""Settings that can change while a session runs, for all architectures, and actions that change them."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Knobs:
         every = {name: value for group in groups for name, value in asdict(group).items()}
         return cls(**{name: every[name] for name in cls.__dataclass_fields__})
 
-    def turned(self, experiment: Experiment) -> Experiment:
+    def applied_to(self, experiment: Experiment) -> Experiment:
         """The experiment with these settings; a ValueError of one line if it cannot have them."""
         traffic = experiment.traffic
         path = traffic.dataset_path if self.dataset_name == traffic.dataset_name else None
-        turned = with_settings(experiment, asdict(self) | {"dataset_path": path, "random_range_ratio": 0.0})
-        ratio = traffic.random_range_ratio if turned.traffic.fixed_lengths else 0.0
-        return with_settings(turned, {"random_range_ratio": ratio})
+        changed = with_settings(experiment, asdict(self) | {"dataset_path": path, "random_range_ratio": 0.0})
+        ratio = traffic.random_range_ratio if changed.traffic.fixed_lengths else 0.0
+        return with_settings(changed, {"random_range_ratio": ratio})
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class Setup:
 
     def experiments(self, knobs: Knobs) -> list[Experiment]:
         """One experiment per architecture with these settings; those without effect in it are ignored."""
-        turned = knobs.turned(self.base)
-        return [applicable(replace(turned, arch=arch)) for arch in self.archs]
+        changed = knobs.applied_to(self.base)
+        return [applicable(replace(changed, arch=arch)) for arch in self.archs]
 
 
 @dataclass(frozen=True)
-class Act:
+class Action:
     """An action at a simulated time: settings changed, or a burst sent."""
 
     at_s: float

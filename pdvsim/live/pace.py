@@ -18,7 +18,7 @@ from typing import Any
 
 from pdvsim.common.console import say
 from pdvsim.live.gauge import KEPT_S, binned
-from pdvsim.live.knobs import Act, Knobs, Setup
+from pdvsim.live.knobs import Action, Knobs, Setup
 from pdvsim.live.session import Session
 from pdvsim.sim.policies import PolicyError
 
@@ -34,7 +34,7 @@ WINDOW_S = 30.0
 
 
 @dataclass
-class Shown:
+class Update:
     """Update for the page, several times per second."""
 
     now_s: float
@@ -42,9 +42,9 @@ class Shown:
     figures: list[dict[str, Any]]
     running: bool
     speed: float
-    went: float  # recent speed in simulated seconds per second
+    measured_speed: float  # recent speed in simulated seconds per second
     window_s: float
-    tape: list[Act]
+    actions: list[Action]
     orders: int  # executed or rejected so far
     refusal: str  # of the last order, one line
 
@@ -57,15 +57,15 @@ class Pacer:
         self.session, self.running = Session(setup), True
         self.orders = 0
         self.refusal = ""
-        self._went = self._owed_s = 0.0
+        self._measured_speed = self._due_s = 0.0
         self._last = perf_counter()
 
-    def obey(self, order: str, value: Any = None) -> None:
+    def execute(self, order: str, value: Any = None) -> None:
         """Execute an order; a failure is shown on the page."""
         self.orders, self.refusal = self.orders + 1, ""
         try:
             if order == "turn":
-                self.session.turn(replace(self.session.knobs, **value))
+                self.session.change(replace(self.session.knobs, **value))
             elif order == "burst":
                 self.session.burst()
             elif order == "on":
@@ -84,24 +84,24 @@ class Pacer:
         began, session = perf_counter(), self.session
         passed_s, self._last = began - self._last, began
         if not self.running:
-            self._went = self._owed_s = 0.0
+            self._measured_speed = self._due_s = 0.0
             return
         from_s = session.now_s
-        self._owed_s = min(self._owed_s + passed_s * self.speed, MOST_CATCH_UP_S * self.speed)
-        to_s, slice_s = from_s + self._owed_s, max(SLICE_S, self._went * UPDATE_S / SLICES)
+        self._due_s = min(self._due_s + passed_s * self.speed, MOST_CATCH_UP_S * self.speed)
+        to_s, slice_s = from_s + self._due_s, max(SLICE_S, self._measured_speed * UPDATE_S / SLICES)
         while session.now_s < to_s and perf_counter() - began < UPDATE_S:
             session.advance(min(to_s, session.now_s + slice_s))
-        self._owed_s -= session.now_s - from_s
+        self._due_s -= session.now_s - from_s
         went = (session.now_s - from_s) / max(passed_s, 1e-6)
-        self._went += 0.2 * (went - self._went)
+        self._measured_speed += 0.2 * (went - self._measured_speed)
 
-    def shown(self) -> Shown:
+    def shown(self) -> Update:
         """The current update."""
         session, figures = self.session, self.session.figures(self.window_s)
         binned(figures)
-        return Shown(
-            session.now_s, session.knobs, figures, self.running, self.speed, self._went, self.window_s,
-            list(session.tape), self.orders, self.refusal,
+        return Update(
+            session.now_s, session.knobs, figures, self.running, self.speed, self._measured_speed, self.window_s,
+            list(session.actions), self.orders, self.refusal,
         )  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None
                     order, value = pipe.recv()
                     if order == "end":
                         return
-                    paced.obey(order, value)
+                    paced.execute(order, value)
                     began = 0.0  # show an order immediately
         except ValueError as error:
             pipe.send(str(error))
@@ -139,7 +139,7 @@ class Feed:
         try:
             if not self._pipe.poll(START_S):
                 raise ValueError(f"the session could not start: its process sent nothing in {START_S:g} s")
-            first: Shown | str = self._pipe.recv()  # a page always has an update
+            first: Update | str = self._pipe.recv()  # a page always has an update
         except EOFError:
             raise ValueError("the session could not start: its process has ended") from None
         except (KeyboardInterrupt, ValueError):
@@ -170,7 +170,7 @@ class Feed:
     def _listen(self) -> None:
         try:
             while True:
-                shown: Shown | str = self._pipe.recv()
+                shown: Update | str = self._pipe.recv()
                 if isinstance(shown, str):
                     self.ended = shown
                     say("pdvsim", f"error: the session has ended: {shown}")

@@ -12,7 +12,7 @@ from typing import Any
 
 from pdvsim.live.charts import Charts
 from pdvsim.live.knobs import BURST, Setup
-from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Shown
+from pdvsim.live.pace import SPEEDS, WINDOWS_S, Feed, Update
 from pdvsim.live.table import table_html, table_px
 from pdvsim.sim.config import Experiment
 from pdvsim.view.report import embedded, filled_in
@@ -37,7 +37,6 @@ class SliderControl:
     step: float
 
     def html(self, name: str) -> str:
-        """The control on the page."""
         limits = f'min="{self.start:g}" max="{self.end:g}" step="{self.step:g}"'
         return f'<label>{self.title}: <output></output><input type="range" id="{name}" {limits}></label>'
 
@@ -57,7 +56,6 @@ class SelectControl:
     options: tuple[str, ...] = ()
 
     def html(self, name: str) -> str:
-        """The control on the page."""
         options = "".join(f"<option>{html.escape(option)}</option>" for option in self.options)
         return f'<label>{self.title}<select id="{name}">{options}</select></label>'
 
@@ -74,7 +72,7 @@ class Dashboard:
     static = str(files("plotly").joinpath("package_data"))  # the folder of plotly.min.js
 
     def __init__(
-        self, feed: Feed, setup: Setup, names: Sequence[str], save: Callable[[Shown], Saved], about: str
+        self, feed: Feed, setup: Setup, names: Sequence[str], save: Callable[[Update], Saved], about: str
     ) -> None:
         """`setup` has the settings that can change, `names` those of its architectures; `about` describes the run."""
         self.feed, self.save, self.about = feed, save, about
@@ -110,7 +108,7 @@ class Dashboard:
 
     # controls ---------------------------------------------------------------------------------------------------------
 
-    def obey(self, what: str, value: Any) -> None:
+    def execute(self, what: str, value: Any) -> None:
         """Execute a browser's command; a ValueError, TypeError or LookupError if the page cannot have sent it."""
         if what == "window":
             self.feed.order("window_s", WINDOWS_S[list(map(_seconds, WINDOWS_S)).index(value)])
@@ -136,7 +134,7 @@ class Dashboard:
 
     # what is shown ----------------------------------------------------------------------------------------------------
 
-    def look(self) -> bool:
+    def poll(self) -> bool:
         """Read updates; whether there is something to send."""
         shown, before = self.feed.latest, self.controls
         if self._saving is not None and (outcome := self._saving()) is not None:
@@ -170,10 +168,10 @@ class Dashboard:
             self._update_parts[name] = f"{json.dumps(name)}: {json.dumps(make())}"
         return self._update_parts[name]
 
-    def _status(self, shown: Shown) -> str:
+    def _status(self, shown: Update) -> str:
         if not self.feed.alive:
             return f"<b>the session has ended</b> {html.escape(self.feed.ended)}"
-        pace = f"{shown.went:.1f}× real time" if shown.running else "paused"
+        pace = f"{shown.measured_speed:.1f}× real time" if shown.running else "paused"
         parts = [f"<b>{shown.now_s:.1f} s</b> simulated", pace, f"values of the last {shown.window_s:g} s"]
         late = [name for name, figures in zip(self.names, shown.figures, strict=True) if figures["overloaded"]]
         if late:
@@ -182,7 +180,7 @@ class Dashboard:
             parts.append(f'<span style="color:#b00020">{html.escape(shown.refusal)}</span>')
         return " · ".join(parts)
 
-    def _settings(self, shown: Shown) -> dict[str, dict[str, Any]]:
+    def _settings(self, shown: Update) -> dict[str, dict[str, Any]]:
         """Values of the controls: the settings in force, from any browser."""
         busy = self._saving is not None or self._orders_before_save is not None
         settings: dict[str, dict[str, Any]] = {

@@ -103,7 +103,7 @@ class _Viewer(_Guarded, WebSocketHandler):
 
     def open(self, *args: str, **more: str) -> None:
         self.application.viewers.add(self)
-        self.tell()
+        self.send_update()
 
     def on_close(self) -> None:
         self.application.viewers.discard(self)
@@ -114,11 +114,11 @@ class _Viewer(_Guarded, WebSocketHandler):
             if what == "drawn":
                 self.drawn = max(self.drawn, min(int(value), self.sent))
             else:
-                self.application.show.obey(what, value)
+                self.application.show.execute(what, value)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             self.close(1008, "not a command")
 
-    def tell(self) -> None:
+    def send_update(self) -> None:
         """Send the latest update, unless earlier ones are not drawn yet; changed controls are sent immediately."""
         show = self.application.show
         waits = self.sent - self.drawn >= MOST_UNDRAWN_UPDATES and monotonic() - self.sent_s < HIDDEN_S
@@ -163,22 +163,22 @@ class PageServer:
         server = HTTPServer(site)
         server.add_sockets(self._sockets)
 
-        def tell() -> None:
-            if show.look():
+        def send_updates() -> None:
+            if show.poll():
                 for viewer in [*site.viewers]:
-                    viewer.tell()
+                    viewer.send_update()
 
         def end(number: int, frame: FrameType | None) -> None:
             loop.add_callback_from_signal(loop.stop)
 
-        telling = PeriodicCallback(tell, UPDATE_MS)
+        updates = PeriodicCallback(send_updates, UPDATE_MS)
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            telling.start()
+            updates.start()
             loop.add_callback(ready)
             loop.start()
         finally:
-            telling.stop()
+            updates.stop()
             server.stop()
             for viewer in [*site.viewers]:
                 viewer.close(1001, "the session has ended")

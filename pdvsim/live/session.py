@@ -1,6 +1,6 @@
 """A session: one to four architectures serve the same requests in step, with the same changes of settings.
 
-A session is determined by its experiments and its tape, independent of its speed. So it can be run again with all
+A session is determined by its experiments and its actions, independent of its speed. So it can be run again with all
 records.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 from pdvsim.live.arrivals import Arrivals, largest
 from pdvsim.live.gauge import SLOT_S, Gauge
-from pdvsim.live.knobs import BURST, Act, Knobs, Setup
+from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.station import Station
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.records import Keeper, Log, Reader, Result
@@ -37,52 +37,53 @@ class Stations:
             station.send(coming)
             station.run_to(time_s)
 
-    def do(self, act: Act) -> None:
+    def apply(self, action: Action) -> None:
         """Apply an action to every station and the source."""
-        if act.knobs is None:
-            crowd = self.arrivals.burst(BURST, act.at_s)
+        if action.knobs is None:
+            crowd = self.arrivals.burst(BURST, action.at_s)
             for station in self.stations:
                 station.send(crowd)
         else:
-            old, new = (knobs.turned(self.setup.base) for knobs in (self.knobs, act.knobs))
+            old, new = (knobs.applied_to(self.setup.base) for knobs in (self.knobs, action.knobs))
             if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
-                self.arrivals.turn(new.traffic, new.acceptance, act.at_s)
-            for station, experiment in zip(self.stations, self.setup.experiments(act.knobs), strict=True):
-                station.turn(experiment)
-            self.knobs = act.knobs
+                self.arrivals.change(new.traffic, new.acceptance, action.at_s)
+            for station, experiment in zip(self.stations, self.setup.experiments(action.knobs), strict=True):
+                station.change(experiment)
+            self.knobs = action.knobs
 
     def check(self, knobs: Knobs) -> None:
         """Reject settings that some architecture does not support, or requests that it could never serve."""
-        turned = knobs.turned(self.setup.base)
-        most = largest(turned.traffic, turned.acceptance)
-        for station, _ in zip(self.stations, self.setup.experiments(knobs), strict=True):
+        changed = knobs.applied_to(self.setup.base)
+        most = largest(changed.traffic, changed.acceptance)
+        self.setup.experiments(knobs)
+        for station in self.stations:
             station.cluster.check([most])
 
 
 class Session(Stations):
-    """A session for a page: stations on one simulated clock, their recent metrics, and the tape of actions."""
+    """A session for a page: stations on one simulated clock, their recent metrics, and the actions so far."""
 
     def __init__(self, setup: Setup) -> None:
         levels_s, replicas = setup.base.scoring.slo(), setup.base.hardware.replicas
         super().__init__(setup, lambda log, of: Gauge(log, levels_s, of.bandwidths, replicas))
-        self.tape: list[Act] = []
+        self.actions: list[Action] = []
         self.now_s = 0.0
         self._slots = 0
         self.check(self.knobs)
 
-    def turn(self, knobs: Knobs) -> None:
+    def change(self, knobs: Knobs) -> None:
         """Change settings from now on; a ValueError of one line if invalid, without effect."""
         if knobs != self.knobs:
             self.check(knobs)
-            self._record(Act(self.now_s, knobs))
+            self._record(Action(self.now_s, knobs))
 
     def burst(self) -> None:
         """Send a burst of requests."""
-        self._record(Act(self.now_s))
+        self._record(Action(self.now_s))
 
-    def _record(self, act: Act) -> None:
-        self.do(act)
-        self.tape.append(act)
+    def _record(self, action: Action) -> None:
+        self.apply(action)
+        self.actions.append(action)
 
     def advance(self, time_s: float) -> None:
         """Advance to a time and read the new rows."""
@@ -102,23 +103,22 @@ class Session(Stations):
         return [gauge.figures(window_s) for _, gauge in self.gauged()]
 
     def gauged(self) -> list[tuple[Station, Gauge]]:
-        """Each station and its gauge."""
         return [(s, s.reader) for s in self.stations if isinstance(s.reader, Gauge)]
 
 
-def replay(setup: Setup, tape: Sequence[Act], until_s: float) -> list[Result]:
+def replay(setup: Setup, actions: Sequence[Action], until_s: float) -> list[Result]:
     """A session run again with all records; requests that arrived by `until_s` are served to their end."""
-    them = Stations(setup, lambda log, cluster: Keeper(log))
+    stations = Stations(setup, lambda log, cluster: Keeper(log))
     with no_collector():
-        now_s, acts = 0.0, deque(tape)
+        now_s, left = 0.0, deque(actions)
         while True:
-            while acts and acts[0].at_s <= now_s:
-                them.do(acts.popleft())
+            while left and left[0].at_s <= now_s:
+                stations.apply(left.popleft())
             if now_s >= until_s:
                 break
-            now_s = min(until_s, now_s + STEP_S, *(act.at_s for act in [*acts][:1]))
-            them.run_to(now_s)
-        return [_served(station) for station in them.stations]
+            now_s = min(until_s, now_s + STEP_S, *(action.at_s for action in [*left][:1]))
+            stations.run_to(now_s)
+        return [_served(station) for station in stations.stations]
 
 
 def _served(station: Station) -> Result:

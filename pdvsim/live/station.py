@@ -9,7 +9,7 @@ from typing import Any
 
 from simpy.events import Event
 
-from pdvsim.live.arrivals import copied
+from pdvsim.live.arrivals import copy_of
 from pdvsim.sim.assembly import covering_profile, make_controller
 from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
@@ -32,7 +32,7 @@ class StationState:
     cache: dict[str, float] = field(default_factory=dict)  # shares of the KV cache by user, and evicted blocks
 
 
-class Coming(deque[Request]):
+class PendingRequests(deque[Request]):
     """Requests to send; more may be added at any time."""
 
     def __iter__(self) -> Iterator[Request]:
@@ -57,12 +57,12 @@ class Station:
         # settings may change at any time, so rounds are simulated one by one
         self.cluster = Cluster(self.env, experiment, covering_profile(experiment), self.log, blocks=False)
         self.reader = reader(self.log, self.cluster)
-        self._coming = Coming()
-        self.client = Client(self.env, self._coming, experiment, self.cluster, None, self.reader)
+        self._pending = PendingRequests()
+        self.client = Client(self.env, self._pending, experiment, self.cluster, None, self.reader)
 
     def send(self, requests: Sequence[Request]) -> None:
         """Schedule copies of these requests."""
-        self._coming.extend(map(copied, requests))
+        self._pending.extend(map(copy_of, requests))
         self.client.resume()
 
     def run_to(self, time_s: float) -> None:
@@ -76,24 +76,23 @@ class Station:
             while self.in_system:
                 self.env.step()
 
-    def turn(self, turned: Experiment) -> None:
+    def change(self, experiment: Experiment) -> None:
         """Change settings from the next round on."""
-        old, new = self.experiment.server, turned.server
+        old, new = self.experiment.server, experiment.server
         drafts = ("num_speculative_tokens", "controller")
         for policy in self.cluster.servers:
             policy.settings = new
             if any(getattr(old, name) != getattr(new, name) for name in drafts):
                 policy.controller = make_controller(new, policy.planner)
-            policy.kv.lookahead = max(policy.kv.lookahead, turned.longest_draft)
+            policy.kv.lookahead = max(policy.kv.lookahead, experiment.longest_draft)
             policy.wake_prefill()
-        self.experiment = turned
+        self.experiment = experiment
 
     @property
     def in_system(self) -> int:
-        return len(self.client.inside) + (self.client.held is not None) + len(self._coming)
+        return len(self.client.inside) + (self.client.held is not None) + len(self._pending)
 
     def state(self) -> StationState:
-        """Its state now."""
         caches = [server.kv for server in self.cluster.servers]
         share = sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
         return StationState(self.in_system, share, self._queues(), self._controller(), self._cache())

@@ -16,7 +16,7 @@ import numpy as np
 from pdvsim.published.program import Score, WholeSequence, legacy_arrivals
 from pdvsim.published.tables import (
     THREE_WAY_PAIR,
-    Constant,
+    CalibratedModel,
     Key,
     Mix,
     Published,
@@ -46,16 +46,14 @@ RATES_PER_S = {5: 2.0, 20: 5.0}  # of arrivals, by the number of requests
 SAME_PROMPT = 0, 3  # of five requests: the programs' seed gives these two the same prompt
 
 
-class ComparisonModel:
-    """The programs of the model comparison, calibrated."""
+class ComparisonModel(CalibratedModel):
+    """The programs of the model comparison."""
 
     def __init__(self, published: Published) -> None:
-        self.published = published
-        self.constants: list[Constant] = []
+        super().__init__(published)
         self.layer_s = self._layer_s()
 
     def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
-        """A row as published, once for every order of its requests."""
         return self._scores(row, self.layer_s, runs, seed)
 
     def mixes(self, row: TableRow, runs: int, seed: int) -> list[Mix]:
@@ -88,10 +86,8 @@ class ComparisonModel:
         def latency_ms(layer_s: float) -> float:
             return float(np.mean([score[key.metric] for score in self._scores(row, layer_s, 1, 0)]))
 
-        value = linear_solution(latency_ms, self.published.calibrate(key))
         meaning = "host time to launch one transformer layer (bf16, eager), on the machine of this table"
-        self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
-        return value
+        return self.constant("layer_s", linear_solution(latency_ms, self.published.calibrate(key)), meaning, key)
 
 
 def possible_orders(baseline: Mix, pdv: Mix) -> tuple[list[Mix], list[Mix]]:

@@ -31,7 +31,7 @@ from pdvsim.published.program import (
     drawn_rounds,
     legacy_arrivals,
 )
-from pdvsim.published.tables import POISSON_PAIRS, Constant, Key, Published, TableRow, tokens_and_rounds
+from pdvsim.published.tables import POISSON_PAIRS, CalibratedModel, Key, Published, TableRow, tokens_and_rounds
 from pdvsim.sim.hardware.models import model
 
 Poisson = Literal["pd", "pdv-unified"]
@@ -166,20 +166,18 @@ def score_poisson(jobs: Sequence[PublishedJob], cutoff_s: float) -> Score:
     }
 
 
-class PoissonModel:
-    """The poisson_30s programs, calibrated."""
+class PoissonModel(CalibratedModel):
+    """The poisson_30s programs."""
 
     target = model("codellama-34b")  # under all three labels: see the GPU memory column
 
     def __init__(self, published: Published) -> None:
-        self.published = published
-        self.constants: list[Constant] = []
+        super().__init__(published)
         self.target_s = self.target.weight_bytes / BANDWIDTH_BYTES_PER_S
         self.forwards = {label: Cached(self._draft_s(label), self.target_s) for label in POISSON_PAIRS}
         self._coins: dict[tuple[str, str, int], float] = {}
 
     def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
-        """A row as published, once per replication."""
         label, name, concurrency, _ = row
         arch = cast(Poisson, name)
         coin = self.coin(label, arch, concurrency, runs, seed)
@@ -208,8 +206,7 @@ class PoissonModel:
         acceptance = self.published.input(Key("poisson_30s", label, SETTLED, SINGLE[0], "acceptance_mean"))
         rounds = tokens_and_rounds(acceptance, OUTPUT_TOKENS)[1]
         value = (latency_s - (1 + 2 * rounds) * self.target_s) / (1 + K * rounds)
-        self.constants.append(Constant("draft_s", value, "s", f"one draft forward, {label}", keys))
-        return value
+        return self.constant("draft_s", value, f"one draft forward, {label}", *keys)
 
 
 def poisson_jobs(concurrency: int, coin: float, seed: int) -> list[PublishedJob]:

@@ -71,9 +71,9 @@ class PublishedJob:
         self.deliveries.append((now_s, gained))
 
 
-def emitted(accepted: int, k: int = K) -> int:
+def emitted(accepted: int) -> int:
     """Tokens of a round: the accepted drafts and one correction, but nothing beyond the drafts."""
-    return min(accepted + 1, k)
+    return min(accepted + 1, K)
 
 
 def drawn_rounds(rng: np.random.Generator, coin: float, output_tokens: int) -> tuple[int, ...]:

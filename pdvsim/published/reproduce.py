@@ -8,29 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import numpy as np
 
 from pdvsim.published.comparison import ComparisonModel
 from pdvsim.published.poisson import PoissonModel
 from pdvsim.published.program import Score
-from pdvsim.published.tables import SOURCE, Constant, Published, TableRow
+from pdvsim.published.tables import SOURCE, CalibratedModel, Constant, Published
 from pdvsim.published.three_way import ThreeWayModel
 from pdvsim.view.table import cell, rows_table
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
 
 
-class TableModel(Protocol):
-    """The programs of a table, calibrated."""
-
-    constants: list[Constant]
-
-    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]: ...
-
-
-MODELS: dict[TableName, Callable[[Published], TableModel]] = {
+MODELS: dict[TableName, type[CalibratedModel]] = {
     "three-way": ThreeWayModel,
     "poisson-30s": PoissonModel,
     "model-comparison": ComparisonModel,

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.published.program import K
+from pdvsim.published.program import K, Score
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "published"
 SOURCE = "figures of the public repository therealnaveenkamal/pdverify"
@@ -86,6 +86,23 @@ class Published:
     def acceptance(self, row: tuple[str, str, int], table: str = "three_way") -> dict[str, float]:
         """Mean, median, least and largest acceptance of a row."""
         return {name: self.input(Key(table, *row, f"acceptance_{name}")) for name in ("mean", "median", "min", "max")}
+
+
+class CalibratedModel:
+    """The programs of a table, with constants that are calibrated on published figures."""
+
+    def __init__(self, published: Published) -> None:
+        self.published = published
+        self.constants: list[Constant] = []
+
+    def constant(self, name: str, value: float, meaning: str, *cells: Key) -> float:
+        """Record a constant in seconds, calibrated on these figures; returns its value."""
+        self.constants.append(Constant(name, value, "s", meaning, cells))
+        return value
+
+    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
+        """A row as published, once per replication or order of its requests."""
+        raise NotImplementedError
 
 
 def load_published() -> Published:

@@ -30,6 +30,7 @@ from pdvsim.published.program import (
 )
 from pdvsim.published.tables import (
     THREE_WAY_PAIR,
+    CalibratedModel,
     Constant,
     Key,
     Mix,
@@ -142,14 +143,13 @@ def random_orders(mix: Mix, runs: int, seed: int) -> list[Mix]:
     return [[mix[i] for i in np.random.default_rng([seed, run]).permutation(len(mix)).tolist()] for run in range(runs)]
 
 
-class ThreeWayModel:
-    """The three_way programs, calibrated."""
+class ThreeWayModel(CalibratedModel):
+    """The three_way programs."""
 
     pair = pair("tinyllama-1.1b:llama-2-7b")
 
     def __init__(self, published: Published) -> None:
-        self.published = published
-        self.constants: list[Constant] = []
+        super().__init__(published)
         self.layer_s = self._layer_s()
         self.first_use_s = self._first_use_s()
         self.five = self._five()
@@ -185,8 +185,7 @@ class ThreeWayModel:
             lambda s: _total_s(served("pdv", mix, self._config(s))), self.published.calibrate(key) / 1e3
         )
         meaning = "host time to launch one transformer layer (fp32, eager)"
-        self.constants.append(Constant("layer_s", value, "s", meaning, (key,)))
-        return value
+        return self.constant("layer_s", value, meaning, key)
 
     def _first_use_s(self) -> dict[str, float]:
         """What the first programs of a process that was not warmed up paid, over the last one's time."""
@@ -195,7 +194,7 @@ class ThreeWayModel:
         costs = {arch: (self.published.calibrate(key) - warm_ms) / 1e3 for arch, key in keys.items()}
         for arch in ("baseline", "pd"):
             meaning = f"no warm-up: first use of the GPU, paid by {arch}'s single request"
-            self.constants.append(Constant(f"first_use_{arch}_s", costs[arch], "s", meaning, (keys[arch],)))
+            self.constant(f"first_use_{arch}_s", costs[arch], meaning, keys[arch])
         return costs
 
     def _five(self) -> dict[str, Mix]:
@@ -237,11 +236,9 @@ class ThreeWayModel:
 
         value = linear_solution(saved_s, saved_s(0.0) + alone_s - shared_s)
         meaning = "part of a forward hidden by another worker's: the overlap that the interpreter lock allows"
-        self.constants.append(Constant("overlap_s", value, "s", meaning, tuple(keys.values())))
-        return value
+        return self.constant("overlap_s", value, meaning, *keys.values())
 
     def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
-        """A row as published, once for every order of its requests."""
         _, arch, concurrency, requests = row
         mixes, config = self.mixes(arch, concurrency, requests, runs, seed), self.config(arch, requests)
         return [score_three_way(served(arch, mix, config)) for mix in mixes]

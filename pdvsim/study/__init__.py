@@ -1,1 +1,1 @@
-"""Many runs: sweeps, where they run, what is kept of them, statistics."""
+"""Many runs: sweeps, where they run, their files, statistics."""

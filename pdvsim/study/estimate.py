@@ -84,14 +84,14 @@ def forewarning(experiments: Sequence[Experiment], jobs: int | None) -> str:
     """Warning before long runs or runs that need much memory; empty otherwise."""
     if sum(map(_steps, experiments)) < SMALL_STEPS:
         return ""
-    estimate, side_by_side = cost(experiments), min(jobs or cores(), len(experiments))
-    wall_s, needed = estimate.core_s / side_by_side, estimate.run_bytes * side_by_side
+    estimate, concurrent = cost(experiments), min(jobs or cores(), len(experiments))
+    wall_s, needed = estimate.core_s / concurrent, estimate.run_bytes * concurrent
     total = memory_bytes()
     if wall_s <= LONG_S and needed <= LARGE_MEMORY_SHARE * total:
         return ""
     took = f"{wall_s / 60:.0f} minutes" if wall_s < 2 * 3600 else f"{wall_s / 3600:.0f} hours"
     memory = f" and {needed / 1e9:.0f} GB of this machine's {total / 1e9:.0f} GB" if needed > 0.1 * total else ""
-    return f"this takes an estimated {took} on {side_by_side} core{'s' * (side_by_side > 1)}{memory}"
+    return f"this takes an estimated {took} on {concurrent} core{'s' * (concurrent > 1)}{memory}"
 
 
 def _steps(experiment: Experiment) -> float:

@@ -267,13 +267,13 @@ def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
     old, new = flatten(known, joint="."), flatten(now, joint=".")
     names = dict.fromkeys([*old, *new])
     return [
-        f"{name.removeprefix('sweep.').removeprefix('base.')} was {_said(old, name)}, is {_said(new, name)}"
+        f"{name.removeprefix('sweep.').removeprefix('base.')} was {_value_text(old, name)}, is {_value_text(new, name)}"
         for name in names
         if name not in old or name not in new or old[name] != new[name]
     ]
 
 
-def _said(flat: dict[str, Any], name: str) -> str:
+def _value_text(flat: dict[str, Any], name: str) -> str:
     return json.dumps(flat[name]) if name in flat else "not given"
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 import numpy as np
 
 from pdvsim.common.console import say
-from pdvsim.common.files import check_writable, write_all
+from pdvsim.common.files import check_writable, in_place, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS
@@ -68,7 +68,7 @@ def setting(value: Any) -> Any:
     return "inf" if value == math.inf else value
 
 
-def run_document(result: Result, metrics: dict[str, Any], date: str, label: str = "pdvsim") -> dict[str, Any]:
+def run_document(result: Result, metrics: dict[str, Any], date: str, label: str) -> dict[str, Any]:
     """The result of one run: vLLM's keys first, then provenance and the whole configuration."""
     experiment: Experiment = result.experiment
     traffic = experiment.traffic
@@ -195,8 +195,8 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
     return 130 if stopped else 0
 
 
-def answer_files(name: str, folder: str | None, date: str) -> list[Path]:
-    """Paths of an answer's table, document and plot; an OSError if they cannot be written."""
+def answer_files(name: str, folder: str | None, question: object, date: str) -> list[Path]:
+    """Paths of the table, document and plot of any answer; an OSError if they cannot be written."""
     place = check_folder(Path(folder or f"results/{name}-{date}"))
     return [check_file(place / f"{name}.{kind}") for kind in ("parquet", "json", "png")]
 
@@ -207,6 +207,17 @@ def check_file(path: Path) -> Path:
         path.parent.mkdir(parents=True)
     check_writable(path)
     return path
+
+
+def optional_file(name: str | None) -> Path | None:
+    """The file of an option, checked in the same way; None if it is not given."""
+    return check_file(Path(name)) if name else None
+
+
+def check_overwrite(path: Path, overwrite: bool) -> None:
+    """A ValueError if a regular file would be replaced that must not be."""
+    if path.exists() and not overwrite and not in_place(path):
+        raise ValueError(f"{path} exists already; use --overwrite to replace it")
 
 
 def check_folder(path: Path) -> Path:

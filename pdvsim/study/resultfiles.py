@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
@@ -171,8 +171,16 @@ def has_records(stem: Path | str) -> bool:
     return any(Path(f"{stem}.{name}.parquet").exists() for name in DTYPES)
 
 
-def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[str, Columns]:
-    """Requests, launches and deliveries of `stem`, with lanes, kinds and roles as numbers.
+class Records(NamedTuple):
+    """The rows of a run; lanes, kinds and roles are numbers."""
+
+    requests: Columns
+    launches: Columns
+    deliveries: Columns
+
+
+def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> Records:
+    """The records of `stem`.
 
     `digests` are those of the written files, by table; without them nothing is checked.
     """
@@ -180,7 +188,7 @@ def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> dict[st
     for name, path in files.items():
         if digests is not None and digest(path) != digests.get(name):
             raise ValueError(f"{path}: is damaged, changed or missing")
-    return {name: _columns(path, name) for name, path in files.items()}
+    return Records(*(_columns(path, name) for name, path in files.items()))
 
 
 def _columns(path: Path, table: str) -> Columns:

@@ -16,22 +16,12 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.sim.config import RANKED
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.records import Columns
-from pdvsim.study.resultfiles import read_records
+from pdvsim.study.resultfiles import Records, read_records
 from pdvsim.study.sources import KEYS, Source, known_profile, read_run, read_sweep
 from pdvsim.study.stats import headline
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-@dataclass(frozen=True)
-class Records:
-    """The rows of one point, lanes, kinds and roles as numbers."""
-
-    requests: Columns
-    launches: Columns
-    deliveries: Columns
 
 
 @dataclass(frozen=True)
@@ -79,7 +69,6 @@ class Results:
         return [source.incomplete for source in self.sources if source.incomplete]
 
     def source(self, row: pd.Series[Any]) -> Source:
-        """The result that a point is from."""
         return self.sources[int(row["source"])]
 
     def warmup(self, row: pd.Series[Any]) -> int:
@@ -168,4 +157,4 @@ def records(row: pd.Series[Any]) -> Records | None:
     if not row["records"]:
         return None
     digests = row["records_sha256"]
-    return Records(**read_records(row["records"], digests if isinstance(digests, dict) else None))
+    return read_records(row["records"], digests if isinstance(digests, dict) else None)

@@ -73,7 +73,7 @@ def interval(
     return Interval(float(sample.mean()), half_width, len(sample))
 
 
-def over_replications(points: pd.DataFrame, confidence: float = CONFIDENCE) -> list[dict[str, Any]]:
+def over_replications(points: pd.DataFrame) -> list[dict[str, Any]]:
     """One entry per architecture, load, pair and varied value, in the order of `points`.
 
     Numbers become Intervals. A list of numbers (acceptance per position) is averaged per position. Texts that differ
@@ -88,10 +88,10 @@ def over_replications(points: pd.DataFrame, confidence: float = CONFIDENCE) -> l
     for key, group in points.groupby(keys, sort=False, dropna=False):
         entry: dict[str, Any] = dict(zip(keys, map(_plain, key), strict=True))
         entry["replications"] = len(group)
-        entry |= {name: _merged(group[name].tolist(), confidence) for name in texts}
+        entry |= {name: _merged(group[name].tolist()) for name in texts}
         for name in numeric:
             within = group[f"{name}_se"].tolist() if f"{name}_se" in group else ()
-            entry[name] = interval(group[name].tolist(), confidence, within)
+            entry[name] = interval(group[name].tolist(), within=within)
         entries.append(entry)
     return entries
 
@@ -127,10 +127,10 @@ def _plain(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value  # numpy's scalars
 
 
-def _merged(values: Sequence[Any], confidence: float) -> Any:
+def _merged(values: Sequence[Any]) -> Any:
     """One value for all replications: the common one, intervals of a list's numbers, or different texts joined by /."""
     if all(isinstance(v, list) for v in values):
-        return [interval(column, confidence) for column in zip_longest(*values, fillvalue=0.0)]
+        return [interval(column) for column in zip_longest(*values, fillvalue=0.0)]
     if all(v == values[0] for v in values):
         return values[0]
     return "/".join(dict.fromkeys(str(v) for v in values))

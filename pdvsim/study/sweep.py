@@ -167,25 +167,20 @@ class PointFailed(ValueError):
 
 
 def run_sweep(
-    points: Sequence[Point],
-    jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
-    backend: Backend | None = None,
+    points: Sequence[Point], backend: Backend, progress: Callable[[int], None] = lambda done: None
 ) -> pd.DataFrame:
-    """Run the points, `jobs` concurrently (None: one per core); one row per point, in order.
+    """One row per point, in order; `progress` is called with the number of finished points.
 
-    `progress` is called with the number of finished points and the total. Ctrl-C raises SweepInterrupted, a failed
-    point PointFailed.
+    Ctrl-C raises SweepInterrupted, a failed point PointFailed.
     """
     rows: dict[int, Row] = {}
-    outcomes = finished(run_point, list(enumerate(points)), backend or Backend(jobs=jobs))
+    outcomes = finished(run_point, list(enumerate(points)), backend)
     try:
         for outcome in outcomes:
             if outcome.row is None:
                 raise PointFailed(points[outcome.index], outcome)
             rows[outcome.index] = outcome.row
-            if progress:
-                progress(len(rows), len(points))
+            progress(len(rows))
     except KeyboardInterrupt:
         raise SweepInterrupted(frame_of(rows[index] for index in sorted(rows))) from None
     finally:

@@ -40,7 +40,6 @@ class Account:
 
     @classmethod
     def of(cls, name: str, trace: Trace) -> Self:
-        """The account of a trace."""
         duration_s = float(np.ptp(trace.arrival_s))
         if not trace.timed or not duration_s:
             return cls(name, trace, 0.0, np.zeros(0, dtype=np.int64))

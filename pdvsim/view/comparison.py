@@ -27,7 +27,6 @@ BANDED = ("output_throughput", "mean_tpot_ms")  # columns that show their error 
 
 def comparison_table(
     entries: Sequence[Mapping[str, Any]],
-    metrics: Iterable[str] = ("ttft", "tpot"),
     percentiles: Iterable[float] = (99.0,),
     varied: Sequence[str] = (),
     differences: Sequence[Mapping[str, Any]] = (),
@@ -41,12 +40,12 @@ def comparison_table(
     columns: list[tuple[str, str]] = [("req/s", "request_throughput"), ("out tok/s", "output_throughput")]
     if any(not missing(entry.get("request_goodput")) for entry in entries):
         columns.append(("goodput", "request_goodput"))
-    for name in metrics:
+    for name in ("ttft", "tpot"):
         columns += [(f"{word} {LATENCIES[name][0]} ms", f"{mark}_{name}_ms") for word, mark in marks.items()]
     columns.append(("tok/round", "spec_decode_acceptance_length"))
     if any(not missing(entry.get("prefix_cache_hit_rate")) for entry in entries):
         columns.append(("hit %", "prefix_cache_hit_rate"))
-    leads = {_seat(d, varied): cell(d["relative"], scale=100, sign="+") for d in differences}
+    leads = {_row_key(d, varied): cell(d["relative"], scale=100, sign="+") for d in differences}
     latency = bool(leads) and differences[0]["metric"].endswith("_ms")
     rows = []
     for entry in entries:
@@ -55,7 +54,7 @@ def comparison_table(
         for title, key in columns:
             row[title] = banded(entry, key) if key in BANDED else cell(entry.get(key))
             if leads and key == "output_throughput":
-                row["E2EL %" if latency else "gain %"] = leads.get(_seat(entry, varied), "")
+                row["E2EL %" if latency else "gain %"] = leads.get(_row_key(entry, varied), "")
         rows.append(row | {"stability": stability_text(entry)})
     means = [title for title, _ in reversed(columns) if title.startswith("mean")]
     unjudged = all(row["stability"] in UNJUDGED for row in rows)
@@ -70,7 +69,7 @@ def comparison_table(
     return TextTable(rows, spare, notes)
 
 
-def _seat(entry: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
+def _row_key(entry: Mapping[str, Any], varied: Sequence[str]) -> tuple[str, ...]:
     return load_text(entry["load"]), *(_text(entry[name]) for name in varied), str(entry["arch"])
 
 
@@ -105,10 +104,10 @@ def _draining(entries: Sequence[Mapping[str, Any]]) -> str | None:
     """A note on closed loops with long start and end phases, whose throughput is not that of the load."""
     worst, note = DRAINING, None
     for entry in entries:
-        rate, stay = (entry.get(key) for key in ("request_throughput", "mean_e2el_ms"))
-        if entry["load_kind"] != "concurrency" or missing(rate) or missing(stay):
+        rate, e2el_ms = (entry.get(key) for key in ("request_throughput", "mean_e2el_ms"))
+        if entry["load_kind"] != "concurrency" or missing(rate) or missing(e2el_ms):
             continue
-        there = mean_of(rate) * mean_of(stay) / 1e3
+        there = mean_of(rate) * mean_of(e2el_ms) / 1e3
         if there < worst * entry["load"]:  # Little's law
             worst = there / entry["load"]
             note = f"concurrency {load_text(entry['load'])}: {there:.0f} on average, as the loop fills and drains"
@@ -139,7 +138,7 @@ def most_outside(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{worst['arch']}, outside the measured range: {text}"] if text else []
 
 
-def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str] = ()) -> str:
+def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> str:
     """Relative gain of each architecture over the first, paired by seed."""
     rows = [
         {"metric": d["metric"], load_name(d["load_kind"]): load_text(d["load"])}

@@ -41,7 +41,7 @@ class SweepPoints(pd.DataFrame):
 
     def figure(self) -> Figure:
         """Throughput, latencies and acceptance over the load, one curve per architecture."""
-        return sweep_figure(self, setting=self.setting)
+        return sweep_figure(self, self.setting)
 
     def __repr__(self) -> str:
         table = self._summary()

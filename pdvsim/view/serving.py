@@ -63,7 +63,7 @@ PREFIXES = (
 PREEMPTION = (("Preemptions:", "preemptions", 0), ("Recomputed tokens:", "recomputed_tokens", 0))
 
 
-def serving_table(values: Mapping[str, Any], percentiles: Iterable[float] = (99.0,)) -> str:
+def serving_table(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
     """One load point in the layout of `vllm bench serve`, followed by lanes and request times."""
     lines: list[str] = []
     for title, rows in sections(values, percentiles):

@@ -15,6 +15,7 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics.summary import STEPS
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES
+from pdvsim.view.table import span_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -138,7 +139,6 @@ def replications(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:
 
 def counted(replications: Sequence[int]) -> str:
     """Numbers of replications as text."""
-    low, high = min(replications), max(replications)
-    if high == 1:
+    if max(replications) == 1:
         return "One replication: no interval, no significance."
-    return f"{low if low == high else f'{low} to {high}'} replications."
+    return f"{span_text(replications)} replications."

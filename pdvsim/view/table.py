@@ -108,6 +108,12 @@ def banded(values: Mapping[str, Any], key: str, decimals: int = 2) -> str:
     return f"{text} ({low} to {high})"
 
 
+def span_text(counts: Iterable[int]) -> str:
+    """The least and the largest of some numbers: 5, or 5 to 10."""
+    known = sorted(counts)
+    return " to ".join(dict.fromkeys(map(str, (known[0], known[-1]))))
+
+
 def load_name(kind: str) -> str:
     """A kind of load as a heading."""
     return {"concurrency": "concurrency", "request_rate": "rate req/s"}.get(kind, kind)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOUR, BESIDE = "#7f9ae5", "0.15"
+COLOUR, REFERENCE = "#7f9ae5", "0.15"
 BINS = 40
 
 
@@ -23,38 +23,46 @@ class TraceAccount(Account):
     """A trace and its statistics, which print as text."""
 
     def __repr__(self) -> str:
-        return _text(self)
+        summary = self.summary()
+        lines = [f"{self.name}: {summary['requests']:,} requests"]
+        if self.window_s:
+            lines += _arrival_lines(summary)
+        else:
+            lines.append("no arrival times: its lengths can be used, but it cannot be replayed")
+        rows = [
+            {"": name.replace("_", " "), **{key: f"{value:,.0f}" for key, value in summary[name].items()}}
+            for name in ("prompt_tokens", "output_tokens")
+        ]
+        if "acceptance" in summary:
+            rows.append({"": "acceptance", **{key: f"{value:.2f}" for key, value in summary["acceptance"].items()}})
+        lines.append(rows_table(rows))
+        if "length_correlation" in summary:
+            lines.append(f"correlation of prompt and output: {summary['length_correlation']:+.2f}")
+        if (windows := self.windows) is not None and len(windows.parts) > 1:
+            lines.append(f"decisions replay it by window (--window): {windows.described(1)}")
+        if "sessions" in summary:
+            s = summary["sessions"]
+            mean = f"{s['mean_requests']:.1f} requests on average"
+            lines.append(f"{s['count']:,} sessions of {mean}, at most {s['max']:,}")
+        if "repeated_prompt_tokens" in summary:
+            share = summary["repeated_prompt_tokens"]
+            lines.append(f"{share:.0%} of the prompt tokens repeat a prefix that was sent before")
+        return "\n".join(lines)
 
     def plot(self) -> Figure:
         """Rates over time and gaps, if there are arrival times; lengths."""
-        return _figure(self)
-
-
-def _text(account: Account) -> str:
-    summary = account.summary()
-    lines = [f"{account.name}: {summary['requests']:,} requests"]
-    if account.window_s:
-        lines += _arrival_lines(summary)
-    else:
-        lines.append("no arrival times: its lengths can be used, but it cannot be replayed")
-    rows = [
-        {"": name.replace("_", " "), **{key: f"{value:,.0f}" for key, value in summary[name].items()}}
-        for name in ("prompt_tokens", "output_tokens")
-    ]
-    if "acceptance" in summary:
-        rows.append({"": "acceptance", **{key: f"{value:.2f}" for key, value in summary["acceptance"].items()}})
-    lines.append(rows_table(rows))
-    if "length_correlation" in summary:
-        lines.append(f"correlation of prompt and output: {summary['length_correlation']:+.2f}")
-    if (windows := account.windows) is not None and len(windows.parts) > 1:
-        lines.append(f"decisions replay it by window (--window): {windows.described(1)}")
-    if "sessions" in summary:
-        s = summary["sessions"]
-        lines.append(f"{s['count']:,} sessions of {s['mean_requests']:.1f} requests on average, at most {s['max']:,}")
-    if "repeated_prompt_tokens" in summary:
-        share = summary["repeated_prompt_tokens"]
-        lines.append(f"{share:.0%} of the prompt tokens repeat a prefix that was sent before")
-    return "\n".join(lines)
+        summary, timed = self.summary(), bool(self.window_s)
+        rate = f", {summary['request_rate']:.3g} req/s, burstiness {summary['burstiness']:.2g}" if timed else ""
+        caption = f"{self.name}: {summary['requests']:,} requests{rate}. Prompt and output in tokens."
+        with styled():
+            figure = new_figure(11, 6.4 if timed else 3.2, caption, "Trace")
+            axes = figure.subplots(2 if timed else 1, 2, squeeze=False)
+            if timed:
+                _rates(axes[0][0], self)
+                _gaps(axes[0][1], self)
+            for column, (axis, name) in enumerate(zip(axes[-1], ("prompt tokens", "output tokens"), strict=True)):
+                _lengths(axis, self.trace.lengths[:, column], name)
+        return figure
 
 
 def _arrival_lines(summary: dict[str, Any]) -> list[str]:
@@ -74,27 +82,12 @@ def _arrival_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _figure(account: Account) -> Figure:
-    summary, timed = account.summary(), bool(account.window_s)
-    rate = f", {summary['request_rate']:.3g} req/s, burstiness {summary['burstiness']:.2g}" if timed else ""
-    caption = f"{account.name}: {summary['requests']:,} requests{rate}. Prompt and output in tokens."
-    with styled():
-        figure = new_figure(11, 6.4 if timed else 3.2, caption, "Trace")
-        axes = figure.subplots(2 if timed else 1, 2, squeeze=False)
-        if timed:
-            _rates(axes[0][0], account)
-            _gaps(axes[0][1], account)
-        for column, (axis, name) in enumerate(zip(axes[-1], ("prompt tokens", "output tokens"), strict=True)):
-            _lengths(axis, account.trace.lengths[:, column], name)
-    return figure
-
-
 def _rates(axis: Axes, account: Account) -> None:
     starts = np.arange(len(account.counts) + 1) * account.window_s
     scale, unit = time_unit(account.duration_s)
     axis.stairs(account.counts / account.window_s, starts / scale, fill=True, color=COLOUR)
     mean = (len(account.trace.arrival_s) - 1) / account.duration_s
-    axis.axhline(mean, color=BESIDE, linestyle="--", linewidth=1.2)
+    axis.axhline(mean, color=REFERENCE, linestyle="--", linewidth=1.2)
     axis.set(xlabel=unit, ylabel=f"req/s, by {time_text(account.window_s)}", xlim=(0, starts[-1] / scale))
     axis.set_title(f"Requests, mean {mean:.3g} req/s (dashed)")
 
@@ -105,7 +98,7 @@ def _gaps(axis: Axes, account: Account) -> None:
     longer = 1 - np.arange(len(gaps)) / len(gaps)
     axis.step(gaps, longer, where="post", color=COLOUR, label="the trace")
     times = np.linspace(0, gaps[-1], 200)
-    axis.plot(times, np.exp(-times / gaps.mean()), color=BESIDE, linestyle="--", linewidth=1.2, label="Poisson")
+    axis.plot(times, np.exp(-times / gaps.mean()), color=REFERENCE, linestyle="--", linewidth=1.2, label="Poisson")
     axis.set(xlabel="gap between arrivals (s)", ylabel="share longer", yscale="log", title="Gaps")
     axis.set_ylim(0.5 / len(gaps), 1.5)
     axis.legend(loc="best")
@@ -116,7 +109,7 @@ def _lengths(axis: Axes, tokens: np.ndarray[Any, Any], name: str) -> None:
     logarithmic = high > 20 * low
     edges = np.geomspace(low, high + 1, BINS) if logarithmic else np.linspace(low, high + 1, BINS)
     axis.hist(tokens, bins=edges.tolist(), color=COLOUR)
-    axis.axvline(tokens.mean(), color=BESIDE, linestyle="--", linewidth=1.2)
+    axis.axvline(tokens.mean(), color=REFERENCE, linestyle="--", linewidth=1.2)
     axis.set(xlabel=name, ylabel="requests", title=f"{name.capitalize()}, mean {tokens.mean():,.0f} (dashed)")
     if logarithmic:
         axis.set_xscale("log")

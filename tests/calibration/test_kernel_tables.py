@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.calibration.kernels import LEAST_ROWS, SYSTEMS, as_bytes, left_out, pack
-from pdvsim.cli.calibrate import main
+from pdvsim.cli import main
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.kernels import read_tables, roofline, shipped_tables
 
@@ -115,6 +115,6 @@ def test_points_left_out_of_the_a100s_tables() -> None:
 def test_the_command_writes_a_profile(systems: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.npz"
     args = ["--from-kernels", str(systems), "--engine", "vllm", "--gpu", "a100-80gb", "-o", str(path)]
-    assert main([*args, "--json"]) == 0
+    assert main(["calibrate", *args, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["about"]["engine"] == "vllm"
     assert path.read_bytes() == as_bytes(pack(systems, "vllm", gpu("a100-80gb")))

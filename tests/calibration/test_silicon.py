@@ -20,7 +20,7 @@ from pdvsim.calibration.validate.silicon import (
     read_estimates,
     spread,
 )
-from pdvsim.cli.validate import main
+from pdvsim.cli import main
 from pdvsim.sim.relevance import refuse_idle
 
 ROW = SiliconRow(
@@ -240,7 +240,7 @@ def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:
 
 
 def test_the_command_reports_the_errors_of_its_rows(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--silicon", "trtllm", "--rows", "2", "--jobs", "1", "--json"]) == 0
+    assert main(["validate", "--silicon", "trtllm", "--rows", "2", "--jobs", "1", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     measured = {row.id: row for row in read_rows()}
     errors = [row["tpot_ms"] / measured[row["id"]].tpot_ms - 1 for row in document["rows"]]

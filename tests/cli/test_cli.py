@@ -12,9 +12,8 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.cli import COMMANDS, main, module_of
-from pdvsim.cli.completion import command_class
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli import COMMANDS, command_class, main, module_of
+from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.options import options

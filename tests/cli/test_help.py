@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from pdvsim.cli import COMMANDS, main
-from pdvsim.cli.completion import command_class
+from pdvsim.cli import COMMANDS, command_class, main
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common import options as layer
 from pdvsim.common.arguments import parse

@@ -31,7 +31,7 @@ from pdvsim.study.estimate import cost, forewarning
 from pdvsim.study.sweep import Sweep
 
 ROOT = Path(cli.__file__).parents[2]
-CONFIGS = ("pdvsim.cli.runcommand", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
+CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
            "pdvsim.sim.hardware.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
            "pdvsim.decide.options", "pdvsim.cli.validate.options", *map(cli.module_of, cli.COMMANDS),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",

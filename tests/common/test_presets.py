@@ -14,8 +14,8 @@ from pdvsim.cli.capacity import CapacityCommand
 from pdvsim.cli.draft_table import DraftTableCommand
 from pdvsim.cli.live import LiveCommand
 from pdvsim.cli.map import MapCommand
-from pdvsim.cli.realrun import RealCommand
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.realrun import RealrunCommand
+from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.options import options
@@ -30,11 +30,11 @@ ORIGINAL = PRESETS["pd-verify"]
 ASKED = ["--preset", "pd-verify"]
 EXPERIMENTS: dict[type, Any] = {  # the experiment of each command, and flags it needs
     RunCommand: ([], lambda args: args.experiment),
-    RealCommand: ([], lambda args: args.experiment),
+    RealrunCommand: ([], lambda args: args.experiment),
     SweepCommand: ([], lambda args: args.options.sweep.base),
     AdviseCommand: (["--request-rate", "2"], lambda args: args.options.question().base),
-    CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.options.plan().base),
-    MapCommand: ([], lambda args: args.options.grid().base),
+    CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.options.question().base),
+    MapCommand: ([], lambda args: args.options.question().base),
     DraftTableCommand: ([], lambda args: args.options.question().base),
     LiveCommand: ([], lambda args: args.setup().base),
 }

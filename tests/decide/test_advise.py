@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.run import RunCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.commandline import command_line
 from pdvsim.decide import runs as runs_module
@@ -93,8 +93,8 @@ def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None
     goal = advice.question.goal
     figures = {str(c.arch): [goal.value(row) for row in rows] for c, rows in advice.finals.items() if goal.met(rows)}
     held = contest(figures, goal.sign, None, 0.01)
-    assert (held.best, held.leads, held.alike) == (advice.held.best, advice.held.leads, advice.held.alike)
-    assert set(advice.held.alike) <= set(advice.held.unsure)
+    assert (held.best, held.leads, held.alike) == (advice.contest.best, advice.contest.leads, advice.contest.alike)
+    assert set(advice.contest.alike) <= set(advice.contest.unsure)
     tied = {held.best, *held.alike}
     assert advice.recommended.arch == min(tied, key=lambda arch: ARCHS.index(arch))  # type: ignore[arg-type]
     assert advice.met

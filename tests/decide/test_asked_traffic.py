@@ -67,7 +67,7 @@ def test_a_batch_job_is_for_the_time_to_finish() -> None:
         assert row["completed"] == 96
         assert row["output_throughput"] * row["duration"] == pytest.approx(row["total_output_tokens"])
     figures = {str(c.arch): [row["duration"] for row in rows] for c, rows in advice.finals.items()}
-    assert min(figures, key=lambda name: sum(figures[name])) == advice.held.best
+    assert min(figures, key=lambda name: sum(figures[name])) == advice.contest.best
     assert advice.flips[0].axis == "requests"
     assert best.server.max_num_seqs == 64  # 96 at once do not wait for batches of 8
 
@@ -118,9 +118,9 @@ def bases(**traffic: Any) -> list[Experiment]:
     """What each command that decides simulates."""
     return [
         build(AdviseOptions, {"request_rate": 5.0, **traffic}).question().base,
-        build(CapacityOptions, {"goodput": "ttft:500", **traffic}).plan().base,
-        build(MapOptions, traffic).grid().base,
-        build(MapOptions, {"gpus": 2, **traffic}).grid().base,
+        build(CapacityOptions, {"goodput": "ttft:500", **traffic}).question().base,
+        build(MapOptions, traffic).question().base,
+        build(MapOptions, {"gpus": 2, **traffic}).question().base,
         build(DraftTableOptions, traffic).question().base,
     ]
 
@@ -182,7 +182,7 @@ def gain(traffic: Traffic) -> float:
 
 def test_a_lead_does_not_rest_on_requests_that_run_in_step() -> None:
     """One draft token at 64: +4.1% however far lengths vary, +8.7% where all are equal and plain decoding waits."""
-    decided = build(MapOptions, SHORT).grid().base.traffic
+    decided = build(MapOptions, SHORT).question().base.traffic
     assert gain(decided) == pytest.approx(gain(replace(decided, random_range_ratio=0.9)), abs=0.02)
     assert gain(replace(decided, random_range_ratio=0.0)) > 1.5 * gain(decided)
 
@@ -230,7 +230,7 @@ def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},{10 + at},5\n" for at in range(7)))
     question = build(AdviseOptions, {"dataset_path": str(path)}).question()
     assert question.base.traffic.num_prompts == 57 * 7  # about 400
-    plan = build(CapacityOptions, {"dataset_path": str(path), "goodput": ["ttft:500"]}).plan()
+    plan = build(CapacityOptions, {"dataset_path": str(path), "goodput": ["ttft:500"]}).question()
     assert plan.base.traffic.num_prompts == 57 * 7
     assert plan.base.traffic.use_trace_timestamps
     said = replay_note(question.base.traffic)[0]
@@ -240,18 +240,18 @@ def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
 
 def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> None:
     file, replayed = {"dataset_path": trace}, {"dataset_path": trace, "use_trace_timestamps": True}
-    grid = build(MapOptions, replayed).grid()
-    assert grid == build(MapOptions, file).grid()
-    assert not build(MapOptions, file | {"concurrency": 1}).grid().request_rate
+    grid = build(MapOptions, replayed).question()
+    assert grid == build(MapOptions, file).question()
+    assert not build(MapOptions, file | {"concurrency": 1}).question().request_rate
     assert grid.request_rate == (2.5, 5, 10, 20)
     assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
-    assert build(MapOptions, replayed | {"request_rate": 3.0}).grid().request_rate == (3.0,)
+    assert build(MapOptions, replayed | {"request_rate": 3.0}).question().request_rate == (3.0,)
     with pytest.raises(ValueError, match="give --request-rate, not --concurrency"):
-        build(MapOptions, replayed | {"concurrency": 1}).grid()
+        build(MapOptions, replayed | {"concurrency": 1}).question()
     untimed = tmp_path / "untimed.csv"
     untimed.write_text("prompt_tokens,output_tokens\n10,5\n")
     with pytest.raises(ValueError, match=r"untimed\.csv has no arrival times to replay"):
-        build(MapOptions, replayed | {"dataset_path": str(untimed)}).grid()
+        build(MapOptions, replayed | {"dataset_path": str(untimed)}).question()
 
 
 def test_what_has_no_rate_takes_the_lengths_alone(trace: str) -> None:
@@ -265,6 +265,6 @@ def test_all_drafters_get_the_same_requests(tmp_path: Path) -> None:
     path = tmp_path / "long.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,3000,5\n1,100,5\n2,200,5\n")
     question = build(AdviseOptions, {"dataset_path": str(path), "model": "llama-2-7b"}).question()
-    ways = [way.of(question.base) for way in question.ways]
+    ways = [one.of(question.base) for one in question.contenders]
     assert {way.context for way in ways} == {2048, 4096}
     assert {way.traffic.longest_request for way in ways} == {2048}

@@ -273,8 +273,8 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
         assert entry["rate"].half_width == pytest.approx(max(scatter, below), rel=1e-4)
     assert capacities._repr_html_().count("<tr>") == 1 + 2  # the header, and an architecture each
     held = capacities.most()
-    a, b = (frame[frame["arch"] == arch]["rate"].to_numpy() for arch in (held.best, held.behind[0]))
-    assert held.differences[held.behind[0]].mean == pytest.approx(np.mean(a - b))
+    a, b = (frame[frame["arch"] == arch]["rate"].to_numpy() for arch in (held.best, held.others[0]))
+    assert held.differences[held.others[0]].mean == pytest.approx(np.mean(a - b))
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def test_what_a_few_seeds_settle_more_do_not_undo(
 def test_fewer_than_five_seeds_never_tell_apart(values: dict[str, list[float]], sign: int) -> None:
     held = contest(values, sign)
     assert not held.sure
-    assert held.unsure == held.behind
+    assert held.unsure == held.others
     assert "seeds give no significance: use at least 5" in threshold_text([held], 0.0)
 
 
@@ -64,7 +64,7 @@ def test_significant_is_an_interval_above_the_threshold(
 ) -> None:
     held = contest(values, sign, comparisons, threshold)
     assert held.confidence == pytest.approx(1 - 0.05 / comparisons)
-    for other in held.behind:
+    for other in held.others:
         shares = [sign * (a - b) / b for a, b in zip(values[held.best], values[other], strict=True)]
         lead = interval(shares, held.confidence)
         assert held.leads[other] == lead
@@ -104,7 +104,7 @@ def printed(held: Contest, other: str) -> tuple[float, float]:
 @given(values=fields(LEAST_SEEDS), sign=signs, comparisons=st.integers(1, 50))
 def test_the_lead_printed_is_the_one_that_decided(values: dict[str, list[float]], sign: int, comparisons: int) -> None:
     held = contest(values, sign, comparisons)
-    for other in held.behind:
+    for other in held.others:
         if held.leads[other].mean < 10:
             mean, half = printed(held, other)
             assert mean == pytest.approx(held.leads[other].mean, abs=0.0005001)

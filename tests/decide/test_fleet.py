@@ -13,7 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.map import MapOptions
-from pdvsim.cli.runcommand import RunCommand
+from pdvsim.cli.run import RunCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
@@ -120,7 +120,7 @@ def drawn() -> WinnerMap:
     loads = {"concurrency": (1, 32), "acceptances": (0.9,), "num_prompts": 32}
     given = {"arch": ("pdv", "pdv-ahead"), "gpus": 2, "num_runs": 2, "jobs": 1, **loads}
     options = build(MapOptions, given | SHORT | SETTLED)
-    return draw_map(options.grid(), Bench(1, prompts=32))
+    return draw_map(options.question(), Bench(1, prompts=32))
 
 
 def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) -> None:
@@ -355,10 +355,10 @@ def test_an_assumed_acceptance_is_noted_for_its_drafter_and_only_where_it_decide
     finalists = {advice.question.name(c): c for c in advice.finals}
     noted = {}
     for name, candidate in finalists.items():
-        alone = replace(advice, recommended=candidate, held=replace(advice.held, best=name, alike=()))
+        alone = replace(advice, recommended=candidate, contest=replace(advice.contest, best=name, alike=()))
         noted[name] = note in str(alone).partition("Expected\n")[0]
     assert noted == {name: "eagle3" not in name and "ngram" not in name for name in finalists}
     assert {"autoregressive", "colocated with eagle3", "colocated with llama-3.2-1b"} <= set(noted)
     eagle3 = finalists["colocated with eagle3"]
-    tie = replace(advice.held, best="colocated with eagle3", alike=("colocated with llama-3.2-1b",))
-    assert note in str(replace(advice, recommended=eagle3, held=tie)).partition("Expected\n")[0]
+    tie = replace(advice.contest, best="colocated with eagle3", alike=("colocated with llama-3.2-1b",))
+    assert note in str(replace(advice, recommended=eagle3, contest=tie)).partition("Expected\n")[0]

@@ -182,8 +182,8 @@ def test_seeds_are_added_while_that_would_tell(lead: float, scatter: float, budg
     both = {"pd": LOOP, "pdv": replace(LOOP, arch="pdv")}
     *_, finals = replicated(both, Goal("throughput"), Made(speed), 5, 0.035, budget)
     assert {len(rows) for rows in finals.rows.values()} == {seeds}
-    assert finals.held.seeds == seeds
-    assert finals.held.best == "pd"
+    assert finals.contest.seeds == seeds
+    assert finals.contest.best == "pd"
 
 
 @pytest.mark.parametrize("equally", [False, True])
@@ -198,14 +198,14 @@ def test_seeds_are_added_to_those_between_whom_it_is_open(equally: bool) -> None
 
     three = {arch: replace(LOOP, arch=arch) for arch in ("pd", "pdv", "autoregressive")}
     first, *_, last = replicated(three, Goal("throughput"), Made(speed), 5, 0.035, equally=equally)
-    assert first.held.unsure == ("pdv",)
+    assert first.contest.unsure == ("pdv",)
     assert {name: len(rows) for name, rows in last.rows.items()} == {
         "pd": 20, "pdv": 20, "autoregressive": 20 if equally else 5,
     }  # fmt: skip
-    assert last.held.best == "pd"  # though plain decoding, without the slow seeds, has the higher mean
-    assert last.held.behind == ("pdv", "autoregressive")
-    assert last.held.sure
-    assert last.held.leads["autoregressive"] == first.held.leads["autoregressive"] or equally
+    assert last.contest.best == "pd"  # though plain decoding, without the slow seeds, has the higher mean
+    assert last.contest.others == ("pdv", "autoregressive")
+    assert last.contest.sure
+    assert last.contest.leads["autoregressive"] == first.contest.leads["autoregressive"] or equally
 
 
 # ---- what the user gave ----------------------------------------------------------------------------------------------
@@ -334,8 +334,8 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
     assert best.arch == cell.winner
     for candidate in advice.finals:
         assert candidate.server == cell.settings[candidate.arch].server
-    assert advice.held.values == cell.contest.values
-    assert advice.held.leads == cell.contest.leads
+    assert advice.contest.values == cell.contest.values
+    assert advice.contest.leads == cell.contest.leads
     assert len(winner_map.rows) == sum(map(len, advice.finals.values()))
     if advice.capacity is None:
         return
@@ -349,7 +349,7 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
 def test_what_is_asked_by_default_is_the_same() -> None:
     """The same traffic, seeds, indifference and settings to try."""
     asked = build(AdviseOptions, {"request_rate": 4}).question().base.traffic
-    assert asked == replace(build(MapOptions, {"request_rate": [4]}).grid().base.traffic, request_rate=4)
+    assert asked == replace(build(MapOptions, {"request_rate": [4]}).question().base.traffic, request_rate=4)
     for name in ("num_runs", "indifference", "attainment", "server", "acceptance", "host"):
         given = [
             getattr(options(), name) for options in (AdviseOptions, MapOptions, CapacityOptions)

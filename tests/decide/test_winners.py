@@ -13,7 +13,7 @@ import pytest
 
 import pdvsim
 from pdvsim.calibration.fit.build import save
-from pdvsim.cli import main
+from pdvsim.cli import command_class, main
 from pdvsim.cli.map import MapOptions
 from pdvsim.common.options import build
 from pdvsim.common.outcomes import Row
@@ -25,7 +25,7 @@ from pdvsim.decide.grid import Grid
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
-from pdvsim.decide.winners import WinnerMap, _judged, draw_map
+from pdvsim.decide.winners import WinnerMap, _cell_of, draw_map
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.study.sweep import SweepInterrupted
@@ -107,9 +107,9 @@ def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
 
     base = of.placed(4.0, 0.6)
     settings = {arch: replace(base, arch=arch) for arch in ("colocated", "pd")}
-    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
+    cell = _cell_of(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 4.0)}, settings)
     assert cell.winner == "pd"
-    cell = _judged(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
+    cell = _cell_of(of, 4.0, 0.6, {"colocated": rows(100.0, 0.0), "pd": rows(200.0, 0.0)}, settings)
     assert cell.winner == "colocated"
 
 
@@ -169,10 +169,10 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
 def test_each_pair_may_have_an_acceptance_rate_of_its_own() -> None:
     rates = {"gemma-2b:gemma-7b": 0.9, "tinyllama-1.1b:llama-2-7b": 0.3}
     options = {"y": "size", "pairs": list(rates), "pair_acceptance": list(rates.values()), "concurrency": [4]}
-    grid = build(MapOptions, options).grid()
+    grid = build(MapOptions, options).question()
     assert {pair: grid.placed(4, pair).acceptance.acceptance_rate for pair in grid.places} == rates
     with pytest.raises(ValueError, match="one rate for each"):
-        build(MapOptions, options | {"pair_acceptance": [0.5]}).grid()
+        build(MapOptions, options | {"pair_acceptance": [0.5]}).question()
 
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
@@ -239,6 +239,6 @@ def test_too_few_runs_are_said_before_anything_is_computed(
     loads = {"map": ["--concurrency", "4"], "capacity": ["--goodput", "ttft:500"]}
     argv = [*loads.get(command, ["--request-rate", "4"]), "--num-prompts", "20", "--num-runs", str(runs)]
     with pytest.raises(Begun):
-        module.main([*argv, "--arch", "pd", "pdv"])
+        command_class(command).main([*argv, "--arch", "pd", "pdv"], "pdvsim")
     line = f"pdvsim: {runs} runs per point: no difference can be significant; use at least --num-runs 5\n"
     assert (line in capsys.readouterr().err) is said

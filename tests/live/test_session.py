@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
-from pdvsim.live.knobs import BURST, Act, Knobs, Setup
+from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.pace import MOST_UNREAD, Feed, Pacer
 from pdvsim.live.session import Session, replay
 from pdvsim.live.table import lines
@@ -39,19 +39,19 @@ def test_a_session_left_alone_is_an_ordinary_run(arch: str, users: int | None) -
 
 def driven(rng: np.random.Generator, setup: Setup) -> Session:
     """A session of 6 s in random steps, with everything done to it."""
-    session, acts = Session(setup), iter(["turn", "burst", "drafts", "controller"])
+    session, actions = Session(setup), iter(["turn", "burst", "drafts", "controller"])
     for at_s in (0.7, 1.33, 3.1, 4.4, 6.0):
         while session.now_s < at_s:
             session.advance(min(at_s, session.now_s + float(rng.uniform(0.001, 0.4))))
-        knobs, act = session.knobs, next(acts, "")
-        if act == "burst":
+        knobs, action = session.knobs, next(actions, "")
+        if action == "burst":
             session.burst()
-        elif act == "turn":
-            session.turn(replace(knobs, request_rate=40.0, input_len=300, output_len=60, max_num_seqs=16))
-        elif act == "drafts":
-            session.turn(replace(knobs, num_speculative_tokens=0, max_num_batched_tokens=512))
-        elif act == "controller":
-            session.turn(replace(knobs, controller="goodput", acceptance_rate=0.9, dataset_name="random"))
+        elif action == "turn":
+            session.change(replace(knobs, request_rate=40.0, input_len=300, output_len=60, max_num_seqs=16))
+        elif action == "drafts":
+            session.change(replace(knobs, num_speculative_tokens=0, max_num_batched_tokens=512))
+        elif action == "controller":
+            session.change(replace(knobs, controller="goodput", acceptance_rate=0.9, dataset_name="random"))
     return session
 
 
@@ -59,9 +59,9 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     """However it was driven: run again, it has the same rows, and the page has shown no others."""
     setup = Setup(("pdv", "colocated", "autoregressive"), BASE)
     sessions = [driven(np.random.default_rng(seed), setup) for seed in (1, 2)]
-    assert sessions[0].tape == sessions[1].tape
-    assert len(sessions[0].tape) == 4
-    kept = replay(setup, sessions[0].tape, 6.0)
+    assert sessions[0].actions == sessions[1].actions
+    assert len(sessions[0].actions) == 4
+    kept = replay(setup, sessions[0].actions, 6.0)
     for session in sessions:
         for (_, gauge), result in zip(session.gauged(), kept, strict=True):
             assert gauge.total_tokens == result.deliveries["tokens"][result.deliveries["time_s"] <= 6.0].sum()
@@ -89,9 +89,9 @@ def test_figures_are_the_metrics_of_the_run(hardware: Hardware) -> None:
     setup = Setup(("pdv",), replace(BASE, scoring=scoring, hardware=hardware))
     session = Session(setup)
     session.advance(3.0)
-    session.turn(replace(session.knobs, request_rate=1e-6))  # the last arrivals
+    session.change(replace(session.knobs, request_rate=1e-6))  # the last arrivals
     session.advance(20.0)
-    [figures], [result] = session.figures(KEPT_S), replay(setup, session.tape, 20.0)
+    [figures], [result] = session.figures(KEPT_S), replay(setup, session.actions, 20.0)
     metrics = summarise(result)
     assert figures["total_finished"] == metrics["completed"] > 40
     assert figures["tokens_per_s"] * 20.0 == pytest.approx(metrics["total_output_tokens"])
@@ -165,7 +165,7 @@ def test_conversations_show_who_uses_the_kv_cache() -> None:
     base = replace(BASE, traffic=TALKS, hardware=replace(BASE.hardware, kv_capacity_tokens=4000))
     session = Session(Setup(("colocated", "pdv"), base))
     session.advance(6.0)
-    session.turn(replace(session.knobs, request_rate=16.0))  # a new sample: its conversations are new as well
+    session.change(replace(session.knobs, request_rate=16.0))  # a new sample: its conversations are new as well
     session.advance(12.0)
     for figures in session.figures(5.0):
         shown = {line.name: line.values for line in lines([figures])}
@@ -180,7 +180,7 @@ def test_a_burst_has_texts_of_its_own() -> None:
     """Its requests share the prefix with the others, and nothing else, though they are a second sample."""
     shared = Traffic("random", request_rate=20.0, prefix_len=160, input_len=80, output_len=16, seed=3)
     base = replace(BASE, traffic=shared)
-    [kept] = replay(Setup(("colocated",), base), [Act(1.0)], 2.0)
+    [kept] = replay(Setup(("colocated",), base), [Action(1.0)], 2.0)
     assert kept.requests["num_cached_tokens"].max() == 160
 
 
@@ -194,7 +194,7 @@ def test_a_burst_and_another_acceptance_show() -> None:
     assert all(b + BURST - 5 <= a <= b + BURST + 5 for b, a in zip(before, after, strict=True))
     session.advance(8.0)
     assert session.figures(8.0)[0]["acceptance"] == pytest.approx(0.6, abs=0.03)
-    session.turn(replace(session.knobs, acceptance_rate=0.3))
+    session.change(replace(session.knobs, acceptance_rate=0.3))
     session.advance(24.0)
     for figures in session.figures(8.0):
         assert figures["acceptance"] == pytest.approx(0.3, abs=0.03)
@@ -228,9 +228,9 @@ def test_a_refused_turn_changes_nothing() -> None:
     session = Session(Setup(("pdv", "baseline"), BASE))
     for bad in ({"input_len": 100_000}, {"request_rate": -1.0}, {"controller": "feedback"}):
         with pytest.raises(ValueError, match=r"."):
-            session.turn(replace(session.knobs, **bad))  # type: ignore[arg-type]
+            session.change(replace(session.knobs, **bad))  # type: ignore[arg-type]
         assert session.knobs == Knobs.of(BASE)
-        assert session.tape == []
+        assert session.actions == []
     session.advance(1.0)
 
 
@@ -238,7 +238,7 @@ def test_turns_of_two_controls_before_an_update_are_both_in_force() -> None:
     """As of two browsers, or of one and a busy machine: none is of settings that the other has changed."""
     pacer = Pacer(Setup(("pdv",), BASE), speed=1.0, window_s=10.0)
     for turn in ({"request_rate": 9.0}, {"input_len": 10**7}, {"burstiness": 2.0}):
-        pacer.obey("turn", turn)
+        pacer.execute("turn", turn)
         assert bool(pacer.refusal) == ("input_len" in turn)
     assert pacer.shown().knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
 

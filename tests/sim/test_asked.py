@@ -15,7 +15,7 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.cli.runcommand import AskedExperiment, RunCommand
+from pdvsim.cli.run import AskedExperiment, RunCommand
 from pdvsim.common.arguments import parse
 from pdvsim.common.commandline import command_line
 from pdvsim.common.options import build
@@ -169,8 +169,8 @@ def test_every_command_that_simulates_drafts_reads_it(tmp_path: Path) -> None:
         bases = [
             build(AskedExperiment, asked).asked(),
             build(SweepOptions, asked).sweep.base,
-            build(CapacityOptions, asked | {"goodput": ["ttft:500"]}).plan().base,
-            build(MapOptions, asked | {"y": "card", "try_cards": ["h200"]}).grid().base,
+            build(CapacityOptions, asked | {"goodput": ["ttft:500"]}).question().base,
+            build(MapOptions, asked | {"y": "card", "try_cards": ["h200"]}).question().base,
             build(DraftTableOptions, asked).question().base,
             build(AdviseOptions, asked | {"request_rate": 2}).question().base,
         ]

@@ -25,7 +25,7 @@ from pdvsim.view import report
 from pdvsim.view.figure import new_figure
 from pdvsim.view.report import embedded, page
 from pdvsim.view.report.document import build
-from pdvsim.view.report.series import Steps, busy, drawn, in_flight, over_time, queue, waiting
+from pdvsim.view.report.series import Steps, busy, bytes_per_s, in_flight, over_time, queue, waiting
 from pdvsim.view.report.sheet import Highlight, Sheet, printed
 from pdvsim.view.table import TextTable
 
@@ -83,7 +83,7 @@ def test_series_obey_the_laws_of_what_they_count(folder: Path) -> None:
             lane, mine = LANES[code], {k: v[launches["lane"] == code] for k, v in launches.items()}
             assert queue(mine).values.min() >= 0
             assert queue(mine).values[-1] == busy(mine).values[-1] == 0
-            assert drawn(mine).values[-1] == pytest.approx(0, abs=1e-3 * bandwidth)
+            assert bytes_per_s(mine).values[-1] == pytest.approx(0, abs=1e-3 * bandwidth)
             assert 0 <= series["busy"][lane].min() <= series["busy"][lane].max() <= 1 + 1e-9
             # a lane is a stream, one launch at a time: nothing is lost or counted twice
             assert series["busy"][lane].sum() * series["bin_s"] == pytest.approx(

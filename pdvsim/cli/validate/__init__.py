@@ -7,33 +7,34 @@
 
 from __future__ import annotations
 
-from pdvsim.cli.validate.options import Compared, ValidateCommand
-from pdvsim.common.arguments import parse
+from pdvsim.cli.command import Command
+from pdvsim.cli.validate.options import Compared, ValidateOptions
 
 
-def main(argv: list[str]) -> int:
-    """Run the command; returns the exit code."""
-    args = parse(ValidateCommand, argv, "pdvsim validate")
-    if args.serve is not None:
-        from pdvsim.cli.validate.serve import serve_plan
+class ValidateCommand(Command, ValidateOptions):
+    """Compare real serving runs with simulations of the same experiments and seeds."""
 
-        return serve_plan(args, args.serve)
-    if args.run is not None:
-        from pdvsim.cli.validate.launches import compare_launches
+    def execute(self) -> int:
+        if self.serve is not None:
+            from pdvsim.cli.validate.serve import serve_plan
 
-        return compare_launches(args, args.run)
-    if args.silicon is None and args.bench is None:
-        from pdvsim.cli.validate.runs import compare_runs
+            return serve_plan(self, self.serve)
+        if self.run is not None:
+            from pdvsim.cli.validate.launches import compare_launches
 
-        return compare_runs(args)
-    from pdvsim.study.output import dumps
+            return compare_launches(self, self.run)
+        if self.silicon is None and self.bench is None:
+            from pdvsim.cli.validate.runs import compare_runs
 
-    comparison = compared(args)
-    print(dumps(comparison.document) if args.json else comparison)
-    return 0
+            return compare_runs(self)
+        from pdvsim.study.output import dumps
+
+        comparison = compared(self)
+        print(dumps(comparison.document) if self.json else comparison)
+        return 0
 
 
-def compared(args: ValidateCommand) -> Compared:
+def compared(args: ValidateOptions) -> Compared:
     """Measurements and what is predicted for them."""
     if args.silicon is not None:
         from pdvsim.cli.validate.silicon import compare_silicon

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from pdvsim.calibration.validate.bench import BenchedLoad, read_load
-from pdvsim.cli.validate.options import Compared, ValidateCommand
+from pdvsim.cli.validate.options import Compared, ValidateOptions
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
@@ -21,7 +21,7 @@ TITLES = {
 }
 
 
-def compare_bench(args: ValidateCommand, path: str, pair: str) -> Compared:
+def compare_bench(args: ValidateOptions, path: str, pair: str) -> Compared:
     """A benchmark and the simulation of its load with the given draft length, or its own."""
     k, load = args.num_speculative_tokens, read_load(path)
     server = replace(args.server, pair=pair, num_speculative_tokens=k or 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.launches import compared, launches_of, priced, saved_run, simulated
-from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.cli.validate.options import ValidateOptions
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import applicable
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 LEAST_SHARE = 0.0005  # least share of the time that gets its own line
 
 
-def compare_launches(args: ValidateCommand, run: str) -> int:
+def compare_launches(args: ValidateOptions, run: str) -> int:
     """Compare the launches of one run, given by number or file, with simulated ones; returns the exit code."""
-    plot = output.check_file(Path(args.plot)) if args.plot else None
+    plot = output.optional_file(args.plot)
     experiment, measured, metrics, name = _chosen(args, run)
     hardware = replace(experiment.hardware, contention=args.contention, profile=args.profile, band=False)
     experiment = applicable(replace(experiment, hardware=hardware))
@@ -44,7 +44,7 @@ def compare_launches(args: ValidateCommand, run: str) -> int:
     return 0
 
 
-def _chosen(args: ValidateCommand, name: str) -> tuple[Experiment, pd.DataFrame, Mapping[str, Any], str]:
+def _chosen(args: ValidateOptions, name: str) -> tuple[Experiment, pd.DataFrame, Mapping[str, Any], str]:
     """The experiment, launches, metrics and name of the requested run."""
     if not name.isdecimal():
         return *saved_run(Path(name), args.own_policies), name

@@ -27,7 +27,7 @@ RECORDED = {  # the options where recorded runs are compared
 
 
 @dataclass(frozen=True)
-class ValidateCommand:
+class ValidateOptions:
     """Compare real serving runs with simulations of the same experiments and seeds."""
 
     runs: Placed[Paths] = ()
@@ -99,7 +99,7 @@ class ValidateCommand:
 
 
 @dataclass(frozen=True)
-class Comparison(ValidateCommand):
+class Comparison(ValidateOptions):
     """What is compared, without what is served or written."""
 
     without = ("serve", "output", "minutes", "tiny", "run", "plot", "html", "write", "json")

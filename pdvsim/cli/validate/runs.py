@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.cli.page import write_page
-from pdvsim.cli.validate.options import Compared, ValidateCommand, shipped
+from pdvsim.cli.validate.options import Compared, ValidateOptions, shipped
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
@@ -25,9 +24,9 @@ WORST_RUNS_SHOWN = 10
 BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
 
 
-def compare_runs(args: ValidateCommand) -> int:
+def compare_runs(args: ValidateOptions) -> int:
     """Simulate all runs, print the errors, and write what is asked for; returns the exit code."""
-    plot, page = (output.check_file(Path(name)) if name else None for name in (args.plot, args.html))
+    plot, page = map(output.optional_file, (args.plot, args.html))
     runs, compared = compared_runs(args)
     document = compared.document
     print(output.dumps(document) if args.json else compared)
@@ -48,7 +47,7 @@ def compare_runs(args: ValidateCommand) -> int:
     return 0
 
 
-def compared_runs(args: ValidateCommand) -> tuple[list[ServedRun], Compared]:
+def compared_runs(args: ValidateOptions) -> tuple[list[ServedRun], Compared]:
     """Real runs and their simulation."""
     runs = args.served_runs()
     numbers = {run.id: number for number, run in enumerate(runs, 1)}
@@ -68,7 +67,7 @@ def compared_runs(args: ValidateCommand) -> tuple[list[ServedRun], Compared]:
     return runs, Compared(document, _tables(document), not validation.complete)
 
 
-def _write(args: ValidateCommand, runs: Sequence[ServedRun], document: Mapping[str, Any]) -> None:
+def _write(args: ValidateOptions, runs: Sequence[ServedRun], document: Mapping[str, Any]) -> None:
     """Store the errors next to the profile, for all predictions with it; without held-out runs."""
     path = errors_path(Hardware(profile=args.profile))
     if path is None:

@@ -8,13 +8,13 @@ from pathlib import Path
 from pdvsim.calibration.validate.launches import gather
 from pdvsim.calibration.validate.runs import serve_all, tiny
 from pdvsim.calibration.validate.served import read_runs
-from pdvsim.cli.validate.options import ValidateCommand
+from pdvsim.cli.validate.options import ValidateOptions
 from pdvsim.common.console import say
 from pdvsim.realrun.machine import Machine
 from pdvsim.study import output
 
 
-def serve_plan(args: ValidateCommand, plan: str) -> int:
+def serve_plan(args: ValidateOptions, plan: str) -> int:
     """Serve a plan, and collect the launches of its runs in one table."""
     runs = read_runs(plan, planned=True, own_policies=args.own_policies)
     path = output.check_file(Path(args.output))

@@ -9,7 +9,7 @@ from typing import Any
 
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import Estimate, Prediction, oddities, predict, ratios, read_estimates, spread
-from pdvsim.cli.validate.options import Compared, ValidateCommand
+from pdvsim.cli.validate.options import Compared, ValidateOptions
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
@@ -25,7 +25,7 @@ TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
 }
 
 
-def compare_silicon(args: ValidateCommand) -> Compared:
+def compare_silicon(args: ValidateOptions) -> Compared:
     """Measured servers, of one engine or all, and their predictions."""
     rows = [
         row

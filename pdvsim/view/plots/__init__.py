@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from pdvsim.study.output import picture
 from pdvsim.study.results import Results, label
 from pdvsim.view.figure import DPI
-from pdvsim.view.plots.custom import Layout, custom_figure
 from pdvsim.view.plots.heatmap import improvement_figure
 from pdvsim.view.plots.pictures import (
     acceptance_figure,
@@ -33,9 +32,9 @@ STANDING = {
 }
 
 
-def sweep_png(points: pd.DataFrame, base: Settings, dpi: int = DPI) -> bytes:
+def sweep_png(points: pd.DataFrame, base: Settings) -> bytes:
     """The six main panels of a sweep, as the content of a PNG file; `base` is its base experiment."""
-    return picture(sweep_figure(points, setting=points_line(points, [base])), "sweep.png", dpi)
+    return picture(sweep_figure(points, points_line(points, [base])), "sweep.png", DPI)
 
 
 def standing(results: Results, metric: str | None, against: str) -> Iterator[tuple[str, Figure]]:
@@ -58,11 +57,6 @@ def standing(results: Results, metric: str | None, against: str) -> Iterator[tup
         if figure is not None:
             suffix = f"-by-{kind}" if len(kinds) > 1 else ""
             yield slug(f"improvement-{compared_by.removesuffix('_ms')}{suffix}"), figure
-
-
-def own(results: Results, axis: Layout) -> tuple[str, Figure]:
-    """A custom plot and its name."""
-    return slug(f"{axis.y}-by-{axis.x}"), custom_figure(results, axis)
 
 
 def slug(words: str) -> str:

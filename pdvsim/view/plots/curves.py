@@ -176,8 +176,8 @@ def panel(
     else:
         for number, curve in enumerate(curves):
             mine = [e for e in entries if e["series"] == curve.label]
-            aside = 2 ** (min(dodge, 0.5 / len(curves)) * (number - (len(curves) - 1) / 2))  # within half a step
-            draw(axes, mine, metric, curve, [at[e["load"]] * aside for e in mine], whiskers=len(curves) > CLEAR)
+            shift = 2 ** (min(dodge, 0.5 / len(curves)) * (number - (len(curves) - 1) / 2))  # within half a step
+            draw(axes, mine, metric, curve, [at[e["load"]] * shift for e in mine], whiskers=len(curves) > CLEAR)
         load_axis(axes, entries)
     frame(axes, framed or entries, metric, log, banded)
     titled(axes, title, y=unit)

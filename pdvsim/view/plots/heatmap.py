@@ -46,7 +46,6 @@ class Gain:
 
     @property
     def text(self) -> str:
-        """The difference as text."""
         ratio = self.relative.mean + 1
         percent = f"{100 * self.relative.mean:+.1f}%".replace("-", "−").replace("−0.0", "0.0").replace("+0.0", "0.0")
         return (f"{ratio:,.0f}×" if ratio >= MANY_FOLD else percent) + ("†" if self.grew else "")

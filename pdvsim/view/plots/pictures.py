@@ -37,7 +37,7 @@ DASHES: tuple[Literal["-", ":"], ...] = ("-", ":")  # busy, bandwidth
 LANE_MARKERS = dict(zip(LANES, "^Dos", strict=True))
 
 
-def sweep_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
+def sweep_figure(points: pd.DataFrame, setting: str = "") -> Figure:
     """Throughput, time to first token and time per output token: mean and tail.
 
     One column of panels per varied setting; with many settings, throughput only.
@@ -45,10 +45,10 @@ def sweep_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Fi
     names = varied(points)
     settings = len(points[names].drop_duplicates()) if names else 1
     if settings > 1 and (points["arch"].nunique() > 1 or settings > CLEAR or points["load"].nunique() == 1):
-        return _facets(points, names, title, setting)
+        return _facets(points, names, setting)
     last = tail(points)
     upper = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-    return _panels(points, [upper, ("request_throughput", f"{last}_ttft_ms", f"{last}_tpot_ms")], title, setting)
+    return _panels(points, [upper, ("request_throughput", f"{last}_ttft_ms", f"{last}_tpot_ms")], "", setting)
 
 
 def throughput_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
@@ -98,7 +98,7 @@ def acceptance_figure(points: pd.DataFrame, title: str = "", setting: str = "") 
     return _panels(drafting, [(rate, length)], title, f"{setting} {note}")
 
 
-def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str) -> Figure:
+def _facets(points: pd.DataFrame, names: Sequence[str], setting: str) -> Figure:
     """Panels by setting, one curve per architecture, with one scale per metric."""
     groups = [(dict(zip(names, key, strict=True)), mine) for key, mine in points.groupby(list(names), sort=False)]
     shown = groups[:MAX_SETTINGS]
@@ -111,9 +111,8 @@ def _facets(points: pd.DataFrame, names: Sequence[str], title: str, setting: str
     curves = curves_of(every)
     left_out = f"The first {MAX_SETTINGS} of {len(groups)} settings; pdvsim plot shows all. " if shown != groups else ""
     with styled():
-        figure = new_figure(
-            max(4.0 * across, 8) + 0.5, 3.3 * down + 0.8, left_out + caption(points, setting, names), title
-        )
+        note = left_out + caption(points, setting, names)
+        figure = new_figure(max(4.0 * across, 8) + 0.5, 3.3 * down + 0.8, note)
         grid = figure.subplots(down, across, squeeze=False)
         for number, ((values, _), mine) in enumerate(zip(shown, entries, strict=True)):
             for row, metric in enumerate(metrics):

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, Columns
-from pdvsim.study.results import Records
+from pdvsim.study.resultfiles import Records
 
 Floats = NDArray[np.float64]
 
@@ -75,7 +75,7 @@ def busy(launches: Columns) -> Steps:
     return Steps(running.times_s, (running.values > 0.5).astype(float))
 
 
-def drawn(launches: Columns) -> Steps:
+def bytes_per_s(launches: Columns) -> Steps:
     """Bytes per second moved by a lane of one GPU."""
     took_s = launches["end_s"] - launches["start_s"]
     some = took_s > 0
@@ -111,7 +111,7 @@ def over_time(records: Records, bandwidths: Sequence[float], bins: int = BINS) -
         gpus = max(len(mine), replicas)  # replicas without launches were idle
         series["queue"][lane] = sum(queue(part).mean(edges) for part in mine)
         series["busy"][lane] = sum(busy(part).mean(edges) for part in mine) / gpus
-        shares = [drawn(part).mean(edges) / copies.get(int(part["gpu"][0]), math.nan) for part in mine]
+        shares = [bytes_per_s(part).mean(edges) / copies.get(int(part["gpu"][0]), math.nan) for part in mine]
         if np.isfinite(shares).all():
             series["bandwidth"][lane] = np.maximum(sum(shares) / gpus, 0.0)  # rounding may leave a sum slightly below 0
     for code, kind in enumerate(KINDS):

@@ -65,7 +65,6 @@ class Sheet:
     facts: Mapping[str, Any] = field(default_factory=dict)  # provenance, one level or two
 
     def html(self) -> str:
-        """The page."""
         here = files("pdvsim.view.report")
         style = here.joinpath("page.css").read_text(encoding="utf-8")
         images = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
@@ -101,7 +100,7 @@ def parts_html(parts: Iterable[str | Showable]) -> str:
     return "".join(pieces)
 
 
-def command_html(label: str, text: str, notes: Sequence[str] = ()) -> str:
+def command_html(label: str, text: str, notes: Sequence[str]) -> str:
     """A command with a label, a copy button and notes."""
     code = f'<pre class="command"><code>{escape(text)}</code></pre>' if text else ""
     listed = f'<p class="note">{"<br>".join(map(escape, notes))}</p>' if notes else ""
