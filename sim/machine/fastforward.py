@@ -62,7 +62,7 @@ class FastForwardGPU(SimulatedGPU):
                 end_s = start_s + job.solo_s
             else:
                 mean_w = power.mean_w(mean_w, start_s - end_s, power.fit.rest_w)
-                end_s, mean_w = power.run(mean_w, job.draw, start_s, job.solo_s)
+                end_s, mean_w = power.run(mean_w, job.price, self.flop_factors[job.launch.role], start_s)
             if end_s >= horizon_s:
                 return False
             spans.append((start_s, end_s))
