@@ -135,8 +135,7 @@ class Placement(NamedTuple):
         return self.draft != (self.verify,)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A stretch of what one request has to read: `tokens` new ones behind `start` already cached."""
 
     request: Request

@@ -238,16 +238,18 @@ class Forecast:
 
     def _write(self, row: Request, foreseen: ForeseenState) -> None:
         """Write to a row where it stands and what it took."""
-        k, first, until, state, taken = self.k, foreseen.first, self.round, foreseen.state, row.taken
-        state.k, state.ready_s, state.pinned = k if self.busy else 0, self.ready_s, self.busy and self.kv.paged
+        k, busy, paged, until = self.k, self.busy, self.kv.paged, self.round
+        state, taken, first, start = foreseen.state, row.taken, foreseen.first, foreseen.start
+        state.k, state.ready_s, state.pinned = k if busy else 0, self.ready_s, busy and paged
         taken.draft_s += self.draft_s - foreseen.draft_s
         taken.wait_s += self.wait_s - foreseen.wait_s
         taken.verify_s += self.verify_s - foreseen.verify_s
         foreseen.draft_s, foreseen.wait_s, foreseen.verify_s = self.draft_s, self.wait_s, self.verify_s
-        state.held_tokens = foreseen.held_tokens
+        if paged:
+            state.held_tokens = foreseen.held_tokens
         if until == first:
             return
-        rounds, start, gained = until - first, foreseen.start, foreseen.gained(until)
+        rounds, gained = until - first, foreseen.gained(until)
         gains = foreseen.path.gains[first - start : until - start]
         delivered = min(gained, row.output_tokens - state.emitted)  # its last round may go beyond its end
         self.deliveries.extend_one(row.id, gains, gained - delivered, self.times_s[first:until])
