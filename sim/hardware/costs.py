@@ -134,6 +134,7 @@ class CostModel:
         self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)
         self._rewrites = spec.state is not None  # else it is read only: the windows of compressed attention
         self.widest = widest_draft(spec)
+        self._eight_bits = spec.multiplies_8_bits
         self._costs: dict[tuple[int, ...], AffineCost] = {}  # by sizes of a forward, without attention over prompts
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
         self._prompt_costs: dict[tuple[tuple[int, int], ...], PromptCost] = {}
@@ -260,14 +261,17 @@ class CostModel:
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.layer_s = solo_s / (steps * self.spec.layers)
         padded, small, step_s = self.terms.graphs.rows(rows), self.terms.small, solo_s / steps
-        share = small.share(padded * tokens + sum([count for _, count in prompts]), step_s)
+        attended = NO_PROMPTS
+        if prompts:
+            attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
+        share = small.share(padded * tokens + attended.tokens, step_s)
         if steps > 1:  # the first forward of a draft may have several tokens per row, and so larger kernels
             share = (share + (steps - 1) * small.share(padded, step_s)) / steps
         load.small_kernel_share = share
         if prompts:
-            share = min(1.0, self._prefill_s(prompts) / solo_s)
+            share = min(1.0, attended.attention_s / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
-        load.eight_bits = self.spec.multiplies_8_bits
+        load.eight_bits = self._eight_bits
         if self.spec.experts is not None:
             experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)
             load.experts_read = experts / self.spec.experts.count

@@ -58,6 +58,8 @@ class FastForwardGPU(SimulatedGPU):
             if job.launch.lane != lane or job.launch.watched != (job is last):
                 return False
             start_s = job.ready_s if job.ready_s > end_s else end_s
+            if start_s + job.solo_s >= horizon_s:  # it takes at least that long
+                return False
             if power is None:
                 end_s = start_s + job.solo_s
             else:
