@@ -61,11 +61,12 @@ class PathsTogether:
 
     def __init__(self, runs: list[bytes], k: int, rereads: bool) -> None:
         gains = np.frombuffer(b"".join(runs).translate(gains_by_run(k)) + b"\0", np.uint8)
-        counts = np.array([len(one) for one in runs])
-        ends = counts.cumsum()  # each is where the next request starts, whose own first token no round begins with
+        counts = np.array([len(one) for one in runs], np.int32)
+        ends = counts.cumsum(dtype=np.int32)  # each is where the next request starts, whose own first token no round begins with
         starts = ends - counts
-        following = np.arange(len(gains), dtype=np.int32) + gains
-        np.minimum(following[:-1], np.repeat(ends, counts), out=following[:-1], casting="unsafe")
+        following = np.arange(len(gains), dtype=np.int32)
+        following += gains
+        np.minimum(following[:-1], np.repeat(ends, counts), out=following[:-1])
         following[starts] = starts
         visited = np.zeros(len(gains), bool)
         visited[ends] = True
