@@ -62,8 +62,8 @@ class PathsTogether:
     def __init__(self, runs: list[bytes], k: int, rereads: bool) -> None:
         gains = np.frombuffer(b"".join(runs).translate(gains_by_run(k)) + b"\0", np.uint8)
         counts = np.array([len(one) for one in runs], np.int32)
-        ends = counts.cumsum(dtype=np.int32)  # each is where the next request starts, whose own first token no round begins with
-        starts = ends - counts
+        ends = counts.cumsum(dtype=np.int32)
+        starts = ends - counts  # no round begins there, so that it serves as the end of the request before
         following = np.arange(len(gains), dtype=np.int32)
         following += gains
         np.minimum(following[:-1], np.repeat(ends, counts), out=following[:-1])
