@@ -6,7 +6,7 @@ Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
@@ -76,6 +76,14 @@ class RequestUsage:
 
 
 @dataclass(slots=True, eq=False)
+class DrawnStreams:
+    """Acceptance streams that were drawn together, and what is worked out for all of them when one is needed."""
+
+    runs: list[bytes]
+    rounds: dict[tuple[int, bool], Any] = field(default_factory=dict)  # as `machine.paths` keeps them
+
+
+@dataclass(slots=True, eq=False)
 class Request:
     """One request: what was asked and its acceptance stream; where it stands; and what it took.
 
@@ -95,6 +103,8 @@ class Request:
     turn: int = 0  # of that conversation, from 0
     state: RequestState = field(default_factory=RequestState)
     taken: RequestUsage = field(default_factory=RequestUsage)
+    drawn: DrawnStreams | None = None  # with others, of which it is number `place`
+    place: int = 0
 
     @property
     def to_read(self) -> int:
@@ -135,8 +145,7 @@ class Placement(NamedTuple):
         return self.draft != (self.verify,)
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A stretch of what one request has to read: `tokens` new ones after `start` that are cached."""
 
     request: Request

@@ -63,9 +63,6 @@ LAUNCH_DTYPES: dict[str, str] = {
     "flops": "f8",
 }
 
-_ROW = np.dtype(list(LAUNCH_DTYPES.items()))
-LaunchRow = tuple[float, ...]  # in the order of the columns
-
 DELIVERY_DTYPES: dict[str, str] = {"request": "i4", "tokens": "i2", "time_s": "f8"}
 _ONE = array("i", (1,))
 
@@ -84,8 +81,8 @@ class Launches:
     carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
 
     def __init__(self) -> None:
-        self._rows: list[LaunchRow] = []
-        self.append = self._rows.append
+        self._rows = array("d")  # all columns of a row, one row after the other
+        self.append = self._rows.fromlist
         self.kinds: list[LaunchKind] = []
         self._short = array("d")
 
@@ -94,14 +91,17 @@ class Launches:
         self._short.fromlist(rows)
 
     def __len__(self) -> int:
-        return len(self._rows) + len(self._short) // 5
+        return len(self._rows) // len(LAUNCH_DTYPES) + len(self._short) // 5
 
     def drain(self) -> Columns:
         """The rows so far as columns, in the order of their ends; they are no longer held here."""
-        table = np.array(self._rows, _ROW)
-        self._rows.clear()
+        rows = np.array(self._rows).reshape(-1, len(LAUNCH_DTYPES)).T
+        del self._rows[:]
         short = self._long()
-        columns = {name: np.concatenate((table[name], short[name])) for name in LAUNCH_DTYPES}
+        columns = {
+            name: np.concatenate((row.astype(dtype), short[name]))
+            for row, (name, dtype) in zip(rows, LAUNCH_DTYPES.items(), strict=True)
+        }
         if self.carried is not None:  # those are in the order in which launches ended
             return columns
         order = np.lexsort([columns[name] for name in ("lane", "gpu", "replica", "end_s")])

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache, reduce
+from functools import lru_cache
 from operator import add
 from typing import Any, NamedTuple
 
@@ -94,6 +94,20 @@ class Load:
 NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
+class PromptCost(NamedTuple):
+    """What the prompts of a forward cost besides its layers."""
+
+    tokens: int
+    padded: int  # tokens that the layers compute
+    attention_s: float
+    states_s: float
+    bytes: float
+    flops: float
+
+
+NO_PROMPTS = PromptCost(0, 0, 0.0, 0.0, 0.0, 0.0)
+
+
 class CostModel:
     """What launches of one model cost alone on one GPU."""
 
@@ -120,8 +134,10 @@ class CostModel:
         self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)
         self._rewrites = spec.state is not None  # else it is read only: the windows of compressed attention
         self.widest = widest_draft(spec)
+        self._eight_bits = spec.multiplies_8_bits
         self._costs: dict[tuple[int, ...], AffineCost] = {}  # by sizes of a forward, without attention over prompts
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
+        self._prompt_costs: dict[tuple[tuple[int, int], ...], PromptCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
         """Whether rows with `context` cached tokens in all have more than the window on average."""
@@ -138,10 +154,10 @@ class CostModel:
         tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
         at which the cost is to be used, which matter to models with windows.
         """
-        past, padded = self.window > 0 and context > rows * self.window, 0
+        past, attended = self.window > 0 and context > rows * self.window, NO_PROMPTS
         if prompts:
-            padded = self._padded_prompts(sum([count for _, count in prompts]))
-        key = (rows, tokens, steps, packed, past, padded, first_tokens)
+            attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
+        key = (rows, tokens, steps, packed, past, attended.padded, first_tokens)
         cost = self._costs.get(key)
         if cost is None:
             cost = self._without_attention_over(prompts, *key)
@@ -149,7 +165,7 @@ class CostModel:
                 if len(self._costs) >= KEPT_PRICES:
                     self._costs.clear()
                 self._costs[key] = cost
-        return self._with_prompts(cost, rows, prompts) if prompts else cost
+        return self._with_prompts(cost, rows, attended) if prompts else cost
 
     def _without_attention_over(
         self, prompts: Prompts, rows: int, tokens: int, steps: int, packed: int, past: bool, padded_prompts: int,
@@ -192,8 +208,8 @@ class CostModel:
         )
         return AffineCost(seconds_0 + steps * self.terms.rows.past_s(rows), *others)
 
-    def _with_prompts(self, cost: AffineCost, rows: int, prompts: Prompts) -> AffineCost:
-        """`cost` and the attention over prompts, with what they cost besides."""
+    def _attended(self, prompts: Prompts) -> PromptCost:
+        """What prompts cost besides the layers, worked out."""
         window, tokens, moved, flops = self.window, 0, 0.0, 0.0
         for start, count in prompts:
             read: float = start + count
@@ -202,12 +218,23 @@ class CostModel:
                 read = _mean(self._past_bytes, read, min(start, window) + count)
                 multiplied = _mean(self._past_flops, multiplied, pairs(start, count, window))
             tokens, moved, flops = tokens + count, moved + read * self._kv_bytes, flops + multiplied * self._pair_flops
-        seconds = self._prefill_s(prompts) + self.terms.overhead.seconds(tokens, rows > 0)
+        states_s = 0.0
         if self._state_bytes:
-            seconds += self.terms.states.prompts_s(tokens)
+            states_s = self.terms.states.prompts_s(tokens)
             moved, flops = moved + 2 * len(prompts) * self._state_bytes, flops + tokens * self._state_flops
-        seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1 = cost
-        seconds_0 = max(seconds_0 + seconds, self.terms.overhead.least_s)
+        if len(self._prompt_costs) >= KEPT_PRICES:
+            self._prompt_costs.clear()
+        cost = PromptCost(tokens, self._padded_prompts(tokens), self._prefill_s(prompts), states_s, moved, flops)
+        self._prompt_costs[tuple(prompts)] = cost
+        return cost
+
+    def _with_prompts(self, cost: AffineCost, rows: int, attended: PromptCost) -> AffineCost:
+        """`cost` and the attention over prompts, with what they cost besides."""
+        tokens, _, attention_s, states_s, moved, flops = attended
+        overhead, (seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1) = self.terms.overhead, cost
+        seconds_0 += attention_s + overhead.seconds(tokens, rows > 0) + states_s
+        if seconds_0 < overhead.least_s:
+            seconds_0 = overhead.least_s
         return AffineCost(seconds_0, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
 
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
@@ -234,14 +261,17 @@ class CostModel:
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.layer_s = solo_s / (steps * self.spec.layers)
         padded, small, step_s = self.terms.graphs.rows(rows), self.terms.small, solo_s / steps
-        share = small.share(padded * tokens + sum([count for _, count in prompts]), step_s)
+        attended = NO_PROMPTS
+        if prompts:
+            attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
+        share = small.share(padded * tokens + attended.tokens, step_s)
         if steps > 1:  # the first forward of a draft may have several tokens per row, and so larger kernels
             share = (share + (steps - 1) * small.share(padded, step_s)) / steps
         load.small_kernel_share = share
         if prompts:
-            share = min(1.0, self._prefill_s(prompts) / solo_s)
+            share = min(1.0, attended.attention_s / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
-        load.eight_bits = self.spec.multiplies_8_bits
+        load.eight_bits = self._eight_bits
         if self.spec.experts is not None:
             experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)
             load.experts_read = experts / self.spec.experts.count
@@ -339,4 +369,9 @@ def _mean(share: float, whole: float, within: float) -> float:
 
 def total(costs: Sequence[AffineCost]) -> AffineCost:
     """The cost of several launches, or parts of one."""
-    return reduce(lambda before, cost: AffineCost._make(map(add, before, cost)), costs) if costs else NOTHING
+    if not costs:
+        return NOTHING
+    sums = costs[0]
+    for cost in costs[1:]:
+        sums = AffineCost(*map(add, sums, cost))
+    return sums

@@ -72,10 +72,20 @@ class Power:
         over = self.over(mean_w, draw.watts, solo_s)
         return solo_s * (1.0 + self.fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
-    def run(self, mean_w: float, draw: Draw, start_s: float, solo_s: float) -> tuple[float, float]:
+    def run(self, mean_w: float, price: Price, flop_factor: float, start_s: float) -> tuple[float, float]:
         """When a launch ends that runs alone from `start_s`, and the mean draw then."""
-        end_s, rest_w = start_s + self.taken_s(mean_w, draw, solo_s), self.fit.rest_w
-        return end_s, self.mean_w(mean_w, end_s - start_s, rest_w + (draw.watts - rest_w))
+        rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = self.figures
+        solo_s, moved, flops, cache = price
+        weights = moved - cache if moved > cache else 0.0
+        watts = rest_w + (weight_j * weights + cache_j * cache + flop_j * (flops * flop_factor)) / solo_s
+        taken_s = solo_s
+        if (watts > limit_w or mean_w > limit_w) and (over := self.over(mean_w, watts, solo_s)) > 0.0:
+            taken_s = solo_s * (1.0 + slope * self.follows(weights, solo_s) * over)
+        end_s = start_s + taken_s
+        watts = rest_w + (watts - rest_w)
+        if end_s > start_s:
+            mean_w = watts + (mean_w - watts) * exp((start_s - end_s) / settle_s)
+        return end_s, mean_w
 
     def over(self, mean_w: float, watts: float, seconds: float) -> float:
         """By how much the mean draw exceeds the limit, as a share of it: the mean over so many seconds at `watts`.

@@ -283,7 +283,9 @@ class Launch:
 
     def enters(self) -> bool:
         """Whether requests enter with it: no launch has carried their prompts before. From now on one has."""
-        entering = [chunk.request.state for chunk in self.chunks if not chunk.request.state.entered]
-        for state in entering:
-            state.entered = True
-        return bool(entering)
+        enters = False
+        for chunk in self.chunks:
+            state = chunk.request.state
+            if not state.entered:
+                state.entered = enters = True
+        return enters

@@ -53,8 +53,6 @@ class Job(Event, Load):
         self.ready_s = ready_s  # launched by the host
         self.price = price = device.ledger.price(launch)
         self.solo_s = price.seconds
-        if device.power is not None:
-            self.draw = device.power.draw(price, device.flop_factors[launch.role])
 
 
 class SimulatedGPU:
@@ -130,6 +128,8 @@ class SimulatedGPU:
             stream = self.streams[job.launch.lane]
             stream.append(job)
             job.remaining_s = job.solo_s
+            if self.power is not None:
+                job.draw = self.power.draw(job.price, self.flop_factors[job.launch.role])
             if len(stream) == 1:
                 self.coming.append(job)
         self.fresh.clear()
@@ -214,11 +214,14 @@ class SimulatedGPU:
     def _advance(self, time_s: float) -> None:
         """Advance the running launches to `time_s`, and the mean power with their draw."""
         power, elapsed = self.power, time_s - self.time_s
-        if power is not None:
+        if power is None:
+            for job in self.running:
+                job.remaining_s -= elapsed * job.rate
+        else:
             rest_w, more_w = power.fit.rest_w, 0.0
             for job in self.running:
-                more_w += job.rate * (job.draw.watts - rest_w)
+                rate = job.rate
+                more_w += rate * (job.draw.watts - rest_w)
+                job.remaining_s -= elapsed * rate
             self.mean_w = power.mean_w(self.mean_w, elapsed, rest_w + more_w)
-        for job in self.running:
-            job.remaining_s -= elapsed * job.rate
         self.time_s = time_s

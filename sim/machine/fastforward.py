@@ -58,11 +58,13 @@ class FastForwardGPU(SimulatedGPU):
             if job.launch.lane != lane or job.launch.watched != (job is last):
                 return False
             start_s = job.ready_s if job.ready_s > end_s else end_s
+            if start_s + job.solo_s >= horizon_s:  # it takes at least that long
+                return False
             if power is None:
                 end_s = start_s + job.solo_s
             else:
                 mean_w = power.mean_w(mean_w, start_s - end_s, power.fit.rest_w)
-                end_s, mean_w = power.run(mean_w, job.draw, start_s, job.solo_s)
+                end_s, mean_w = power.run(mean_w, job.price, self.flop_factors[job.launch.role], start_s)
             if end_s >= horizon_s:
                 return False
             spans.append((start_s, end_s))

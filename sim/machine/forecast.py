@@ -9,53 +9,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, lru_cache
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from pdvsim.sim.core import Request, RequestState
 from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.paths import RequestPath, lags_by_gain, path_of
 from pdvsim.sim.records import Deliveries
 
 ROUNDS = 4096  # after so many a forecast is made anew when a row joins
 _ROOM = 256  # rounds that its arrays have to begin with
-
-
-@cache
-def _gains(k: int) -> bytes:
-    """What a round of k draft tokens gains, by how many would be accepted: these, and one token of the target's."""
-    return bytes(min(run, k) + 1 for run in range(256))
-
-
-@cache
-def _lags(k: int, rereads: bool) -> bytes:
-    """What the drafter has yet to read after a round of k draft tokens, by what the round gained."""
-    return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
-
-
-class RequestPath(NamedTuple):
-    """The rounds of a request to its end."""
-
-    gains: bytes  # of each round
-    before: NDArray[np.int64]  # gained before each round, and in all
-    lags: NDArray[np.uint8]  # what the drafter has yet to read after each but the last
-
-
-@lru_cache(maxsize=4096)  # a search serves the same requests again and again
-def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
-    """The rounds of k draft tokens from token `at` on."""
-    gains = b"\1" * (end - at)
-    if k:
-        rounds, runs = [], runs.translate(_gains(k))
-        while at < end:
-            gained = runs[at]
-            rounds.append(gained)
-            at += gained
-        gains = bytes(rounds)
-    before = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64).cumsum()  # in one step it takes four times as long
-    return RequestPath(gains, before, np.frombuffer(gains[:-1].translate(_lags(k, rereads)), np.uint8))
 
 
 class ForeseenState:
@@ -90,7 +54,7 @@ class ForeseenState:
             return self.state.drafter_lag
         if not forecast.k:
             return self.state.drafter_lag + self.gained(forecast.round)
-        return _lags(forecast.k, forecast.rereads)[self.path.gains[forecast.round - self.start - 1]]
+        return lags_by_gain(forecast.k, forecast.rereads)[self.path.gains[forecast.round - self.start - 1]]
 
     @property
     def held_tokens(self) -> int:
@@ -180,7 +144,7 @@ class Forecast:
     def join(self, row: Request) -> None:
         """A row joins before the next round, or in the midst of one that it was drafted for."""
         state, first, k = row.state, self.round, self.k
-        path = _path(row.accept_runs, k, state.emitted, row.output_tokens, self.rereads)
+        path = path_of(row, k, self.rereads)
         foreseen = self.states[row] = ForeseenState(self, state, path)
         if self.busy:  # it has waited for the verify since its own draft
             row.taken.wait_s += self.ready_s - state.ready_s
@@ -238,16 +202,18 @@ class Forecast:
 
     def _write(self, row: Request, foreseen: ForeseenState) -> None:
         """Write to a row where it stands and what it took."""
-        k, first, until, state, taken = self.k, foreseen.first, self.round, foreseen.state, row.taken
-        state.k, state.ready_s, state.pinned = k if self.busy else 0, self.ready_s, self.busy and self.kv.paged
+        k, busy, paged, until = self.k, self.busy, self.kv.paged, self.round
+        state, taken, first, start = foreseen.state, row.taken, foreseen.first, foreseen.start
+        state.k, state.ready_s, state.pinned = k if busy else 0, self.ready_s, busy and paged
         taken.draft_s += self.draft_s - foreseen.draft_s
         taken.wait_s += self.wait_s - foreseen.wait_s
         taken.verify_s += self.verify_s - foreseen.verify_s
         foreseen.draft_s, foreseen.wait_s, foreseen.verify_s = self.draft_s, self.wait_s, self.verify_s
-        state.held_tokens = foreseen.held_tokens
+        if paged:
+            state.held_tokens = foreseen.held_tokens
         if until == first:
             return
-        rounds, start, gained = until - first, foreseen.start, foreseen.gained(until)
+        rounds, gained = until - first, foreseen.gained(until)
         gains = foreseen.path.gains[first - start : until - start]
         delivered = min(gained, row.output_tokens - state.emitted)  # its last round may go beyond its end
         self.deliveries.extend_one(row.id, gains, gained - delivered, self.times_s[first:until])
@@ -257,7 +223,7 @@ class Forecast:
             taken.drafted += k * rounds
             taken.accepted += gained - rounds
             taken.refused += rounds - gains.count(k + 1)
-            state.drafter_lag = _lags(k, self.rereads)[gains[-1]]
+            state.drafter_lag = lags_by_gain(k, self.rereads)[gains[-1]]
         else:
             state.drafter_lag += gained
         state.emitted += delivered

@@ -92,9 +92,9 @@ class Ledger:
                 prompt_start = chunk.start
             if launch.role == "target":  # the drafter prefills after it or concurrently
                 chunk.request.taken.prefill_s += spent_s
-        self._append((
+        self._append([
             *self._heads[launch.lane, launch.kind, launch.role], count, tokens, launch.steps, launch.tokens,
             launch.queue_depth, prompt_start, launch.context, start_s, end_s, *price[:3],
-        ))  # fmt: skip
+        ])  # fmt: skip
         if self.log.carried is not None:
             self.log.carried.append((tuple([row.id for row in rows]), tuple([chunk.request.id for chunk in chunks])))

@@ -106,8 +106,6 @@ class RankGPU(SimulatedGPU, Device):
     def start(self, job: Job, price: Price, start_s: float) -> None:
         """Put a launch on its stream, to begin at `start_s` and to take as long as its step does."""
         job.price, job.solo_s, job.ready_s = price, price.seconds, start_s
-        if self.power is not None:
-            job.draw = self.power.draw(price, self.flop_factors[job.launch.role])
         self.enter(job)
 
     def routed(self, launch: Launch) -> list[Routed]:

@@ -168,7 +168,7 @@ class DecodeEngine(Colocated):
         chunks = super().next_chunks(budget, worker)
         if not self.received:
             return chunks
-        marked = [replace(chunk, as_row=chunk.request in self.received) for chunk in chunks]
+        marked = [chunk._replace(as_row=chunk.request in self.received) for chunk in chunks]
         self.received.difference_update(chunk.request for chunk in chunks)
         return tuple(marked)
 

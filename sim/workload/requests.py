@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import ENDLESS, Chain, Request
+from pdvsim.sim.core import ENDLESS, Chain, DrawnStreams, Request
 from pdvsim.sim.limits import MAX_OUTPUT_TOKENS, MAX_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams, copied
@@ -112,12 +112,13 @@ class Workload:
                 [default] * len(drawn.lengths) if column is None else column.tolist()
                 for column, default in ((drawn.sessions, -1), (drawn.turns, 0), (drawn.rows, -1))
             )
-            lengths = drawn.lengths.tolist()
-            for (prompt, output), runs, session, turn, row in zip(
-                lengths, self._runs(streams, drawn), *columns, strict=True
+            lengths, together = drawn.lengths.tolist(), DrawnStreams(self._runs(streams, drawn))
+            for place, ((prompt, output), runs, session, turn, row) in enumerate(
+                zip(lengths, together.runs, *columns, strict=True)
             ):
                 later = turn > 0 and not replays
-                request = Request(next(numbers), 0.0 if later else next(arrivals), prompt, output, runs)
+                arrival_s = 0.0 if later else next(arrivals)
+                request = Request(next(numbers), arrival_s, prompt, output, runs, drawn=together, place=place)
                 if shares:
                     if several > 1 and not later:
                         prefix = int(prefixes.integers(several))

@@ -12,6 +12,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.paths import path_of
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.ahead import Ahead
 from pdvsim.sim.policies.base import Process
@@ -21,6 +22,8 @@ from pdvsim.sim.policies.pd import PD
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.records import Deliveries
 from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.options import Acceptance
+from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import check_alike, check_books
 
 TRAFFIC = Traffic("random", num_prompts=60, input_len=150, output_len=60, random_range_ratio=0.9, request_rate=30.0)
@@ -189,3 +192,21 @@ def test_a_request_in_a_batch_of_its_own_is_foreseen_no_longer() -> None:
     alone.k = 2
     assert (alone.k, rows[0].state.k) == (2, 2)
     kv.check_integrity()
+
+
+@pytest.mark.parametrize("acceptance", [Acceptance(0.7), Acceptance(synthetic_acceptance_rates=(0.8, 0.3))])
+@pytest.mark.parametrize("rereads", [False, True])
+@pytest.mark.parametrize("k", [1, 4])
+def test_rounds_are_the_same_whether_worked_out_together_or_one_by_one(
+    acceptance: Acceptance, rereads: bool, k: int
+) -> None:
+    requests = make_requests(Traffic(num_prompts=300), acceptance)
+    for request in requests:
+        request.state.emitted = 1
+        together = path_of(request, k, rereads)
+        request.drawn = None
+        alone = path_of(request, k, rereads)
+        if request.output_tokens > 1:
+            assert together.gains == alone.gains
+            assert np.array_equal(together.before, alone.before)
+            assert np.array_equal(together.lags, alone.lags)

@@ -1,0 +1,103 @@
+"""The rounds of a request to its end, whose verdicts were drawn before the run.
+
+Requests that were drawn together have theirs worked out together, which takes a fraction of the time.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.core import Request
+
+TOGETHER = 256  # requests, from which on working out all of them pays
+STRIDE = 16  # rounds between two looks at who is through
+
+
+@cache
+def gains_by_run(k: int) -> bytes:
+    """What a round of k draft tokens gains, by how many would be accepted: these, and one token of the target's."""
+    return bytes(min(run, k) + 1 for run in range(256))
+
+
+@cache
+def lags_by_gain(k: int, rereads: bool) -> bytes:
+    """What the drafter has yet to read after a round of k draft tokens, by what the round gained."""
+    return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
+
+
+class RequestPath(NamedTuple):
+    """The rounds of a request to its end."""
+
+    gains: bytes  # of each round
+    before: NDArray[np.int64]  # gained before each round, and in all
+    lags: NDArray[np.uint8]  # what the drafter has yet to read after each but the last
+
+
+@lru_cache(maxsize=4096)  # a search serves the same requests again and again
+def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
+    """The rounds of k draft tokens from token `at` on."""
+    gains = b"\1" * (end - at)
+    if k:
+        rounds, runs = [], runs.translate(gains_by_run(k))
+        while at < end:
+            gained = runs[at]
+            rounds.append(gained)
+            at += gained
+        gains = bytes(rounds)
+    before = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64).cumsum()  # in one step it takes four times as long
+    return RequestPath(gains, before, np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8))
+
+
+class PathsTogether:
+    """The paths of requests that were drawn together, each from its second token on: the first comes with the prompt.
+
+    A token leads to the one that the round from there ends before. All requests go from token to token at once, and
+    those that are visited are the rounds.
+    """
+
+    def __init__(self, runs: list[bytes], k: int, rereads: bool) -> None:
+        gains = np.frombuffer(b"".join(runs).translate(gains_by_run(k)) + b"\0", np.uint8)
+        counts = np.array([len(one) for one in runs], np.int32)
+        ends = counts.cumsum(dtype=np.int32)
+        starts = ends - counts  # no round begins there, so that it serves as the end of the request before
+        following = np.arange(len(gains), dtype=np.int32)
+        following += gains
+        np.minimum(following[:-1], np.repeat(ends, counts), out=following[:-1])
+        following[starts] = starts
+        visited = np.zeros(len(gains), bool)
+        visited[ends] = True
+        at = starts + 1
+        while len(at):
+            for _ in range(STRIDE):
+                visited[at] = True
+                at = following[at]
+            at = at[following[at] != at]
+        rounds = np.flatnonzero(visited)
+        gains, lasts = gains[rounds], np.searchsorted(rounds, ends)
+        rounds[lasts] = rounds[lasts - 1] + gains[lasts - 1]  # the last round may go beyond the end
+        self._before = rounds - np.repeat(starts + 1, np.diff(lasts, prepend=-1))
+        self._gains, self._ends = gains.tobytes(), [-1, *lasts.tolist()]
+        self._lags = np.frombuffer(self._gains.translate(lags_by_gain(k, rereads)), np.uint8)
+
+    def __getitem__(self, place: int) -> RequestPath:
+        first, last = self._ends[place] + 1, self._ends[place + 1]
+        return RequestPath(self._gains[first:last], self._before[first : last + 1], self._lags[first : last - 1])
+
+
+def path_of(row: Request, k: int, rereads: bool) -> RequestPath:
+    """The rounds of k draft tokens that a request has yet to go through."""
+    drawn, runs, at, end = row.drawn, row.accept_runs, row.state.emitted, row.output_tokens
+    if (
+        not k or at != 1 or drawn is None or len(drawn.runs) < TOGETHER
+        or drawn.runs[row.place] is not runs or len(runs) != end
+    ):  # fmt: skip
+        return _path(runs, k, at, end, rereads)
+    paths = drawn.rounds.get((k, rereads))
+    if paths is None:
+        paths = drawn.rounds[k, rereads] = PathsTogether(drawn.runs, k, rereads)
+    path: RequestPath = paths[row.place]
+    return path
