@@ -43,7 +43,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell without job 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-SLOW = ("test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py", "test_hold.py")
+SLOW = (
+    "test_validate.py", "test_calibrate.py", "test_notebooks.py", "test_docs.py", "test_hold.py", "test_draft_table.py",
+    "test_studies.py", "test_pdverify.py", "test_backends.py", "test_sweepdir.py", "test_site.py", "test_ship.py",
+    "test_sdist.py",
+)  # fmt: skip
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -58,6 +58,12 @@ def sweep_folder(
     return folder
 
 
+def content(folder: Path) -> dict[str, bytes]:
+    """Every file that has to be the same however the sweep came about; the date and the lock are not."""
+    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
 def edited(path: Path, **changes: Any) -> None:
     """Change fields of a JSON file, sealed again if it was; None removes one."""
     document = json.loads(path.read_text()) | changes

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from deadly import deadly, deadly_once, slow
+from resultdirs import content
 
 from pdvsim.cli import main
 from pdvsim.common.outcomes import DIED, Outcome, attempt
@@ -31,8 +32,7 @@ pytestmark = pytest.mark.usefixtures("quick_plots")
 def result(folder: Path, *where: str) -> dict[str, bytes]:
     """The parts and the summary of one sweep, run there."""
     assert main(["sweep", *SMALL, *SWEEP, *where, "-o", str(folder)]) == 0
-    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    return content(folder)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from resultdirs import content
 
 from pdvsim.cli import main
 from pdvsim.sim.config import Experiment
@@ -67,12 +68,6 @@ SPOILT = [
     *(("summary.parquet", how) for how in ("flipped", "gone", "a link to a device")),
     *(("sweep.json", how) for how in ("altered", "empty", "cut", "a list", "not text", "without its sweep")),
 ]
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file that has to be the same; the date and the lock are not."""
-    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 @pytest.fixture(scope="module")

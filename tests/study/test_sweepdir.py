@@ -19,6 +19,7 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from deadly import doomed
+from resultdirs import content
 
 from pdvsim.cli import main
 from pdvsim.common.files import TEMPORARY, read_sealed
@@ -47,12 +48,6 @@ def line(folder: Path, *argv: str) -> list[str]:
 
 def sweep(folder: Path, *argv: str) -> int:
     return main(line(folder, *argv))
-
-
-def content(folder: Path) -> dict[str, bytes]:
-    """Every file that has to be the same however the sweep came about; the date and the lock are not."""
-    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
 
 
 def check_whole(folder: Path) -> None:
