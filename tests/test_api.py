@@ -98,6 +98,7 @@ def test_a_run_shows_itself() -> None:
     assert shown.startswith("<table>")
     assert "<details>" in shown
     assert 'src="data:image/png;base64,' in shown
+    assert "max-width: 100%" in shown
     titles = [axes.get_title(loc="left") for axes in run.figure().axes]
     assert titles == ["TTFT (ms)", "TPOT (ms)", "Requests over time (s)", "Mean time of a request (ms)"]
     assert run.setting == (
