@@ -79,7 +79,7 @@ def advise(
         (default: 1).
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
-    - replicas: Independent copies of the whole server behind a router. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
     - request_rate: Load in requests per second; default: the trace's own rate, replayed.
     - concurrency: Load as concurrent requests (closed loop).
     - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
@@ -158,7 +158,7 @@ def capacity(
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
-    - replicas: Independent copies of the whole server behind a router. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
     - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
@@ -227,7 +227,7 @@ def draft_table(
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
-    - replicas: Independent copies of the whole server behind a router. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
     - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
@@ -301,7 +301,7 @@ def run(
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
-    - replicas: Independent copies of the whole server behind a router. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
     - request_rate: Requests per second. inf sends all immediately, or as soon as --max-concurrency allows. (default:
         inf)
     - max_concurrency: Maximum number of concurrent requests; with --request-rate inf this is a closed loop.
@@ -382,7 +382,7 @@ def sweep(
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
-    - replicas: Independent copies of the whole server behind a router. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
     - request_rate: Loads as requests per second (open loop); default without --concurrency: 1,2,4,8,16,32,64.
     - concurrency: Loads as concurrent requests (closed loop), e.g. 1,2,4,8.
     - max_concurrency: Maximum number of concurrent requests; with --request-rate inf this is a closed loop.
@@ -461,7 +461,7 @@ def validate(
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
-    - replicas: Independent copies of the whole server behind a router. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
     - num_speculative_tokens: With --bench: draft length; default: that of the benchmark.
     - acceptance_rate: Probability that a draft token is accepted (Leviathan's alpha), if no other form is given.
         (default: 0.6)
@@ -532,7 +532,7 @@ def winner_map(
     - gpus: Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned. (default: 1)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
-    - replicas: Independent copies of the whole server behind a router. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
     - request_rate: Loads in requests per second; default for a trace: around its rate.
     - concurrency: Loads as concurrent requests (closed loop); default without --request-rate: 1,4,16,64.
     - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).

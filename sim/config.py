@@ -12,7 +12,7 @@ import re
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, NamedTuple, get_type_hints
 
 from pdvsim.sim.core import LOOKED_UP, Placement
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
@@ -131,8 +131,8 @@ class Experiment:
         ]
         return ", ".join([f"arch={self.arch!r}", *changed])
 
-    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        printer.text(str(self))  # as a notebook shows it
+    def __repr__(self) -> str:
+        return f"<Experiment {self}>"
 
     @property
     def base_arch(self) -> Arch:

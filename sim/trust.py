@@ -92,7 +92,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     if hardware.replicas > 1 or experiment.gpus > 1:
         return "no real run used several GPUs"
     if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
-        return "no real run had KV tiers behind the GPU"
+        return "no real run had KV tiers"
     if hardware.contention != "fluid":
         return f"--contention {hardware.contention} is an ablation"
     if hardware.padding != "profile":

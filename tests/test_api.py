@@ -98,6 +98,7 @@ def test_a_run_shows_itself() -> None:
     assert shown.startswith("<table>")
     assert "<details>" in shown
     assert 'src="data:image/png;base64,' in shown
+    assert "max-width: 100%" in shown
     titles = [axes.get_title(loc="left") for axes in run.figure().axes]
     assert titles == ["TTFT (ms)", "TPOT (ms)", "Requests over time (s)", "Mean time of a request (ms)"]
     assert run.setting == (
@@ -146,6 +147,7 @@ def test_an_experiment_prints_as_the_keywords_that_run_it() -> None:
     run = pdvsim.run(arch="pd", request_rate=8, num_speculative_tokens=2, gpu="h100-sxm", **SMALL)
     again = eval(f"pdvsim.run({run.result.experiment})")
     assert again.result.experiment == run.result.experiment
+    assert repr(run.result.experiment) == f"<Experiment {run.result.experiment}>"
     assert "\n" not in str(run.result.experiment)
 
 

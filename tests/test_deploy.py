@@ -173,7 +173,7 @@ def test_vocabularies_of_unlike_size() -> None:
 
 def test_replicas_are_servers() -> None:
     for block in deployment(replace(COLOCATED, hardware=Hardware(replicas=3)))[:2]:
-        assert any(note.startswith("start 3 of them behind a router") for note in block.notes)
+        assert any(note.startswith("start 3 of them with a router") for note in block.notes)
 
 
 @pytest.mark.parametrize("arch", ["colocated", "pdv", "autoregressive"])

@@ -208,8 +208,8 @@ def separation(fit: BenchFit, files: int) -> list[str]:
     lines = [f"{fit.observations} observations of steps, {batch} requests, from {files} result{'s' * (files > 1)}"]
     if "speed" in fit.undetermined:
         lines.append(
-            "speed and step overhead cannot be told apart by these results: forward times are taken to be near the "
-            "profile's, and the rest to be overhead; longer contexts or prompts would tell"
+            "these results do not separate speed from step overhead: forward times are assumed to be near the "
+            "profile's, and the rest to be overhead; add a result with longer contexts or prompts"
         )
     if "row" in fit.undetermined:
         lines.append(f"the time per row is not determined by {batch}: add a result at another concurrency")

@@ -27,7 +27,7 @@ TEMPORARY = ".pdvsim-*.tmp"  # left by a killed process
 
 @contextmanager
 def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, moved into place at the end of the block: complete, or the old file stays.
+    """A file to write, moved into place at the end of the block: complete, or the old file stays. Makes its folder.
 
     Only a regular file is replaced, also through a link; a device, a pipe or this program's output is written to.
     `replace` is for files in a folder of pdvsim: anything of that name is replaced. An OSError names the file.
@@ -40,6 +40,8 @@ def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
                 yield file
             return
         target = path if replace else Path(os.path.realpath(path))
+        if not target.parent.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
         try:
             with _created(temporary) as file:

@@ -400,7 +400,7 @@ def _shared_notes(served: Served, k: int) -> list[str]:
     if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
         notes.append("simulated with fetches only where they are faster than a prefill; the engine always fetches")
     if hardware.replicas > 1:
-        notes.append(f"start {hardware.replicas} of them behind a router; data parallelism turns vLLM's table off")
+        notes.append(f"start {hardware.replicas} of them with a router; data parallelism turns vLLM's table off")
     if k and hardware.draft_tensor_parallel_size not in (None, hardware.tensor_parallel_size):
         notes.append("simulated with the drafter on one GPU of the group; the engine shards it like the target")
     return notes

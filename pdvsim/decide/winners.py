@@ -43,8 +43,7 @@ from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.study import output
 from pdvsim.view.setting import acceptance_notes, is_assumed
-from pdvsim.view.table import grid as text_grid
-from pdvsim.view.table import span_text
+from pdvsim.view.table import rows_table, span_text
 
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
 
@@ -186,16 +185,17 @@ def _cell_of(
 
 def _lines(answer: WinnerMap) -> list[str]:
     grid = answer.grid
-    rows = [
-        [place_text(place), *(_won(answer.cell(load, place)) for load in grid.loads)] for place in reversed(grid.places)
-    ]
     unit = "req/s" if grid.request_rate else "concurrent"
     places = "pair (draft/target)" if grid.axis == "size" else grid.axis
+    rows = [
+        {places: place_text(place)} | {f"{load:g} {unit}": _won(answer.cell(load, place)) for load in grid.loads}
+        for place in reversed(grid.places)
+    ]
     contests = [cell.contest for cell in answer.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
     confidence, seeds = contests[0].confidence if contests else math.nan, seed_counts_text(answer)
     return [
-        text_grid([places, *(f"{x:g} {unit}" for x in grid.loads)], rows),
+        rows_table(rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",

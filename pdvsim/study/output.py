@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import hashlib
 import io
 import json
 import math
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -202,10 +207,9 @@ def answer_files(name: str, folder: str | None, question: object, date: str) -> 
 
 
 def check_file(path: Path) -> Path:
-    """`path` if it can be written, making its folder if needed; an OSError otherwise. Leaves no new file."""
-    if not path.parent.exists():
-        path.parent.mkdir(parents=True)
-    check_writable(path)
+    """`path` if it can be written, in a new folder if needed; an OSError otherwise. Leaves no file and no folder."""
+    with _folder_for(path):
+        check_writable(path)
     return path
 
 
@@ -221,11 +225,26 @@ def check_overwrite(path: Path, overwrite: bool) -> None:
 
 
 def check_folder(path: Path) -> Path:
-    """`path` as a writable folder, made if needed; an OSError otherwise, a ValueError if it is named as a file."""
+    """`path` if it is or can become a writable folder; an OSError otherwise, a ValueError if it is named as a file."""
     check_folder_name(path)
-    path.mkdir(parents=True, exist_ok=True)
-    check_writable(path / ".pdvsim")
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    check_file(path / ".pdvsim")
     return path
+
+
+@contextmanager
+def _folder_for(path: Path) -> Iterator[None]:
+    """The folder of a file, for the block only if it does not exist: a command that fails leaves no empty folder."""
+    missing = list(takewhile(lambda folder: not folder.exists(), path.parents))
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # another process uses it
+                folder.rmdir()
 
 
 def check_folder_name(path: Path) -> Path:

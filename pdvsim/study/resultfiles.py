@@ -109,7 +109,7 @@ class RunDocument(ResultHeader):
     output_throughput: float
     stability: str
     profile: str = "none"
-    foundation: str = "not said"
+    foundation: str = "not stated"
     gpu: str = "?"
     config: Config
     records_sha256: dict[str, str] | None = None

@@ -71,7 +71,7 @@ class Source:
     def setting(self, name: str) -> Any:
         """A setting of the configuration, in the format of a sweep's table."""
         groups = (group for group in self.config.model_dump().values() if isinstance(group, dict))
-        value = next((group[name] for group in groups if name in group), "not said")
+        value = next((group[name] for group in groups if name in group), "not stated")
         if isinstance(value, list):
             return "+".join(map(str, value))
         return "none" if value is None else value
@@ -173,7 +173,7 @@ def _filled(table: pd.DataFrame, source: Source) -> pd.DataFrame:
             for value in table[name]:
                 for item in value if isinstance(value, list) else [value] if name == RATES else ():
                     _number(source.path, name, item)
-    for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not said"), ("gpu", "?")):
+    for name, value in (("pair", source.pair), ("profile", "none"), ("foundation", "not stated"), ("gpu", "?")):
         if name not in table:
             table[name] = value
     return table.copy()  # defragments: pandas warns about many inserted columns

@@ -12,7 +12,19 @@ from typing import Any
 from pdvsim.sim.hardware.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.view.style import number_text
-from pdvsim.view.table import DETAIL, TextTable, banded, cell, grid, load_name, load_text, mean_of, missing, rows_table
+from pdvsim.view.table import (
+    BRACKETS,
+    DETAIL,
+    TextTable,
+    banded,
+    cell,
+    grid,
+    load_name,
+    load_text,
+    mean_of,
+    missing,
+    rows_table,
+)
 
 LATENCIES = {
     "ttft": ("TTFT", "Time to First Token"),
@@ -96,7 +108,7 @@ def _ranges(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     for text in dict.fromkeys(filter(None, texts)):
         those = dict.fromkeys(name for name, other in zip(names, texts, strict=True) if other == text)
         of = f" of {', '.join(those)}" if len(set(texts)) > 1 else ""
-        notes.append(f"error range in brackets{of}: {text}")
+        notes.append(f"{BRACKETS}{of}: {text}")
     return notes
 
 
@@ -150,11 +162,11 @@ def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]
 
 
 def profiles_table(document: Mapping[str, Any]) -> str:
-    """GPUs, profiles and models, as three blocks."""
-    blocks = (
-        f"{name.capitalize()}\n" + rows_table([{key: _text(value) for key, value in row.items()} for row in rows])
-        for name, rows in document.items()
-    )
+    """GPUs, profiles and models, as three blocks; the sources of GPUs are in the document only."""
+    blocks = []
+    for name, rows in document.items():
+        shown = [{key.replace("_", " "): _text(row[key]) for key in row if key != "source"} for row in rows]
+        blocks.append(f"{name.capitalize()}\n{TextTable(shown, ('profile',))}")
     return "\n\n".join(blocks)
 
 

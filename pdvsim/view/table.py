@@ -19,6 +19,8 @@ from pdvsim.study.stats import Interval
 
 UNKNOWN_WIDTH = 160  # columns, if the output is not a terminal
 DETAIL = "±, brackets, decimals"  # dropped on a narrow terminal; differences keep their ±
+LEFT_OUT = "left out to fit"
+BRACKETS = "error range in brackets"  # a note that begins with this is dropped with them
 LONG_TEXT, SHORT_TEXT = 24, 14  # columns of longer texts are folded first, to no less; the others if need be
 
 
@@ -33,7 +35,9 @@ class TextTable:
     folded: int = 0  # rows at the end that a page shows on demand
 
     def __str__(self) -> str:
-        return "\n".join([*fitted_table(self.rows, self.spare, self.headings), *self.notes])
+        lines = fitted_table(self.rows, self.spare, self.headings)
+        without = lines[-1].startswith(LEFT_OUT) and DETAIL in lines[-1]
+        return "\n".join([*lines, *(note for note in self.notes if not (without and note.startswith(BRACKETS)))])
 
     def html(self) -> str:
         """As an HTML table, numbers to the right, with its notes; texts are escaped."""
@@ -147,7 +151,7 @@ def fitted_table(rows: Sequence[Mapping[str, str]], spare: Iterable[str], headin
     for lines, heading in zip(body, _first_of_runs(headings), strict=False):
         if heading:
             lines.insert(0, heading)
-    left_out = [f"left out to fit {width} columns: {', '.join(out)}"] if out else []
+    left_out = [f"{LEFT_OUT} {width} columns: {', '.join(out)}"] if out else []
     return [*top, *(line for lines in body for line in lines), *left_out]
 
 
@@ -185,8 +189,8 @@ def _heading_room(name: str, cells: int) -> int:
 
 
 def rows_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows with the same keys as one grid, the keys as its header."""
-    return grid(list(rows[0]), [list(row.values()) for row in rows])
+    """Rows with the same keys as one grid that fits the terminal, the keys as its header."""
+    return "\n".join(fitted_table(rows, ()))
 
 
 def missing(value: Any) -> bool:

@@ -67,10 +67,10 @@ class Hardware:
     kv_capacity_tokens: Annotated[int, Range(1, 10**12)] | None = None
     """KV cache size in tokens; default: what fits into the memory."""
     kv_offload_gb: Gigabytes = 0.0
-    """Host memory of a server behind the GPU's KV cache, in GB. Prefixes that left the GPU are fetched from there where
+    """Host memory of a server for prefixes evicted from the GPU's KV cache, in GB. They are fetched from there where
     that is faster than their prefill. A TP group shares it."""
     kv_offload_ssd_gb: Gigabytes = 0.0
-    """SSD of a server behind the host memory, in GB, read at 6.9 GB/s."""
+    """SSD of a server for prefixes evicted from the host memory, in GB, read at 6.9 GB/s."""
     kv_offload_link: HostLink = "pcie5"
     """Link between the host memory and each GPU: pcie5 or pcie4 (16 lanes)."""
     tensor_parallel_size: Shards = 1
@@ -117,9 +117,9 @@ class Hardware:
     and decode engines."""
     link: LinkName = "nvlink4"
     """Link between the GPUs of a server: nvlink4, nvlink5 (Blackwell), pcie5, pcie4 (16 lanes), infiniband-xdr (one
-    adapter of 800 Gb/s per GPU), 400gbe, 100gbe. All-reduces over NVLink are those that the profile was timed with."""
+    adapter of 800 Gb/s per GPU), 400gbe, 100gbe. All-reduces over NVLink take the profile's times."""
     replicas: Gpus = 1
-    """Independent copies of the whole server behind a router."""
+    """Number of independent copies of the whole server, with a router."""
     router: Router = "round-robin"
     """How the router picks a replica. prefix-aware: the one that has most of the prompt cached, and of these the least
     loaded; the least loaded of all while loads are uneven."""

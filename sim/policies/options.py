@@ -67,7 +67,7 @@ class Server:
     """Maximum prompt tokens per prefill forward; longer prompts are split into chunks."""
     attention_dp_timeout_iters: Annotated[int, Range(1, 100_000)] | None = None
     """TensorRT-LLM's attention_dp_config with enable_balance: a data-parallel group holds prompts back until every
-    group has one, for at most so many steps. Default: prompts begin at once, as by default there."""
+    group has one, for at most this number of steps. Default: prompts do not wait."""
     attention_dp_batching_wait_iters: Annotated[int, Range(0, 100_000)] = 10
     """Further steps that groups wait for more prompts once each has one (--attention-dp-timeout-iters)."""
     max_prompts_per_forward: BatchLimit | None = None

@@ -112,7 +112,7 @@ def test_one_load_corrects_but_does_not_separate(
     assert abs(row["after"]["mean_tpot_ms"]) < 0.05 < abs(row["before"]["mean_tpot_ms"])
     if not detailed:
         assert {"speed", "row", "prompt"} <= set(document["undetermined"])
-        assert any("cannot be told apart" in note for note in document["notes"])
+        assert any("do not separate speed" in note for note in document["notes"])
 
 
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")

@@ -37,6 +37,17 @@ def test_unwritable_outputs_are_refused_before_the_run(
     assert [p.name for p in tmp_path.iterdir()] == ["file"]  # checking leaves nothing behind
 
 
+@pytest.mark.parametrize("line", [["run", "-o", "new/er/r.json"], ["advise", "--budget", "9", "-o", "new/er"]])
+def test_a_run_that_fails_leaves_no_empty_folder(
+    line: list[str], refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    policy = "from pdvsim.sim.policies.pd import PD\nclass Broken(PD):\n    def admits(self): raise KeyError('why')\n"
+    Path("mine.py").write_text(policy, encoding="utf-8")
+    assert "mine.py:3: KeyError: 'why'" in refused([*line, "--arch", "mine.py:Broken", *SMALL])
+    assert not Path("new").exists()
+
+
 def test_lists_take_commas_and_spaces() -> None:
     for argv in (["--arch", "pdv,pd"], ["--arch", "pdv", "pd"], ["--arch=pdv,", "pd"], ["--arch", "pdv", ",", "pd"]):
         assert parse(SweepCommand, argv).options.arch == ("pdv", "pd")

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pdvsim
+from pdvsim.cli import main
 from pdvsim.view.points import sweep_table
 from pdvsim.view.style import number_text
 from pdvsim.view.table import DETAIL, TextTable, continued, fitted_table
@@ -64,6 +65,22 @@ def test_closed_loops_do_without_their_stability(monkeypatch: pytest.MonkeyPatch
     assert max(map(len, lines)) <= 80
     assert len(lines) == 2 + 1 + len(archs)
     assert left_out.startswith("left out to fit 80 columns: tok/round, req/s, stability, ")
+
+
+def test_brackets_that_are_left_out_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"arch": "pd", "tok/s": "5651.23 (±2.0%)", "ms": "3.21 (0 to 4.00)"}]
+    table = TextTable(rows, (DETAIL,), ("error range in brackets: of real runs", "±: of seeds"))
+    assert "in brackets" in str(table)
+    monkeypatch.setenv("COLUMNS", "24")
+    assert str(table).splitlines()[-2:] == [f"left out to fit 24 columns: {DETAIL}", "±: of seeds"]
+
+
+def test_the_list_of_profiles_fits_a_terminal(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["profile", "--list"]) == 0
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
 
 
 def test_a_wide_terminal_has_everything(points: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:

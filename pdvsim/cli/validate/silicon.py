@@ -140,8 +140,8 @@ def _text(document: dict[str, Any]) -> str:
     which = "held-out" if document["held_out"] else "visible"
     ratio = document["ratios"]
     notes = [
-        f"Errors as median / 95th percentile, of {document['all']['rows']} {which} rows; AIConfigurator's on those "
-        "that it estimates too",
+        f"Errors as median / 95th percentile, of {document['all']['rows']} {which} rows; AIConfigurator's on the "
+        "rows that it estimates",
         "Ratio of two rows that differ in concurrency, tensor parallelism or weights alone: "
         f"{_both((ratio['median'], ratio['p95']))}",
     ]

@@ -108,9 +108,9 @@ def command_html(label: str, text: str, notes: Sequence[str]) -> str:
 
 
 def image(figure: Figure, name: str) -> str:
-    """A figure as an image within the page."""
+    """A figure as an image that fits its page."""
     data = base64.b64encode(picture(figure, "image.png", DPI)).decode()
-    return f'<img alt="{escape(name)}" src="data:image/png;base64,{data}">'
+    return f'<img style="max-width: 100%; height: auto" alt="{escape(name)}" src="data:image/png;base64,{data}">'
 
 
 def printed(text: str) -> str:
