@@ -82,6 +82,7 @@ class Load:
     bandwidth: float = 0.0
     priority: int = 0
     layer_s: float = 0.0  # time per layer, alone
+    turns: float = 1.0  # how many times as long its kernels keep others waiting
     small_kernel_share: float = 0.0  # of its time, in kernels small enough to run concurrently with others
     experts_read: float = 0.0  # share of all experts
     empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
@@ -241,6 +242,8 @@ class CostModel:
         if prompts:
             share = min(1.0, self._prefill_s(prompts) / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
+            if small.turns and not rows:
+                load.turns = small.waits(self.terms.graphs.prompt(sum([count for _, count in prompts])))
         load.eight_bits = self.spec.multiplies_8_bits
         if self.spec.experts is not None:
             experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)
