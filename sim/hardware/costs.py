@@ -82,7 +82,6 @@ class Load:
     bandwidth: float = 0.0
     priority: int = 0
     layer_s: float = 0.0  # time per layer, alone
-    turns: float = 1.0  # how many times as long its kernels keep others waiting
     small_kernel_share: float = 0.0  # of its time, in kernels small enough to run concurrently with others
     experts_read: float = 0.0  # share of all experts
     empty: float = 0.0  # share of the GPU, over its time, that attention over prompts has too few programs to fill
@@ -90,6 +89,7 @@ class Load:
     rate: float = 0.0
     solo_s: float = 0.0
     eight_bits: bool = False  # whether its model multiplies in 8 bits
+    turns: float = 1.0  # how many times as long its kernels keep others waiting
 
 
 NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)

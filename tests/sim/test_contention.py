@@ -259,7 +259,8 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     top = max(range(len(loads)), key=lambda i: loads[i].priority)
     speeds = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
-        weighed = replace(fit, stream_weight=weight, crowd_weight=None, yielding=0.0, weight_8bit=1.0)
+        alike: dict[str, float] = dict.fromkeys(("expert_weight", "weight_8bit"), 1.0)
+        weighed = replace(fit, stream_weight=weight, crowd_weight=None, yielding=0.0, **alike)
         speeds.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
     assert speeds[0] == pytest.approx(speeds[1], abs=TINY)
     assert np.all(np.diff(speeds) >= -NEAR) or len(loads) == 3
