@@ -1,8 +1,10 @@
 """Fit of the sharing model: how co-running launches slow each other, from co-run samples.
 
-All coefficients but four are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of priority
+All coefficients but five are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of priority
 among three, the only case with a choice of the next launch, and the additional room of three. The others are the effect
-of priority between mixtures of experts, from groups that have them, and the room of 8-bit products, from dense ones.
+of priority between mixtures of experts, from groups that have them, and the room and the effect of priority of 8-bit
+products, from dense ones. How long the kernels of a prompt keep others waiting is fitted to each model and number of
+prompt tokens: the library has other kernels for each.
 Co-running launches are measured while the GPU reaches its power limit and single launches on a cool one, so the effect
 of the limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models
 and priorities), models where several pairs were measured, and triples with a fit to pairs alone.
@@ -34,6 +36,8 @@ SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
 LEAST_RATE = 1e-3
 RATE_AND_DRAW_ITERATIONS = 5
+TURNS_BOUNDS = (-1.0, 1.0)  # of logarithms
+TURNS_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a group
 LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
 
 
@@ -42,6 +46,8 @@ class Member(Load):
     """One launch of a group as the sharing model sees it, and its measured rate."""
 
     kind: str
+    model: str
+    prompt: int = 0  # tokens, padded, of one that only prefills
     measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
     draw: Draw | None = None  # where the card's power is known
 
@@ -77,11 +83,15 @@ class Group:
         return [1 / max(member.measured, LEAST_RATE) for member in self.members]
 
 
+Turns = dict[tuple[str, int], float]
+
+
 @dataclass(frozen=True)
 class Corun:
     """The fitted figures, and a row a member with its measured slowdown and what fits without it predict."""
 
     fit: ContentionFit
+    turns: Turns  # by model and prompt tokens
     # models, sort, shapes, works, ordered, kind, measured, and predicted with these shapes or models held out (nan
     # where nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
     frame: pd.DataFrame
@@ -153,6 +163,8 @@ def _member(
         alone = alone._replace(seconds=solo_s)
     member = Member(
         kind=str(row["kind"]),
+        model=str(row["model"]),
+        prompt=0 if rows else int(row["bucket_chunk"]),
         priority=int(row["priority"]),
         measured=rate,
         solo_s=solo_s,
@@ -163,14 +175,16 @@ def _member(
     return member
 
 
-def slowdowns(groups: Sequence[Group], fit: ContentionFit) -> Floats:
-    """Predicted slowdown of every member."""
+def slowdowns(groups: Sequence[Group], fit: ContentionFit, turns: Turns | None = None) -> Floats:
+    """Predicted slowdown of every member; `turns` are those that the members have, if not given."""
     sharing = {True: Sharing("fluid", "stream", fit), False: Sharing("fluid", "none", fit)}
     predicted = []
     for group in groups:
         model, members = sharing[group.ordered], group.members
         for member in members:
             member.share = 0.0  # another fit, another share
+            if turns is not None:
+                member.turns = turns.get((member.model, member.prompt), 1.0)
         model.solve(members)
         predicted += [1 / max(member.rate, LEAST_RATE) for member in members]
     return np.array(predicted)
@@ -181,9 +195,9 @@ def measured(groups: Sequence[Group]) -> Floats:
     return np.array([slowdown for group in groups for slowdown in group.measured])
 
 
-def errors(groups: Sequence[Group], fit: ContentionFit) -> Floats:
+def errors(groups: Sequence[Group], fit: ContentionFit, turns: Turns | None = None) -> Floats:
     """Predicted over measured slowdown, less one, of every member."""
-    return np.asarray(slowdowns(groups, fit) / measured(groups) - 1)
+    return np.asarray(slowdowns(groups, fit, turns) / measured(groups) - 1)
 
 
 def fit_of(x: Floats) -> ContentionFit:
@@ -203,17 +217,59 @@ def fit_of(x: Floats) -> ContentionFit:
 START = np.array([-0.2, 0.0, -1.8, 1.2, -2.1, -7.8])
 
 
-def fit_groups(groups: Sequence[Group]) -> ContentionFit | None:
-    """Least mean relative errors: of dense pairs, then, with two figures more, of dense triples, then of other sorts.
+def fit_groups(groups: Sequence[Group]) -> tuple[ContentionFit, Turns] | None:
+    """Least mean relative errors of all groups, then how long prompts keep others waiting, then the former again.
 
     None without pairs.
     """
+    turns: Turns = {}
+    fit = _fit_alike(groups, turns)
+    if fit is None:
+        return None
+    turns = _fit_turns(groups, fit)
+    if not turns:
+        return fit, turns
+    again = _fit_alike(groups, turns)
+    assert again is not None
+    return again, turns
+
+
+def _fit_turns(groups: Sequence[Group], fit: ContentionFit) -> Turns:
+    """The factors on the times per layer of prompts, one by one for a model and number of tokens.
+
+    Of few groups they are nearer to 1.
+    """
+    from scipy.optimize import minimize_scalar
+
+    of: dict[tuple[str, int], list[Group]] = {}
+    for group in groups:
+        for member in group.members:
+            if member.prompt:
+                of.setdefault((member.model, member.prompt), []).append(group)
+    turns: Turns = {}
+    for key, those in sorted(of.items()):
+
+        def loss(x: float, key: tuple[str, int] = key, those: Sequence[Group] = those) -> float:
+            return _loss(those, fit, {**turns, key: float(np.exp(x))}) + TURNS_PRIOR * x * x / len(those)
+
+        turns[key] = float(np.exp(minimize_scalar(loss, bounds=TURNS_BOUNDS, method="bounded").x))
+    return turns
+
+
+def _fit_alike(groups: Sequence[Group], turns: Turns) -> ContentionFit | None:
+    """The figures of all launches: of dense pairs, then, with two more, of dense triples, then of other sorts."""
+    for group in groups:
+        for member in group.members:
+            member.turns = turns.get((member.model, member.prompt), 1.0)
     sorts = {sort: [group for group in groups if group.sort == sort] for sort in ("dense", "mixtures", "8-bit")}
     fit = _fit_dense(sorts["dense"] or list(groups))
     if fit is None:
         return None
     if sorts["dense"] and sorts["8-bit"]:
         fit = _fit_one(sorts["8-bit"], fit, "hold_8bit", (-1.0, 0.0))
+        if any(group.ordered for group in sorts["8-bit"]):
+            fit = _fit_one(sorts["8-bit"], fit, "weight_8bit", (0.0, 2.0))
+            fit = _fit_one(sorts["8-bit"], fit, "hold_8bit", (-1.0, 0.0))
     if any(group.ordered for group in sorts["mixtures"]):
         fit = _fit_one(sorts["mixtures"], fit, "expert_weight", (0.0, 3.0))
     return fit
@@ -230,8 +286,8 @@ def _fit_one(groups: Sequence[Group], fit: ContentionFit, name: str, log_bounds:
     return of(minimize_scalar(lambda x: _loss(groups, of(x)), bounds=log_bounds, method="bounded").x)
 
 
-def _loss(groups: Sequence[Group], fit: ContentionFit) -> float:
-    return float(np.mean(np.abs(np.log1p(errors(groups, fit)))))
+def _loss(groups: Sequence[Group], fit: ContentionFit, turns: Turns | None = None) -> float:
+    return float(np.mean(np.abs(np.log1p(errors(groups, fit, turns)))))
 
 
 def _fit_dense(groups: Sequence[Group]) -> ContentionFit | None:
@@ -271,9 +327,10 @@ def fit_corun(
     import pandas as pd
 
     groups = groups_of(frame, gpu, models, heat)
-    fit = fit_groups(groups)
-    if fit is None:
+    fitted = fit_groups(groups)
+    if fitted is None:
         return None
+    fit, turns = fitted
     shapes = sorted({group.shapes for group in groups})
     fold = dict(zip(shapes, (np.random.default_rng(0).permutation(len(shapes)) % FOLDS).tolist(), strict=True))
     rows = pd.DataFrame(
@@ -287,8 +344,8 @@ def fit_corun(
     rows["measured"] = measured(groups)
     rows["by_shape"] = _held_out(groups, [fold[g.shapes] for g in groups], progress)
     rows["by_models"] = _held_out(groups, [g.models for g in groups], progress)
-    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0))
-    return Corun(fit, rows)
+    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0), turns)
+    return Corun(fit, turns, rows)
 
 
 def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Floats:
@@ -301,5 +358,5 @@ def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Cal
     for part, fit in zip(distinct, fits, strict=True):
         out = [group for group, other in zip(groups, parts, strict=True) if other == part]
         if fit is not None:
-            predicted[of_member == part] = slowdowns(out, fit)
+            predicted[of_member == part] = slowdowns(out, *fit)
     return predicted

@@ -33,6 +33,7 @@ SHIPPED = (
     "lanes.jsonl",
     "fresh.jsonl",
     "edges.jsonl",
+    "waves.jsonl",
 )
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")

@@ -15,6 +15,7 @@ Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import sqrt
 
 from pdvsim.sim.hardware.costs import Load
 from pdvsim.sim.hardware.options import Contention, Priority
@@ -151,11 +152,10 @@ class Sharing:
             for i, load in enumerate(loads):
                 level = levels.index(load.priority)
                 weights[i] *= crowd**level
-                if load.experts_read and level:
-                    below = max([x.experts_read for x in loads if x.priority < load.priority])
-                    weights[i] *= self.fit.expert_weight ** (load.experts_read * below)
+                if level:
+                    weights[i] *= max(self._preference(load, x) for x in loads if x.priority < load.priority)
                 if load.small_kernel_share and level and load.priority == levels[-1]:
-                    longest_s = max(x.layer_s for x in loads if x.priority < load.priority)
+                    longest_s = max(x.layer_s * x.turns for x in loads if x.priority < load.priority)
                     weights[i] *= self._first(load, longest_s, crowd)
         holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
         max_min(loads, weights, [1.0] * len(loads), 1.0, 1.0, holds)
@@ -166,11 +166,9 @@ class Sharing:
             a, b = b, a
         heavy, light = self._share(a), self._share(b)
         if self.priority == "stream" and a.priority != b.priority:
-            heavy *= self.fit.stream_weight
-            if a.experts_read and b.experts_read:
-                heavy *= self.fit.expert_weight ** (a.experts_read * b.experts_read)
+            heavy *= self.fit.stream_weight * self._preference(a, b)
             if a.small_kernel_share:
-                heavy *= self._first(a, b.layer_s, self.fit.stream_weight)
+                heavy *= self._first(a, b.layer_s * b.turns, self.fit.stream_weight)
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
@@ -179,12 +177,18 @@ class Sharing:
         else:
             max_min((a, b), (heavy, light), (1.0, 1.0), 1.0, 1.0, holds)
 
+    def _preference(self, load: Load, below: Load) -> float:
+        """What the higher priority of a launch is worth next to one `below`, if that has short blocks."""
+        if below.experts_read:
+            return float(self.fit.expert_weight ** (sqrt(1.0 - load.small_kernel_share) * below.experts_read))
+        return self.fit.weight_8bit if below.eight_bits else 1.0
+
     def _share(self, load: Load) -> float:
         """The share of turns of a launch, constant over its life."""
         if not load.share:
             load.share = 1.0
             if self._measured:
-                load.share *= load.layer_s**self.fit.turn_exponent * (1.0 - load.empty)
+                load.share *= (load.layer_s * load.turns) ** self.fit.turn_exponent * (1.0 - load.empty)
                 if load.small_kernel_share:  # two small kernels in a row gain: after a large one the other is next
                     load.share *= self.fit.nimble_weight ** (load.small_kernel_share * load.small_kernel_share)
         return load.share

@@ -91,10 +91,13 @@ class ContentionFit:
     # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
     yielding: float = 0.0
     # Kernels of experts have many short blocks. When a block ends, one of the stream with the higher priority is
-    # scheduled: of two launches that read all experts, its share is this many times larger.
+    # scheduled: next to a launch that reads all experts, the share of one without small kernels is this many times
+    # larger.
     expert_weight: float = 1.0
-    # How much of the GPU a launch holds at full speed, so that nothing else finds room: this much of one with
-    # very short kernels. Of the rest, half at this time per layer (0: none), as pauses between kernels and their last
+    # The same next to a dense launch in 8 bits, whose blocks are short too.
+    weight_8bit: float = 1.0
+    # How much of the GPU a launch holds at full speed, so that nothing else finds room: this much of one with very
+    # short kernels. Of the rest, half at this time per layer (0: none), as pauses between kernels and their last
     # blocks matter less in longer ones. And more with the arithmetic it uses. All held together is at most 1. Zeros: no
     # limit.
     hold: float = 0.0
@@ -118,6 +121,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "nimble_weight": _WEIGHT,
     "yielding": _EXPONENT,
     "expert_weight": _WEIGHT,
+    "weight_8bit": _WEIGHT,
     "hold": Range(0, 1),
     "past_share": Range(0, 1),
     "past_prompts": Range(0, 1),

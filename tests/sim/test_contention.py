@@ -259,7 +259,8 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
     top = max(range(len(loads)), key=lambda i: loads[i].priority)
     speeds = []
     for priority, weight in (("none", 4.0), ("stream", 1.0), ("stream", 4.0), ("stream", 1e8), ("preemptive", 4.0)):
-        weighed = replace(fit, stream_weight=weight, crowd_weight=None, yielding=0.0)
+        alike: dict[str, float] = dict.fromkeys(("expert_weight", "weight_8bit"), 1.0)
+        weighed = replace(fit, stream_weight=weight, crowd_weight=None, yielding=0.0, **alike)
         speeds.append(rates(Sharing("fluid", priority, weighed), loads)[top])  # type: ignore[arg-type]
     assert speeds[0] == pytest.approx(speeds[1], abs=TINY)
     assert np.all(np.diff(speeds) >= -NEAR) or len(loads) == 3
@@ -281,6 +282,23 @@ def test_a_launch_of_small_kernels_that_goes_first_has_more_of_the_turns() -> No
     assert rates(stream, [prefill, draft]) == pytest.approx([1 - 2**-0.5 / (1 + 2**-0.5), 2**-0.5 / (1 + 2**-0.5)])
     draft.small_kernel_share = 0.0
     assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_priority_is_worth_more_next_to_short_blocks() -> None:
+    """By hand: turns alike but for the weight, of which small kernels have nothing next to experts."""
+    fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, expert_weight=4.0, weight_8bit=3.0)
+    stream, none = Sharing("fluid", "stream", fit), Sharing("fluid", "none", fit)
+    for small, weight in ((0.0, 4.0), (0.75, 2.0), (1.0, 1.0)):
+        rows, prompt = Load(0.0, 1.0, 1, small_kernel_share=small), Load(0.0, 1.0, 0, experts_read=1.0)
+        assert rates(stream, [prompt, rows]) == pytest.approx([1 / (1 + weight), weight / (1 + weight)])
+        assert rates(none, [prompt, rows]) == pytest.approx([1 / 2, 1 / 2])
+    prompt = Load(0.0, 1.0, 0, eight_bits=True)
+    assert rates(stream, [prompt, Load(0.0, 1.0, 1)]) == pytest.approx([1 / 4, 3 / 4])
+
+
+def test_a_prompt_whose_kernels_keep_others_waiting_has_more_of_the_turns() -> None:
+    sharing = Sharing("fluid", "stream", ContentionFit(stream_weight=1.0, turn_exponent=0.5))
+    assert rates(sharing, [Load(0.0, 1.0, 0, turns=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:
