@@ -49,7 +49,7 @@ from pdvsim.sim.limits import (
     check_points,
     check_ranges,
 )
-from pdvsim.sim.metrics.steady import LEAST, Length, rate_length
+from pdvsim.sim.metrics.steady import LEAST, Length, first_uses, rate_length
 from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_length
@@ -116,18 +116,32 @@ class Plan:
         return whole.short(self.share, min(FEW, least))
 
     def suffices(self, row: Row) -> bool:
-        """Whether runs of this plan are long enough for what a run showed."""
+        """Whether runs of this plan are long enough for what a run showed.
+
+        Where caches start cold, the queue that builds up meanwhile must be gone when the measured part begins.
+        """
         if self.base.traffic.use_trace_timestamps:
             return True
         rate = float(row["load"])
-        return self.lengthened([row]).length(rate).total <= CLOSE * self.length(rate).total
+        length, needed = self.length(rate), self.lengthened([row]).length(rate)
+        settled = not self.starts_cold or needed.start <= CLOSE * length.start
+        return settled and needed.total <= CLOSE * length.total
+
+    @property
+    def starts_cold(self) -> bool:
+        """Whether shared prefixes are prefilled at the start of a run, which takes more time than later requests do."""
+        return first_uses(self.base.traffic) > 0
 
     def lengthened(self, rows: Sequence[Row]) -> Plan:
         """The plan with runs that are long enough for what these rows show."""
         longest_s = max(map(service_s, rows))
-        starts_s = [float(row["transient_s"]) for row in rows]
-        start_s = max(2 * self.length(1.0).start if math.isnan(start_s) else start_s for start_s in starts_s)
-        return replace(self, service_s=max(self.service_s, longest_s), transient_s=max(self.transient_s, start_s))
+        starts_s = [self._start_s(row) for row in rows]
+        return replace(self, service_s=max(self.service_s, longest_s), transient_s=max(self.transient_s, *starts_s))
+
+    def _start_s(self, row: Row) -> float:
+        """The start that a run showed; twice that of its own length if no steady state began in it."""
+        start_s, rate = float(row["transient_s"]), float(row["load"])
+        return 2 * self.length(rate).start / rate if math.isnan(start_s) else start_s
 
 
 @dataclass(repr=False)

@@ -163,14 +163,15 @@ class _Searches:
     def _settle(self, starts: dict[Case, float], step: float, tolerance: float) -> None:
         """Search, and repeat all searches in longer runs if those at a held rate were too short.
 
-        All runs at a rate have one length.
+        Where caches start cold, runs at the first rate that did not hold must be long enough too: it may have failed by
+        the queue of the start. All runs at a rate have one length.
         """
         brackets = dict(self.brackets)
         for last in (*[False] * (ROUNDS - 1), True):
             searches = {case: search(start, step, tolerance) for case, start in starts.items()}
             self._lockstep(searches, brackets, shorter=not last)
-            held = ((case, of.held) for case, of in brackets.items() if of.held)
-            rows = self.bench.rows([self.plan.experiment(*one) for one in held])
+            ends = [(case, rate) for case, of in brackets.items() for rate in self._deciding(of)]
+            rows = self.bench.rows([self.plan.experiment(*end) for end in ends])
             if all(map(self.plan.suffices, rows)):
                 break
             self.plan, step = self.plan.lengthened(rows), NARROW_STEP
@@ -178,6 +179,13 @@ class _Searches:
             ends = ((case, rate) for case, of in brackets.items() for rate in (of.held, of.failed))
             self.bench.rows([self.plan.experiment(*end) for end in ends if 0 < end[1] < math.inf])  # in parallel
         self.brackets = brackets
+
+    def _deciding(self, bracket: Bracket) -> Iterator[float]:
+        """The rates whose runs must be long enough."""
+        if bracket.held:
+            yield bracket.held
+        if self.plan.starts_cold and bracket.failed < math.inf:
+            yield bracket.failed
 
     def _tune(self, space: Space, rates: dict[Arch, float]) -> None:
         """Tune each architecture at about the rate that it holds; updates `rates`.

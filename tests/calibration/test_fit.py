@@ -186,7 +186,7 @@ def group(
     if triple:
         members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
     for target in members[1:]:
-        target.eight_bits = eight_bits
+        target.eight_bits, target.model = eight_bits, "a-fp8" if eight_bits else "a"
     members[-1].prompt, members[-1].turns = round(long_us), turns
     made = Group("a:b", f"{small} {triple} {long_us}", members)
     for member, slowdown in zip(members, slowdowns([made], HELD), strict=True):
@@ -244,4 +244,5 @@ def test_the_room_of_8_bit_products_is_fitted_apart() -> None:
     assert alone.hold_8bit == 1
     assert both.hold_8bit == pytest.approx(0.85, abs=0.02)
     assert both.weight_8bit == pytest.approx(1.2, rel=0.05)
+    assert replace(both, hold_8bit=1.0, weight_8bit=1.0) == alone
     assert np.abs(errors(eight, alone)).mean() > 5 * np.abs(errors(eight, both)).mean()
