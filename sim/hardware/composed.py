@@ -144,8 +144,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     narrow += step.round_s * (np.array(WIDTHS) > 1) * (not drafts)
     prompt_s, pair_s, past_prompts = parts.prefill()
     reading, multiplying = parts.head()
-    # ranks are left out: what their hosts launch is priced apart, as the experts are
-    many_kernels = (spec.latent is not None or spec.state is not None) and spec.data_ranks == 1
+    many_kernels = spec.latent is not None or spec.state is not None
     launched_s = step.eager_layer_s * spec.layers if many_kernels else 0.0
     decode = attention.MeasuredAttention(
         kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
