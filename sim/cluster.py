@@ -57,7 +57,7 @@ WAITING_WEIGHT = 4  # running requests that count as much as one that waits, in 
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 
-def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipping:
+def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric, handover_s: float = 0.0) -> KvShipping:
     """How a disaggregated server sends the KV cache of a prompt.
 
     Every GPU that decodes receives its shard by its own port; those of a smaller group that prefills send more each.
@@ -74,6 +74,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         state_bytes=ports * sum(model.kept_bytes for model in models),
         drafter=drafter,
         first_token=hardware.predicted_engine in ("sglang", "trtllm"),
+        handover_s=handover_s,
     )
 
 
@@ -251,7 +252,8 @@ class Cluster:
         link = LINKS[experiment.hardware.kv_link or experiment.hardware.link]
         self.fabrics.append(fabric := Fabric(link, len(prefill) + len(decode)))
         aware = experiment.hardware.router == "prefix-aware"
-        return Disaggregated(prefill, decode, shipping_of(experiment, sides, fabric), aware)
+        shipping = shipping_of(experiment, sides, fabric, self.profile.handover_s)
+        return Disaggregated(prefill, decode, shipping, aware)
 
     def _engines(
         self, env: Clock, kind: type[AnyPolicy], side: Experiment, replica: int, count: int, first: int

@@ -72,6 +72,10 @@ class ComposedProfile(Profile):
         return self.tables.engine  # type: ignore[return-value]
 
     @property
+    def handover_s(self) -> float:
+        return self.step.handover_s
+
+    @property
     def error_bar(self) -> float | None:
         """The share that holds 95% of the errors of TPOT against measured servers."""
         return None if self.error is None else self.error.tpot
@@ -132,7 +136,7 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     experts = parts.experts(tokens) * few ** (1 - busy) * many**busy
     spread = step.kernels ** (1 - busy) * step.prompts**busy
     alone = float(spec.data_ranks == 1)  # else experts take the tokens of other ranks too, and are priced apart
-    layers = parts.products(tokens, quantised_s) + alone * experts + parts.small(tokens) + parts.streams(tokens)
+    layers = parts.products(tokens, quantised_s, share) + alone * experts + parts.small(tokens) + parts.streams(tokens)
     read = np.array([parts.read(count) for count in TOKENS])
     gaps_s = spec.layers * step.layer_s + spec.state_layers * step.state_s
     gaps_s += 0.0 if spec.sparse is None else spec.sparse.layers * step.sparse_s
@@ -182,14 +186,19 @@ class ModelKernels:
         self.kind = block_products if product_kind(spec) == "fp8_block" else product_kind(spec)
         self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
 
-    def products(self, tokens: Floats, more_s: float = 0.0) -> Floats:
-        """The layers' matrix products that every token takes, each with `more_s` besides its kernel."""
+    def products(self, tokens: Floats, more_s: float = 0.0, prompts: Floats | float = 1.0) -> Floats:
+        """The layers' matrix products that every token takes, each with `more_s` besides its kernel.
+
+        Of MLA, only `prompts` expand the compressed vectors: where decode was timed, this is part of its attention.
+        """
         kind, total = self.kind, np.zeros(tokens.shape)
+        absorbed = self.spec.latent is not None and self.spec.is_uniform and bool(self.tables.kinds("latent-decode"))
         for count, products in self.spec.layer_kinds:
             for inputs, outputs in products:
                 router = outputs == self.spec.routes
                 alone = self.tables.product("bfloat16" if router else kind, tokens, outputs, inputs)
-                total += count * np.maximum(alone + more_s, LEAST_SHARE * alone)
+                expands = absorbed and inputs == self.spec.latent.kv_rank  # type: ignore[union-attr]
+                total += count * np.maximum(alone + more_s, LEAST_SHARE * alone) * (prompts if expands else 1.0)
         return total
 
     def experts(self, tokens: Floats) -> Floats:

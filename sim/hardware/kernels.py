@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.links import NODE, LinkSpec, between_nodes, gather_s
+from pdvsim.sim.hardware.links import NODE, RACK, LinkSpec, between_nodes, gather_s, nvlink_of
 from pdvsim.sim.hardware.transfer import IMBALANCE
 from pdvsim.sim.layers import All2All
 from pdvsim.sim.specs import GpuSpec
@@ -122,9 +122,10 @@ class KernelTables:
         """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
 
         Of experts on several `ranks`, the time of the rank with the most to do: where they are `balanced`, all have as
-        much. It takes no longer than one GPU with all experts does for its share: those of MXFP4 on an H200 were timed
-        with up to 60% more. Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have.
-        Sizes that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
+        much. It takes no longer than one of fewer ranks, which has more experts, does for its share. Some were timed
+        with more: MXFP4 on an H200 up to 60% more than one GPU with all, 8 ranks of a B200 up to 70% more than 4.
+        Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have. Sizes
+        that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
         no gate were timed with their two matrices; from others, two of three are taken.
         """
         table, even = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe", "moe-even"
@@ -137,11 +138,13 @@ class KernelTables:
         seconds = self._experts_s(table, kind, tokens, *shape, ranks, gated)
         if balanced and kind in self.kinds(even):
             seconds = np.minimum(seconds, self._experts_s(even, kind, tokens, *shape, ranks, gated))
-        if ranks == 1 or table != "moe-ep":
-            return seconds
-        whole = self.experts_kind(kind)
-        share = np.maximum(1.0, tokens * ranks ** (IMBALANCE - 1))
-        return np.minimum(seconds, self._experts_s("moe", whole, share, *shape, 1, gated))
+        for fewer in (1, 2, 4) if table == "moe-ep" else ():
+            if fewer < ranks:
+                share = np.maximum(1.0, tokens * (ranks / fewer) ** (IMBALANCE - 1))
+                seconds = np.minimum(
+                    seconds, self._experts_s("moe" if fewer == 1 else table, kind, share, *shape, fewer, gated)
+                )
+        return seconds
 
     def experts_kind(self, kind: str, table: str = "moe") -> str:
         """The type that experts of a type are multiplied in, of those that were timed."""
@@ -310,10 +313,17 @@ class KernelTables:
         return f"{phase}/{size}-{cache}-{window if window in windows else 0}", head_dim / size
 
     def reduce_s(self, gpus: int, elements: Floats) -> Floats:
-        """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph."""
+        """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph.
+
+        In a rack, that of 8 GPUs takes no longer than one of 4 and one of pairs. vLLM's and SGLang's were timed with
+        NCCL over two nodes, without the symmetric memory that recipes turn on (--enable-symm-mem).
+        """
         at = self.arrays["reduce/graph/elements"].astype(float)
         which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
-        return _rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
+        seconds = _rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
+        if gpus < NODE or nvlink_of(self.gpu.name)[1] != RACK:
+            return seconds
+        return np.minimum(seconds, self.reduce_s(gpus // 2, elements) + self.reduce_s(2, elements))
 
     def exchange_s(
         self, how: All2All, ranks: int, tokens: Floats, hidden: int, nodes: int = 1, kind: str = "bfloat16",

@@ -94,9 +94,6 @@ def spread_costs(spec: ModelSpec, terms: ForwardTerms) -> SpreadCosts:
 
 
 def together(own: Sequence[Price], shared: Price, least_s: float = 0.0) -> list[Price]:
-    """Prices of the launches of all ranks: each as long as the longest, with the experts' part, and at least `least_s`."""
+    """Prices of the launches of all ranks: the longest, with the experts' part, and at least `least_s`."""
     seconds = max(max([price.seconds for price in own]) + shared.seconds, least_s)
-    return [
-        Price(seconds, price.bytes + shared.bytes, price.flops + shared.flops, price.cache_bytes)
-        for price in own
-    ]
+    return [Price(seconds, price.bytes + shared.bytes, price.flops + shared.flops, price.cache_bytes) for price in own]

@@ -49,6 +49,7 @@ class EngineStep:
     eager_layer_s: float = 0.0
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
+    handover_s: float = 0.0  # with prefill apart, per request: router, connector, and waits for a step of either engine
     round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
     draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
 
