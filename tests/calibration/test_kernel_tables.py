@@ -12,7 +12,8 @@ import pytest
 from pdvsim.calibration.kernels import LEAST_ROWS, SYSTEMS, as_bytes, left_out, pack
 from pdvsim.cli.calibrate import main
 from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.kernels import read_tables, roofline, shipped_tables
+from pdvsim.sim.hardware.kernels import read_tables, shipped_tables
+from pdvsim.sim.hardware.shapes import roofline
 
 SIZES = (128, 256, 512, 1024, 2048, 4096)
 
