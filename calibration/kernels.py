@@ -22,16 +22,8 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.kernels import (
-    CONTEXTS,
-    ITEM_BYTES,
-    TOPK,
-    KernelTables,
-    experts_roofline,
-    from_neighbours,
-    packed,
-    unpacked,
-)
+from pdvsim.sim.hardware.kernels import TOPK, KernelTables
+from pdvsim.sim.hardware.shapes import CONTEXTS, ITEM_BYTES, experts_roofline, from_neighbours, packed, unpacked
 from pdvsim.sim.specs import GpuSpec
 
 SYSTEMS = {

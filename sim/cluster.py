@@ -38,7 +38,7 @@ WAITING_WEIGHT = 4  # running requests that count as much as one that waits, in 
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 
-def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipping:
+def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric, handover_s: float = 0.0) -> KvShipping:
     """How a disaggregated server sends the KV cache of a prompt.
 
     Every GPU that decodes receives its shard by its own port; those of a smaller group that prefills send more each.
@@ -55,6 +55,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric) -> KvShipp
         state_bytes=ports * sum(model.kept_bytes for model in models),
         drafter=drafter,
         first_token=hardware.predicted_engine in ("sglang", "trtllm"),
+        handover_s=handover_s,
     )
 
 
@@ -175,7 +176,7 @@ class Cluster:
         self.servers += [*decode, *prefill]
         link = LINKS[hardware.kv_link or hardware.link]
         self.fabrics.append(fabric := Fabric(link, len(prefill) + len(decode)))
-        shipping = shipping_of(self.experiment, sides, fabric)
+        shipping = shipping_of(self.experiment, sides, fabric, self.parts.profile.handover_s)
         return Disaggregated(prefill, decode, shipping, hardware.router == "prefix-aware")
 
     def _engines(

@@ -21,7 +21,8 @@ from scipy.optimize import lsq_linear
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import Prediction, oddities, predict
 from pdvsim.common.workers import parallel_map
-from pdvsim.sim.hardware.composed import ModelKernels, engine_profile, expert_kind, product_kind
+from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.hardware.parts import ModelKernels, expert_kind, product_kind
 from pdvsim.sim.hardware.steps import EngineStep
 
 NAMES = ("step_s", "row_s", "layer_s", "kernels", "prompts", "reduces", "quantised_s", "experts", "expert_prompts")

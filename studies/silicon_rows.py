@@ -1,9 +1,10 @@
 """Make `rows.csv`, `apart.csv` and `limits.csv` of `calibration/data/silicon` from NVIDIA's collection of servers.
 
-    python studies/silicon_rows.py SAMPLE.csv INFERENCEX [FOLDER]
+    python studies/silicon_rows.py SAMPLE.csv INFERENCEX SRT-SLURM [FOLDER]
 
 SAMPLE.csv is `systems/silicon_sample.csv` of aiconfigurator-core 0.12.0; INFERENCEX a clone of
-github.com/SemiAnalysisAI/InferenceX with its history. Both are Apache-2.0. FOLDER is where the files go.
+github.com/SemiAnalysisAI/InferenceX and SRT-SLURM one of github.com/NVIDIA/srt-slurm, with their histories. All are
+Apache-2.0. FOLDER is where the files go.
 
 The collection states some layouts wrongly. What is corrected, and how it is known:
 
@@ -21,10 +22,14 @@ The collection states some layouts wrongly. What is corrected, and how it is kno
   configurations where one alone fits ("configuration"). Otherwise they have 0 workers.
 - That import has no rows with MTP drafts; the others have, without saying so. `drafts` is "none" or "mtp" where the
   configurations tell, else "unstated".
+- InferenceX starts gpt-oss-120b with TensorRT-LLM on H200s with as many expert-parallel GPUs as tensor-parallel ones
+  (gptoss-fp4-h200-trt: "For all sequence lengths, EP=TP"). Rows without a version do not state it; their times are
+  those of rows that do.
 
-`limits.csv` has what the collection lacks of data-parallel servers that decode with TensorRT-LLM: the requests that a
-rank takes at most, and experts with copies (EPLB). InferenceX's configurations state both, the newer ones in the name
-of the recipe. The load is a little higher than all ranks take, so that some requests wait.
+`limits.csv` has what the collection lacks of servers with prefill apart in TensorRT-LLM: the requests that an engine
+or rank decodes at most, experts with copies (EPLB), and the tokens of a forward of prompts. InferenceX's
+configurations name the recipes of srt-slurm that state them; the newest version of a recipe that has the row's load
+counts. Older ones state the first two themselves. 0: not known.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +59,13 @@ COMMITS = ("029199755", "d3b67c8cc", "8fe499ff4", "f267602ff", "6a5dad463", "bdd
 WEIGHTS = {"fp4": "nvfp4", "fp8": "fp8"}  # as InferenceX calls them, and as the rows do
 CONFIGURATIONS = ".github/configs/nvidia-master.yaml"
 DATA_PARALLEL = ("cfg707", "cfg727")  # of MiniMax-M2.5 in 4 bits: the loads that `dp-attn` is set for
+SHARED_OUT = ("openai/gpt-oss-120b", "trtllm", "h200", "inferencex")  # rows whose experts are whole on every GPU
 SIDES = ("prefill", "decode")
 LAYOUT = ("workers", "tensor_parallel", "data_parallel", "expert_parallel")
 SHARED = ("id", "engine", "version", "model", "card", "source", "weights", "tokens_in", "tokens_out", "concurrency")
 ROWS = (*SHARED, "tensor_parallel", "data_parallel", "expert_parallel", "moe_tp", "ttft_ms", "tpot_ms")
-LIMITED = ("card", "weights", "tokens_in", "tokens_out", "concurrency", "workers", "ranks")
-LIMITS = (*LIMITED, "batch", "slots")
+LIMITED = ("model", "card", "weights", "tokens_in", "tokens_out", "concurrency")
+LIMITS = (*LIMITED, "workers", "tensor_parallel", "data_parallel", "batch", "slots", "prompt_tokens")
 APART = (*SHARED, *(f"{side}_{part}" for side in SIDES for part in LAYOUT), "drafts", "layout", "ttft_ms", "tpot_ms")
 Row = dict[str, str]
 Layout = tuple[int, int, int, int]  # of prefill or decode, as in LAYOUT
@@ -109,6 +116,8 @@ def together(row: Row) -> dict[str, Any]:
         tensor, ranks = (max(1, size // experts) for size in (tensor, ranks))
     if "Kimi" in row["model_path"] and row["backend"] == "vllm":
         experts, moe_tp = 1, tensor
+    if (row["model_path"], row["backend"], out["card"], out["source"]) == SHARED_OUT:
+        experts = tensor
     if experts > 1 or ranks > 1:
         moe_tp = tensor * ranks // experts
     layout = {"tensor_parallel": tensor, "data_parallel": ranks, "expert_parallel": experts, "moe_tp": moe_tp}
@@ -154,22 +163,47 @@ def configurations(clone: Path) -> dict[tuple[Any, ...], set[tuple[str, Layout, 
     return known
 
 
-def limits(clone: Path) -> Iterator[dict[str, Any]]:
-    """Requests of a rank and experts with copies, of servers that decode on data-parallel ranks without drafts."""
-    found: dict[tuple[Any, ...], set[tuple[int, int]]] = {}
+def limits(clone: Path, recipes: Path) -> Iterator[dict[str, Any]]:
+    """What the recipes of TensorRT-LLM's servers with prefill apart set, without drafts."""
+    found: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
     for (model, kind, card, engine, *lengths), drafts, point in points(clone):
-        decode, settings = point["decode"], str(point)
-        batch = re.search(r"DECODE_MAX_BATCH_SIZE=(\d+)", settings) or re.search(r"_batch(\d+)_", settings)
-        if (model, engine, drafts) != ("dsr1", "trt", "none") or not decode["dp-attn"] or batch is None:
+        if (engine, drafts) != ("trt", "none"):
             continue
+        settings, server = str(point), (model, CARDS.get(f"{card}_sxm", card), WEIGHTS[kind], *lengths)
         copies = re.search(r"_eplb(\d+)_", settings)
-        server = CARDS.get(f"{card}_sxm", card), WEIGHTS[kind], *lengths
+        named = re.search(r"DECODE_MAX_BATCH_SIZE=(\d+)", settings) or re.search(r"_batch(\d+)_", settings)
+        workers, tensor, ranks, _ = configured(point["decode"])
         for load in point.get("conc-list", []):
-            key = (*server, load, decode["num-worker"], decode["tp"])
-            found.setdefault(key, set()).add((int(batch[1]), int(copies[1]) if copies else 0))
-    for key, both in sorted(found.items(), key=str):
-        if len(both) == 1:
-            yield dict(zip(LIMITS, (*key, *both.pop()), strict=True))
+            path = re.search(r"CONFIG_FILE=([\w./-]+)", settings)
+            stated = recipe(recipes, path[1], load) if path else None
+            if stated is None and named is None:
+                continue
+            batch, tokens = stated or (int(named[1]), 0)  # type: ignore[index]
+            key = *server, load, workers, tensor, ranks
+            found.setdefault(key, set()).add((batch, int(copies[1]) if copies else 0, tokens))
+    for key, all_of in sorted(found.items(), key=str):
+        if len(all_of) == 1:
+            yield dict(zip(LIMITS, (*key, *all_of.pop()), strict=True))
+
+
+@cache
+def versions(recipes: Path, path: str) -> tuple[dict[str, Any], ...]:
+    """All versions of a recipe, the newest first."""
+    git = ["git", "-C", str(recipes)]
+    log = subprocess.run([*git, "log", "--all", "--format=%H", "--", path], check=True, capture_output=True, text=True)
+    texts = [
+        subprocess.run([*git, "show", f"{one}:{path}"], capture_output=True, text=True) for one in log.stdout.split()
+    ]
+    return tuple(yaml.safe_load(one.stdout) for one in texts if not one.returncode)
+
+
+def recipe(recipes: Path, path: str, load: int) -> tuple[int, int] | None:
+    """Requests of a rank that decodes and prompt tokens of a forward, by the newest version for a load."""
+    for one in versions(recipes, path):
+        if str(load) in re.findall(r"\d+", str(one["benchmark"].get("concurrencies", ""))):
+            sides = one["backend"]["trtllm_config"]
+            return sides["decode"]["max_batch_size"], sides["prefill"]["max_num_tokens"]
+    return None
 
 
 def apart(rows: list[Row], clone: Path) -> Iterator[dict[str, Any]]:
@@ -216,14 +250,14 @@ def write(path: Path, columns: tuple[str, ...], rows: list[dict[str, Any]]) -> N
 
 
 def main() -> None:
-    sample, clone = map(Path, sys.argv[1:3])
-    folder = Path(sys.argv[3] if len(sys.argv) > 3 else "calibration/data/silicon")
+    sample, clone, recipes = map(Path, sys.argv[1:4])
+    folder = Path(sys.argv[4] if len(sys.argv) > 4 else "calibration/data/silicon")
     with sample.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     rows.sort(key=lambda row: row["id"])
     write(folder / "rows.csv", ROWS, [together(row) for row in rows if row["mode"] == "agg"])
     write(folder / "apart.csv", APART, list(apart([row for row in rows if row["mode"] == "disagg"], clone)))
-    write(folder / "limits.csv", LIMITS, list(limits(clone)))
+    write(folder / "limits.csv", LIMITS, list(limits(clone, recipes)))
 
 
 if __name__ == "__main__":

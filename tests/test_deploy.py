@@ -227,6 +227,14 @@ def test_weights_and_caches_of_eight_bits_are_told_to_the_engines() -> None:
     assert "--quantization" not in published.text
 
 
+def test_compressed_attention_has_the_cache_and_blocks_that_vllm_serves_it_with() -> None:
+    hardware = Hardware("h200", tensor_parallel_size=4)
+    vllm, sglang, *_ = deployment(Experiment("autoregressive", server=Server("deepseek-v4-flash"), hardware=hardware))
+    given = flags(vllm.text)
+    assert (given["--kv-cache-dtype"], given["--block-size"]) == ("fp8", "256")
+    assert "--block-size" not in sglang.text
+
+
 def test_an_mtp_layer_of_the_targets_own_checkpoint() -> None:
     server, hardware = Server("deepseek-v3", 1, "mtp"), Hardware(tensor_parallel_size=8)
     vllm, sglang, *_ = deployment(Experiment("colocated", server=server, hardware=hardware))

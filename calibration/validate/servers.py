@@ -23,7 +23,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from pdvsim.calibration.validate.scripts import BLACKWELL, StatedServer
 from pdvsim.sim.assembly import covering_profile
@@ -50,6 +50,7 @@ NATIVE = ("gpt-oss-120b",)  # its published weights are what is served, whatever
 IN_8_BITS = ("deepseek-v3", "minimax-m2")  # as they are published
 IN_4_BITS = ("kimi-k2.5",)  # the same of its experts
 ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
+RECIPES = {"deepseek-v3": "dsr1", "kimi-k2.5": "kimik2.5", "gpt-oss-120b": "gptoss"}  # as `limits.csv` calls them
 TOKENS_APART = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # per forward of servers with prefill apart
 COPIES, EXPERTS, UNEVEN = 32, 256, (24, 48, 72)  # of experts of DeepSeek, on so many GPUs
 ServerKind = Literal["plain", "expert-parallel", "apart"]
@@ -63,6 +64,14 @@ class ServerLayout:
     tensor_parallel: int
     data_parallel: int
     expert_parallel: int
+
+
+class Limits(NamedTuple):
+    """What a recipe of TensorRT-LLM sets; 0: not known, and no copies."""
+
+    batch: int = 0  # requests that an engine or rank decodes at most
+    slots: int = 0  # experts with copies
+    prompt_tokens: int = 0  # of a forward that prefills
 
 
 @dataclass(frozen=True)
@@ -106,11 +115,13 @@ class SiliconRow(StatedServer):
         return not (self.engine == "sglang" and self.weights == "nvfp4" and not self.version)
 
     @property
-    def limits(self) -> tuple[int, int]:
-        """Requests that a rank decodes at most, and experts with copies; 0: not known, and none."""
+    def limits(self) -> Limits:
+        """What the recipe of a server with prefill apart sets, where it is known."""
+        if self.kind != "apart" or self.engine != "trtllm" or self.served not in RECIPES:
+            return Limits()
         key = self.card, self.weights, self.tokens_in, self.tokens_out, self.concurrency
-        known = self.kind == "apart" and self.engine == "trtllm" and self.served == "deepseek-v3"
-        return _limits().get((*key, self.workers, self.data_parallel), (0, 0)) if known else (0, 0)
+        layout = self.workers, self.tensor_parallel, self.data_parallel
+        return _limits().get((RECIPES[self.served], *key, *layout), Limits())
 
     @cached_property
     def experiment(self) -> Experiment:
@@ -130,13 +141,13 @@ class SiliconRow(StatedServer):
         )
         server = Server(
             pair=f"none:{self.name}",
-            max_num_seqs=self.limits[0] or self.concurrency,
+            max_num_seqs=self.limits.batch or self.concurrency,
             max_num_batched_tokens=self.tokens_per_step,
             kv_cache_dtype="fp8" if self.kv_cache_dtype == "fp8" else "auto",
         )
-        if self.prefill is not None:  # other scripts start these: their limits are not read, and nothing waits
-            least = TOKENS_APART[self.engine]
-            whole = self.tokens_in + self.concurrency + 64 if self.engine == "trtllm" else 0
+        if self.prefill is not None:  # other scripts start these
+            least = self.limits.prompt_tokens or TOKENS_APART[self.engine]
+            whole = self.tokens_in + 64 if self.engine == "trtllm" else 0
             server = replace(server, max_num_batched_tokens=max(least, whole))
             return Experiment("pd", traffic, server=server, hardware=hardware_of(self))
         (steps, share), (timeout, gathering) = self.prompt_wait, self.rank_wait
@@ -183,8 +194,8 @@ def hardware_of(row: SiliconRow) -> Hardware:
         data_parallel_size=row.data_parallel,
         enable_expert_parallel=row.expert_parallel > 1,
         all2all_backend=_exchange(row),
-        enable_eplb=bool(row.limits[1]) or row.data_parallel in UNEVEN,
-        num_redundant_experts=COPIES if row.data_parallel in UNEVEN else max(0, row.limits[1] - EXPERTS),
+        enable_eplb=bool(row.limits.slots) or row.data_parallel in UNEVEN,
+        num_redundant_experts=COPIES if row.data_parallel in UNEVEN else max(0, row.limits.slots - EXPERTS),
         band=False,
     )
     if row.prefill is None:
@@ -215,10 +226,11 @@ def _exchange(row: SiliconRow) -> All2All | None:
 
 
 @cache
-def _limits() -> dict[tuple[object, ...], tuple[int, int]]:
+def _limits() -> dict[tuple[object, ...], Limits]:
     with (FOLDER / "limits.csv").open(newline="", encoding="utf-8") as file:
         rows = [[text if text[:1].isalpha() else int(text) for text in row.values()] for row in csv.DictReader(file)]
-    return {tuple(key): (int(batch), int(slots)) for *key, batch, slots in rows}
+    own = len(Limits._fields)
+    return {tuple(row[:-own]): Limits(*map(int, row[-own:])) for row in rows}
 
 
 def not_simulated(rows: Iterable[SiliconRow]) -> dict[str, str]:

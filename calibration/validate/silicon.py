@@ -18,7 +18,7 @@ from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.hardware.composed import engine_profile
-from pdvsim.sim.hardware.kernels import Floats
+from pdvsim.sim.hardware.shapes import Floats
 from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.run import simulate
 

@@ -47,6 +47,8 @@ SEPARATE_PREFILL = "with a drafter it prefills in separate batches, not together
 ENGINES: dict[str, ServingEngine] = {
     "vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM's": "trtllm", "TensorRT-LLM": "trtllm",
 }  # fmt: skip
+VLLM_FP8 = "fp8"
+COMPRESSED_BLOCK = 256  # tokens: what InferenceX's scripts give vLLM for DeepSeek-V4, as vLLM's recipes do
 DEEPEP_MODES = {"deepep_low_latency": "low_latency", "deepep_high_throughput": "normal"}  # SGLang's names
 
 
@@ -89,7 +91,7 @@ def vllm(served: Served) -> Block:
         *("vllm", "serve", checkpoint(pair.target)),
         *("--max-num-seqs", server.max_num_seqs, "--max-num-batched-tokens", max(budget, server.max_num_seqs)),
         *("--enable-chunked-prefill", "--gpu-memory-utilization", served.experiment.hardware.gpu_memory_utilization),
-        *_shared_flags(served, longest, "--max-model-len", "fp8", "--no-enable-prefix-caching"),
+        *_shared_flags(served, longest, "--max-model-len", VLLM_FP8, "--no-enable-prefix-caching"),
         *_vllm_ranks(served.experiment.hardware),
     ]
     notes = _shared_notes(served, longest)
@@ -380,7 +382,9 @@ def _shared_flags(served: Served, k: int, context: str, fp8: str, uncached: str,
     flags: list[Any] = [context, mine] if k and mine is not None and (whole is None or mine < whole) else []
     flags += ["--tensor-parallel-size", size] if size > 1 else []
     flags += ["--quantization", "fp8"] if _is_fp8(served.pair.target) else []
-    flags += ["--kv-cache-dtype", fp8] if server.kv_cache_dtype == "fp8" else []
+    compressed = served.pair.target.compressed is not None and fp8 == VLLM_FP8  # SGLang caches it in 8 bits unasked
+    flags += ["--kv-cache-dtype", fp8] if compressed or server.kv_cache_dtype == "fp8" else []
+    flags += ["--block-size", COMPRESSED_BLOCK] if compressed else []
     return flags if server.enable_prefix_caching else [*flags, uncached]
 
 

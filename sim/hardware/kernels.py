@@ -1,10 +1,9 @@
 """Kernel times of an engine on a card, by shape, read between the shapes that were timed.
 
 Tables come from NVIDIA's AIConfigurator (Apache-2.0, see `data/engines/NOTICE`), packed by `pdvsim calibrate
---from-kernels`. Matrix products and experts are interpolated as a share of the card's roofline, in the logarithms of
-their sizes, because that share changes slowly where times do not. Attention is read as a line in the cached tokens.
+--from-kernels`. `shapes` reads between those that were timed.
 
-Not modelled: sizes between those timed at which a library picks another kernel, and kernels that overlap.
+Not modelled: kernels that overlap.
 """
 
 from __future__ import annotations
@@ -20,25 +19,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.links import NODE, LinkSpec, between_nodes, gather_s
+from pdvsim.sim.hardware.links import NODE, RACK, LinkSpec, between_nodes, gather_s, nvlink_of
+from pdvsim.sim.hardware.shapes import (
+    ITEM_BYTES,
+    Floats,
+    between,
+    experts_roofline,
+    filled,
+    lines,
+    nearest,
+    per_pair,
+    rising,
+    roofline,
+    unpacked,
+)  # fmt: skip
+from pdvsim.sim.hardware.transfer import IMBALANCE
 from pdvsim.sim.layers import All2All
 from pdvsim.sim.specs import GpuSpec
 
-Floats = NDArray[np.float64]
 ENGINES: tuple[ServingEngine, ...] = get_args(ServingEngine)
 
-UNIT = 1000  # a stored value is 1000 times the logarithm of microseconds: steps of 0.1%
-MISSING = np.iinfo(np.int16).min
-KERNEL_S = 5e-6  # of a kernel that has next to nothing to do
-BANDWIDTH_SHARE, FLOPS_SHARE = 0.85, 0.75  # of the data sheet, which good kernels reach
-ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "w4a16_mxfp4": 0.53125,
-              "w4a8_mxfp4_mxfp8": 0.53125, "int4_wo": 0.5625}  # fmt: skip
-RATE = {
-    "fp8": 2.0,
-    "fp8_block": 2.0,
-    "nvfp4": 4.0,
-    "w4a8_mxfp4_mxfp8": 2.0,
-}  # times the arithmetic of 16 bits, on cards that have such units
 # Engines multiply experts of MXFP4 in 8 bits if they can. Else in 16: gpt-oss by kernels of OpenAI's, DeepSeek-V4 by
 # Marlin's, which were timed with integers
 MXFP4_KERNELS = {
@@ -50,21 +50,7 @@ NVLINK_HIDDEN = 7168  # size of a token in the timed exchanges of TensorRT-LLM
 # How these send tokens to experts of a type; others take 16 bits
 SENT = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8", "w4a8_mxfp4_mxfp8": "fp8"}
 DISPATCHED_BYTES, EXCHANGED_BYTES = 1, 2  # per value, as DeepEP sends it to experts, and of all other exchanges
-CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
 LONGEST = 65_536  # cached tokens up to which compressed attention is
-
-
-def packed(seconds: Floats) -> NDArray[np.int16]:
-    """Times as they are stored; no number where there is no time."""
-    with np.errstate(invalid="ignore", divide="ignore"):
-        logs = np.round(UNIT * np.log(seconds * 1e6))
-    return np.where(np.isfinite(logs), logs, MISSING).astype(np.int16)
-
-
-def unpacked(values: NDArray[np.int16]) -> Floats:
-    """Logarithms of seconds."""
-    logs = np.where(values == MISSING, np.nan, values / UNIT)
-    return np.asarray(logs + np.log(1e-6))
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,7 +85,7 @@ class KernelTables:
         shares, axes = self._filled_shares(timed)
         at = (tokens, np.full_like(tokens, outputs), np.full_like(tokens, inputs))
         item = ITEM_BYTES.get(kind, ITEM_BYTES[timed])
-        return np.asarray(np.exp(_between(shares, axes, at)) * roofline(self.gpu, timed, *at, item))
+        return np.asarray(np.exp(between(shares, axes, at)) * roofline(self.gpu, timed, *at, item))
 
     def product_shares(self, kind: str) -> tuple[Floats, list[NDArray[Any]]]:
         """Logarithms of the products' times over the roofline's, by tokens, outputs and inputs; and these sizes."""
@@ -111,7 +97,7 @@ class KernelTables:
     def _filled_shares(self, kind: str) -> tuple[Floats, list[NDArray[Any]]]:
         if kind not in self._cache:
             shares, axes = self.product_shares(kind)
-            self._cache[kind] = _filled(shares, axes), axes
+            self._cache[kind] = filled(shares, axes), axes
         return self._cache[kind]
 
     def experts(
@@ -121,8 +107,10 @@ class KernelTables:
         """Seconds of one layer's experts over `tokens`, of `inner` intermediate size on this GPU.
 
         Of experts on several `ranks`, the time of the rank with the most to do: where they are `balanced`, all have as
-        much. Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have.
-        Sizes that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
+        much. It takes no longer than one of fewer ranks, which has more experts, does for its share. Some were timed
+        with more: MXFP4 on an H200 up to 60% more than one GPU with all, 8 ranks of a B200 up to 70% more than 4.
+        Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have. Sizes
+        that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
         no gate were timed with their two matrices; from others, two of three are taken.
         """
         table, even = "moe-ep" if ranks > 1 and self.kinds("moe-ep") else "moe", "moe-even"
@@ -131,11 +119,17 @@ class KernelTables:
             table, even = "moe-sent", "moe-sent-even"
         elif ranks > NODE and kind in self.kinds("moe-wide"):
             table = "moe-wide"
-        shape = hidden, inner, per_token, count, ranks
-        seconds = self._experts_s(table, kind, tokens, *shape, gated)
-        if not (balanced and kind in self.kinds(even)):
-            return seconds
-        return np.minimum(seconds, self._experts_s(even, kind, tokens, *shape, gated))
+        shape = hidden, inner, per_token, count
+        seconds = self._experts_s(table, kind, tokens, *shape, ranks, gated)
+        if balanced and kind in self.kinds(even):
+            seconds = np.minimum(seconds, self._experts_s(even, kind, tokens, *shape, ranks, gated))
+        for fewer in (1, 2, 4) if table == "moe-ep" else ():
+            if fewer < ranks:
+                share = np.maximum(1.0, tokens * (ranks / fewer) ** (IMBALANCE - 1))
+                seconds = np.minimum(
+                    seconds, self._experts_s("moe" if fewer == 1 else table, kind, share, *shape, fewer, gated)
+                )
+        return seconds
 
     def experts_kind(self, kind: str, table: str = "moe") -> str:
         """The type that experts of a type are multiplied in, of those that were timed."""
@@ -169,15 +163,15 @@ class KernelTables:
         pairs = self.arrays[f"{name}/pairs"].astype(float)
         rows, context = self.arrays[f"{name}/rows"].astype(float), self.arrays[f"{name}/context"].astype(float)
         # per KV head and per query of a group: one that was timed, and its time in proportion beyond the first
-        best, factor = _nearest(pairs, heads, kv_heads)
-        return _lines(rows, context, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
+        best, factor = nearest(pairs, heads, kv_heads)
+        return lines(rows, context, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
 
     def prefill(self, heads: int, kv_heads: int, head_dim: int, cache: str) -> tuple[float, float]:
         """Prefill attention of a layer: seconds per launch, and per pair of query and context token."""
         name, scale = self._attention("prefill", head_dim, cache, 0)
         pairs, length = self.arrays[f"{name}/pairs"].astype(float), self.arrays[f"{name}/length"].astype(float)
-        best, factor = _nearest(pairs, heads, kv_heads)
-        return _per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
+        best, factor = nearest(pairs, heads, kv_heads)
+        return per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
 
     def latent_decode(self, heads: int, cache: str) -> tuple[Floats, ...]:
         """The same as `decode` for multi-head latent attention, with the products that enter and leave the cache."""
@@ -185,7 +179,7 @@ class KernelTables:
         known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
         best = int(np.argmin(np.abs(np.log(known / heads))))
         times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
-        rows, fixed, slope = _lines(rows, context, times, heads / known[best])
+        rows, fixed, slope = lines(rows, context, times, heads / known[best])
         return rows, fixed + self._absorbed(heads, rows), slope
 
     def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
@@ -193,7 +187,7 @@ class KernelTables:
         name = self._latent("prefill", cache)
         known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
         best = int(np.argmin(np.abs(np.log(known / heads))))
-        return _per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), heads / known[best])
+        return per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), heads / known[best])
 
     def sparse_decode(self, kind: str, hidden: int, heads: int, cache: str, reach: int) -> tuple[Floats, ...] | None:
         """Sparse attention of a layer with its products, as two lines: up to `reach` cached tokens, and beyond.
@@ -206,8 +200,8 @@ class KernelTables:
         best = int(np.argmin(np.abs(np.log(known / heads))))
         times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
         near, far = context <= reach, context >= reach
-        rows_near, fixed, within = _lines(rows, context[near], times[:, near], heads / known[best], (64, reach))
-        rows_far, _, past = _lines(rows, context[far], times[:, far], 1.0, (reach, 1 << 20))
+        rows_near, fixed, within = lines(rows, context[near], times[:, near], heads / known[best], (64, reach))
+        rows_far, _, past = lines(rows, context[far], times[:, far], 1.0, (reach, 1 << 20))
         return rows_near, fixed, within, np.interp(rows_near, rows_far, past)
 
     def compressed_decode(
@@ -221,10 +215,10 @@ class KernelTables:
             return None
         known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
         times = np.exp(unpacked(self.arrays[f"{name}/t"])[int(np.argmin(np.abs(np.log(known / heads))))])
-        rows_near, fixed, within = _lines(rows, context, times, 1.0, (64, reach or LONGEST))
+        rows_near, fixed, within = lines(rows, context, times, 1.0, (64, reach or LONGEST))
         if reach is None:
             return rows_near, fixed, within
-        rows_far, base, past = _lines(rows, context, times, 1.0, (reach + 1, LONGEST))
+        rows_far, base, past = lines(rows, context, times, 1.0, (reach + 1, LONGEST))
         base, past = np.interp(rows_near, rows_far, base), np.minimum(within, np.interp(rows_near, rows_far, past))
         more = np.maximum(0.0, base - fixed - (within - past) * reach * rows_near)
         return rows_near, fixed, within, past, more
@@ -237,7 +231,7 @@ class KernelTables:
         best = int(np.argmin(np.abs(np.log(known / hidden))))
         times = np.exp(unpacked(self.arrays["streams/all/t"])[best])
         given = np.isfinite(times)
-        return np.asarray(_rising(at[given], times[given], tokens) * hidden / known[best])
+        return np.asarray(rising(at[given], times[given], tokens) * hidden / known[best])
 
     def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
         """The same of prompts: lengths, and seconds of a layer with its products."""
@@ -304,10 +298,17 @@ class KernelTables:
         return f"{phase}/{size}-{cache}-{window if window in windows else 0}", head_dim / size
 
     def reduce_s(self, gpus: int, elements: Floats) -> Floats:
-        """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph."""
+        """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph.
+
+        In a rack, that of 8 GPUs takes no longer than one of 4 and one of pairs. vLLM's and SGLang's were timed with
+        NCCL over two nodes, without the symmetric memory that recipes turn on (--enable-symm-mem).
+        """
         at = self.arrays["reduce/graph/elements"].astype(float)
         which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
-        return _rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
+        seconds = rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
+        if gpus < NODE or nvlink_of(self.gpu.name)[1] != RACK:
+            return seconds
+        return np.minimum(seconds, self.reduce_s(gpus // 2, elements) + self.reduce_s(2, elements))
 
     def exchange_s(
         self, how: All2All, ranks: int, tokens: Floats, hidden: int, nodes: int = 1, kind: str = "bfloat16",
@@ -331,7 +332,7 @@ class KernelTables:
         known, at = self.arrays[f"{name}/hidden"].astype(float), self.arrays[f"{name}/tokens"].astype(float)
         logs = unpacked(self.arrays[f"{name}/t"])[int(np.argmin(np.abs(np.log(known / hidden))))]
         given = np.isfinite(logs)
-        within = _rising(at[given], np.exp(logs[given]), tokens)
+        within = rising(at[given], np.exp(logs[given]), tokens)
         return within + self._between_nodes(how, nodes, tokens, hidden, port) if nodes > 1 else within
 
     def _nvlink_s(self, ranks: int, tokens: Floats, sent: str, per_token: int) -> Floats:
@@ -347,7 +348,7 @@ class KernelTables:
         reached, timed = (ranks * (1 - (1 - 1 / ranks) ** count) for count in (per_token, TOPK))
         times = np.exp(unpacked(self.arrays[f"nvlink/{sent}/t"])[which])
         given = np.isfinite(times)
-        return _rising(at[given].astype(float), times[given], tokens * reached / timed)
+        return rising(at[given].astype(float), times[given], tokens * reached / timed)
 
     def _between_nodes(self, how: All2All, nodes: int, tokens: Floats, hidden: int, port: LinkSpec) -> Floats:
         """What DeepEP takes on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.
@@ -360,7 +361,7 @@ class KernelTables:
             more = np.maximum.accumulate(np.maximum(times - times[0], 0.0), axis=0)
             width = hidden / float(self.arrays[f"{name}/hidden"][0])
             here = np.array([np.interp(nodes, known, column) for column in more.T])
-            return _rising(at, here, tokens * width)
+            return rising(at, here, tokens * width)
         copies = TOPK * (1 - 1 / nodes)
         if how == "deepep_high_throughput":
             copies = (nodes - 1) * (1 - (1 - 1 / nodes) ** TOPK)
@@ -378,138 +379,7 @@ class KernelTables:
         timed = min(gpus, int(known[-1]))
         elements = elements * ((1 - 1 / gpus) / (1 - 1 / timed))
         times = np.exp(unpacked(self.arrays[f"nccl/{operation}/t"])[known.tolist().index(timed)])
-        return _rising(at, times, elements)
-
-
-def _rising(at: Floats, times: Floats, sizes: Floats) -> Floats:
-    """Times between those timed; a larger size is never faster, and beyond the largest times are in proportion."""
-    times = np.minimum.accumulate(times[::-1])[::-1]
-    return np.where(sizes > at[-1], times[-1] * sizes / at[-1], np.interp(sizes, at, times))
-
-
-def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: float | None = None) -> Floats:
-    """What a product would take at the shares of the data sheet that good kernels reach; weights of `item` bytes."""
-    usual = ITEM_BYTES.get(kind, 2.0)
-    moved = n * k * (usual if item is None else item) + m * k * usual + 2 * m * n
-    return _roof(gpu, kind, moved, 2 * m * n * k)
-
-
-def experts_roofline(
-    gpu: GpuSpec, kind: str, tokens: Floats, hidden: float, inner: float, per_token: float, count: float
-) -> Floats:
-    """The same of a layer's experts, of which `tokens` take distinct ones at random."""
-    read = count * (1 - (1 - per_token / count) ** tokens)
-    weights = 3 * hidden * inner
-    moved = read * weights * ITEM_BYTES.get(kind, 2.0) + 2 * tokens * per_token * (2 * hidden + 3 * inner)
-    return _roof(gpu, kind, moved, 2 * weights * per_token * tokens)
-
-
-def _roof(gpu: GpuSpec, kind: str, moved: Floats, flops: Floats) -> Floats:
-    reading = moved / (gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE)
-    multiplying = flops / (gpu.flops_per_s * RATE.get(kind, 1.0) * FLOPS_SHARE)
-    return np.asarray(KERNEL_S + np.cbrt(reading**3 + multiplying**3))
-
-
-def _between(values: Floats, axes: list[NDArray[Any]], at: tuple[Floats, ...]) -> Floats:
-    """Multilinear interpolation in the logarithms of the axes; the value at the edge beyond them."""
-    total = np.zeros(at[0].shape)
-    places = []
-    for axis, wanted in zip(axes, at, strict=True):
-        logs, here = np.log(axis.astype(float)), np.log(wanted)
-        right = np.clip(np.searchsorted(logs, here), 1, len(logs) - 1)
-        share = np.clip((here - logs[right - 1]) / (logs[right] - logs[right - 1]), 0, 1)
-        places.append((right, share))
-    for corner in np.ndindex(*([2] * len(axes))):
-        weight, index = np.ones(at[0].shape), []
-        for side, (right, share) in zip(corner, places, strict=True):
-            weight = weight * (share if side else 1 - share)
-            index.append(right - 1 + side)
-        total += weight * values[tuple(index)]
-    return total
-
-
-def from_neighbours(shares: Floats, axes: list[NDArray[Any]]) -> Floats:
-    """Each point from those around it: the mean of straight lines along outputs and inputs, in logarithms.
-
-    No number where neither axis has a neighbour on both sides.
-    """
-    guesses = []
-    for axis in (1, 2):
-        logs = np.log(axes[axis].astype(float))
-        place = np.arange(1, len(logs) - 1)
-        share = (logs[place] - logs[place - 1]) / (logs[place + 1] - logs[place - 1])
-        share = share.reshape([-1 if one == axis else 1 for one in range(3)])
-        line = (1 - share) * np.take(shares, place - 1, axis) + share * np.take(shares, place + 1, axis)
-        guess = np.full(shares.shape, np.nan)
-        index: list[Any] = [slice(None)] * 3
-        index[axis] = place
-        guess[tuple(index)] = line
-        guesses.append(guess)
-    both = np.stack(guesses)
-    known = np.isfinite(both)
-    with np.errstate(invalid="ignore"):
-        return np.asarray(np.where(known, both, 0.0).sum(axis=0) / known.sum(axis=0))
-
-
-def _filled(values: Floats, axes: list[NDArray[Any]]) -> Floats:
-    """Gaps from the points around them, else from the nearest smaller size, else from the nearest larger one."""
-    result = np.where(np.isfinite(values), values, from_neighbours(values, axes))
-    for flip in (False, True):
-        for axis in (2, 1, 0):
-            result = np.flip(result, axis) if flip else result
-            for _ in range(result.shape[axis]):
-                before = np.concatenate([np.take(result, [0], axis), np.delete(result, -1, axis)], axis)
-                gap = np.isnan(result) & ~np.isnan(before)
-                if not gap.any():
-                    break
-                result = np.where(gap, before, result)
-            result = np.flip(result, axis) if flip else result
-    return result
-
-
-def _nearest(pairs: Floats, heads: int, kv_heads: int) -> tuple[int, float]:
-    """The timed numbers of heads and KV heads that are nearest, and how much more the wanted ones read."""
-    distance = np.abs(np.log(pairs[:, 1] / kv_heads)) * 2 + np.abs(np.log(pairs[:, 0] / heads))
-    best = int(np.argmin(distance))
-    return best, max(1.0, kv_heads / pairs[best, 1])
-
-
-def _lines(
-    rows: Floats, context: Floats, times: Floats, scale: float, between: tuple[int, int] = CONTEXTS
-) -> tuple[Floats, ...]:
-    """For each number of rows a straight line through its times, by least squares of relative errors.
-
-    Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
-    """
-    kept: list[float] = []
-    fixed: list[float] = []
-    slopes: list[float] = []
-    for count, row in zip(rows, times, strict=True):
-        known = np.isfinite(row)
-        use = known & (context >= between[0]) & (context <= between[1])
-        if use.sum() >= 3:
-            weight = 1 / row[use]
-            design = np.stack([weight, weight * context[use] * count], axis=1)
-            (base, slope), *_ = np.linalg.lstsq(design, np.ones(use.sum()), rcond=None)
-            if base < 0:
-                base, slope = 0.0, float(np.median(row[use] / (context[use] * count)))
-        elif slopes and known.any():
-            slope = slopes[-1]
-            base = max(0.0, float(np.median(row[known] - slope * context[known] * count)))
-        else:
-            continue
-        kept.append(count)
-        fixed.append(float(base))
-        slopes.append(max(float(slope), 1e-15))
-    return np.array(kept), np.array(fixed), np.array(slopes) * scale
-
-
-def _per_pair(length: Floats, times: Floats, scale: float) -> tuple[float, float]:
-    """A launch's time and the time per pair, from prompts of 1,024 tokens and more."""
-    use = np.isfinite(times) & (length >= 1024)
-    pairs = length[use] * (length[use] + 1) / 2
-    fixed = float(np.nanmin(times))
-    return fixed, float(np.median(np.maximum(0.0, times[use] - fixed) / pairs)) * scale
+        return rising(at, times, elements)
 
 
 def read_tables(path: Path, gpu: GpuSpec) -> KernelTables:

@@ -202,6 +202,11 @@ class Profile:
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
 
+    @property
+    def handover_s(self) -> float:
+        """With prefill apart, per request between engines: router, connector and waits for a step."""
+        return 0.0
+
     def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
         """The same with both models of a pair: one that it lacks is predicted, and the foundation says so.
 

@@ -38,7 +38,8 @@ class SpreadCosts(CostModel):
         assert spec.experts is not None
         self.experts = spec.experts
         none_taken = replace(spec, experts=replace(spec.experts, per_token=0))
-        self.own = CostModel(none_taken, replace(terms, experts=ExpertReads()))
+        overhead = replace(terms.overhead, least_s=0.0)  # it is that of a forward with its experts
+        self.own = CostModel(none_taken, replace(terms, experts=ExpertReads(), overhead=overhead))
         self._expert_flops = 2.0 * spec.experts.per_token * spec.expert_params / spec.experts.ranks
 
     def price(
@@ -52,7 +53,7 @@ class SpreadCosts(CostModel):
         own = self.own.price(rows, tokens, steps, context, prompts, first_tokens, packed)
         shared = self.shared([self.routed(rows, tokens, steps, prompts, packed)] * self.spec.data_ranks)
         cost = own._replace(
-            seconds_0=own.seconds_0 + shared.seconds,
+            seconds_0=max(own.seconds_0 + shared.seconds, self.terms.overhead.least_s if prompts else 0.0),
             bytes_0=own.bytes_0 + shared.bytes,
             flops_0=own.flops_0 + shared.flops,
         )
@@ -92,10 +93,7 @@ def spread_costs(spec: ModelSpec, terms: ForwardTerms) -> SpreadCosts:
     return SpreadCosts(spec, terms)
 
 
-def together(own: Sequence[Price], shared: Price) -> list[Price]:
-    """Prices of the launches of all ranks: each as long as the longest, with the experts' part."""
-    slowest_s = max([price.seconds for price in own])
-    return [
-        Price(slowest_s + shared.seconds, price.bytes + shared.bytes, price.flops + shared.flops, price.cache_bytes)
-        for price in own
-    ]
+def together(own: Sequence[Price], shared: Price, least_s: float = 0.0) -> list[Price]:
+    """Prices of the launches of all ranks: the longest, with the experts' part, and at least `least_s`."""
+    seconds = max(max([price.seconds for price in own]) + shared.seconds, least_s)
+    return [Price(seconds, price.bytes + shared.bytes, price.flops + shared.flops, price.cache_bytes) for price in own]

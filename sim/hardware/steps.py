@@ -13,6 +13,9 @@ several times vLLM's. Overlap is the default since pull request 21062 (April 202
 it, states rounds that are 1.1 ms shorter (2.99 tokens at 246.80 tok/s without, 3.01 at 273.43 with): newer ones have
 so much less. A pair of runs with overlap (gpt-oss-120b, `studies/experts.py`) cannot tell, as plain steps of that model
 are mispredicted by more than a round costs. No pair of vLLM from 0.14 on was found: it has the older figures.
+
+With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on visible servers behind Dynamo,
+some 15 of SGLang's with DeepSeek-R1 and seven of vLLM's with Kimi-K2.5. TensorRT-LLM's lacked nothing.
 """
 
 from __future__ import annotations
@@ -49,6 +52,7 @@ class EngineStep:
     eager_layer_s: float = 0.0
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
+    handover_s: float = 0.0  # with prefill apart, per request: router, connector, and waits for a step of either engine
     round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
     draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
 

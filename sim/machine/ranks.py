@@ -122,7 +122,9 @@ def joint_prices(launches: Sequence[tuple[RankGPU, Launch]]) -> list[Price]:
     own = [rank.own_ledger.price(launch) for rank, launch in launches]
     rank, launch = launches[0]
     model = rank.ledger.models[launch.role]
-    shared = Price(0.0, 0.0, 0.0, 0.0)
+    shared, least_s = Price(0.0, 0.0, 0.0, 0.0), 0.0
     if isinstance(model, SpreadCosts):
         shared = model.shared([rank.routed(launch) for rank, launch in launches])
-    return together(own, shared)
+        if any(launch.chunks for _, launch in launches):
+            least_s = model.terms.overhead.least_s
+    return together(own, shared, least_s)

@@ -12,8 +12,7 @@ The first token comes from the first step of the decode engine, which runs the l
 vLLM; in SGLang and TensorRT-LLM it is sent with the KV cache. A request that the decode engine preempts is prefilled
 there.
 
-Not modelled: the router's and the connector's own time, KV cache that is sent back, and room that an engine reserves
-before the prefill has ended.
+Not modelled: KV cache that is sent back, and room that an engine reserves before the prefill has ended.
 """
 
 from __future__ import annotations
@@ -45,6 +44,7 @@ class KvShipping:
     state_bytes: float = 0.0  # what a request keeps whatever its length, sent with the end of a prompt
     drafter: bool = False  # the drafter's is sent too
     first_token: bool = False  # the prefill's token is sent too
+    handover_s: float = 0.0  # of every request besides: router, connector, and waits for a step of either engine
 
     def bytes_after(self, tokens: int) -> float:
         """What the first `tokens` tokens of a prompt take."""
@@ -250,4 +250,4 @@ class Disaggregated:
 
         event = Event(engine.env)
         event.callbacks.append(arrived)
-        engine.env.at(arrives_s, event)
+        engine.env.at(arrives_s + shipping.handover_s, event)

@@ -12,7 +12,8 @@ import pytest
 from pdvsim.calibration.kernels import LEAST_ROWS, SYSTEMS, as_bytes, left_out, pack
 from pdvsim.cli import main
 from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.kernels import read_tables, roofline, shipped_tables
+from pdvsim.sim.hardware.kernels import read_tables, shipped_tables
+from pdvsim.sim.hardware.shapes import roofline
 
 SIZES = (128, 256, 512, 1024, 2048, 4096)
 
@@ -61,7 +62,7 @@ def _write_tables(path: Path, name_of_card: str, gpus: tuple[int, ...], reduce_m
 
 def test_larger_groups_of_a_rack_are_those_of_the_gb300(tmp_path: Path) -> None:
     _write_tables(tmp_path, "gb200", gpus=(2, 4))
-    _write_tables(tmp_path, "gb300", gpus=(2, 4, 8, 16), reduce_ms=3e-3)
+    _write_tables(tmp_path, "gb300", gpus=(2, 4, 8, 16), reduce_ms=1.5e-3)
     experts = [
         {"moe_dtype": "w4a8_mxfp4_mxfp8", "distribution": "balanced", "inter_size": 2048, "hidden_size": 4096,
          "topk": 8, "num_experts": 128, "moe_tp_size": 1, "moe_ep_size": 1, "num_tokens": tokens, "latency": 0.1}
@@ -75,7 +76,7 @@ def test_larger_groups_of_a_rack_are_those_of_the_gb300(tmp_path: Path) -> None:
         [float(tables.reduce_s(count, np.array([8.0]))[0]) for count in counts] for counts in ((2, 4), (8, 16))
     )
     assert one == pytest.approx([8e-6] * 2, rel=2e-3)
-    assert other == pytest.approx([24e-6] * 2, rel=2e-3)
+    assert other == pytest.approx([12e-6] * 2, rel=2e-3)
     assert tables.about["borrowed"] == {"w4a8_mxfp4_mxfp8": "sglang", "all-reduces of 8 and 16 GPUs": "gb300"}
 
 

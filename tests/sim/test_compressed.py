@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.composed import ModelKernels, engine_profile
+from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, model, shard
+from pdvsim.sim.hardware.parts import ModelKernels
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Compressed
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens

@@ -148,8 +148,10 @@ def test_over_an_endless_link_the_first_token_is_prefill_and_one_step(endless_li
     contexts = result.requests["prompt_tokens"] - 1
     step_s = [0.0 if engine else model.price(1, 1, 1, context).at(context).seconds for context in contexts]
     ttft_s = result.requests["first_token_s"] - result.requests["arrival_s"]
-    host_s = covering_profile(experiment).host
-    assert ttft_s == pytest.approx(prefill_s + step_s, abs=2 * (host_s.request_s + 1e-9))
+    profile = covering_profile(experiment)
+    between_s = profile.handover_s  # router and connector
+    assert between_s == (0.18 if engine else 0.0)
+    assert ttft_s == pytest.approx(prefill_s + between_s + step_s, abs=2 * (profile.host.request_s + 1e-9))
 
 
 def test_overlap_hides_at_most_the_prefill() -> None:

@@ -14,13 +14,15 @@ from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.composed import TOKENS, ModelKernels, compose, engine_profile
+from pdvsim.sim.hardware.composed import compose, engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables, unpacked
+from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.options import VLLM_CARDS
+from pdvsim.sim.hardware.parts import TOKENS, ModelKernels
+from pdvsim.sim.hardware.shapes import unpacked
 from pdvsim.sim.hardware.steps import EngineStep, constants
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair

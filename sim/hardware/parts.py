@@ -1,0 +1,369 @@
+"""The parts of a forward of one model, from an engine's kernels at their real shapes (a shard's under parallelism).
+
+Norms, activations and rotary embeddings go by their bytes. Attention was timed with one query per row; the cost of
+verifying several is pdvsim's own ratio of wide to narrow attention, measured on the H200: an assumption.
+
+Multi-head latent attention, which vLLM's tables time with its products, is priced there by pdvsim's own formula. So are
+states of kinds that were not timed (Mamba-2, lightning). Sparse attention was timed with its products; what is left
+of it without them is the attention's.
+
+Not modelled: fused all-reduces and norms, and kernels that overlap.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pdvsim.sim.hardware import attention, terms
+from pdvsim.sim.hardware.configs import MXFP4_BYTES, NVFP4_BYTES
+from pdvsim.sim.hardware.kernels import KernelTables
+from pdvsim.sim.hardware.links import nodes_of
+from pdvsim.sim.hardware.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats
+from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
+from pdvsim.sim.layers import Compressed, Sparse
+from pdvsim.sim.specs import ModelSpec
+
+TOKENS: tuple[int, ...] = (
+    *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,
+    512, 513, 768, 769, 1024, 1025, 1280, 1536, 1792, 2048, 2560, 3072, 4096, 6144, 8192, 12288, 16384, 32768,
+)  # fmt: skip
+TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
+ACTIVATIONS_BYTES = 2  # per value between kernels
+LEAST_SHARE = 0.4  # of a product's time in the tables
+# Per value of a state, of those that were timed: TensorRT-LLM's are faster than the memory allows for 32 bits
+TIMED_STATE_BYTES = {"vllm": 4, "sglang": 4, "trtllm": 2}
+LEAST_PROMPT = 512  # tokens of prompts that lines of compressed attention go through
+LEAST_S = 1e-15  # per cached token, where nothing is read
+Products = tuple[tuple[int, int], ...]
+READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
+
+
+class ModelKernels:
+    """Seconds of the parts of a forward of one model, from the tables."""
+
+    def __init__(self, tables: KernelTables, spec: ModelSpec, block_products: str = "fp8_block") -> None:
+        self.tables, self.spec = tables, spec
+        self.kind = block_products if product_kind(spec) == "fp8_block" else product_kind(spec)
+        self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
+
+    def products(self, tokens: Floats, more_s: float = 0.0, prompts: Floats | float = 1.0) -> Floats:
+        """The layers' matrix products that every token takes, each with `more_s` besides its kernel.
+
+        Of MLA, only `prompts` expand the compressed vectors: where decode was timed, this is part of its attention.
+        """
+        kind, total = self.kind, np.zeros(tokens.shape)
+        absorbed = self.spec.latent is not None and self.spec.is_uniform and bool(self.tables.kinds("latent-decode"))
+        for count, products in self.spec.layer_kinds:
+            for inputs, outputs in products:
+                router = outputs == self.spec.routes
+                alone = self.tables.product("bfloat16" if router else kind, tokens, outputs, inputs)
+                expands = absorbed and inputs == self.spec.latent.kv_rank  # type: ignore[union-attr]
+                total += count * np.maximum(alone + more_s, LEAST_SHARE * alone) * (prompts if expands else 1.0)
+        return total
+
+    def experts(self, tokens: Floats) -> Floats:
+        """The layers' experts, of independent tokens."""
+        s, experts = self.spec, self.spec.experts
+        if experts is None:
+            return np.zeros(tokens.shape)
+        shape = experts.latent or s.hidden, experts.intermediate, experts.per_token, experts.slots
+        sent = self.tables.engine == "trtllm" or experts.all2all != "allgather_reducescatter"
+        how = experts.ranks, s.gated, sent and s.data_ranks > 1, experts.balanced
+        return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, *how)
+
+    @property
+    def ranks(self) -> int:
+        """GPUs that whole experts are divided among."""
+        return 1 if self.spec.experts is None else self.spec.experts.ranks
+
+    def expert_s(self) -> float:
+        """Reading one further expert in all layers that have experts."""
+        if self.spec.experts is None:
+            return 0.0
+        tokens = np.array(TOKENS[:40], float)
+        read = np.array([self.read(count) for count in TOKENS[:40]])
+        return float(READ_SHARE * np.min(self.experts(tokens) / read))
+
+    def read(self, tokens: float) -> float:
+        return 0.0 if self.spec.experts is None else self.spec.experts.read(tokens)
+
+    def small(self, tokens: Floats) -> Floats:
+        """Norms, activations and rotary embeddings, by their bytes."""
+        s = self.spec
+        inner = s.intermediate if s.experts is None else s.experts.shared
+        attended = (s.heads + 2 * s.kv_heads) * s.head_dim
+        values = 8 * s.hidden + 3 * inner + 2 * attended
+        rate = self.tables.gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
+        return s.layers * tokens * values * ACTIVATIONS_BYTES / rate
+
+    def norms(self, tokens: Floats) -> Floats:
+        """All-reduces of norms over all heads: in MiniMax models two 32-bit values per token and layer."""
+        s = self.spec
+        return (
+            s.layers * self.tables.reduce_s(s.shards, 4 * tokens) if s.family == "minimax" else np.zeros(tokens.shape)
+        )
+
+    def fused(self, tokens: Floats) -> Floats:
+        """The product that fuses a head's inputs."""
+        return self.tables.product("bfloat16", tokens, self.spec.hidden, self.spec.fused_inputs)
+
+    def head(self) -> tuple[float, float]:
+        """The output projection: reading it, and multiplying one token."""
+        few, many = self.tables.product("bfloat16", np.array([8.0, 1024.0]), self.spec.vocab, self.spec.hidden)
+        return float(few), float(many) / 1024
+
+    def streams(self, tokens: Floats) -> Floats:
+        """Mixing streams of hidden states."""
+        s = self.spec
+        if s.compressed is None:
+            return np.zeros(tokens.shape)
+        timed = self.tables.streams(s.hidden, tokens)
+        return self._transferred().streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
+
+    def decode(self) -> tuple[Floats, Floats, Floats, float | None, Floats | None]:
+        """Rows, seconds at no context and seconds per cached token, of all layers.
+
+        And the share of the latter that is left beyond the window, and what is added there.
+        """
+        s = self.spec
+        if s.compressed is not None:
+            return self._compressed_decode(s.compressed)
+        if s.sparse is not None:
+            return *self._sparse_decode(s.sparse), None
+        if s.latent is not None:
+            return *self._latent_decode(), None, None
+        rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
+        fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
+        if (window := s.window) is None:
+            return rows, fixed, slopes, None, None
+        shape = s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim), self.cache
+        at, least, more = self.tables.decode(*shape)
+        own = self.tables.decode(*shape, window.tokens)  # with that window, if it was timed: so it ends at its time
+        ended = np.interp(at, own[0], own[1] + window.tokens * own[0] * own[2])
+        least = np.maximum(0.0, ended - window.tokens * at * more)
+        within = slopes + window.layers * np.interp(rows, at, more)
+        past = np.interp(TYPICAL_ROWS, rows, slopes) / np.interp(TYPICAL_ROWS, rows, within)
+        return rows, fixed + window.layers * np.interp(rows, at, least), within, float(past), None
+
+    def _head_dim(self, head_dim: int) -> int:
+        """The size of a head that reads as much as one whose values have another size than its keys."""
+        return head_dim if self.spec.value_dim is None else (head_dim + self.spec.value_dim) // 2
+
+    def _latent_decode(self) -> tuple[Floats, Floats, Floats]:
+        s = self.spec
+        if not self.tables.kinds("latent-decode"):
+            prices, rows = self._transferred(), np.array([1.0, 2048.0])
+            return rows, prices.width(np.ones(1)) + prices.row() * rows, np.full(2, float(prices.kv(np.ones(1))[0]))
+        rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
+        return rows, s.caching_layers * fixed, s.caching_layers * slopes
+
+    def _sparse_decode(self, sparse: Sparse) -> tuple[Floats, Floats, Floats, float | None]:
+        s = self.spec
+        lines = self.tables.sparse_decode(self._sparse_kind, s.hidden, s.heads, self.cache, sparse.tokens)
+        if lines is None:
+            prices, rows = self._transferred(), np.array([1.0, 2048.0])
+            fixed = prices.width(np.ones(1)) + prices.row() * rows
+            return rows, fixed, np.full(2, float(prices.kv(np.ones(1))[0])), None
+        rows, fixed, within, past = lines
+        past = np.minimum(past, within)
+        fixed = np.maximum(0.0, fixed - self._timed_products("decode", rows))
+        dense = s.attending_layers - sparse.layers
+        fixed, slopes = sparse.layers * fixed, sparse.layers * (within - past) + sparse.scans * past
+        beyond = sparse.scans * past
+        if dense:
+            at, least, more = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache)
+            grown = dense * np.interp(rows, at, more)
+            fixed, slopes, beyond = fixed + dense * np.interp(rows, at, least), slopes + grown, beyond + grown
+        share = np.interp(TYPICAL_ROWS, rows, beyond) / np.interp(TYPICAL_ROWS, rows, slopes)
+        return rows, fixed, slopes, float(share)
+
+    def _compressed_decode(self, own: Compressed) -> tuple[Floats, Floats, Floats, float | None, Floats | None]:
+        """Layers with a window alone take as long as those of HCA, and no longer for more context."""
+        s = self.spec
+        csa = self.tables.compressed_decode("csa", s.hidden, s.heads, self.cache, own.entries * own.ratio)
+        hca = self.tables.compressed_decode("hca", s.hidden, s.heads, self.cache, None)
+        if csa is None or hca is None:
+            prices, rows = self._transferred(), np.array([1.0, 2048.0])
+            fixed = prices.width(np.ones(1)) + prices.row() * rows
+            return rows, fixed, np.full(2, max(LEAST_S, float(prices.kv(np.ones(1))[0]))), None, None
+        rows, fixed, within, past, more = csa
+        selecting, whole = (self._module_products(layer, rows) for _, layer in own.compressors(s.hidden))
+        fixed = own.selecting * np.maximum(0.0, fixed - selecting)
+        fixed += (own.layers - own.selecting) * np.maximum(0.0, np.interp(rows, hca[0], hca[1]) - whole)
+        beyond = own.selecting * past + own.whole * np.interp(rows, hca[0], hca[2])
+        slopes = np.maximum(LEAST_S, own.selecting * (within - past) + beyond)
+        share = np.interp(TYPICAL_ROWS, rows, beyond) / np.interp(TYPICAL_ROWS, rows, slopes)
+        return rows, fixed, slopes, float(share), own.selecting * more
+
+    def _module_products(self, compressors: Products, tokens: Floats) -> Floats:
+        """The products that were timed with a layer of compressed attention: of the types that it is served with."""
+        products = (*self.spec.attention_products, *compressors)
+        return np.asarray(sum(self.tables.product(self.kind, tokens, outputs, inputs) for inputs, outputs in products))
+
+    def _compressed_prefill(self, own: Compressed) -> tuple[float, float, float | None, float]:
+        """Seconds per launch, per pair, the share of these beyond reach, and seconds per token."""
+        s, reach = self.spec, own.entries * own.ratio
+        counts, sums = (own.selecting, own.layers - own.selecting), np.zeros(4)
+        for kind, count, (_, layer) in zip(("csa", "hca"), counts, own.compressors(s.hidden), strict=True):
+            timed = self.tables.sparse_prefill(kind, s.hidden, s.heads, self.cache)
+            if timed is None:
+                prices = self._transferred()
+                pair_s = s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute)
+                return 0.0, pair_s, None, float(prices.scan(np.ones(1))[0])
+            length, times = timed
+            fixed, long = float(times.min()), length >= LEAST_PROMPT
+            rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
+            pairs = np.array([[attention.pairs(0, int(n), reach), attention.pairs(0, int(n))] for n in length[long]])
+            columns = np.column_stack([length[long], pairs if kind == "csa" else pairs[:, 1:]])
+            found = _at_least_0(columns / times[long, None], rest / times[long])
+            sums += count * np.array([fixed, found[0], found[1] if kind == "csa" else 0.0, found[-1]])
+        fixed, token_s, near_s, scored_s = sums.tolist()
+        # timed prompts are too short to show what is read of all tokens: no faster than the arithmetic, in 8 bits
+        whole = s.attention_flops_per_pair - s.bounded_flops_per_pair
+        least = whole / (2 * FLOPS_SHARE * self.tables.gpu.flops_per_s)
+        near_s, scored_s = (near_s, max(scored_s, least)) if s.kv_bytes_per_token else (0.0, 0.0)
+        pair_s = max(LEAST_S, near_s + scored_s)
+        return fixed, pair_s, (scored_s / pair_s if own.selecting else None), token_s
+
+    def prefill(self) -> tuple[float, float, float | None]:
+        """Attention over prompts: seconds per launch and per pair of tokens, of all layers.
+
+        And the share of the latter that is left beyond the window.
+        """
+        s = self.spec
+        if s.compressed is not None:
+            return self._compressed_prefill(s.compressed)[:3]
+        if s.sparse is not None:
+            return self._sparse_prefill(s.sparse)
+        if s.latent is not None and not self.tables.kinds("latent-prefill"):
+            prices = self._transferred()
+            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
+        if s.latent is not None:
+            fixed, pair_s = self.tables.latent_prefill(s.heads, self.cache)
+            return s.caching_layers * fixed, s.caching_layers * pair_s, None
+        fixed, pair_s = self.tables.prefill(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
+        fixed, pair_s = s.caching_layers * fixed, s.attending_layers * pair_s
+        if (window := s.window) is None:
+            return fixed, pair_s, None
+        shape = s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim), self.cache
+        within = pair_s + window.layers * self.tables.prefill(*shape)[1]
+        return fixed, within, pair_s / within
+
+    def _sparse_prefill(self, sparse: Sparse) -> tuple[float, float, float | None]:
+        """A time per pair within reach and one per pair scored, which fit the timed prompts best."""
+        s, prices = self.spec, self._transferred()
+        timed = self.tables.sparse_prefill(self._sparse_kind, s.hidden, s.heads, self.cache)
+        if timed is None:
+            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
+        length, times = timed
+        fixed, long = float(times.min()), length >= sparse.tokens
+        rest = np.maximum(0.0, times - np.maximum(fixed, self._timed_products("prefill", length)))[long]
+        scored = np.array([attention.pairs(0, int(n)) for n in length[long]])
+        near = np.array([attention.pairs(0, int(n), sparse.tokens) for n in length[long]])
+        weight = 1 / times[long]
+        (near_s, scored_s), *_ = np.linalg.lstsq(
+            np.stack([weight * near, weight * scored], axis=1), weight * rest, rcond=None
+        )
+        if near_s < 0 or scored_s < 0:  # one of them explains all
+            near_s, scored_s = (
+                (0.0, float(np.median(rest / scored))) if near_s < 0 else (float(np.median(rest / near)), 0)
+            )
+        dense = s.attending_layers - sparse.layers
+        beyond = sparse.scans * scored_s
+        if dense:
+            beyond += dense * self.tables.prefill(s.heads, s.kv_heads, s.head_dim, self.cache)[1]
+        pair_s = sparse.layers * near_s + beyond
+        return sparse.layers * fixed, float(pair_s), float(beyond / pair_s)
+
+    @property
+    def _sparse_kind(self) -> str:
+        return "dsa" if self.spec.latent is not None else "msa"
+
+    def _timed_products(self, phase: str, tokens: Floats) -> Floats:
+        """Of a layer of sparse attention, the products that were timed with it."""
+        s, total = self.spec, np.zeros(tokens.shape)
+        kind = self.tables.sparse_products(phase, self._sparse_kind, s.hidden, self.cache)
+        index = s.other_mixers()[-1][1]
+        for inputs, outputs in (*s.attention_products, *index):
+            total += self.tables.product(kind, tokens, outputs, inputs)
+        return total
+
+    def states(self, kernels: float, prompts: float) -> terms.StateUpdates:
+        """Layers that keep a state, with the engine's factors of small forwards and of prompts."""
+        if self.spec.compressed is not None:  # the windows of rows were timed with their other attention
+            token_s = prompts * self._compressed_prefill(self.spec.compressed)[3]
+            return terms.StateUpdates(scan_knots=((1, token_s), (2, 2 * token_s)))
+        if (state := self.spec.state) is None or not state.layers:
+            return terms.StateUpdates()
+        prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
+        rows_s, scan_s = prices.states(copies), prices.scan(tokens)
+        if (timed := self.tables.states("decode", state.kind, state.key_heads, state.value_heads)) is not None:
+            copies, rows_s = 2 * timed[0], state.layers * timed[1]  # a row reads a state and writes one
+            least = rows_s.min()
+            rows_s = least + (rows_s - least) * state.item_bytes / TIMED_STATE_BYTES[self.tables.engine]
+        if (timed := self.tables.states("prefill", state.kind, state.key_heads, state.value_heads)) is not None:
+            tokens, scan_s = timed[0], state.layers * timed[1]
+        return terms.StateUpdates(
+            knots_at(copies.astype(int).tolist(), kernels * rows_s),
+            knots_at(tokens.astype(int).tolist(), prompts * scan_s),
+        )
+
+    def widths(self) -> tuple[Floats, Floats]:
+        """How many times as long several queries per row read the cache as one, and what they add to a forward."""
+        prices, at = self._transferred(), np.array(WIDTHS, float)
+        kv, width = np.maximum(LEAST_S, np.maximum.accumulate(prices.kv(at))), prices.width(at)
+        return kv / kv[0], np.maximum(0.0, width - width[0])
+
+    def _transferred(self) -> Prices:
+        """The model's parts by pdvsim's own formula, for what the tables lack."""
+        transfer, card = shipped(), self.tables.gpu
+        return Prices(self.spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
+
+    def reduces(self, tokens: Floats) -> Floats:
+        """All-reduces of all layers."""
+        s = self.spec
+        return s.all_reduces * self.tables.reduce_s(s.shards, tokens * s.hidden)
+
+    def exchange(self, tokens: Floats) -> Floats:
+        """Sending the tokens of data-parallel ranks to the experts of all layers, and the results back."""
+        s, experts = self.spec, self.spec.experts
+        assert experts is not None
+        nodes = nodes_of(self.tables.gpu.name, s.data_ranks * s.shards)
+        kind = self.tables.experts_kind(expert_kind(s))
+        sent = tokens, s.hidden, nodes, kind, experts.per_token
+        return s.expert_layers * self.tables.exchange_s(experts.all2all, s.data_ranks, *sent)
+
+    def gather(self, tokens: Floats) -> Floats:
+        """Gathering logits, which sends half as much as an all-reduce of the same size."""
+        return self.tables.reduce_s(self.spec.shards, tokens * self.spec.vocab * self.spec.shards / 2)
+
+
+def _at_least_0(columns: Floats, wanted: Floats) -> Floats:
+    """Factors of the columns, none below 0, whose sum is nearest to what is wanted."""
+    used = list(range(columns.shape[1]))
+    while True:
+        found, *_ = np.linalg.lstsq(columns[:, used], wanted, rcond=None)
+        if not used or found.min() >= 0:
+            break
+        del used[int(np.argmin(found))]
+    factors = np.zeros(columns.shape[1])
+    factors[used] = found
+    return factors
+
+
+def product_kind(spec: ModelSpec) -> str:
+    """The type of a model's products, as the tables call it."""
+    if spec.layer_bytes is None:
+        return "bfloat16"
+    if spec.layer_bytes < 1:
+        return "nvfp4"
+    return "fp8" if spec.experts is None else "fp8_block"  # as mixtures are published
+
+
+def expert_kind(spec: ModelSpec) -> str:
+    """The type of a model's experts, as the tables call it."""
+    own = None if spec.experts is None else spec.experts.weight_bytes
+    if own is not None and own < 1:
+        mxfp4 = "w4a16_mxfp4" if spec.family == "gpt_oss" else "mxfp4_marlin"
+        return {NVFP4_BYTES: "nvfp4", MXFP4_BYTES: mxfp4}.get(own, "int4_wo")
+    return product_kind(spec)

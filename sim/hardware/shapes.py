@@ -1,0 +1,176 @@
+"""Between the shapes that kernels were timed at: rooflines, straight lines and gaps.
+
+Matrix products and experts are interpolated as a share of the card's roofline, in the logarithms of their sizes,
+because that share changes slowly where times do not. Attention is read as a line in the cached tokens.
+
+Not modelled: sizes between those timed at which a library picks another kernel.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pdvsim.sim.specs import GpuSpec
+
+Floats = NDArray[np.float64]
+
+UNIT = 1000  # a stored value is 1000 times the logarithm of microseconds: steps of 0.1%
+MISSING = np.iinfo(np.int16).min
+KERNEL_S = 5e-6  # of a kernel that has next to nothing to do
+BANDWIDTH_SHARE, FLOPS_SHARE = 0.85, 0.75  # of the data sheet, which good kernels reach
+ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "w4a16_mxfp4": 0.53125,
+              "w4a8_mxfp4_mxfp8": 0.53125, "int4_wo": 0.5625}  # fmt: skip
+RATE = {
+    "fp8": 2.0,
+    "fp8_block": 2.0,
+    "nvfp4": 4.0,
+    "w4a8_mxfp4_mxfp8": 2.0,
+}  # times the arithmetic of 16 bits, on cards that have such units
+CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
+
+
+def packed(seconds: Floats) -> NDArray[np.int16]:
+    """Times as they are stored; no number where there is no time."""
+    with np.errstate(invalid="ignore", divide="ignore"):
+        logs = np.round(UNIT * np.log(seconds * 1e6))
+    return np.where(np.isfinite(logs), logs, MISSING).astype(np.int16)
+
+
+def unpacked(values: NDArray[np.int16]) -> Floats:
+    """Logarithms of seconds."""
+    logs = np.where(values == MISSING, np.nan, values / UNIT)
+    return np.asarray(logs + np.log(1e-6))
+
+
+def rising(at: Floats, times: Floats, sizes: Floats) -> Floats:
+    """Times between those timed; a larger size is never faster, and beyond the largest times are in proportion."""
+    times = np.minimum.accumulate(times[::-1])[::-1]
+    return np.where(sizes > at[-1], times[-1] * sizes / at[-1], np.interp(sizes, at, times))
+
+
+def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: float | None = None) -> Floats:
+    """What a product would take at the shares of the data sheet that good kernels reach; weights of `item` bytes."""
+    usual = ITEM_BYTES.get(kind, 2.0)
+    moved = n * k * (usual if item is None else item) + m * k * usual + 2 * m * n
+    return _roof(gpu, kind, moved, 2 * m * n * k)
+
+
+def experts_roofline(
+    gpu: GpuSpec, kind: str, tokens: Floats, hidden: float, inner: float, per_token: float, count: float
+) -> Floats:
+    """The same of a layer's experts, of which `tokens` take distinct ones at random."""
+    read = count * (1 - (1 - per_token / count) ** tokens)
+    weights = 3 * hidden * inner
+    moved = read * weights * ITEM_BYTES.get(kind, 2.0) + 2 * tokens * per_token * (2 * hidden + 3 * inner)
+    return _roof(gpu, kind, moved, 2 * weights * per_token * tokens)
+
+
+def _roof(gpu: GpuSpec, kind: str, moved: Floats, flops: Floats) -> Floats:
+    reading = moved / (gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE)
+    multiplying = flops / (gpu.flops_per_s * RATE.get(kind, 1.0) * FLOPS_SHARE)
+    return np.asarray(KERNEL_S + np.cbrt(reading**3 + multiplying**3))
+
+
+def between(values: Floats, axes: list[NDArray[Any]], at: tuple[Floats, ...]) -> Floats:
+    """Multilinear interpolation in the logarithms of the axes; the value at the edge beyond them."""
+    total = np.zeros(at[0].shape)
+    places = []
+    for axis, wanted in zip(axes, at, strict=True):
+        logs, here = np.log(axis.astype(float)), np.log(wanted)
+        right = np.clip(np.searchsorted(logs, here), 1, len(logs) - 1)
+        share = np.clip((here - logs[right - 1]) / (logs[right] - logs[right - 1]), 0, 1)
+        places.append((right, share))
+    for corner in np.ndindex(*([2] * len(axes))):
+        weight, index = np.ones(at[0].shape), []
+        for side, (right, share) in zip(corner, places, strict=True):
+            weight = weight * (share if side else 1 - share)
+            index.append(right - 1 + side)
+        total += weight * values[tuple(index)]
+    return total
+
+
+def from_neighbours(shares: Floats, axes: list[NDArray[Any]]) -> Floats:
+    """Each point from those around it: the mean of straight lines along outputs and inputs, in logarithms.
+
+    No number where neither axis has a neighbour on both sides.
+    """
+    guesses = []
+    for axis in (1, 2):
+        logs = np.log(axes[axis].astype(float))
+        place = np.arange(1, len(logs) - 1)
+        share = (logs[place] - logs[place - 1]) / (logs[place + 1] - logs[place - 1])
+        share = share.reshape([-1 if one == axis else 1 for one in range(3)])
+        line = (1 - share) * np.take(shares, place - 1, axis) + share * np.take(shares, place + 1, axis)
+        guess = np.full(shares.shape, np.nan)
+        index: list[Any] = [slice(None)] * 3
+        index[axis] = place
+        guess[tuple(index)] = line
+        guesses.append(guess)
+    both = np.stack(guesses)
+    known = np.isfinite(both)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(np.where(known, both, 0.0).sum(axis=0) / known.sum(axis=0))
+
+
+def filled(values: Floats, axes: list[NDArray[Any]]) -> Floats:
+    """Gaps from the points around them, else from the nearest smaller size, else from the nearest larger one."""
+    result = np.where(np.isfinite(values), values, from_neighbours(values, axes))
+    for flip in (False, True):
+        for axis in (2, 1, 0):
+            result = np.flip(result, axis) if flip else result
+            for _ in range(result.shape[axis]):
+                before = np.concatenate([np.take(result, [0], axis), np.delete(result, -1, axis)], axis)
+                gap = np.isnan(result) & ~np.isnan(before)
+                if not gap.any():
+                    break
+                result = np.where(gap, before, result)
+            result = np.flip(result, axis) if flip else result
+    return result
+
+
+def nearest(pairs: Floats, heads: int, kv_heads: int) -> tuple[int, float]:
+    """The timed numbers of heads and KV heads that are nearest, and how much more the wanted ones read."""
+    distance = np.abs(np.log(pairs[:, 1] / kv_heads)) * 2 + np.abs(np.log(pairs[:, 0] / heads))
+    best = int(np.argmin(distance))
+    return best, max(1.0, kv_heads / pairs[best, 1])
+
+
+def lines(
+    rows: Floats, context: Floats, times: Floats, scale: float, between: tuple[int, int] = CONTEXTS
+) -> tuple[Floats, ...]:
+    """For each number of rows a straight line through its times, by least squares of relative errors.
+
+    Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
+    """
+    kept: list[float] = []
+    fixed: list[float] = []
+    slopes: list[float] = []
+    for count, row in zip(rows, times, strict=True):
+        known = np.isfinite(row)
+        use = known & (context >= between[0]) & (context <= between[1])
+        if use.sum() >= 3:
+            weight = 1 / row[use]
+            design = np.stack([weight, weight * context[use] * count], axis=1)
+            (base, slope), *_ = np.linalg.lstsq(design, np.ones(use.sum()), rcond=None)
+            if base < 0:
+                base, slope = 0.0, float(np.median(row[use] / (context[use] * count)))
+        elif slopes and known.any():
+            slope = slopes[-1]
+            base = max(0.0, float(np.median(row[known] - slope * context[known] * count)))
+        else:
+            continue
+        kept.append(count)
+        fixed.append(float(base))
+        slopes.append(max(float(slope), 1e-15))
+    return np.array(kept), np.array(fixed), np.array(slopes) * scale
+
+
+def per_pair(length: Floats, times: Floats, scale: float) -> tuple[float, float]:
+    """A launch's time and the time per pair, from prompts of 1,024 tokens and more."""
+    use = np.isfinite(times) & (length >= 1024)
+    pairs = length[use] * (length[use] + 1) / 2
+    fixed = float(np.nanmin(times))
+    return fixed, float(np.median(np.maximum(0.0, times[use] - fixed) / pairs)) * scale
