@@ -176,7 +176,7 @@ class _Searches:
                 break
             self.plan, step = self.plan.lengthened(rows), NARROW_STEP
             starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
-            ends = ((case, rate) for case, of in brackets.items() for rate in (of.held, of.failed))
+            ends = [(case, rate) for case, of in brackets.items() for rate in (of.held, of.failed)]
             self.bench.rows([self.plan.experiment(*end) for end in ends if 0 < end[1] < math.inf])  # in parallel
         self.brackets = brackets
 
