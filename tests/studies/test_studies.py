@@ -164,7 +164,15 @@ def test_how_busy_the_gpu_is(
 def test_co_running_launches() -> None:
     """Two launches that each take twice as long gain nothing; as fast as alone, they take half the time."""
     blank: dict[str, object] = dict.fromkeys([*corun_gains.WORK, *SHAPE, "emits", "priority", "context_total"], 0)
-    blank |= {"model": "tinyllama-1.1b", "pair": "a:b", "what": "gpu", "group": 0, "steps": 1, "bucket_rows": 1}
+    blank |= {
+        "model": "tinyllama-1.1b",
+        "pair": "a:b",
+        "what": "gpu",
+        "group": 0,
+        "steps": 1,
+        "bucket_rows": 1,
+        "bucket_chunk": 0,
+    }
     blank |= {"section": "corun", "members": 1, "member": 0}
     alone = [blank | {"kind": kind, "seconds": seconds} for kind, seconds in (("draft", 1.0), ("verify", 3.0))]
     for slower in (1.0, 2.0):
