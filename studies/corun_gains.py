@@ -15,7 +15,7 @@ import pandas as pd
 
 from pdvsim.calibration.fit.corun import groups_of
 from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.hardware.models import model_or_shard
 from pdvsim.sim.hardware.profile import Profile, builtin
 
 EMPTY = 1 / 6
@@ -24,7 +24,7 @@ WORK = ["model", "kind", "rows", "tokens", "steps", "context", "chunk_tokens", "
 
 def concurrent(samples: pd.DataFrame, profile: Profile) -> pd.DataFrame:
     """One row per pair of launches: their kinds, and their time divided by the serial time."""
-    models = {name: CostModel(MODELS[name], fit) for name, fit in profile.models.items() if name in MODELS}
+    models = {name: CostModel(model_or_shard(name), fit) for name, fit in profile.models.items()}
     rows = []
     for group in groups_of(samples, profile.gpu, models, profile.power):
         if len(group.members) == 2:
