@@ -76,13 +76,13 @@ def groups(quick: bool = False) -> list[GroupPlan]:
         random.Random(len(kind)).shuffle(kind)
     placed = [(i / len(kind), k, members) for k, kind in enumerate(kinds) for i, members in enumerate(kind)]
     # prompts far behind a start, whose attention leaves less room; last, as groups go by their numbers
-    behind = grid.draft(8, STEPS, FAR), grid.decode(8, STEPS + 1, FAR), grid.decode(8, 2, FAR)
+    distant = grid.draft(8, STEPS, FAR), grid.decode(8, STEPS + 1, FAR), grid.decode(8, 2, FAR)
     far_off: list[tuple[GridPoint, ...]] = [
-        (behind[2], grid.prefill(2048, 4000)),
-        (behind[1], grid.prefill(512, FAR)),
-        (behind[0], grid.prefill(1024, FAR)),
-        (behind[0], behind[1], grid.prefill(256, FAR)),
-        (behind[0], behind[1], grid.prefill(2048, 4000)),
+        (distant[2], grid.prefill(2048, 4000)),
+        (distant[1], grid.prefill(512, FAR)),
+        (distant[0], grid.prefill(1024, FAR)),
+        (distant[0], distant[1], grid.prefill(256, FAR)),
+        (distant[0], distant[1], grid.prefill(2048, 4000)),
     ]
     # one or few rows beside the chunks of a long prompt, as under light loads
     for context, start in ((AWAY, 1024), (FAR, FAR)):
@@ -170,8 +170,8 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
                 done.append((start, end, cached))
             if now < seconds and len(queue) < QUEUED_PER_LANE:
                 start = perf_counter() - begin
-                ticket, drawn = launch()
-                cached = drawn.context_total
+                ticket, data = launch()
+                cached = data.context_total
                 if launch.lane.gpu:
                     queue.append((ticket, cached))
                 else:
@@ -288,9 +288,9 @@ class Duo:
         if key not in self.solos:
             samples, shape = sample(self.launcher(point, priority), QUICK if self.quick else Effort())
             settle(self.lanes[point.kind, priority])
-            for repeat, (seconds, drawn) in enumerate(samples):
+            for repeat, (seconds, data) in enumerate(samples):
                 self.add(part, "corun", point, shape, priority=priority, repeat=repeat, seconds=seconds,
-                         context_total=drawn.context_total)  # fmt: skip
+                         context_total=data.context_total)  # fmt: skip
             self.solos[key] = float(np.median([seconds for seconds, _ in samples])), shape
         return self.solos[key]
 

@@ -66,11 +66,11 @@ def heat(rig: Rig, add: Callable[..., None], todo: Mapping[int, Sequence[GridPoi
     for group, points in todo.items():
         if all(rig.fits(point) for point in points):
             for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
-                for repeat, (ticket, drawn, (mhz, watts), since_s) in enumerate(rows):
+                for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
                     add(
                         section="heat", model=rig.arch.spec.name, **point.as_dict(), bucket_rows=ticket.shape.rows,
-                        bucket_chunk=getattr(ticket.shape, "chunk", 0), context_total=drawn.context_total,
-                        longest=drawn.longest, group=group, member=member, members=len(points), repeat=repeat,
+                        bucket_chunk=getattr(ticket.shape, "chunk", 0), context_total=data.context_total,
+                        longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
                         seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
                     )  # fmt: skip
         free(rig.lane)
@@ -90,8 +90,8 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
         for launch, rows, count in zip(launchers, launches, each, strict=True):
             for _ in range(count):
                 since_s = perf_counter() - begin
-                ticket, drawn = launch()
-                rows.append((ticket, drawn, read(), since_s))
+                ticket, data = launch()
+                rows.append((ticket, data, read(), since_s))
                 waiting.append(ticket)
                 if len(waiting) > QUEUED_LAUNCHES:
                     waiting.popleft().collect()

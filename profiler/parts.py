@@ -89,8 +89,8 @@ class Part:
                 raise ValueError(f"{path}: {key} was {ground(old)[key]}, is now {today}; choose another folder")
         by_row = zip(*(columns[name].tolist() for name in NAMES), strict=True)
         part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
-        kept = {key: old[key] for key in ("date", "before", "seconds")}
-        part.header = {**header, **kept, "resumed": header["date"]}
+        original = {key: old[key] for key in ("date", "before", "seconds")}
+        part.header = {**header, **original, "resumed": header["date"]}
         return part
 
     def add(self, **values: Any) -> None:

@@ -469,8 +469,8 @@ def pages_that_fit(
     )
     work = sum(forward_bytes(models[role], needs, item) for _, role in places(needs.arch) if role in models)
     if "draft" in models and isinstance(models["draft"].spec, HeadSpec):
-        kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
-        work += kept * states_width(models["draft"]) * item
+        ring_tokens = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
+        work += ring_tokens * states_width(models["draft"]) * item
     addressed = (2**31 - 1) // PAGE // max(spec.kv_heads * spec.head_dim for spec in specs)
     fits = min(needs.pages, min(addressed, int((room - weights - work) // page)) - 3 * needs.slots - SCRATCH_PAGES)
     if fits * PAGE >= needs.capacity:

@@ -382,7 +382,7 @@ def _result(site: RealServer, finished: list[Request], machine: Machine, late: i
     carried = site.log.launches.carried
     by_end = np.argsort(launches["end_s"], kind="stable")
     launches = {name: column[by_end] for name, column in launches.items()}
-    kept = np.isin(deliveries["request"], requests["id"])
+    served = np.isin(deliveries["request"], requests["id"])
     telemetry = site.device.telemetry
     meta: dict[str, Any] = {
         "clock": "wall",
@@ -410,7 +410,7 @@ def _result(site: RealServer, finished: list[Request], machine: Machine, late: i
     return Result(
         experiment=site.experiment,
         requests=requests,
-        deliveries={name: column[kept] for name, column in deliveries.items()},
+        deliveries={name: column[served] for name, column in deliveries.items()},
         launches=launches,
         meta=meta,
         carried=None if carried is None else [carried[at] for at in by_end],

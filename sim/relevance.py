@@ -278,11 +278,11 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
 def _linked(hardware: Hardware) -> tuple[str, ...]:
     """A group of cards over a link that they do not have."""
     cards = hardware.cards or (hardware.gpu,)
-    bare = [card for card in cards if card in NO_NVLINK]
+    without = [card for card in cards if card in NO_NVLINK]
     alone = hardware.tensor_parallel_size == hardware.data_parallel_size == 1
-    if alone or hardware.link != "nvlink4" or not bare:
+    if alone or hardware.link != "nvlink4" or not without:
         return ()
-    return (f"{bare[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
+    return (f"{without[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
 
 
 def _unlike(experiment: Experiment) -> tuple[str, ...]:

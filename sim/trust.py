@@ -121,14 +121,14 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     return f"real runs never had {far}" if far else None
 
 
-def beyond(metrics: Mapping[str, Any], reached: Mapping[str, float]) -> str | None:
+def beyond(metrics: Mapping[str, Any], ranges: Mapping[str, float]) -> str | None:
     """The first size of a run that is beyond what was measured and beyond what real runs reached, in words."""
     outside = metrics.get("outside_measured", {})
     if not outside.get("share", 0.0) > NOTABLE_SHARE:
         return None
     for prefix, where in (("", ""), ("together_", " in concurrent lanes")):
         for name, label in SIZES.items():
-            most, limit = outside.get(prefix + name, 0.0), reached.get(prefix + name, 0.0)
+            most, limit = outside.get(prefix + name, 0.0), ranges.get(prefix + name, 0.0)
             if most > limit:
                 return f"{label} of {most:,.0f}{where}" + (f" (at most {limit:,.0f})" if limit else "")
     return None

@@ -146,9 +146,9 @@ def tallies(rows: pd.DataFrame) -> list[Fare]:
                     continue
                 row, late = speed[pair, kind, arch], tail[pair, kind, arch]
                 ahead = tuple(int(level) for level in row.index[row > LEAD])
-                behind = tuple(int(level) for level in row.index[row < -LEAD])
+                lags = tuple(int(level) for level in row.index[row < -LEAD])
                 ends = (float(row.min()), float(row.max()), float(late.min()), float(late.max()))
-                outcomes.append(Fare(pair, kind, arch, len(row), ahead, behind, *ends))
+                outcomes.append(Fare(pair, kind, arch, len(row), ahead, lags, *ends))
     return outcomes
 
 
@@ -261,13 +261,13 @@ def _verdict(outcomes: Sequence[Fare]) -> str:
     """The result for the published claim."""
     pdv = [tally for tally in outcomes if tally.arch in ("pdv", "pdv-unified")]
     ahead = sum(len(tally.ahead) for tally in pdv)
-    behind = sum(len(tally.behind) for tally in pdv)
+    lags = sum(len(tally.behind) for tally in pdv)
     cells = sum(tally.levels for tally in pdv)
     most = max(pdv, key=lambda tally: tally.most)
     least = min(pdv, key=lambda tally: tally.least)
     return (
         f"pdv and pdv-unified lead {AGAINST} by more than {LEAD:.0%} in {ahead} of {cells} cells and lag by more in "
-        f"{behind}; the best is {most.most:+.1%} ({most.arch}, {most.pair}, {LOADS[most.kind]}), the worst "
+        f"{lags}; the best is {most.most:+.1%} ({most.arch}, {most.pair}, {LOADS[most.kind]}), the worst "
         f"{least.least:+.1%} ({least.arch}, {least.pair}, {LOADS[least.kind]})."
     )
 

@@ -72,8 +72,8 @@ def weak(validation: Document) -> str:
     rows = []
     for key, way in WAYS.items():
         ordered = sorted(validation[f"by_{key}"].items(), key=lambda group: group[1]["p95"])
-        said = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
-        strong, weak = ([text for _, p95, text in said if (p95 <= STRONG) == side] for side in (True, False))
+        entries = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
+        strong, weak = ([text for _, p95, text in entries if (p95 <= STRONG) == side] for side in (True, False))
         if len(strong) >= MANY:
             strong = [f"the {len(strong)} others, up to {strong[-1].split()[-1]}"]
         rows.append([way, "; ".join(strong), "; ".join(weak)])

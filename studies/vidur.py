@@ -103,8 +103,8 @@ def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MO
         return None
     by = frame.groupby("num_tokens")[[f"time_stats.{name}.median" for name in ("emb", *LAYER)]].median() * 1e-3
     tokens, times = by.index.to_numpy(float), by.to_numpy(float)
-    beside = path.with_name(path.name.removesuffix("mlp.csv") + "attention.csv")
-    decode, prompt = read_attention(beside) if beside.is_file() and workers == 1 else (None, None)
+    attention_path = path.with_name(path.name.removesuffix("mlp.csv") + "attention.csv")
+    decode, prompt = read_attention(attention_path) if attention_path.is_file() and workers == 1 else (None, None)
     return Layer(shard(spec, workers), tokens, times[:, 1:].sum(axis=1), times[:, 0], decode, prompt)
 
 
@@ -211,8 +211,8 @@ def fitted_ceilings(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -
     start = np.log([transfer.bandwidth_share, transfer.flops_share])
     best = card(np.asarray(least_squares(residuals, start, loss="soft_l1", f_scale=0.05).x))
     shares = (best.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s, best.flops_per_s / gpu.flops_per_s)
-    said = f"{shares[0]:.0%} of the bandwidth and {shares[1]:.0%} of the arithmetic achieved in {SOURCE}"
-    return replace(best, source=f"{gpu.source}; {said}")
+    shares_note = f"{shares[0]:.0%} of the bandwidth and {shares[1]:.0%} of the arithmetic achieved in {SOURCE}"
+    return replace(best, source=f"{gpu.source}; {shares_note}")
 
 
 def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:

@@ -82,8 +82,8 @@ def _profiler(folder: Path, part: str) -> Any:
     from pdvsim.profiler.options import Options
     from pdvsim.realrun.engine.arch import preset
 
-    said = f"python studies/visit.py {folder.name} {part}"
-    options = Options((), (), folder / "parts", budget_s=15.0, device=DEVICE, command=said)
+    command = f"python studies/visit.py {folder.name} {part}"
+    options = Options((), (), folder / "parts", budget_s=15.0, device=DEVICE, command=command)
     profiler = Profiler(options, preset, _say)
     profiler.look_around()
     return profiler
@@ -301,11 +301,11 @@ def _report_samples(folder: Path) -> None:
             _by_shapes(groups, corun.slowdowns(groups, known.contention))
 
 
-def _by_shapes(found: Sequence[object], predicted: np.typing.NDArray[np.float64]) -> None:
+def _by_shapes(groups: Sequence[object], predicted: np.typing.NDArray[np.float64]) -> None:
     """Measured and predicted slowdown of each member, the mean over pairs."""
     rows: dict[tuple[str, bool], list[tuple[float, ...]]] = {}
     at = 0
-    for group in found:
+    for group in groups:
         count = len(group.members)  # type: ignore[attr-defined]
         both = (*group.measured, *predicted[at : at + count])  # type: ignore[attr-defined]
         rows.setdefault((group.shapes, group.ordered), []).append(both)  # type: ignore[attr-defined]
@@ -314,8 +314,8 @@ def _by_shapes(found: Sequence[object], predicted: np.typing.NDArray[np.float64]
         mean = np.exp(np.mean(np.log(values), axis=0))
         half = len(mean) // 2
         kind = "ordered" if ordered else "equal"
-        real, told = (" ".join(f"{value:5.2f}" for value in part) for part in (mean[:half], mean[half:]))
-        print(f"  {kind:7s} {shapes:72s} measured {real}  predicted {told}")
+        real, forecast = (" ".join(f"{value:5.2f}" for value in part) for part in (mean[:half], mean[half:]))
+        print(f"  {kind:7s} {shapes:72s} measured {real}  predicted {forecast}")
 
 
 def _report_runs(folder: Path) -> None:
@@ -341,12 +341,12 @@ def _report_probe(folder: Path) -> None:
     from pdvsim.sim.hardware.profile import builtin
 
     record, known = json.loads((folder / "probe.json").read_text()), builtin("h200")
-    told: dict[str, Pace | None] = {f"probe of {record['probe_s']:.0f} s": pace_in(record)}
+    paces: dict[str, Pace | None] = {f"probe of {record['probe_s']:.0f} s": pace_in(record)}
     if (folder / "runs.jsonl").exists():
         runs = [run for run in read_runs(folder / "runs.jsonl") if run.experiment.server.pair == PROBED]
-        told |= {f"warm-up of {run.experiment.arch}": pace_in(run.meta) for run in runs}
+        paces |= {f"warm-up of {run.experiment.arch}": pace_in(run.meta) for run in runs}
     print("\npace")
-    for name, pace in told.items():
+    for name, pace in paces.items():
         if pace is not None:
             ratios = ", ".join(f"{model} {ratio:.3f}" for model, ratio in pace.ratios(known, pair(PROBED)).items())
             print(f"  {name:22s} {ratios}; host {1e6 * (pace.host_s or 0):.0f} us, row {1e6 * pace.row_s:.1f} us")

@@ -78,11 +78,11 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str
 
         capsys.readouterr()
         assert main([*argv]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith("pdvsim: error: ")
-        assert said.err.count("\n") == 1
-        return said.err
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("pdvsim: error: ")
+        assert captured.err.count("\n") == 1
+        return captured.err
 
     return run
 

@@ -290,8 +290,8 @@ def test_a_disaggregated_server_is_its_engines_and_a_router(drafter: Any, draft_
         prefill, decode, router = engines[name]
         assert [flags(side.text)["--tensor-parallel-size"] for side in (prefill, decode)] == ["2", "4"]
         modes = [flags(side.text)[transfer] for side in (prefill, decode)]
-        told = [json.loads(mode or "")["kv_role"] for mode in modes] if name == "vLLM" else modes
-        assert told == (["kv_producer", "kv_consumer"] if name == "vLLM" else ["prefill", "decode"])
+        roles = [json.loads(mode or "")["kv_role"] for mode in modes] if name == "vLLM" else modes
+        assert roles == (["kv_producer", "kv_consumer"] if name == "vLLM" else ["prefill", "decode"])
         drafts = [spec in flags(side.text) for side in (prefill, decode)]
         speculates = server.drafted_by != "none"
         assert drafts == [speculates and draft_kv == "sent", speculates]

@@ -112,9 +112,9 @@ def _steps(path: str) -> tuple[Floats, str, int | None]:
     except ValueError as error:
         raise ValueError(f"{path}: {error_text(error)}") from None
     engine, cache = "an engine of unknown version", None
-    if made := ENGINE.search(text):
-        name = "vLLM" if made["name"] == "V1" else made["name"]
-        engine = f"{name} {made['version']}"
+    if engine_match := ENGINE.search(text):
+        name = "vLLM" if engine_match["name"] == "V1" else engine_match["name"]
+        engine = f"{name} {engine_match['version']}"
     if held := CACHE.search(text):
         cache = int(held["tokens"].replace(",", ""))
     rows = []
@@ -209,14 +209,14 @@ class EngineCalibration:
 def _knots(log: StepLog) -> tuple[int, ...]:
     """Token counts of the log, the last before each power of two, with enough steps between them."""
     tokens = np.sort(log.tokens + log.prompt)
-    kept, below, size = [int(tokens[0])], 0, 1
+    knots, below, size = [int(tokens[0])], 0, 1
     while size < tokens[-1]:
         size *= 2
         upto = int(np.searchsorted(tokens, size, side="right"))
-        if tokens[upto - 1] > kept[-1] and upto - below >= LEAST_STEPS_BETWEEN_KNOTS:
-            kept.append(int(tokens[upto - 1]))
+        if tokens[upto - 1] > knots[-1] and upto - below >= LEAST_STEPS_BETWEEN_KNOTS:
+            knots.append(int(tokens[upto - 1]))
             below = upto
-    return tuple(kept) if len(kept) > 1 else (kept[0], kept[0] + 1)
+    return tuple(knots) if len(knots) > 1 else (knots[0], knots[0] + 1)
 
 
 def _columns(log: StepLog, knots: tuple[int, ...]) -> Floats:
@@ -284,12 +284,12 @@ def _solved(log: StepLog, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     # a share of each column's size, or those of tokens and of seconds would not be found to the same precision
     size = np.maximum(np.abs(shares).max(axis=0), 1e-300)
     shares /= size
-    kept: NDArray[np.bool_] = np.ones(len(log), dtype=bool)
+    usual: NDArray[np.bool_] = np.ones(len(log), dtype=bool)
     for _ in range(2):
-        across, triangle = np.linalg.qr(shares[kept])  # the same squares, of few rows
+        across, triangle = np.linalg.qr(shares[usual])  # the same squares, of few rows
         solution = nnls(triangle, across.sum(axis=0))[0]
         off = np.abs(shares @ solution - 1)
-        kept = off <= max(OUTLIER * float(np.median(off)), 0.02)
+        usual = off <= max(OUTLIER * float(np.median(off)), 0.02)
     return EngineSteps(sizes, knots, solution / size), float(off.mean())
 
 

@@ -234,13 +234,13 @@ class Model:
         knots = self.knots
         known = [n for n in self.course if knots[0] < n < knots[-2]]  # beyond, the last two knots give the slope
         expected, at_knots = self._expected(np.array(known, np.float64)), self._expected(knots)
-        found = []
+        points = []
         for tokens, seconds, after in zip(known, expected, np.searchsorted(knots, known, "right"), strict=True):
             share = (tokens - knots[after - 1]) / (knots[after] - knots[after - 1])
             if share:
                 first, second = (1 - share) * seconds / at_knots[after - 1], share * seconds / at_knots[after]
-                found.append((tokens, figures[after - 1] * float(first) + figures[after] * float(second)))
-        return found
+                points.append((tokens, figures[after - 1] * float(first) + figures[after] * float(second)))
+        return points
 
     def fused(self, tokens: float) -> float:
         """The product that fuses a head's inputs, at the roofline."""

@@ -291,11 +291,11 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
             for runs in servers.values()
             if all(metric in one.errors for one in runs)
         ]
-        for (ahead, real), (behind, other) in combinations(sorted(both, key=lambda of: -sign * of[0]), 2):
-            errors.append(ahead / behind / (real / other) - 1)
+        for (leading, real), (trailing, other) in combinations(sorted(both, key=lambda of: -sign * of[0]), 2):
+            errors.append(leading / trailing / (real / other) - 1)
             if max(real / other, other / real) > 1 + LEAST_LEAD:
                 apart += 1
-                right += (ahead - behind) * (real - other) > 0
+                right += (leading - trailing) * (real - other) > 0
     return errors, {"apart": apart, "order_right": right}
 
 

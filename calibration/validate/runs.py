@@ -127,8 +127,8 @@ def serve_all(
             done.append(replace(run, metrics=metrics, meta=meta))
             save_part(output.parent, run.id, result.launches)
             write_runs(output, done)
-            took_s, reached = metrics["duration"], metrics["output_throughput"]
-            say(f"{len(done)} runs; {took_s:.1f} s, {reached:.0f} tok/s: {run.command}")
+            took_s, throughput = metrics["duration"], metrics["output_throughput"]
+            say(f"{len(done)} runs; {took_s:.1f} s, {throughput:.0f} tok/s: {run.command}")
     left = len({run.id for run in plan} - {run.id for run in done})
     say(f"{left} of {len(plan)} runs are left")
 

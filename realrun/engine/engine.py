@@ -163,8 +163,8 @@ class Engine:
             self._offer(inputs, rows, shape.tokens_per_row - 1)
         batch = self._batch(inputs, rows, shape.tokens_per_row, shape.chunk, -1)
         if shape.packed:
-            kept, places = inputs.kept[: shape.packed].long(), inputs.places[: batch.row_tokens].long()
-            batch = replace(batch, kept=kept, places=places)
+            positions, places = inputs.kept[: shape.packed].long(), inputs.places[: batch.row_tokens].long()
+            batch = replace(batch, kept=positions, places=places)
         hidden = self.model.forward(batch, self.cache, sequences)
         stream = hidden.stream
         if shape.emit:

@@ -338,11 +338,11 @@ class GraphLane:
             self.new_pages.clear()
         if isinstance(shape, ForwardShape) and shape.packed:
             width = shape.tokens_per_row
-            kept = np.flatnonzero(np.arange(width) <= np.asarray(limits, np.int32)[:, None])
+            within = np.flatnonzero(np.arange(width) <= np.asarray(limits, np.int32)[:, None])
             host["kept"][:] = 0  # the first token again, whose results nobody reads
-            host["kept"][: len(kept)] = kept
+            host["kept"][: len(within)] = within
             host["places"][: rows * width] = 0
-            host["places"][kept] = np.arange(len(kept))
+            host["places"][within] = np.arange(len(within))
 
     def _capture(self, shape: LaunchShape) -> None:
         """Run the shape once on the scratch slot, to compile and to initialise libraries, then record its graph."""

@@ -122,8 +122,8 @@ def _narrow(
             result = acc.to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + at, result, mask=inside)
             if RESIDUAL:
-                kept = tl.where(inside, result.to(tl.float32), 0.0)
-                tl.store(sums_ptr + tile * tokens + m, tl.sum(kept * kept, 0), mask=m_in)
+                masked = tl.where(inside, result.to(tl.float32), 0.0)
+                tl.store(sums_ptr + tile * tokens + m, tl.sum(masked * masked, 0), mask=m_in)
 
 
 def _run_narrow(

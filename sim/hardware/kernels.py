@@ -345,10 +345,10 @@ class KernelTables:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no exchange over NVLink")
         known, at = (self.arrays[f"nvlink/{sent}/{axis}"] for axis in ("ranks", "tokens"))
         which = min(int(np.searchsorted(known, ranks)), len(known) - 1)
-        reached, timed = (ranks * (1 - (1 - 1 / ranks) ** count) for count in (per_token, TOPK))
+        ranks_reached, timed = (ranks * (1 - (1 - 1 / ranks) ** count) for count in (per_token, TOPK))
         times = np.exp(unpacked(self.arrays[f"nvlink/{sent}/t"])[which])
         given = np.isfinite(times)
-        return rising(at[given].astype(float), times[given], tokens * reached / timed)
+        return rising(at[given].astype(float), times[given], tokens * ranks_reached / timed)
 
     def _between_nodes(self, how: All2All, nodes: int, tokens: Floats, hidden: int, port: LinkSpec) -> Floats:
         """What DeepEP takes on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.

@@ -215,8 +215,8 @@ class ModelKernels:
             rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
             pairs = np.array([[attention.pairs(0, int(n), reach), attention.pairs(0, int(n))] for n in length[long]])
             columns = np.column_stack([length[long], pairs if kind == "csa" else pairs[:, 1:]])
-            found = _at_least_0(columns / times[long, None], rest / times[long])
-            sums += count * np.array([fixed, found[0], found[1] if kind == "csa" else 0.0, found[-1]])
+            solution = _at_least_0(columns / times[long, None], rest / times[long])
+            sums += count * np.array([fixed, solution[0], solution[1] if kind == "csa" else 0.0, solution[-1]])
         fixed, token_s, near_s, scored_s = sums.tolist()
         # timed prompts are too short to show what is read of all tokens: no faster than the arithmetic, in 8 bits
         whole = s.attention_flops_per_pair - s.bounded_flops_per_pair
@@ -342,12 +342,12 @@ def _at_least_0(columns: Floats, wanted: Floats) -> Floats:
     """Factors of the columns, none below 0, whose sum is nearest to what is wanted."""
     used = list(range(columns.shape[1]))
     while True:
-        found, *_ = np.linalg.lstsq(columns[:, used], wanted, rcond=None)
-        if not used or found.min() >= 0:
+        solution, *_ = np.linalg.lstsq(columns[:, used], wanted, rcond=None)
+        if not used or solution.min() >= 0:
             break
-        del used[int(np.argmin(found))]
+        del used[int(np.argmin(solution))]
     factors = np.zeros(columns.shape[1])
-    factors[used] = found
+    factors[used] = solution
     return factors
 
 

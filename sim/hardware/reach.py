@@ -89,9 +89,9 @@ class Outside:
             beyond |= over
         self._outside_s += float(spent_s[beyond].sum())
         if self._together:
-            kept = {name: launches[name] for name in ("start_s", "end_s")}
+            times = {name: launches[name] for name in ("start_s", "end_s")}
             place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
-            self._open.append(kept | sizes | {"place": place, "counted": beyond})
+            self._open.append(times | sizes | {"place": place, "counted": beyond})
             self._add_overlaps(settled_s)
 
     def _add_overlaps(self, settled_s: float) -> None:

@@ -145,7 +145,7 @@ def lines(
 
     Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
     """
-    kept: list[float] = []
+    upper: list[float] = []
     fixed: list[float] = []
     slopes: list[float] = []
     for count, row in zip(rows, times, strict=True):
@@ -162,10 +162,10 @@ def lines(
             base = max(0.0, float(np.median(row[known] - slope * context[known] * count)))
         else:
             continue
-        kept.append(count)
+        upper.append(count)
         fixed.append(float(base))
         slopes.append(max(float(slope), 1e-15))
-    return np.array(kept), np.array(fixed), np.array(slopes) * scale
+    return np.array(upper), np.array(fixed), np.array(slopes) * scale
 
 
 def per_pair(length: Floats, times: Floats, scale: float) -> tuple[float, float]:

@@ -88,9 +88,9 @@ def constants(engine: str, card: str, version: str = "") -> tuple[EngineStep, En
     older = (one for one in eras if dated and "before" in one and _numbers(version) < _numbers(one["before"]))
     step = next(older, eras[-1] if eras else {})
     errors = document["errors"].get(engine, {})
-    found = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)
+    entry = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)
     figures = {part.name: step[part.name] for part in fields(EngineStep) if part.name in step}
-    return EngineStep(**figures), None if found is None else EngineError(**found)
+    return EngineStep(**figures), None if entry is None else EngineError(**entry)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

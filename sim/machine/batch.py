@@ -36,8 +36,8 @@ class Batch(list[Request]):
     @overload
     def __getitem__(self, index: slice) -> Batch: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Request | Batch:
-        found = super().__getitem__(index)
-        return Batch(found) if isinstance(found, list) else found
+        item = super().__getitem__(index)
+        return Batch(item) if isinstance(item, list) else item
 
     # who is in it ----------------------------------------------------------------------------------------------
 
@@ -171,7 +171,7 @@ class Batch(list[Request]):
     def verdict(self) -> Sequence[int]:
         """How many draft tokens of each row the target accepts, as drawn before the run."""
         if self.forecast is not None:
-            self.forecast.judged_round = self.forecast.round
+            self.forecast.verdict_round = self.forecast.round
             return ForeseenVerdict(self, self.forecast)
         verdict = []
         for row in self:
@@ -180,13 +180,13 @@ class Batch(list[Request]):
             verdict.append(run if run < state.k else state.k)
         return verdict
 
-    def judged(self, verdict: Sequence[int]) -> tuple[int, int] | None:
+    def verdict_counts(self, verdict: Sequence[int]) -> tuple[int, int] | None:
         """Draft tokens accepted, and rows whose next one was refused; None where nothing was drafted.
 
         A row for which none was found counts as refused: the next round is as likely to find none.
         """
         if self.forecast is not None:
-            return self.forecast.judged()
+            return self.forecast.verdict_counts()
         accepted = refused = 0
         drafted = False
         for row, passed in zip(self, verdict, strict=True):

@@ -121,7 +121,7 @@ class Forecast:
         self.busy = False  # a round is under way
         self.ready_s = -1.0  # when its rows were drafted for
         self.round = 0
-        self.judged_round = 0  # that the last verdict is of
+        self.verdict_round = 0  # the round of the last verdict
         self.times_s = array("d")  # when each round was over
         self.states: dict[Request, ForeseenState] = {}
         self.ends: dict[int, list[Request]] = {}  # who finishes with which round
@@ -295,9 +295,9 @@ class Forecast:
         self.times_s.append(now_s)
         return self.leave()
 
-    def judged(self) -> tuple[int, int] | None:
+    def verdict_counts(self) -> tuple[int, int] | None:
         """Draft tokens accepted by the last verdict, and rows whose next one was refused; None if none was drafted."""
         if not self.k:
             return None
-        gains = [state.path.gains[self.judged_round - state.start] for state in self.states.values()]
+        gains = [state.path.gains[self.verdict_round - state.start] for state in self.states.values()]
         return sum(gains) - len(gains), len(gains) - gains.count(self.k + 1)

@@ -216,8 +216,8 @@ class KvCache:
         """The same of each of `tokens`, and `more`."""
         if self.windows:
             tokens = tokens + more
-            kept = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
-            tokens, more = np.ceil(kept).astype(np.int64), 0
+            held = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
+            tokens, more = np.ceil(held).astype(np.int64), 0
         blocks = (tokens + (more + self._block - 1)) & -self._block
         return blocks + self.state_tokens if self.state_tokens else blocks
 

@@ -68,8 +68,8 @@ class Chunks:
 
         A round without drafts accepts none, and only the number of those that drafted divides.
         """
-        reached = np.trim_zeros(self._by_accepted, "b")[::-1].cumsum()[::-1][1:]
-        return (reached / drafts).tolist() if self._tells else None
+        counts = np.trim_zeros(self._by_accepted, "b")[::-1].cumsum()[::-1][1:]
+        return (counts / drafts).tolist() if self._tells else None
 
 
 def _by_number(numbers: Array) -> Array:

@@ -225,20 +225,20 @@ def _requests(result: Result) -> Iterator[list[str]]:
             if end <= start:
                 continue
             lines.append(_slice(stage, "stage", pid, id + 1, start, end, f'"id":{id}'))
-            reached, drafted = start, False
+            last_s, drafted = start, False
             for ride in mine:
                 kind = kinds[ride.launch]
                 if not start <= ride.start_ns < end or (ride.reads and roles[ride.launch] == DRAFT):
                     continue  # the drafter prefills concurrently with the target
-                begin, over = max(ride.start_ns, reached), min(ride.end_ns, end)
+                begin, over = max(ride.start_ns, last_s), min(ride.end_ns, end)
                 if over <= begin:
                     continue
-                if drafted and begin > reached and kind != PREFILL:
-                    lines.append(_slice("wait for verify", "stage", pid, id + 1, reached, begin, ""))
+                if drafted and begin > last_s and kind != PREFILL:
+                    lines.append(_slice("wait for verify", "stage", pid, id + 1, last_s, begin, ""))
                 word = "read" if ride.reads else KINDS[kind]
                 args = f'"launch":{ride.launch},"rows":{batches[ride.launch]}'
                 lines.append(_slice(word, ROLES[roles[ride.launch]], pid, id + 1, begin, over, args))
-                reached, drafted = over, KINDS[kind] == "draft"
+                last_s, drafted = over, KINDS[kind] == "draft"
         lines += _arrow(id, pid, admitted, [(pids[r.launch], lanes[r.launch], r.middle_ns) for r in mine])
         yield lines
 

@@ -185,5 +185,5 @@ class Ahead(PDV):
             self.verify_queue.put(self.reserve(rows, rows.k))
 
     def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
-        self.estimate.observe(*(rows.judged(verdict) or (0, 0)))
+        self.estimate.observe(*(rows.verdict_counts(verdict) or (0, 0)))
         return super().settle(rows, verdict)

@@ -196,7 +196,7 @@ class Learner:
 
     def observe(self, rows: Batch, verdict: Sequence[int], plain: bool) -> None:
         """The verdict of a round; `plain` while drafts are only tried."""
-        counts = rows.judged(verdict)
+        counts = rows.verdict_counts(verdict)
         if counts is None:
             self._rounds_since_try += 1
             return

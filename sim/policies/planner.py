@@ -83,8 +83,8 @@ class Planner:
     def behind_s(self, rows: Sequence[Request]) -> float:
         """The drafter's reading of all that was decoded without it."""
         drafter = self.models["draft"]
-        behind = any(row.state.drafter_lag >= drafter.widest for row in rows)
-        return drafter.catch_up_cost(rows).seconds_0 if behind else 0.0
+        lagging = any(row.state.drafter_lag >= drafter.widest for row in rows)
+        return drafter.catch_up_cost(rows).seconds_0 if lagging else 0.0
 
     def caught_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A round of `rows` with what the drafter must catch up on after the last."""
@@ -118,10 +118,10 @@ class Planner:
             return 0.0
         together = min(joining * (1.0 if self.carries else self.PREFILL_ROUNDS), self.MOST_PROMPTS)
         chance, seconds = exp(-together), 0.0
-        beside = rows if self.carries else 0
+        decoding_rows = rows if self.carries else 0
         for count in range(1, int(together + 4 * sqrt(together)) + 2):
             chance *= together / count
-            seconds += chance * self._read_s("target", beside, k, count, tokens)
+            seconds += chance * self._read_s("target", decoding_rows, k, count, tokens)
             if k:
                 seconds += chance * self._read_s("draft", 0, k, count, tokens)
         return seconds * joining / together
@@ -176,8 +176,8 @@ class Planner:
             return self.round_s(rows, context, 0) + 2 * self.handoff_s
         drafter, target = self.models["draft"], self.models["target"]
         if self.looks_up:
-            beside = max(self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate))
-            return beside + 2 * (self._host_s(rows) + self.handoff_s)
+            hidden_s = max(self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate))
+            return hidden_s + 2 * (self._host_s(rows) + self.handoff_s)
         if self.remote:
             drafted = self.remote.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.remote.drafts_s(rows, k) + target.price(rows, k + 1, 1, context).seconds(context)
@@ -203,8 +203,8 @@ class Planner:
 
         ahead = self._draft_s(round(rows * branches), 1, k + 1, round(context * branches))
         # on one GPU both draw on the same memory: taken as one behind the other
-        beside = max(verify(1), ahead) if self.remote else verify(1) + ahead
-        path = beside + (1 - hits) * self._draft_s(rows, 1, k, context)
+        hidden_s = max(verify(1), ahead) if self.remote else verify(1) + ahead
+        path = hidden_s + (1 - hits) * self._draft_s(rows, 1, k, context)
         parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
         moving = self.remote.drafts_s(rows, k) + self.remote.verdicts_s(rows) if self.remote else 0.0
         return max(path, parts) + moving + 2 * (self._host_s(rows) + self.handoff_s)

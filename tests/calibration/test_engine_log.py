@@ -136,9 +136,9 @@ def test_a_profile_from_a_log_predicts_other_runs(tmp_path: Path) -> None:
     command = ["calibrate", "--from-vllm", *map(str, logs), "--bench", *map(str, benches)]
     assert main([*command, "--pair", "tinyllama-1.1b:llama-2-7b", "--gpu", "h200", "-o", str(profile)]) == 0
     for k, users in ((2, 8), (6, 8), (0, 32), (4, 32), (3, 48)):
-        real, told = (Run(simulate(experiment(k, users, path))).metrics for path in (None, str(profile)))
+        real, predicted = (Run(simulate(experiment(k, users, path))).metrics for path in (None, str(profile)))
         for metric in ("output_throughput", "mean_tpot_ms"):
-            assert told[metric] == pytest.approx(real[metric], rel=0.05), (k, users, metric)
+            assert predicted[metric] == pytest.approx(real[metric], rel=0.05), (k, users, metric)
     with pytest.raises(ValueError, match="whole steps of pdvsim 0: it supports autoregressive and colocated"):
         simulate(Experiment("pdv", server=Server("tinyllama-1.1b:llama-2-7b"), hardware=Hardware(profile=str(profile))))
     other = Server(pair="qwen2-1.5b:qwen2-7b")

@@ -152,8 +152,8 @@ def test_results_that_say_too_little(tmp_path: Path, refused: Callable[..., str]
     bench_of(result, path, model_id=None)
     assert "do not name one model" in refused(["calibrate", "--from-bench", str(path)])
     bench_of(result, path, detailed=False, mean_tpot_ms=None)
-    said = refused(["calibrate", "--from-bench", str(path), "--model", TARGET, "-o", str(tmp_path / "m.json")])
-    assert "mean_tpot_ms" in said
+    message = refused(["calibrate", "--from-bench", str(path), "--model", TARGET, "-o", str(tmp_path / "m.json")])
+    assert "mean_tpot_ms" in message
     assert not (tmp_path / "m.json").exists()
 
 

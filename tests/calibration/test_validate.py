@@ -47,10 +47,10 @@ PAIR = "tinyllama-1.1b:llama-2-7b"
 @pytest.fixture(scope="module")
 def everything(once: Callable[..., Any]) -> Validation:
     """The shipped runs, each predicted for any machine and for its own."""
-    made: Validation = once(
+    validation: Validation = once(
         "predictions", lambda: validate([run for name in SHIPPED for run in read_runs(DATA / name)], jobs=1)
     )
-    return made
+    return validation
 
 
 @pytest.fixture(scope="module")
@@ -114,16 +114,16 @@ def test_a_predicted_lead_in_throughput_or_latency_is_one(shipped: Validation) -
 
 def test_the_errors_beside_the_profile_are_those_of_the_runs(shipped: Validation) -> None:
     """What `run` prints and what a lead must exceed: pdvsim validate --write, again after every change of the model."""
-    told, whole = errors_of(Hardware()), document(shipped)
-    assert told.runs == len(whole["runs"])
-    assert told.reached == pytest.approx(whole["reached"])
+    errors, whole = errors_of(Hardware()), document(shipped)
+    assert errors.runs == len(whole["runs"])
+    assert errors.reached == pytest.approx(whole["reached"])
     # kept to a thousandth: another processor may fall on the other side of it
     for known, by_group in whole["bars"].items():
-        assert told.bars[known].keys() == by_group.keys()
+        assert errors.bars[known].keys() == by_group.keys()
         for group, widths in by_group.items():
-            assert told.bars[known][group] == pytest.approx(widths, abs=1.5e-3)
+            assert errors.bars[known][group] == pytest.approx(widths, abs=1.5e-3)
     off = {name: lead["limit"] for name, lead in whole["leads"]["by_metric"].items()}
-    assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == pytest.approx(told.leads, abs=1.5e-3)
+    assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == pytest.approx(errors.leads, abs=1.5e-3)
 
 
 def test_the_results_page_shows_the_tables_of_these_runs(everything: Validation) -> None:
@@ -189,11 +189,11 @@ def test_real_and_simulated_runs_accept_the_same_drafts() -> None:
 
 def test_runs_that_were_held_out_are_no_worse_and_within_the_bars(everything: Validation) -> None:
     """Set aside before anyone looked."""
-    held, told = everything.by_machine(held_out=True), errors_of(Hardware())
+    held, errors = everything.by_machine(held_out=True), errors_of(Hardware())
     assert len(held["this machine"]) >= 40
     assert np.median(sizes(held["this machine"])) <= 0.03
     for known, runs in held.items():
-        assert within_a_run(covered(hits_of(runs, told.bars[known])))
+        assert within_a_run(covered(hits_of(runs, errors.bars[known])))
 
 
 SHARED = [run for run in read_runs(DATA / "prefixes.jsonl") if run.metrics.get("prefix_cache_queries")]

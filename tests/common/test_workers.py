@@ -140,11 +140,11 @@ def sweeping(folder: Path) -> Iterator[subprocess.Popen[str]]:
 def first(running: subprocess.Popen[str], seen: Callable[[], list[Any]]) -> Any:
     """The first of what is waited for."""
     end_s = time.monotonic() + PATIENCE_S
-    while not (found := seen()):
+    while not (events := seen()):
         assert running.poll() is None
         assert time.monotonic() < end_s
         time.sleep(0.002)
-    return found[0]
+    return events[0]
 
 
 def first_child(running: subprocess.Popen[str], words: str) -> int:

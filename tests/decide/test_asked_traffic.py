@@ -134,8 +134,8 @@ def test_every_decision_varies_lengths_that_are_given() -> None:
 
 
 def test_the_output_says_how_lengths_vary() -> None:
-    said = {lengths_note(base.traffic)[0] for base in bases(**SHORT)}
-    assert said == {"lengths: random 128 tokens in, 128 out ±30% (--random-range-ratio)"}
+    notes = {lengths_note(base.traffic)[0] for base in bases(**SHORT)}
+    assert notes == {"lengths: random 128 tokens in, 128 out ±30% (--random-range-ratio)"}
     assert "all equal" in lengths_note(Traffic(**SHORT))[0]
     assert lengths_note(Traffic()) == []
 
@@ -233,8 +233,8 @@ def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
     plan = build(CapacityOptions, {"dataset_path": str(path), "goodput": ["ttft:500"]}).question()
     assert plan.base.traffic.num_prompts == 57 * 7
     assert plan.base.traffic.use_trace_timestamps
-    said = replay_note(question.base.traffic)[0]
-    assert said.endswith("short.csv replayed, scaled to the rate, all its requests in order, 57 times; "
+    note = replay_note(question.base.traffic)[0]
+    assert note.endswith("short.csv replayed, scaled to the rate, all its requests in order, 57 times; "
                          "seeds differ in acceptance")  # fmt: skip
 
 

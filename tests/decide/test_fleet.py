@@ -79,12 +79,12 @@ def test_the_splits_compared_follow_the_load(prompt: int, output: int, prefill: 
 def test_a_mixture_has_fleets_with_experts_on_all_gpus() -> None:
     """Qwen3-235B-A22B in 8 bits takes 236 GB, so that two H200s hold it; a rank has a copy of all but the experts."""
     base = Experiment(server=Server("none:qwen3-235b-a22b-fp8"))
-    found = fleets(base, ("autoregressive",), 4)
-    assert [fleet.name for fleet in found] == [
+    kinds = fleets(base, ("autoregressive",), 4)
+    assert [fleet.name for fleet in kinds] == [
         "2x autoregressive tp2", "2x autoregressive tp2 ep", "2x autoregressive dp2 ep",
         "autoregressive tp4", "autoregressive tp4 ep", "autoregressive dp4 ep",
     ]  # fmt: skip
-    assert all(fleet.gpus(base) == 4 for fleet in found)
+    assert all(fleet.gpus(base) == 4 for fleet in kinds)
 
 
 def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:

@@ -198,8 +198,8 @@ def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> N
     until(page, lambda: now_s(page) == 3.0)
     press(page, "Save")
     until(page, lambda: "saved" in page.inner_text("main pre"))
-    said = page.inner_text("main pre")
-    assert "a burst of requests" in said
+    command = page.inner_text("main pre")
+    assert "a burst of requests" in command
     [folder] = (live.folder / "results").iterdir()
     for arch in ARCHS:
         document = json.loads((folder / f"{arch}.json").read_text())

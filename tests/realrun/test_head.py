@@ -83,11 +83,11 @@ def block(model: Transformer, layer: LayerWeights, qkv: Tensor, x: Tensor) -> Te
 
 def hidden_states(target: Transformer, tokens: Sequence[int]) -> Tensor:
     """What the target's layers pass on, of every token."""
-    x, kept = target.weights.embedding[torch.tensor(tokens)], []
+    x, states = target.weights.embedding[torch.tensor(tokens)], []
     for at, layer in enumerate(target.weights.layers):
         x = block(target, layer, F.linear(reference_ops.unit_norm(x, 1e-5), layer.qkv), x)
-        kept += [x] * target.passes_on.count(at)
-    return torch.cat(kept, dim=1)
+        states += [x] * target.passes_on.count(at)
+    return torch.cat(states, dim=1)
 
 
 def plainly(head: Head, target: Transformer, tokens: Sequence[int], steps: int) -> list[int]:
@@ -236,11 +236,11 @@ def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> No
 
 
 def test_what_a_head_cannot_do_here_is_refused() -> None:
-    for chosen, said in (
+    for chosen, message in (
         (served("pdv", "eagle3", controller="goodput"), "--min-speculative-tokens 1"),
         (served("adaptive", "eagle3"), "no adaptive"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             serve(chosen, MACHINE)
 
 

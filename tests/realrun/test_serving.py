@@ -75,10 +75,10 @@ def models(noise: float = 0.2) -> dict[Role, Transformer]:
 
 
 def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> ServingRig:
-    made = models(noise)
+    networks = models(noise)
     if chosen.arch == "autoregressive":
-        made = {"target": made["target"]}
-    return prepare(chosen, OWN, requests, models=made)
+        networks = {"target": networks["target"]}
+    return prepare(chosen, OWN, requests, models=networks)
 
 
 def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[int, list[int]]:
@@ -201,8 +201,8 @@ def between_rounds_s(result: Result) -> float:
     launches = result.launches
     order = np.argsort(launches["start_s"])
     start_s, end_s, kind = (launches[name][order] for name in ("start_s", "end_s", "kind"))
-    behind = (kind[1:] == DRAFT) & (kind[:-1] == KINDS.index("verify"))
-    return float((start_s[1:] - end_s[:-1])[behind].min())
+    drafts_next = (kind[1:] == DRAFT) & (kind[:-1] == KINDS.index("verify"))
+    return float((start_s[1:] - end_s[:-1])[drafts_next].min())
 
 
 def early(chosen: Experiment) -> Experiment:
@@ -277,12 +277,12 @@ def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pyte
     for name in ("rounds", "drafts", "drafted", "accepted", "bare"):
         np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
     launches, requests = real.launches, real.requests
-    made = {kind: launches["kind"] == KINDS.index(kind) for kind in ("draft", "ahead", "verify")}
-    tokens = {kind: (launches["rows"] * launches["steps"])[which].sum() for kind, which in made.items()}
+    of_kind = {kind: launches["kind"] == KINDS.index(kind) for kind in ("draft", "ahead", "verify")}
+    tokens = {kind: (launches["rows"] * launches["steps"])[which].sum() for kind, which in of_kind.items()}
     assert tokens["ahead"] == requests["ahead_tokens"].sum() > 0
     assert tokens["draft"] + requests["ahead_used"].sum() == requests["drafted"].sum()
     assert requests["ahead_used"].sum() > 0
-    rows = launches["rows"][made["ahead"]]
+    rows = launches["rows"][of_kind["ahead"]]
     assert rows.max() <= 4 * max(1, 4 * fan)  # four requests, of three drafts each
 
 
@@ -407,12 +407,12 @@ def test_a_preempted_request_reads_as_if_it_had_been_alone(arch: Arch, monkeypat
 def test_two_vocabularies_are_cut_to_the_smaller() -> None:
     arch = TINY["target"]
     wide = replace(arch, spec=replace(arch.spec, vocab=600))
-    made: dict[Role, Transformer] = {
+    networks: dict[Role, Transformer] = {
         "draft": Transformer.random(TINY["draft"], 64, CPU, torch.float32, 1),
         "target": Transformer.random(wide, 64, CPU, torch.float32, 2),
     }
     chosen, own = experiment("pd"), replace(MACHINE, verdict="own")
     requests = make_requests(chosen.traffic, chosen.acceptance)
     outputs: dict[int, list[int]] = {}
-    serve(chosen, own, requests=requests, rig=prepare(chosen, own, requests, models=made), outputs=outputs)
+    serve(chosen, own, requests=requests, rig=prepare(chosen, own, requests, models=networks), outputs=outputs)
     assert max(max(tokens) for tokens in outputs.values()) < 512

@@ -137,7 +137,7 @@ def test_measured_acceptance_tells_what_lies_behind_a_draft() -> None:
     for request in make_requests(traffic, acceptance):
         guessed, at = 0, 1
         while at < request.output_tokens:
-            behind = request.accept_runs[at] > k
+            accepted_next = request.accept_runs[at] > k
             at += min(request.accept_runs[at], k) + 1
-            guessed += behind and at < request.output_tokens
+            guessed += accepted_next and at < request.output_tokens
         assert used[request.id] == k * guessed

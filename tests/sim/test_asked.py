@@ -240,8 +240,8 @@ def test_an_assumed_rate_is_called_so_wherever_it_decides(tmp_path: Path, capsys
         text = capsys.readouterr().out
         assert "acceptance 0.6 is assumed" in text or "0.6, assumed" in text, (name, text)
         decides = name in ("advise", "map", "draft-table")
-        told = "drafting" in text and ("breaks even" in text or "beats plain decoding" in text)
-        assert told or not decides, (name, text)
+        stated = "drafting" in text and ("breaks even" in text or "beats plain decoding" in text)
+        assert stated or not decides, (name, text)
     assert main(["run", *small, *commands["run"], "--acceptance-rate", "0.7"]) == 0
     assert "assumed" not in capsys.readouterr().out
 

@@ -86,12 +86,12 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
     return sum(x.rate * x.compute for x in loads), sum(x.rate * x.bandwidth for x in loads)
 
 
-def hold(fit: ContentionFit, load: Load, beside: Sequence[Load]) -> float:
+def hold(fit: ContentionFit, load: Load, others: Sequence[Load]) -> float:
     """What a load holds of the GPU among those that it shares turns with."""
     shrunk = 1 / (1 + load.layer_s / fit.hold_layer_s) if fit.hold_layer_s else 1.0
     held = min(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * load.compute) * (1 - load.empty)
     held *= fit.hold_8bit if load.eight_bits else 1.0
-    return held * fit.crowd_hold if len(beside) > 2 else held
+    return held * fit.crowd_hold if len(others) > 2 else held
 
 
 def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
@@ -102,10 +102,10 @@ def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
     return [load.rate for load in loads]
 
 
-def lacks_something(load: Load, beside: Sequence[Load], held: dict[int, float]) -> bool:
+def lacks_something(load: Load, others: Sequence[Load], held: dict[int, float]) -> bool:
     """Whether something that the load needs is used up by the works that it has to share with, and itself."""
-    used_c, used_b = used_up(beside)
-    left = 1 - sum(x.rate * held[id(x)] for x in beside)
+    used_c, used_b = used_up(others)
+    left = 1 - sum(x.rate * held[id(x)] for x in others)
     needs = ((load.compute, 1 - used_c), (load.bandwidth, 1 - used_b), (held[id(load)], left))
     return any(need > 0 and left <= TINY for need, left in needs)
 
@@ -181,8 +181,8 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     assert sum(speeds) >= 1 - NEAR
     for load in loads:
         if load.rate < 1 - NEAR:
-            beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
-            assert lacks_something(load, beside, held)
+            others = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
+            assert lacks_something(load, others, held)
 
 
 @given(loads=lanes_at_work(2), fit=st.one_of(ideal, measured), levels=st.tuples(*[st.integers(0, 2)] * 3))
@@ -298,7 +298,7 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
 
 def test_a_prompt_whose_kernels_keep_others_waiting_has_more_of_the_turns() -> None:
     sharing = Sharing("fluid", "stream", ContentionFit(stream_weight=1.0, turn_exponent=0.5))
-    assert rates(sharing, [Load(0.0, 1.0, 0, turns=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
+    assert rates(sharing, [Load(0.0, 1.0, 0, wait_factor=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:

@@ -114,9 +114,9 @@ def test_more_never_takes_less(engine, card):
 
 def test_constants_add_to_every_forward():
     tables, spec = tables_of("vllm", "h200"), model("llama-3.1-8b")
-    bare, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
+    without, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
     for tokens in TOKENS:
-        more = with_layers.layers.seconds(tokens, 0.0) - bare.layers.seconds(tokens, 0.0)
+        more = with_layers.layers.seconds(tokens, 0.0) - without.layers.seconds(tokens, 0.0)
         assert more == pytest.approx(spec.layers * 1e-5)
 
 
@@ -226,8 +226,8 @@ def test_a_command_for_another_engine_says_so():
 
 
 def test_results_find_an_engines_profile_again():
-    found = known_profile("h100-sxm", "h100-sxm-vllm", Config())
-    assert found.name == "h100-sxm-vllm"
+    profile = known_profile("h100-sxm", "h100-sxm-vllm", Config())
+    assert profile.name == "h100-sxm-vllm"
     assert known_profile("h100-sxm", "l40s-vllm", Config()) is None
 
 

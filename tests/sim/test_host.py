@@ -74,13 +74,13 @@ def test_a_woken_lane_starts_later_by_the_time_it_takes_to_wake(arch: Arch) -> N
 def test_lanes_that_are_woken_cost_nothing_while_they_sleep() -> None:
     """Unlike a wait with a time-out of 100 ms, which nobody cuts short, waking takes its own time and no more."""
     options = {"arch": "pdv", "dataset_name": "random", "input_len": 64, "output_len": 32, "num_prompts": 4}
-    told, woken, timed_out = (
+    notified, woken, timed_out = (
         summarise(simulate(replace(build(Experiment, options), host=host)))["duration"]
         for host in (Host(), Host(host="python-threads"), Host(idle_poll_s=0.1))
     )
     hand_overs = 4 * 32 * 2
-    assert told < woken < told + hand_overs * 50e-6
-    assert timed_out > told + 0.1
+    assert notified < woken < notified + hand_overs * 50e-6
+    assert timed_out > notified + 0.1
 
 
 @pytest.mark.parametrize("drafted_by", ["none", "ngram", "suffix"])

@@ -248,9 +248,9 @@ def came_and_went(scenario: Scenario, result: Result) -> tuple[NDArray[np.float6
     left = np.full(len(asked.outputs), np.inf)
     for id, output in enumerate(asked.outputs):
         mine = deliveries["request"] == id
-        reached = np.cumsum(deliveries["tokens"][mine]) >= output
-        if reached.any():
-            left[id] = deliveries["time_s"][mine][np.argmax(reached)]
+        complete = np.cumsum(deliveries["tokens"][mine]) >= output
+        if complete.any():
+            left[id] = deliveries["time_s"][mine][np.argmax(complete)]
     came = np.array(asked.arrival_s)
     limit = scenario.experiment.traffic.max_concurrency
     if limit is not None and limit < len(came):
@@ -322,7 +322,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
     """What runs on each GPU keeps to its streams, its solo times and its capacities."""
     hardware, server = result.experiment.hardware, result.experiment.server
     gpu, fit = profile.gpu, profile.contention
-    hot = hottest(profile)
+    hottest_gpu = hottest(profile)
     for _, works in by_gpu(result):
         start, end, solo = works["start_s"], works["end_s"], works["solo_s"]
         for lane in np.unique(works["lane"]):
@@ -332,13 +332,13 @@ def check_gpus(result: Result, profile: Profile) -> None:
         assert np.all(end - start >= solo * (1 - 1e-12) - rounding_s)  # never faster than alone
         periods = busy_periods(works)
         alone = np.array([p[0] for p in periods if len(p) == 1], np.int64)
-        assert np.all((end - start - hot * solo)[alone] <= rounding_s[alone])
+        assert np.all((end - start - hottest_gpu * solo)[alone] <= rounding_s[alone])
         if hardware.contention == "max":
-            assert np.all(end - start - hot * solo <= rounding_s)
+            assert np.all(end - start - hottest_gpu * solo <= rounding_s)
             continue
         if server.priority == "preemptive":  # nothing is above decode, so nothing slows it
             top = works["lane"] == LANES.index("decode")
-            assert np.all((end - start - hot * solo)[top] <= rounding_s[top])
+            assert np.all((end - start - hottest_gpu * solo)[top] <= rounding_s[top])
         compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
         pair, fits = result.experiment.pair, profile.models
         layers = np.array([spec.layers for spec in (pair.draft, pair.target)])[works["role"]]
@@ -361,7 +361,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
             assert np.sum(works["bytes"][period]) <= gpu.bandwidth_bytes_per_s * (busy_s + slack)
             assert np.sum(works["flops"][period]) <= gpu.flops_per_s * (busy_s + slack)
             assert np.sum((solo * held)[period]) <= busy_s + slack
-            assert busy_s <= hot * np.sum(solo[period]) + slack
+            assert busy_s <= hottest_gpu * np.sum(solo[period]) + slack
             if hardware.contention == "serial":
                 assert busy_s >= np.sum(solo[period]) - slack
 

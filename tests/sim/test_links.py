@@ -71,8 +71,8 @@ def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch
     reads = (launches["kind"] == KINDS.index("prefill")) & target
     for at in range(placement.gpus):
         here = launches["gpu"] == at
-        made = (launches["rows"] * launches["steps"])[drafts & here].sum()
-        add(at, placement.verify, made * 4)
+        tokens = (launches["rows"] * launches["steps"])[drafts & here].sum()
+        add(at, placement.verify, tokens * 4)
         add(placement.verify, at, 8 * launches["rows"][drafts & here].sum())
         add(at, placement.verify, launches["tokens"][reads & here].sum() * models.target.kv_bytes_per_token)
     expected = {way: size for way, size in expected.items() if size}
@@ -175,10 +175,10 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
     """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
     traffic = Traffic("random", num_prompts=30, input_len=64, output_len=64, max_concurrency=8)
     hardware = Hardware(place=("prefill=1", "verify=1"), cards=("l4", "h200"), band=False)
-    kept = simulate(Experiment("pdv", traffic, hardware=hardware))
+    result = simulate(Experiment("pdv", traffic, hardware=hardware))
     run = simulate(Experiment("pdv", traffic, hardware=hardware, scoring=Scoring(detailed=detailed)))
-    lanes, launches = summarise(run)["lanes"], kept.launches
-    span_s = kept.requests["finish_s"].max() - kept.requests["arrival_s"].min()
+    lanes, launches = summarise(run)["lanes"], result.launches
+    span_s = result.requests["finish_s"].max() - result.requests["arrival_s"].min()
     for lane, cards in (("decode", ("l4",)), ("verify", ("h200",)), ("prefill", ("l4", "h200"))):
         shares = []
         for card in cards:

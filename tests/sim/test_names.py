@@ -24,7 +24,7 @@ def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "taken", "said"),
+    ("typed", "taken", "noted"),
     [
         ("h100", "h100-sxm", True),
         ("H100", "h100-sxm", True),
@@ -36,11 +36,11 @@ def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
         ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
     ],
 )
-def test_cards(typed: str, taken: str, said: bool) -> None:
+def test_cards(typed: str, taken: str, noted: bool) -> None:
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         assert Hardware(gpu=typed).gpu == taken
-    assert [str(note.message) for note in notes] == [f"{typed} is read as {taken}"] * said
+    assert [str(note.message) for note in notes] == [f"{typed} is read as {taken}"] * noted
 
 
 @pytest.mark.parametrize(

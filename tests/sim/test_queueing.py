@@ -223,11 +223,11 @@ class OfCustomer(ciw.dists.Distribution):  # type: ignore[misc]
 
 def ciw_waits(arrival_s: Floats, service_s: Floats, router: str, replicas: int) -> tuple[Floats, list[int]]:
     """Waits and servers by Ciw: a door that takes no time, and a single-server node for each replica behind it."""
-    behind = list(range(2, replicas + 2))
+    servers = list(range(2, replicas + 2))
     route = (
-        ciw.routing.LoadBalancing(behind, tie_break="order")
+        ciw.routing.LoadBalancing(servers, tie_break="order")
         if router == "least-loaded"
-        else ciw.routing.Cycle(behind)
+        else ciw.routing.Cycle(servers)
     )  # fmt: skip
     gaps = np.diff(arrival_s, prepend=0.0).tolist()
     network = ciw.create_network(

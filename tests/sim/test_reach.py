@@ -131,11 +131,11 @@ def test_a_run_outside_says_which_way_and_how_far() -> None:
     options["pair"] = "llama-3.2-1b:llama-3.1-8b"
     run = pdvsim.run(arch="colocated", max_concurrency=1, **options)
     assert run.metrics["outside_measured"]["share"] > 0.5
-    said = next(line for line in run.table().splitlines() if "utside the measured range" in line)
-    assert "context up to 30,00" in said
-    assert "(measured to 8,000), prompt cached before up to 28,672 (7,700)" in said
-    assert "% of GPU time: " in said
-    assert said in run.table()
+    note = next(line for line in run.table().splitlines() if "utside the measured range" in line)
+    assert "context up to 30,00" in note
+    assert "(measured to 8,000), prompt cached before up to 28,672 (7,700)" in note
+    assert "% of GPU time: " in note
+    assert note in run.table()
     assert "prompt cached before up to 28,672" in run._repr_html_()
 
 
@@ -146,13 +146,13 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
     options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}
     points = pdvsim.sweep(arch=["colocated"], concurrency=[2, 300], num_runs=2, jobs=1, **options)
     assert points["outside_measured_share"].tolist()[:2] == [0.0, 0.0]
-    said = [
+    notes = [
         line for line in str(comparison_table(over_replications(points))).splitlines() if "utside the measured" in line
     ]
-    assert len(said) == 1
-    assert said[0].startswith("colocated, outside the measured range: ")
-    assert "rows up to " in said[0]
-    assert "(measured to 256)" in said[0]
+    assert len(notes) == 1
+    assert notes[0].startswith("colocated, outside the measured range: ")
+    assert "rows up to " in notes[0]
+    assert "(measured to 256)" in notes[0]
 
 
 # where the ranges come from ----------------------------------------------------------------------------------------

@@ -40,8 +40,8 @@ R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--nu
 def test_an_option_that_does_nothing_is_refused(flags: str, refused: Callable[..., str]) -> None:
     """Also those whose refusal depends on others; each option alone is refused below, in every architecture."""
     given = flags.split() if "--arch" in flags else ["--arch", "pdv", *flags.split()]
-    said = refused(["run", *R, *given])
-    assert any(flag in said for flag in flags.split() if flag.startswith("--"))
+    message = refused(["run", *R, *given])
+    assert any(flag in message for flag in flags.split() if flag.startswith("--"))
 
 
 def changed(need: Any, experiment: Experiment) -> Experiment:

@@ -70,11 +70,11 @@ sizes = st.tuples(st.sampled_from([1, 8, 12, 32, 64]), st.sampled_from([64, 128,
 
 @given(several, sizes, st.integers(0, 3000), st.integers(0, 600), st.tuples(st.integers(0, 8000), st.integers(1, 2500)))
 def test_more_to_read_is_never_faster(
-    chunks: list[tuple[int, int]], size: tuple[int, int, int], back: int, more: int, beside: tuple[int, int]
+    chunks: list[tuple[int, int]], size: tuple[int, int, int], back: int, more: int, decoding: tuple[int, int]
 ) -> None:
     least, (start, tokens) = in_waves(chunks, *size), chunks[0]
     assert in_waves([(start + back, tokens + more), *chunks[1:]], *size) >= least
-    assert in_waves([*chunks, beside], *size) >= least
+    assert in_waves([*chunks, decoding], *size) >= least
 
 
 @given(several, sizes)

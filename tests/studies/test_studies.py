@@ -210,8 +210,8 @@ def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatc
 
     for arch in TINY.values():
         reference = peers.reference(arch, torch.device("cpu"), torch.float32)
-        found = from_config(reference.config.to_dict(), arch.spec.name).spec
-        assert replace(found, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
+        spec = from_config(reference.config.to_dict(), arch.spec.name).spec
+        assert replace(spec, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
     tiny = {str(role): arch for role, arch in TINY.items()}
     with monkeypatch.context() as patch:
         patch.setattr(peers, "TOKENS", 6)

@@ -188,8 +188,8 @@ def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path, cluster: Cluster) -
         stderr=subprocess.PIPE,
         text=True,
     )
-    said = sweep.stderr.readline()
-    assert said.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting up to 600 s")
+    message = sweep.stderr.readline()
+    assert message.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting up to 600 s")
     cluster.start_worker()
     while len(list(folder.glob("parts/*.json"))) < 3:
         assert sweep.poll() is None

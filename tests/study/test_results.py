@@ -43,8 +43,8 @@ def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
         saved = records(row)
         assert results.warmup(row) == WARMUP
         same = simulate(experiment(row["arch"], row["load"], int(row["seed"])))
-        for read, made in ((saved.requests, same.requests), (saved.launches, same.launches)):
-            assert all(np.array_equal(read[name], made[name]) for name in made)
+        for read, expected in ((saved.requests, same.requests), (saved.launches, same.launches)):
+            assert all(np.array_equal(read[name], expected[name]) for name in expected)
         seconds = latencies_s(saved.requests, saved.deliveries, WARMUP)
         assert len(seconds["ttft"]) == BASE.traffic.num_prompts - WARMUP
         for metric, values in seconds.items():  # what the histograms hold is what the metrics were taken over
@@ -185,8 +185,8 @@ def test_a_sweep_that_lacks_points_is_said_to(
     assert load([copy]).incomplete == says
     for argv in (["plot", str(copy), "--var-y", "duration"], ["report", str(copy), "-o", str(tmp_path / "r.html")]):
         assert main(argv) == 0
-        said = capsys.readouterr().err.splitlines()
-        assert [line for line in said if " points" in line] == [f"pdvsim: {line}" for line in says]
+        lines = capsys.readouterr().err.splitlines()
+        assert [line for line in lines if " points" in line] == [f"pdvsim: {line}" for line in says]
 
 
 def drop(folder: Path, column: str) -> None:

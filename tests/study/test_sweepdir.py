@@ -328,12 +328,12 @@ def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeyp
 def test_a_long_list_of_points_is_made_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Experiment] = []
+    experiments: list[Experiment] = []
     asked: list[Experiment] = []
     check = Experiment.__post_init__
-    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (made.append(self), check(self))[1])
+    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (experiments.append(self), check(self))[1])
     monkeypatch.setattr("pdvsim.study.band.wanted", lambda experiment: bool(asked.append(experiment)))
     assert main(["sweep", *SMALL, *ONE, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
     assert "400 of 400 points to run" in capsys.readouterr().out
-    assert 400 <= len(made) < 450
+    assert 400 <= len(experiments) < 450
     assert len(asked) == 1
