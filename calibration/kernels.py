@@ -39,7 +39,7 @@ SYSTEMS = {
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 LEAST_SIDE = 128  # of a product; narrower ones are routers, which cost a kernel's fixed time
 LEAST_TESTED = 512  # sides of the products that are left out in turn: those of models' layers
-# A kind of products whose fastest takes so many times as long as the fastest of 16 bits was timed waiting for the host:
+# A kind of products whose fastest takes this many times as long as the fastest of 16 bits waited for the host:
 # vLLM's fp8_block on a B200 takes 167 us at every size. On H100 and H200 it is 21 times, which the measured servers of
 # vLLM 0.12 with such weights bear out.
 MOST_WAIT = 50

@@ -60,7 +60,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
             for r, n in ((8, 512), (32, 512), (1, 128), (64, 512), (32, 128), (8, 1024), (64, 1024), (1, 512))
         ],
     ]
-    # long contexts, and short works beside long ones
+    # long contexts, and short launches next to long ones
     far = grid.draft(8, STEPS, LONG), grid.decode(8, STEPS + 1, LONG)
     kinds.append(
         [
@@ -75,7 +75,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     for kind in kinds:
         random.Random(len(kind)).shuffle(kind)
     placed = [(i / len(kind), k, members) for k, kind in enumerate(kinds) for i, members in enumerate(kind)]
-    # prompts far behind a start, whose attention leaves less room; last, as groups go by their numbers
+    # prompts far into a context, whose attention leaves less room; last, as groups go by their numbers
     distant = grid.draft(8, STEPS, FAR), grid.decode(8, STEPS + 1, FAR), grid.decode(8, 2, FAR)
     far_off: list[tuple[GridPoint, ...]] = [
         (distant[2], grid.prefill(2048, 4000)),
@@ -84,7 +84,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
         (distant[0], distant[1], grid.prefill(256, FAR)),
         (distant[0], distant[1], grid.prefill(2048, 4000)),
     ]
-    # one or few rows beside the chunks of a long prompt, as under light loads
+    # one or few rows concurrently with the chunks of a long prompt, as under light loads
     for context, start in ((AWAY, 1024), (FAR, FAR)):
         one = grid.draft(1, STEPS, context), grid.decode(1, STEPS + 1, context)
         some = grid.draft(8, STEPS, context), grid.decode(8, STEPS + 1, context)
@@ -105,7 +105,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     far_off += [(verify[1], grid.read(256, 1024)), (draft[1], grid.read(256, 1024)), (verify[32], grid.read(512))]
     far_off += [(grid.decode(r, 1, CONTEXT), grid.prefill(n)) for r, n in ((8, 256), (8, 1024), (32, 512), (64, 256))]
     far_off += [(grid.decode(8, 1, CONTEXT), grid.read(512)), (draft[8], verify[8], grid.read(512))]
-    # prompts of chats beside 16 to 32 rows, where products change from the engine's own kernels to the library's
+    # prompts of chats with 16 to 32 rows, where products change from the engine's own kernels to the library's
     own = grid.decode(8, 4, CONTEXT), grid.decode(16, 2, CONTEXT), grid.decode(24, 1, CONTEXT)
     library = grid.decode(16, 4, CONTEXT), grid.decode(24, 4, CONTEXT), grid.decode(40, 1, CONTEXT)
     crowd = grid.draft(24, STEPS, CONTEXT), grid.draft(48, STEPS, CONTEXT)

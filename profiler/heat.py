@@ -43,7 +43,7 @@ def heat_points(drafter: bool) -> list[GridPoint]:
 
 
 def far_points(drafter: bool) -> list[GridPoint]:
-    """Prompt chunks far behind their start, by themselves: attention over prompts takes much of their time."""
+    """Prompt chunks far into their context, by themselves: attention over prompts takes much of their time."""
     if drafter:
         return [grid.prefill(512, 3000)]
     return [
@@ -131,6 +131,6 @@ def card_reader(device: torch.device) -> Callable[[], CardReading]:
             return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
 
         read()
-    except Exception:  # not installed, or a driver that refuses: times alone still tell
+    except Exception:  # not installed, or a driver that refuses: times alone are still useful
         return lambda: nothing
     return read

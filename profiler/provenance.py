@@ -136,5 +136,5 @@ def read_card(device: torch.device) -> dict[str, Any]:
             "throttled": [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
             "driver": driver if isinstance(driver, str) else driver.decode(),
         }
-    except Exception:  # not installed, or a driver that refuses: times alone still tell
+    except Exception:  # not installed, or a driver that refuses: times alone are still useful
         return {}

@@ -31,7 +31,7 @@ CARD_MEMORY_SHARE = 0.92
 RESERVE_BYTES = 6e9  # activations, logits and graphs
 ANCHOR = ForwardShape(1, 1)  # a graph every lane keeps: a graph pool that was empty once cannot be captured into again
 LONG_S = 0.005
-BURST_S, REST_S = 0.025, 0.075  # hot work is launched for so long, then the card rests: it is measured at full clock
+BURST_S, REST_S = 0.025, 0.075  # bursts of power-hungry work, with rests so that the clock stays full
 DEPTH = 6  # launches kept queued, so that no span holds the host's delay
 CAPACITY = -(-int(LONG_CONTEXT * (1 + SPREAD) + HEADROOM + 32) // 64) * 64  # positions of a slot
 

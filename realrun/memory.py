@@ -342,7 +342,7 @@ class Needs:
 
     @property
     def catches_up(self) -> bool:
-        """Whether the drafter may fall behind: plain rounds among others."""
+        """Return whether the drafter may lag, for example over plain rounds."""
         if self.looks_up:
             return False
         plain = policy_of(self.arch).plain_rounds and max(self.draft_lengths) > 0

@@ -313,7 +313,7 @@ def _naming_its_models(experiment: Experiment, machine: Machine) -> Experiment:
 
 
 def probe(experiment: Experiment, machine: Machine, quiet: bool = True) -> dict[str, Any]:
-    """What a warm-up tells of this machine, as the record of a run has it; serves nothing else."""
+    """Run a warm-up only; return its figures of this machine as a run records them."""
     users = min(max(WARM_UPS), experiment.server.max_num_seqs)
     traffic = Traffic(
         "random", num_prompts=2 * users, input_len=WARM_UP_PROMPT, output_len=WARM_UP_OUTPUT, max_concurrency=users

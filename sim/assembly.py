@@ -279,7 +279,7 @@ class ServerParts:
         )
 
     def _tiers(self, reuse: Reuse) -> KvTiers | None:
-        """The tiers behind the KV cache; None without any."""
+        """The offload tiers of the KV cache; None without any."""
         hardware, models = self.experiment.hardware, self.verifying.values()
         sizes = {"host": hardware.kv_offload_gb, "ssd": hardware.kv_offload_ssd_gb}
         if not any(sizes.values()):

@@ -108,7 +108,7 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
 
 
 class Cluster:
-    """The servers behind the router."""
+    """The servers that the router dispatches to."""
 
     def __init__(
         self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0, blocks: bool = True

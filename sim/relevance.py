@@ -1,10 +1,10 @@
 """What the options of an experiment do together: one that has no effect is refused, a likely mistake is a warning.
 
 `NEEDS` is the table of which options act in which experiment. A command that runs several architectures or loads with
-one set of options sets each aside where it does not act, and refuses it only if it acts in none of them.
+one set of options drops each where it does not act, and refuses it only if it acts in none of them.
 
 Left out: fields that no option sets; --place, --disaggregate, --cards, --tensor-parallel-size and --data-parallel-size,
-which are refused wherever an architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter,
+which are refused wherever an architecture cannot have them, as numbers of GPUs are not dropped; --pair and --drafter,
 which name the models.
 """
 
@@ -200,7 +200,7 @@ def refuse_idle(experiments: Sequence[Experiment]) -> None:
 
 def applicable(experiment: Experiment) -> Experiment:
     """The same with options that do nothing in it as if they had not been given."""
-    while idle := [need for need in NEEDS if need.idle(experiment)]:  # what is set aside may be what another needs
+    while idle := [need for need in NEEDS if need.idle(experiment)]:  # a dropped option may be what another needs
         changed: dict[str, Any] = {}
         for need in idle:
             part = changed.get(need.group, getattr(experiment, need.group))

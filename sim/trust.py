@@ -85,7 +85,7 @@ def traits(metrics: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Errors | None) -> str | None:
-    """Why real runs do not tell the errors of a run on a profile that was measured; None where they do."""
+    """Return why real runs do not give the errors of a run on a measured profile; None where they do."""
     hardware, server = experiment.hardware, experiment.server
     if experiment.arch not in ARCHITECTURES:
         return f"{experiment.arch} was never validated against real runs"

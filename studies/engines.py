@@ -88,7 +88,7 @@ class EngineReport:
 
 @cache
 def latency(card: str, spec: ModelSpec = TARGET, gpus: int = 1) -> CostModel:
-    """A model on so many GPUs of a card, over NVLink."""
+    """A model on this number of GPUs of a card, over NVLink."""
     part = shard(spec, gpus)
     return CostModel(part, builtin(card).covering(Pair(part, part), LINKS["nvlink4"]).fit(part))
 

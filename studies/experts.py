@@ -58,7 +58,7 @@ class Setting:
         return rows / self._forward(rows, 1, context) * 1e3
 
     def drafted(self, rows: int, steps: int, width: int, tokens: float, context: float = CONTEXT) -> float:
-        """The same with drafts of so many steps, `width` verified tokens per row and `tokens` of them per round."""
+        """The same with drafts of `steps` steps, `width` verified tokens per row and `tokens` of them per round."""
         draft_ms = self._draft(rows, steps, context)
         if self.round_ms is not None:
             draft_ms = self.round_ms[0] + steps * self.round_ms[1]
@@ -78,7 +78,7 @@ class Setting:
 
 
 def setting(card: str, spec: ModelSpec, gpus: int, plain: float, round_ms: Fit | None) -> Setting:
-    """The setting in which one request decodes so many tokens per second."""
+    """The setting in which one request decodes at this rate of tokens per second."""
     return Setting(card, spec, gpus, 1e3 / plain - forward_ms(card, 1, 0, CONTEXT, spec, gpus), round_ms)
 
 

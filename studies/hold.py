@@ -2,7 +2,7 @@
 
     python studies/hold.py [--only NAME ...] [--output results/hold.json]
 
-For `advise`, every finalist is run again; the regret is how far the recommendation is behind the best of them. For
+For `advise`, every finalist is run again; the regret is the recommendation's loss against the best of them. For
 `capacity`, the middle of the interval must hold in long runs, and its ends bracket the highest rate that does. Progress
 is printed per question, and finished questions are kept in the output file.
 """

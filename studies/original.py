@@ -136,7 +136,7 @@ def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Se
 
 
 def tallies(rows: pd.DataFrame) -> list[Fare]:
-    """Where each architecture is ahead of `AGAINST`, and where it is behind."""
+    """Where each architecture wins and loses against `AGAINST`."""
     speed, tail = changes(rows, "output_throughput"), changes(rows, "p99_e2el_ms")
     outcomes = []
     for pair in PAIRS.values():

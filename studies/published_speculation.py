@@ -12,7 +12,7 @@ A tree is simulated as a chain of as many steps with the tree's acceptance lengt
 tree's: the verify over `verified_tokens` per row, and each step of the drafter after the first over `topk` rows per
 request.
 
-Rows marked held_out are kept aside as a test: no constant may be fitted to them. They are shown only when asked for.
+Rows marked held_out are set apart as a test: no constant may be fitted to them. They are shown only when asked for.
 `--fit` prints the two constants of drafting (`EngineStep.round_s` and `draft_s`) with the least mean error of the
 visible rows of each engine. The shipped ones are these, rounded.
 
@@ -165,7 +165,7 @@ def compare(row: dict[str, str], engine: str | None = None, more: tuple[float, f
 def fitted(visible: Sequence[dict[str, str]]) -> tuple[float, float]:
     """Seconds per round and per forward of a drafter with the least mean error of these rows.
 
-    The time of a drafted run over a plain one is linear in both, so three simulations of each row tell it.
+    The time of a drafted run over a plain one is linear in both, so three simulations of each row determine it.
     """
     tried = ((0.0, 0.0), (TRIED_S, 0.0), (0.0, TRIED_S))
     times = np.array([[1 / compare(row, more=more).predicted for more in tried] for row in visible])

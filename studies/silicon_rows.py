@@ -21,7 +21,7 @@ The collection states some layouts wrongly. What is corrected, and how it is kno
   Rows of the others have its layout where their times are equal to all digits ("twin"), or that of InferenceX's
   configurations where one alone fits ("configuration"). Otherwise they have 0 workers.
 - That import has no rows with MTP drafts; the others have, without saying so. `drafts` is "none" or "mtp" where the
-  configurations tell, else "unstated".
+  configurations state, else "unstated".
 - InferenceX starts gpt-oss-120b with TensorRT-LLM on H200s with as many expert-parallel GPUs as tensor-parallel ones
   (gptoss-fp4-h200-trt: "For all sequence lengths, EP=TP"). Rows without a version do not state it; their times are
   those of rows that do.
@@ -238,7 +238,7 @@ def apart(rows: list[Row], clone: Path) -> Iterator[dict[str, Any]]:
 
 
 def times(row: Row) -> tuple[float, float]:
-    """What tells a measurement from others: rows that agree in both times are one."""
+    """What identifies a measurement: rows that agree in both times are one."""
     return round(float(row["silicon_ttft_ms"]), 2), round(float(row["silicon_tpot_ms"]), 3)
 
 

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "results.md", ROOT / "calibration" / "data" / "h200"
 STRONG = 0.10  # 95th percentiles up to this are strong
 MANY = 8  # strong groups from this many on are counted, not named
-USUAL = (", batch 128", ", chunk 2048")  # said once, above the table
+USUAL = (", batch 128", ", chunk 2048")  # stated once, above the table
 METRICS = {
     "output_throughput": "output throughput", "mean_ttft_ms": "mean TTFT", "p99_ttft_ms": "p99 TTFT",
     "mean_tpot_ms": "mean TPOT", "p99_itl_ms": "p99 ITL", "mean_e2el_ms": "mean E2EL",

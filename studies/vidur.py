@@ -61,7 +61,7 @@ class Layer:
     tokens: Floats
     layer_s: Floats
     embedding_s: Floats
-    decode: Floats | None = None  # rows of batch, cached tokens a row, seconds
+    decode: Floats | None = None  # rows of batch, cached tokens per row, seconds
     prompt: Floats | None = None  # rows of new tokens, tokens before them, seconds
 
     def at(self, tokens: Iterable[int]) -> tuple[tuple[int, float], ...]:
@@ -92,7 +92,7 @@ def read(folder: str | Path, gpu: GpuSpec) -> list[Layer]:
 
 
 def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MODELS) -> Layer | None:
-    """The layer in one mlp.csv and the attention.csv beside it, as one of `workers` ran it; None if no preset's."""
+    """The layer in one mlp.csv and the attention.csv next to it, as one of `workers` ran it; None if no preset's."""
     frame = _table(path, MLP_KEYS, [f"time_stats.{name}.median" for name in ("emb", *LAYER)], workers=workers)
     shapes = frame[list(SHAPE)].drop_duplicates()
     if len(shapes) != 1:

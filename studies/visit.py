@@ -357,7 +357,7 @@ ALONE = "alone="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the parts that are named, one after another, and tell what was measured."""
+    """Run the parts that are named, one after another, and print what was measured."""
     if len(argv) < 2 or argv[0].startswith("-"):
         print(__doc__)
         return 2

@@ -1,7 +1,7 @@
 """Speed and step overhead of a server from its benchmarks: `pdvsim calibrate --from-bench`.
 
 A step of n decoding rows and p prompt tokens takes `speed * g + step + row * n + prompt * p`, where g is the step's GPU
-time in the profile. A result with --save-detailed tells the time between two tokens of a request, and from all start
+time in the profile. A result with --save-detailed gives the time between two tokens of a request, and from all start
 times how many rows were then decoding: one observation for each number of rows, of steps in which no prompt was
 prefilled, and some of steps with one prompt. Without details there is one observation, the mean TPOT at the mean number
 of rows, by Little's law the output throughput times TPOT.
@@ -37,13 +37,13 @@ ROW_SPREAD = 0.01  # of the time per row, as a share of a step
 LEAST_STEPS = 3  # of an observation
 JITTER = 0.25  # of a step, within which its tokens come
 PROMPT_GROUPS = 4  # of steps with a prompt, by its length
-SEVERAL_SIZES = 1.5  # batch sizes that differ by this factor tell what a row costs
+SEVERAL_SIZES = 1.5  # batch sizes that differ by this factor determine the cost of a row
 DETERMINED = 0.5  # of the expected spread: a figure is determined if less of it is left
 PARTS = ("speed", "step", "row", "prompt")
 
 
 class Observation(NamedTuple):
-    """The mean step of so many decoding rows, with so many cached tokens each."""
+    """The mean step of a number of decoding rows, with their cached tokens each."""
 
     rows: float
     context: float
@@ -53,13 +53,13 @@ class Observation(NamedTuple):
 
     @property
     def own_prompt(self) -> bool:
-        """Whether it is of steps with a prompt each; prompts of mean steps are as many as rows, and tell nothing."""
+        """Whether it is of steps with a prompt each; mean steps have as many prompts as rows, and are inconclusive."""
         return self.prompts == 1.0
 
 
 @dataclass(frozen=True)
 class BenchFit:
-    """The figures, what is left uncertain of each, and the observations behind them."""
+    """The figures, what is left uncertain of each, and the observations."""
 
     speed: float  # forward times over the profile's
     step_s: float
@@ -160,7 +160,7 @@ def _mean(load: BenchedLoad) -> Observation:
 
 
 def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
-    """The median step by number of decoding rows, and by prompts that fit a step; none where the result cannot tell."""
+    """The median step by number of decoding rows, and by prompts that fit a step; none if it is inconclusive."""
     if load.tokens_s is None:
         return []
     sent_s, tokens_s = load.tokens_s
@@ -202,7 +202,7 @@ def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
 
 
 def separation(fit: BenchFit, files: int) -> list[str]:
-    """What the results could tell apart, in sentences."""
+    """What the results determine, in sentences."""
     low, high = fit.sizes
     batch = f"batches of {low}" if low == high else f"batches of {low} to {high}"
     lines = [f"{fit.observations} observations of steps, {batch} requests, from {files} result{'s' * (files > 1)}"]

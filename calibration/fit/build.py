@@ -1,4 +1,4 @@
-"""Make a profile from measured samples, and tell how far it is off what its fits have not seen."""
+"""Make a profile from measured samples, with its errors on samples held out of its fits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Calibration:
 
 
 def read(path: str | Path) -> Samples:
-    """The samples in a folder, or those of a samples.parquet with its header beside; a ValueError otherwise."""
+    """The samples in a folder, or those of a samples.parquet with its header next to it; a ValueError otherwise."""
     from pdvsim.profiler.samples import SAMPLES, load
 
     path = Path(path)
@@ -104,7 +104,7 @@ def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
 def kernels(header: SamplesHeader) -> Kernels:
     """How the engine that was measured runs models on this card."""
     programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
-    # up to so many tokens its own small kernels do a model's small products; the library's fill the card
+    # up to this number of tokens its own small kernels do a model's small products; the library's fill the card
     return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, SMALL_BYTES)
 
 
@@ -183,7 +183,7 @@ def _unfitted(spec: ModelSpec, gpu: GpuSpec, engine: Kernels) -> CostModel:
 
 
 def ranges(frame: pd.DataFrame) -> dict[str, Any]:
-    """How far samples went, as a profile tells it."""
+    """The ranges of the samples, as a profile records them."""
     alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
     together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
     return {

@@ -48,7 +48,7 @@ class Member(Load):
     kind: str
     model: str
     prompt: int = 0  # tokens, padded, of one that only prefills
-    measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
+    measured: float  # the work it did while all were busy, over what it would have done alone on a card as throttled
     draw: Draw | None = None  # where the card's power is known
 
 
@@ -92,7 +92,7 @@ class Corun:
 
     fit: ContentionFit
     wait_factors: WaitFactors  # by model and prompt tokens
-    # models, sort, shapes, works, ordered, kind, measured, and predicted with these shapes or models held out (nan
+    # models, sort, shapes, launches, ordered, kind, measured, and predicted with these shapes or models held out (nan
     # where nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
     frame: pd.DataFrame
 
@@ -204,7 +204,7 @@ def fit_of(x: Floats) -> ContentionFit:
     """The coefficients that the free parameters encode."""
     grown = np.exp(x)
     return ContentionFit(
-        stream_weight=1.0,  # of two that fill the GPU each has its turn, whatever their priorities
+        stream_weight=1.0,  # two that fill the GPU alternate, whatever their priorities
         turn_exponent=float(min(grown[0], 2.0)),
         nimble_weight=1 + float(grown[1]),
         yielding=float(min(grown[2], 2.0)),

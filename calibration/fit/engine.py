@@ -2,7 +2,7 @@
 
 A step takes `layers(tokens) + kv * cached tokens`, a little more where rows and a prompt share it, and with drafts of k
 tokens `k * (fixed + slope * rows)` more; the drafter also reads prompts. Prompts may be padded to sizes that the log
-shows. All coefficients are found together and none is negative, so logs of two draft lengths, one of them 0, tell draft
+shows. All coefficients are fitted together, none negative, so logs of two draft lengths, one of them 0, separate draft
 from verify. What outputs are apart beyond a step is the host's.
 
 Not known from a log: what parts of a step would take side by side. So the profile serves colocated architectures only.
@@ -41,7 +41,7 @@ CACHE = re.compile(r"GPU KV cache size: (?P<tokens>[\d,]+) tokens")
 LEAST_LOG_STEPS = 50
 SHORTEST_DECODE_MS = 0.2  # a shorter median is one of waits, not of steps
 LEAST_STEPS_BETWEEN_KNOTS = 8
-OUTLIER = 6.0  # steps further off than so many median errors (a compilation, a pause) do not count
+OUTLIER = 6.0  # in median errors: steps beyond it (a compilation, a pause) do not count
 DRAFTER_LINE_ROWS = 1024
 LEAST_FORWARD_S = 1e-7
 LEAST_GROUP = 20  # steps of a batch size that is left out, and with prompts to see their padding
@@ -58,13 +58,13 @@ class StepLog:
     """The steps of logs, as columns."""
 
     engine: str  # with its version
-    cache_tokens: int | None  # that the KV cache holds; None: not told
+    cache_tokens: int | None  # that the KV cache holds; None: not reported
     prompts: Floats  # requests whose prompts were read
     prompt: Floats  # their tokens
     rows: Floats  # requests that decoded
-    tokens: Floats  # their new tokens: drafts and one a row
+    tokens: Floats  # their new tokens: drafts and one per row
     k: Floats  # draft length of the server, whether or not a row decoded
-    kv: Floats  # tokens in the KV cache; nan where not told
+    kv: Floats  # tokens in the KV cache; nan where not reported
     seconds: Floats
 
     def __len__(self) -> int:

@@ -1,6 +1,6 @@
 """From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
 
-Times are put together by the simulator's own `CostModel`, run over figures that are still free: it tells which of them
+Times are put together by the simulator's own `CostModel`, run over figures that are still free: it gives which of them
 a time consists of. So a fit needs no model of its own, and has the slopes of the simulator's. Kernels change with the
 number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Where the layers were
 measured without attention, at all numbers of tokens, that takes the place of the roofline. Attention reads cached

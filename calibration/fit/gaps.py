@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ONE_LANE = ("autoregressive", "colocated")
 LONGEST_GAP_S = 3e-3  # above it the server waited for requests
-AROUND, FEWEST = 41, 6  # gaps without prompts that one with prompts is compared with: of so many, at least
+AROUND, FEWEST = 41, 6  # gaps without prompts that one with prompts is compared with, and the fewest
 
 
 def gaps_of(run: ServedRun, launches: pd.DataFrame) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def gaps_of(run: ServedRun, launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_gaps(paths: Iterable[str | Path]) -> pd.DataFrame:
-    """The gaps of all runs of these files that are on one lane, not held out and have their launches beside them."""
+    """The gaps of all runs of these files that are on one lane, not held out and have their launches next to them."""
     import pandas as pd
 
     frames = []

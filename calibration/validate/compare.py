@@ -193,7 +193,7 @@ def asked(experiment: Experiment) -> float:
 
 
 def capacity(experiment: Experiment) -> float:
-    """Requests a second of a full server, by the simulator: behind the first, until the last is sent."""
+    """Simulated requests per second of a full server: after the first, until the last is sent."""
     server = experiment.server
     places = min(server.num_workers, server.max_num_seqs) if experiment.base_arch == "baseline" else server.max_num_seqs
     full = replace(
@@ -267,7 +267,7 @@ def _rising(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """What leads in percentiles must exceed, from the lowest percentile up.
 
     A percentile that few of the pairs have borrows the errors of the next, and so do two of which the lower is further
-    off: which runs had which percentile is chance, and tails are harder to tell the further out they are.
+    off: which runs had which percentile is chance, and tails are harder to predict the further out they are.
     """
     most = max(map(len, errors.values()), default=0)
     groups: list[tuple[list[str], list[float]]] = []
@@ -373,7 +373,7 @@ def _within(one: Checked, metric: str, bar: float) -> bool:
 
 
 def covered(hits: Sequence[Hit]) -> dict[str, Any]:
-    """The share of hits, in all, by metric and by what `COVERED_BY` tells apart, each with its number of runs."""
+    """The share of hits, in all, by metric and by the groups of `COVERED_BY`, each with its number of runs."""
 
     def share(of: Iterable[Hit]) -> dict[str, Any]:
         those = list(of)

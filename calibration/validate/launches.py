@@ -57,7 +57,7 @@ def save_part(folder: Path, id: str, launches: Table) -> None:
         for name, dtype in SAVED_DTYPES.items()
     }
     start = np.asarray(launches["start_s"], np.float64)
-    times = (start, launches["end_s"] - start, np.nan_to_num(launches["solo_s"]))  # not told on the CPU
+    times = (start, launches["end_s"] - start, np.nan_to_num(launches["solo_s"]))  # not known on the CPU
     order = np.argsort(start, kind="stable")
     columns |= {name: np.rint(time_s / TICK_S).astype("u4") for name, time_s in zip(TICKS, times, strict=True)}
     (folder / PARTS_FOLDER).mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
 
 
 def priced(frame: pd.DataFrame, experiment: Experiment, profile: Profile) -> pd.DataFrame:
-    """Launches with `solo_s` as the present profile has it, where their shape tells it."""
+    """Launches with `solo_s` as the present profile has it, where their shape determines it."""
     pair = named_pair(experiment.server.pair)
     specs: dict[Role, ModelSpec] = {"draft": pair.draft, "target": pair.target}
     models = {role: CostModel(spec, profile.fit(spec)) for role, spec in specs.items() if spec.name in profile.models}

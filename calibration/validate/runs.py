@@ -39,7 +39,7 @@ class Workbench:
         self._rig: Any = None
 
     def ready(self, group: Sequence[Experiment]) -> None:
-        """Prepare for all of a group at once, if there is room; else each is prepared on its own."""
+        """Prepare for all of a group together, if there is room; else each is prepared on its own."""
         users = [experiment.traffic.max_concurrency for experiment in group]
         most = None if None in users else max(user for user in users if user is not None)
         seats = max(experiment.server.max_num_seqs for experiment in group)

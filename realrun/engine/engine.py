@@ -81,7 +81,7 @@ class Engine:
         offered: int = 0,
         packs: int = 0,
     ) -> None:
-        self.offered = offered  # drafts a row that the host writes before a verify; 0: a drafter has written them
+        self.offered = offered  # drafts per row that the host writes before a verify; 0: a drafter has written them
         self.packs = packs  # most tokens of a row in verifies of rows of unequal length; 0: there are none
         if sequences.capacity > model.capacity:
             raise ValueError(f"sequences of {sequences.capacity} tokens exceed the capacity {model.capacity}")

@@ -112,7 +112,7 @@ class Ticket:
 
 
 class OrderedStreams:
-    """Streams of several priorities that run launches in one order; a higher priority goes before other lanes."""
+    """Streams of several priorities that run launches in one order; a higher priority takes precedence."""
 
     def __init__(self, streams: dict[int, torch.cuda.Stream]) -> None:
         self.by_priority = streams

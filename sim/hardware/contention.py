@@ -196,7 +196,7 @@ class Sharing:
     def _first(self, load: Load, other_s: float, weight: float) -> float:
         """Factor on the share of a launch with small kernels on the stream that goes first, beyond its `weight`.
 
-        It goes before the next blocks of the other, whose turns of `other_s` count for less.
+        It is scheduled before the next blocks of the other, whose turns of `other_s` count for less.
         """
         if not load.layer_s or not other_s:
             return 1.0

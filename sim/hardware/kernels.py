@@ -298,7 +298,7 @@ class KernelTables:
         return f"{phase}/{size}-{cache}-{window if window in windows else 0}", head_dim / size
 
     def reduce_s(self, gpus: int, elements: Floats) -> Floats:
-        """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph.
+        """Seconds of an all-reduce of this number of 16-bit values, in a CUDA graph.
 
         In a rack, that of 8 GPUs takes no longer than one of 4 and one of pairs. vLLM's and SGLang's were timed with
         NCCL over two nodes, without the symmetric memory that recipes turn on (--enable-symm-mem).
@@ -369,7 +369,7 @@ class KernelTables:
         return np.asarray(2 * port.latency_s + sent / port.bytes_per_s)
 
     def _nccl_s(self, operation: str, gpus: int, elements: Floats) -> Floats:
-        """Seconds of a collective of NCCL over so many values of 16 bits in all.
+        """Seconds of an NCCL collective over this total of 16-bit values.
 
         A group larger than those timed takes as long as the largest of them for the values that each GPU receives.
         """

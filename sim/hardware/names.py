@@ -34,7 +34,7 @@ _MODEL_OF = {_plain(n): model for model, ids in MODELS.items() for id in ids for
 
 
 def card_name(name: str, known: Iterable[str]) -> str:
-    """The card of `known` that a name means, which is said; the name itself where it means none."""
+    """Return the card of `known` that a name means, with a note; the name itself where it means none."""
     plain = _plain(name).removeprefix("nvidia-").removeprefix("geforce-")
     return _noted(name, plain if plain in known else _CARD_OF.get(plain, name))
 

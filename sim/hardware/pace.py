@@ -162,7 +162,7 @@ def _read_launches(rows: object) -> tuple[TimedLaunches, ...] | None:
 
 
 def pace_of(launches: Table, host: HostCost, pair: Pair, handed: bool) -> dict[str, Any]:
-    """What the launches of a run tell; what there are too few of is left out.
+    """The pace that the launches of a run show; sizes with too few launches are left out.
 
     `host` is the profile's, of which a hand-over's share is taken. `handed`: drafts and verifies have their own lanes.
     """
@@ -175,7 +175,7 @@ def pace_of(launches: Table, host: HostCost, pair: Pair, handed: bool) -> dict[s
     drafts, verifies = kind == KINDS.index("draft"), np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")])
     pace: dict[str, Any] = {}
     timed: list[TimedLaunches] = []
-    # a draft whose rows lack more tokens has forwards before it that its shape does not tell
+    # a draft whose rows lack more tokens has forwards before it that its shape does not show
     priced = {"target": verifies, "draft": drafts & (width <= widest_draft(pair.draft)) & (not pair.draft.on_host)}
     for role, those in priced.items():
         those = those & alone & ~prompts

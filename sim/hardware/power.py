@@ -88,7 +88,7 @@ class Power:
         return end_s, mean_w
 
     def over(self, mean_w: float, watts: float, seconds: float) -> float:
-        """By how much the mean draw exceeds the limit, as a share of it: the mean over so many seconds at `watts`.
+        """By how much the mean draw exceeds the limit, as a share of it: the mean over this time at `watts`.
 
         The mean draw goes from `mean_w` towards `watts`; while it is below the limit, nothing is gained.
         """
@@ -120,5 +120,5 @@ class Power:
         return solo_s
 
     def mean_w(self, before_w: float, seconds: float, watts: float) -> float:
-        """The mean draw after so many seconds at `watts`."""
+        """The mean draw after this time at `watts`."""
         return watts + (before_w - watts) * exp(-seconds / self.fit.settle_s) if seconds > 0.0 else before_w

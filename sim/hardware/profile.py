@@ -1,4 +1,4 @@
-"""A GPU's profile: everything the simulator knows of the hardware, with where it came from.
+"""A GPU's profile: all hardware data of the simulator, with its sources.
 
 A profile is data (JSON), checked on load; an unknown key, a negative or missing figure is refused with one line.
 """
@@ -79,7 +79,7 @@ class ContentionFit:
     """Slowdown of co-running launches beyond the sharing of bandwidth and compute."""
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
-    # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
+    # The same where three or more run: of two, each is scheduled when the other's kernel ends; only among more is there
     # a choice of who goes next. None: no different.
     crowd_weight: float | None = None
     # Streams take turns kernel by kernel, so a launch with longer kernels gets more of the GPU: its share grows with

@@ -39,8 +39,8 @@ class Reach:
     """The largest of each size that was measured; None: unknown."""
 
     rows: int | None = None
-    k: int | None = None  # draft length: steps of a draft, tokens a row of a verify less one
-    context: int | None = None  # cached tokens a row
+    k: int | None = None  # draft length: steps of a draft, tokens per row of a verify, less one
+    context: int | None = None  # cached tokens per row
     prompt_tokens: int | None = None  # in one forward
     prompt_start: int | None = None  # tokens of a prompt cached before
     tokens: int | None = None  # new tokens of one forward, rows and prompts
@@ -53,7 +53,7 @@ class Reaches:
     draft: Reach | None = None
     target: Reach | None = None
     together: Reach | None = None
-    widest: int = 2  # tokens a row that the first forward of a draft reads at most
+    widest: int = 2  # most tokens per row in the first forward of a draft
 
 
 class Outside:

@@ -193,7 +193,7 @@ class SmallKernels(Term):
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes(Term):
-    """Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding. It tells what is computed."""
+    """Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding. Returns what is computed."""
 
     row_buckets: tuple[int, ...] = ()
     chunk_buckets: tuple[int, ...] = ()  # of prompt tokens

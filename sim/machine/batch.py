@@ -1,7 +1,7 @@
 """A batch: requests that decode together. It knows their sums, reserves room for a round, and settles its verdict.
 
 Where a device fast-forwards, a batch has a forecast of its rounds, and its sums are looked up. Otherwise they are added
-up over the rows. Nobody else can tell.
+up over the rows. No other code sees the difference.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Batch(list[Request]):
     # who is in it ----------------------------------------------------------------------------------------------
 
     def add(self, others: Batch) -> None:
-        """Take over the rows of another batch, behind its own."""
+        """Append the rows of another batch."""
         joining: list[Request] = others
         if self and self.forecast is not None:
             others.drop_forecast()

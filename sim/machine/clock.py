@@ -58,7 +58,7 @@ class Clock(simpy.Environment):
         self.machines: list[TimedDevice] = []
         self.launched: list[TimedDevice] = []  # with launches that are not on their streams yet
 
-    now = property(attrgetter("_now"))  # asked for several times a round: read without a call
+    now = property(attrgetter("_now"))  # read several times per round, so without a call
 
     def at(self, time_s: float, event: Event, value: Any = None, first: bool = False) -> Event:
         """Let `event` happen at `time_s` with `value`; `first` is for arrivals: before whatever else happens then."""

@@ -18,7 +18,7 @@ from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.paths import RequestPath, lags_by_gain, path_of
 from pdvsim.sim.records import Deliveries
 
-ROUNDS = 4096  # after so many a forecast is made anew when a row joins
+ROUNDS = 4096  # after this number of rounds a forecast is renewed when a row joins
 _ROOM = 256  # rounds that its arrays have to begin with
 
 

@@ -55,7 +55,7 @@ def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
 class PathsTogether:
     """The paths of requests that were drawn together, each from its second token on: the first comes with the prompt.
 
-    A token leads to the one that the round from there ends before. All requests go from token to token at once, and
+    A token leads to the one that the round from there ends before. All requests go from token to token together, and
     those that are visited are the rounds.
     """
 

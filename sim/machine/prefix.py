@@ -51,7 +51,7 @@ def block_hashes(chain: Chain, first: int, last: int) -> list[int]:
 class Reuse:
     """What a server may use of cached prefixes."""
 
-    snapshot_blocks: int = 1  # a prefix is reused in multiples of so many: more where layers keep a state
+    snapshot_blocks: int = 1  # a prefix is reused in multiples of this number: more where layers keep a state
     lost_blocks: int = (
         0  # such multiples of every hit: a head needs the target's hidden states of the token before it starts
     )
@@ -59,7 +59,7 @@ class Reuse:
     drafter: bool = False  # a drafter on the GPU has a KV cache of its own
 
     def usable_tokens(self, blocks: int) -> int:
-        """Of so many cached blocks at the start of a prompt, the tokens that need not be computed."""
+        """Return the tokens that `blocks` cached blocks at the start of a prompt save."""
         unit = self.snapshot_blocks
         return BLOCK * unit * max(0, blocks // unit - self.lost_blocks)
 

@@ -20,7 +20,7 @@ Judged are arrivals up to the last request that waits for no answer: after that 
 A client that holds requests back (--max-concurrency with a rate) hides the queue. If its limit was reached for more
 than HELD of the time, the run is overloaded or inconclusive. "closed loop" and "burst" have no rate to keep up with.
 
-Not detected: a server that admits every request immediately and falls behind later.
+Not detected: a server that admits every request immediately and cannot keep up later.
 """
 
 from __future__ import annotations

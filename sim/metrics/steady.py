@@ -82,7 +82,7 @@ def mser5(values: Array) -> int | None:
         return None
     left = np.arange(len(batches), 0, -1)
     sums, squares = (np.cumsum(series[::-1])[::-1] for series in (batches, batches**2))
-    errors = ((squares - sums**2 / left).clip(0) / left**2)[: len(batches) - BATCH]  # the last few tell nothing
+    errors = ((squares - sums**2 / left).clip(0) / left**2)[: len(batches) - BATCH]  # the last few say nothing
     half, at = len(batches) // 2, int(errors.argmin())
     if at > half:
         if not _agree(*np.array_split(batches[half:], 2)):

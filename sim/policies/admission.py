@@ -183,7 +183,7 @@ def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
 
 
 def _wait_for_prefix(policy: Admission, request: Request, fetched: int, arrives_s: float) -> None:
-    """Let an admitted request read on when a prefix of so many more tokens has arrived; until then it is pinned."""
+    """Let an admitted request prefill on when its fetched prefix has arrived; until then it is pinned."""
     if request.taken.preemptions:
         request.taken.recomputed_tokens = max(0, request.taken.recomputed_tokens - fetched)
     else:

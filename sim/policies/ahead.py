@@ -90,7 +90,7 @@ class Ahead(PDV):
         self.go_on_at_once(Batch(ready))
 
     def ahead(self, rows: Batch, k: int, plan: Lookahead) -> Launch:
-        """A token behind each row's last draft, and k more; in all its branches."""
+        """Draft a token after each row's last draft token, and k more, in all its branches."""
         branches = Batch(row for row in rows for _ in range(plan.branches(row.state.k)))
         lane = self.draft_lane
         return Launch("ahead", "draft", lane, branches, 1, k + 1, (), priority(self, lane, rows), self.backlog(lane))
@@ -106,7 +106,7 @@ class Ahead(PDV):
     def best_plan(self, rows: int, context: int, k: int) -> Lookahead | None:
         """The same, worked out."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
-        # of several, those who are drafted for anew would fall behind, and the batch apart
+        # of several, rows that are drafted for anew would lag, and the batch would split
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if rows > 1 else (False, True)}[miss]
         ways = [Lookahead(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
         if len(ways) == 1:

@@ -1,6 +1,6 @@
 """Standard speculative decoding, request by request: each of W workers runs one request to its end at batch 1.
 
-All share one stream, so their kernels line up behind each other.
+All share one stream, so their kernels run one after another.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ class AcceptanceEstimate:
         self._latest_accepted, self._latest_tried = 6.0, 10.0
 
     def observe(self, accepted: int, rejected: int) -> None:
-        """`accepted` drafts passed, `rejected` were the first of their round to fail; those behind had no verdict."""
+        """`accepted` drafts passed, `rejected` were the first of their round to fail; later ones had no verdict."""
         judged = accepted + rejected
         decay, short = self._keep**judged, self._keep_short**judged
         self._accepted = self._accepted * decay + accepted
@@ -48,7 +48,7 @@ class AcceptanceEstimate:
             self._accepted, self._tried = self._latest_accepted, self._latest_tried
 
     def fade(self, tried: float) -> None:
-        """Trust no more than the worth of so many verdicts: the next ones count for more."""
+        """Limit the weight of past verdicts to this number: the next ones count for more."""
         if self._tried > tried:
             self._accepted *= tried / self._tried
             self._tried = tried
@@ -96,7 +96,7 @@ class Controller:
         """Set how many of each row's drafts the next verify takes, whose forward carries `chunks` too."""
 
     def observe(self, rows: Batch, verdict: Sequence[int], now_s: float) -> None:
-        """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
+        """Observe a verdict: the accepted draft tokens of each of `rows`, which are delivered now."""
 
     def finished(self, rows: Sequence[Request]) -> None:
         """Requests that have all their tokens."""
@@ -226,7 +226,7 @@ class Goodput(Controller):
     learns = True
     HOLD = 1.005  # another length must promise so much more than the one in use
     HOLD_PLAIN = 1.015  # likewise to begin or end plain decoding,
-    PERSISTENCE = 40  # in so many rounds in a row
+    PERSISTENCE = 40  # consecutive rounds
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
     TRY_LENGTH = 4
 

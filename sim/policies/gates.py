@@ -1,6 +1,6 @@
 """When an engine looks at prompts that have arrived: some look only every few steps, or wait for more of them.
 
-SGLang's scheduler looks for new requests after a prefill, and otherwise after so many decode steps
+SGLang's scheduler looks for new requests after a prefill, and otherwise after a number of decode steps
 (--scheduler-recv-interval). TensorRT-LLM can hold prompts back while they fill less than a share of a forward
 (batch_wait_max_tokens_ratio, batch_wait_timeout_iters) or, with data-parallel ranks, until every rank has one
 (attention_dp_config: enable_balance). Prompts then share forwards, for a longer TTFT.
@@ -40,7 +40,7 @@ class PromptGate(Protocol):
         ...
 
     def prefilled(self, steps: int) -> None:
-        """A forward of prompts alone is over, after so many decode steps."""
+        """Note the end of a forward of prompts alone, after this number of decode steps."""
         ...
 
 
@@ -92,7 +92,7 @@ class AllRanks:
     """One gate for all data-parallel ranks of a server: a prompt on one of them makes the step of all long.
 
     Prompts wait until every rank has one, and then for `gathering_steps` in which more may arrive. After
-    `timeout_steps` in which some rank had none, whoever has prompts begins. Nobody waits for a rank that does not
+    `timeout_steps` in which some rank had none, ranks with prompts begin. Nobody waits for a rank that does not
     decode.
     """
 

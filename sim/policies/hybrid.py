@@ -80,7 +80,7 @@ class Adaptive(Hybrid):
         return k if self.mode == "atomic" else None
 
     def best_mode(self, rows: Batch, decoding: int, context: int, k: int) -> str:
-        """The mode with the most tokens per second for so many requests with so much context in all."""
+        """Return the mode with the most tokens per second for these requests and this total context."""
         rate, half = self.learner.estimate.rate, decoding // 2
         speeds = {
             "plain": self.speed(decoding, 0, self.planner.decode_s(decoding, context)),

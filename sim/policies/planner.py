@@ -71,7 +71,7 @@ class Planner:
         return self.round_s(rows, context, 0)
 
     def round_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
-        """Draft and verify one behind the other; with k=0 one plain token for each row.
+        """Draft and verify one after the other; with k=0 one plain token for each row.
 
         `rate` is the chance that a first draft is accepted, by which a search finds drafts.
         """
@@ -127,7 +127,7 @@ class Planner:
         return seconds * joining / together
 
     def _read_s(self, role: Role, rows: int, k: int, count: int, tokens: int) -> float:
-        """What so many prompts of so many tokens take, or add to a forward of `rows`."""
+        """Seconds that prompts of this size take, or add to a forward of `rows`."""
         key = (role, rows, k if rows else 0, count, tokens)
         seconds = self._read.get(key)
         if seconds is None:
@@ -164,7 +164,7 @@ class Planner:
         seconds = 0.0
         for tokens, accepted in [(n, n) for n in range(1, k + 1)] if heads else [(1, k)]:
             more = self._draft_s(rows, tokens + 1, k, context) - self._draft_s(rows, tokens, k, context)
-            seconds += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least so many accepted
+            seconds += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least `accepted` tokens accepted
         return seconds
 
     def overlapped_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
@@ -191,9 +191,9 @@ class Planner:
         return together + alone + 2 * (self._host_s(rows) + self.handoff_s)
 
     def ahead_s(self, rows: int, context: int, k: int, branches: float, hits: float) -> float:
-        """A round of `rows` of which a share `hits` was drafted ahead of the verdict before, in so many branches each.
+        """Seconds of a round of `rows` of which a share `hits` was drafted ahead, in `branches` each.
 
-        Those that were not fall behind, so that of several rows the target reads its weights for both parts.
+        Rows that were not now lag, so that with several rows the target reads its weights for both parts.
         """
         target = self.models["target"]
 
@@ -202,7 +202,7 @@ class Planner:
             return target.price(max(1, round(rows * share)), k + 1, 1, cached).seconds(cached)
 
         ahead = self._draft_s(round(rows * branches), 1, k + 1, round(context * branches))
-        # on one GPU both draw on the same memory: taken as one behind the other
+        # on one GPU both draw on the same memory: taken as one after the other
         hidden_s = max(verify(1), ahead) if self.remote else verify(1) + ahead
         path = hidden_s + (1 - hits) * self._draft_s(rows, 1, k, context)
         parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
@@ -214,7 +214,7 @@ class Planner:
         return self._host.launch_s + self._host.completed_s(rows)
 
     def forward_s(self, rows: int, tokens: int, context: int, packed: int = 0) -> float:
-        """A forward of the target over `rows` of up to so many new tokens, of `packed` in all."""
+        """Seconds of a target forward over `rows` of up to this width, `packed` tokens in all."""
         return self.models["target"].price(rows, tokens, 1, context, packed=packed).seconds(context)
 
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
@@ -276,7 +276,7 @@ class StepCosts:
         return drafter.price(rows, 1, self.k, held).seconds(held) + self._verify_s[tokens : tokens + slots + 1]
 
     def _profiled_s(self, tokens: int) -> float:
-        """A forward of so many tokens as vLLM times it at its start."""
+        """Seconds of a forward of this size as vLLM times it at its start."""
         rows = max(1, min(tokens, self.most_rows))
         return self.planner.forward_s(rows, -(-tokens // rows), rows * self.context_len, packed=tokens)
 
