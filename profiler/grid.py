@@ -28,7 +28,7 @@ CHUNKS = (
     (2048, 4000),
 )  # fmt: skip
 PROMPT_SETS = ((2, 64), (4, 64), (2, 256), (4, 256))  # (prompts in one forward, tokens each)
-# (rows, tokens per row, chunk) of forwards that carry a prompt: each chunk meets few and many rows, none and many drafts
+# (rows, tokens per row, chunk) of forwards that carry a prompt: each chunk meets few and many rows, no and many drafts
 CARRIED = (
     (1, 2, 64), (8, 1, 64), (24, 4, 64), (64, 2, 64), (8, 3, 128), (16, 2, 128), (48, 1, 128), (64, 3, 128),
     (4, 9, 256), (8, 1, 256), (24, 3, 256), (64, 2, 256), (2, 4, 512), (8, 3, 512), (16, 9, 512), (48, 2, 512),

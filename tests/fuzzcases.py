@@ -316,7 +316,7 @@ def _broken_file(rng: random.Random, yard: Yard, name: str) -> Path:
 
 # ---- command lines ---------------------------------------------------------------------------------------------------
 
-ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where nothing else is said
+ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small unless given
     "run": SMALL,
     "sweep": (*SMALL, "--dry-run", "--request-rate", "4"),
     "map": (*SMALL, "--arch", "pd,pdv", "--num-runs", "2", "--concurrency", "2", "--acceptances", "0.5", "--jobs", "1"),

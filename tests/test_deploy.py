@@ -107,7 +107,7 @@ def test_every_line_has_the_draft_length_that_is_advised(k: int) -> None:
 
 
 def test_what_a_controller_does_is_not_translated() -> None:
-    """Engines get the best fixed draft length, and are told so."""
+    """Engines get the best fixed draft length, and a note about it."""
     moving = replace(COLOCATED, server=replace(COLOCATED.server, controller="goodput"))
     fixed = replace(COLOCATED, server=replace(COLOCATED.server, num_speculative_tokens=2))
     first, second, *_ = deployment(moving, fixed)

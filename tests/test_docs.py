@@ -92,7 +92,7 @@ def inline(text: str, kind: str) -> Iterator[Any]:
 
 
 def command_of(argv: list[str]) -> type:
-    """The dataclass behind a command line."""
+    """The dataclass of a command line."""
     return RealrunCommand if argv[0] == "realrun" else command_class(argv[1])
 
 

@@ -47,7 +47,7 @@ HEAVY = {  # what takes long to import, or may not be there
 
 
 class Import(NamedTuple):
-    """A module of ours, or a package of others', that a module imports: at once, in a function, or for its types."""
+    """A module of ours, or a package of others', that a module imports: at its top, in a function, or for its types."""
 
     source: str
     target: str

@@ -32,7 +32,7 @@ def tracked() -> set[str]:
 
 @pytest.fixture(scope="module")
 def unpacked(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The distribution, made from a copy (setuptools leaves things behind) and unpacked."""
+    """The distribution, made from a copy (setuptools leaves build files) and unpacked."""
     copy, target = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("unpacked")
     for name in tracked:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)

@@ -51,7 +51,7 @@ class Chunks:
     def correct_last(self, req: Columns, got: Columns) -> None:
         """A request's last round was cut at its length: what it accepted is the request's total less the others'.
 
-        A round delivers its accepted drafts plus one token. Rows suffice only if all later chunks are rounds, or the one
+        A round delivers its accepted drafts plus one token. Rows suffice only if every later one is a round, or the one
         token of a request that was read again.
         """
         has = got["later"] > 0

@@ -103,7 +103,7 @@ def test_real_runs_are_predicted_from_a_real_log(tmp_path: Path) -> None:
         assert error["median"] <= 0.04, metric
         assert error["p95"] <= 0.12, metric
     padded_to = fit_steps(read_logs((str(KEPT / "k0.log"), str(KEPT / "k4.log")))).padded_to
-    logged = [size for size in CHUNK_BUCKETS if 256 <= size <= 1536]  # prompts of 180 to 1,147 tokens a step
+    logged = [size for size in CHUNK_BUCKETS if 256 <= size <= 1536]  # prompts of 180 to 1,147 tokens per step
     assert [size for size in padded_to if 256 <= size <= 1536] == logged
 
 

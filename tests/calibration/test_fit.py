@@ -96,7 +96,7 @@ def test_the_layers_go_as_measured_without_attention_between_the_points() -> Non
 
 @pytest.mark.parametrize("slow", [1.0, 1.08])
 def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
-    """Where the truth has the fit's own form, reading at the card's speed and by one program are told apart.
+    """Where the truth has the fit's own form, reading at the card's speed and by one program are separated.
 
     Attention over 16 and 32 rows may take 8% longer than over others, whatever they read.
     """
@@ -116,7 +116,7 @@ def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
         assert figures["span_knots"][0][1] == pytest.approx(true["span_knots"][0][1], rel=0.05)
         assert figures["draft_ratio"] == pytest.approx(true["draft_ratio"], rel=0.01)
         assert figures["prompt_wave_s"] == pytest.approx(true["prompt_wave_s"], rel=0.02)
-        for tokens in (1, 16, 64, 256, 1024, 2048):  # what a forward of so many tokens takes, however it is split
+        for tokens in (1, 16, 64, 256, 1024, 2048):  # the time of a forward, however it is split
             again, once = (
                 CostModel(spec, of).price(0, prompts=[(0, tokens)], first_tokens=1).seconds_0 for of in (fit, terms)
             )
@@ -225,7 +225,7 @@ def test_the_figures_of_sharing_come_back() -> None:
 
 
 def test_how_long_prompts_keep_others_waiting_comes_back() -> None:
-    """A prompt whose kernels let others wait twice as long as its time per layer tells, among others that do not."""
+    """A prompt whose kernels keep others waiting twice as long as its time per layer predicts, and others."""
     groups = [group(o, n, t, us, wait_factor=2.0 if us == 380.0 else 1.0) for o in (True, False) for n in (True, False)
               for t in (True, False) for us in (150.0, 250.0, 380.0, 600.0, 800.0)]  # fmt: skip
     _, wait_factors = fit_groups(groups)

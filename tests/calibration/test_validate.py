@@ -188,7 +188,7 @@ def test_real_and_simulated_runs_accept_the_same_drafts() -> None:
 
 
 def test_runs_that_were_held_out_are_no_worse_and_within_the_bars(everything: Validation) -> None:
-    """Set aside before anyone looked."""
+    """Held out before any comparison."""
     held, errors = everything.by_machine(held_out=True), errors_of(Hardware())
     assert len(held["this machine"]) >= 40
     assert np.median(sizes(held["this machine"])) <= 0.03
@@ -320,13 +320,13 @@ def test_leads_by_hand() -> None:
 
 
 def test_tails_are_the_further_off_the_further_out() -> None:
-    """A percentile that few pairs have, or that is further off than the next, is told by both."""
+    """A percentile that few pairs have, or that is further off than the next, is reported by both."""
     rising = {"p90": [0.01] * 20, "p95": [0.02] * 20, "p99": [0.03] * 20}
     assert _rising(rising) == pytest.approx({"p90": 0.01, "p95": 0.02, "p99": 0.03})
     # one of forty pairs has a p90, the others a p95: 95% of the forty are off by no more than 3%
     few = {"p90": [0.09], "p95": [0.03] * 39, "p99": [0.07] * 40}
     assert _rising(few) == pytest.approx({"p90": 0.03, "p95": 0.03, "p99": 0.07})
-    # a fifth of them has a p90; together they are further off than p99, which is told with them
+    # a fifth of them has a p90; together they are further off than p99, which is reported with them
     more = {"p90": [0.09] * 8, "p95": [0.03] * 32, "p99": [0.07] * 40}
     assert _rising(more) == pytest.approx(dict.fromkeys(more, 0.09))
     assert _rising({"p99": [0.05] * 2}) == pytest.approx({"p99": 0.05})
@@ -334,7 +334,7 @@ def test_tails_are_the_further_off_the_further_out() -> None:
 
 
 def test_bars_hold_nine_of_ten_by_hand() -> None:
-    """Of 19 ratios 1.01 to 1.19 the 18th holds a new one 9 times of 10; of 8 experiments nothing is told.
+    """Of 19 ratios 1.01 to 1.19 the 18th holds a new one 9 times of 10; of 8 experiments nothing is reported.
 
     Of fewer than 19 the largest ratio would decide, so that only all runs together have a bar.
     """
@@ -392,7 +392,7 @@ def test_kinds_of_load_and_data_sets() -> None:
     assert load_kind(Traffic(max_concurrency=4)) == "closed"
     assert load_kind(Traffic(request_rate=4.0, max_concurrency=4)) == "open"
     assert load_kind(Traffic(request_rate=4.0, burstiness=0.5)) == "burst"
-    assert load_kind(Traffic()) == "burst"  # all at once
+    assert load_kind(Traffic()) == "burst"  # all at time 0
     names = {dataset(run.experiment) for run in read_runs(DATA / "plan.jsonl", planned=True)}
     assert names == {"sharegpt", "azure-conv", "azure-code", "long prompts", "short chat"}
 
@@ -446,7 +446,7 @@ def test_the_command_prints_tables_or_one_document(tmp_path: Path, capsys: pytes
 
 
 def test_what_is_written_is_what_run_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Errors of a profile of one's own: beside it, and behind every figure that is predicted with it."""
+    """Errors of a user's own profile: in its file, and after every figure predicted with it."""
     profile, path = tmp_path / "mine.json", tmp_path / "runs.jsonl"
     profile.write_bytes((Path(__file__).parents[2] / "sim" / "hardware" / "data" / "h200.json").read_bytes())
     path.write_text("".join(made(users=n).line for n in range(1, 11)))

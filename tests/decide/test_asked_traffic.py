@@ -69,7 +69,7 @@ def test_a_batch_job_is_for_the_time_to_finish() -> None:
     figures = {str(c.arch): [row["duration"] for row in rows] for c, rows in advice.finals.items()}
     assert min(figures, key=lambda name: sum(figures[name])) == advice.contest.best
     assert advice.flips[0].axis == "requests"
-    assert best.server.max_num_seqs == 64  # 96 at once do not wait for batches of 8
+    assert best.server.max_num_seqs == 64  # 96 concurrent requests do not wait for batches of 8
 
 
 def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:

@@ -98,7 +98,7 @@ def test_where_nobody_keeps_up_nobody_wins() -> None:
 
 
 def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
-    """As in advice; where nobody meets them, whoever is best."""
+    """As in advice; where nobody meets them, the best architecture."""
     of = grid(("colocated", "pd"), 0.6, goal=Goal("e2el", ("ttft:100",)), request_rate=(4.0,), concurrency=())
 
     def rows(e2el_ms: float, in_time: float) -> list[Row]:
@@ -207,7 +207,7 @@ def test_everyone_is_compared_finalist_or_not() -> None:
 def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Batch 1 is far behind everyone; pdv-hybrid is pd while few are there. Four seeds tell nothing."""
+    """Batch 1 loses by far; pdv-hybrid is pd while few requests run. Four seeds are inconclusive."""
     argv = ["map", "--acceptances", "0.6", "--concurrency", "2", *FLAGS, "-o", str(tmp_path)]
     argv += [f"--{name.replace('_', '-')}={value}" for name, value in FIXED.items()]
     few, alike = "too few runs", "not significant"

@@ -110,7 +110,7 @@ def test_a_program_of_three_way_waits_for_arrivals() -> None:
 
 
 def test_four_workers_take_turns_on_the_stream_forward_by_forward() -> None:
-    # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues behind them
+    # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues after them
     assert finishes("baseline", [1, 1, 1, 1, 1]) == [18, 20, 22, 24, 30]
 
 

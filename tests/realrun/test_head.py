@@ -91,7 +91,7 @@ def hidden_states(target: Transformer, tokens: Sequence[int]) -> Tensor:
 
 
 def plainly(head: Head, target: Transformer, tokens: Sequence[int], steps: int) -> list[int]:
-    """Drafts behind `tokens`, all recomputed for each: place t has token t + 1 and the state at t."""
+    """Drafts after `tokens`, all recomputed for each: place t has token t + 1 and the state at t."""
     w, given = head.weights, list(tokens)
     states = hidden_states(target, tokens)[:-1]
     states = states if w.fused is None else F.linear(states, w.fused)
@@ -175,7 +175,7 @@ def served(arch: Arch, kind: HeadKind, **server: Any) -> Experiment:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sets every served draft beside a plain recomputation; the rows of each that was."""
+    """Compare every served draft with a plain recomputation; return the rows of each."""
     launched, rows = CudaGPU._draft, []
 
     def watched(

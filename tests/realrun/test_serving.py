@@ -90,7 +90,7 @@ def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[in
 
 @cache
 def continued(text: tuple[int, ...], tokens: int) -> list[int]:
-    """So many tokens behind a prompt; the same prompts are served by every architecture."""
+    """Output tokens after a prompt; the same prompts are served by every architecture."""
     return generate(alone(), [list(text)], tokens)[0]
 
 
@@ -197,7 +197,7 @@ def test_early_drafts_are_as_simulated(arch: Arch) -> None:
 
 
 def between_rounds_s(result: Result) -> float:
-    """How long the GPU rests between a verify and the draft behind it, at least."""
+    """Return the shortest idle time of the GPU between a verify and the next draft."""
     launches = result.launches
     order = np.argsort(launches["start_s"])
     start_s, end_s, kind = (launches[name][order] for name in ("start_s", "end_s", "kind"))
@@ -210,7 +210,7 @@ def early(chosen: Experiment) -> Experiment:
 
 
 def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verify is as wide as its longest draft; what lies behind a shorter one is no draft."""
+    """A verify is as wide as its longest draft; tokens after a shorter one are no draft."""
     lengths, calls = itertools.cycle((1, 3)), []
     verify = GraphLane.verify
 
@@ -383,7 +383,7 @@ def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
 
 
 def tight(arch: Arch, kv_cache: KvPolicy, output_len: int = 10) -> Experiment:
-    """All requests at once, over a KV cache that holds two of the longest."""
+    """All requests together, over a KV cache that holds two of the longest."""
     chosen = experiment(arch, rate=float("inf"), num_workers=4, kv_cache=kv_cache)
     chosen = replace(chosen, traffic=replace(chosen.traffic, output_len=output_len))
     requests = make_requests(chosen.traffic, chosen.acceptance)

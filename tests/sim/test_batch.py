@@ -1,4 +1,4 @@
-"""A batch whose rounds pass at once is a batch like any other, to a policy that reads or changes it."""
+"""A batch whose rounds are fast-forwarded is a batch like any other, to a policy that reads or changes it."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_request_in_a_batch_of_its_own_is_foreseen_no_longer() -> None:
     assert rows.reserve(kv, 2)
     forecast = rows.foresee(2, kv, deliveries, rereads=False)
     contexts, lags = forecast.sums(3)
-    assert contexts == [150, 158, 166]  # 2, 3 and 3 tokens a round
+    assert contexts == [150, 158, 166]  # 2, 3 and 3 tokens per round
     assert lags == [0, 1, 1]
     forecast.pass_rounds([0.1, 0.2])
     assert [row.state.emitted for row in rows] == [5, 7, 7]

@@ -1,4 +1,4 @@
-"""How works share a GPU: the sharing rule's laws, and a planner that foresees what a GPU does."""
+"""How launches share a GPU: the sharing rule's laws, and a planner that foresees what a GPU does."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def hold(fit: ContentionFit, load: Load, others: Sequence[Load]) -> float:
 
 
 def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
-    """The loads' rates, as of works that have just come."""
+    """Return the loads' rates, as of launches that have just begun."""
     for load in loads:
         load.share = load.rate = 0.0
     sharing.solve(loads)
@@ -103,7 +103,7 @@ def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
 
 
 def lacks_something(load: Load, others: Sequence[Load], held: dict[int, float]) -> bool:
-    """Whether something that the load needs is used up by the works that it has to share with, and itself."""
+    """Whether something that the load needs is used up by itself and the launches that it shares with."""
     used_c, used_b = used_up(others)
     left = 1 - sum(x.rate * held[id(x)] for x in others)
     needs = ((load.compute, 1 - used_c), (load.bandwidth, 1 - used_b), (held[id(load)], left))
@@ -121,7 +121,7 @@ def lacks_something(load: Load, others: Sequence[Load], held: dict[int, float]) 
 def test_max_min_is_feasible_conserving_and_fair(
     loads: list[Load], data: st.DataObject, compute: float, bandwidth: float, room: float
 ) -> None:
-    """No limit or capacity is exceeded; whoever is held back needs a full resource, with the highest level there."""
+    """No limit or capacity is exceeded; a launch held back needs a full resource, with the highest level there."""
     n = len(loads)
     weight = data.draw(st.lists(weights, min_size=n, max_size=n))
     limit = data.draw(st.lists(st.floats(0.05, 1.0), min_size=n, max_size=n))
@@ -165,7 +165,7 @@ def test_the_short_cut_for_two_is_max_min(a: Load, b: Load, wa: float, wb: float
 def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: ContentionFit) -> None:
     """Whatever the priority: nobody is faster than alone, and neither resource nor the room is given out twice.
 
-    Nor is any wasted: whoever is held back lacks something, and together they get on as fast as one after the other.
+    Nor is any wasted: a launch held back lacks something, and together they get on as fast as one after the other.
     """
     sharing = Sharing("fluid", priority, fit)
     speeds = rates(sharing, loads)
@@ -268,7 +268,7 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
 
 
 def test_a_launch_of_small_kernels_that_goes_first_has_more_of_the_turns() -> None:
-    """By hand: turns go by the root of 4 to 1; for one that goes first, beside a model that yields, all are alike.
+    """By hand: turns go by the root of 4 to 1; for one of higher priority, with a model that yields, all are alike.
 
     A launch with small kernels in part has that power of it. Without priority, and to others, it is nothing.
     """
@@ -329,7 +329,7 @@ def test_the_ablations(loads: list[Load], priority: Priority) -> None:
     assert newcomer.rate == 0.0
 
 
-# the H200's works ---------------------------------------------------------------------------------------------------
+# the H200's launches ------------------------------------------------------------------------------------------------
 
 
 def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
@@ -343,7 +343,7 @@ def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
 @pytest.mark.parametrize("priority", ["none", "stream", "preemptive"])
 @pytest.mark.parametrize(("rows", "k"), [(1, 4), (5, 3), (16, 8), (64, 1), (128, 4)])
 def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
-    """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
+    """A draft concurrent with the verify of an equal batch, until both are done; either may be held back."""
     gpu, plan, log = h200(priority)
     mine, others = batch(rows, 300), batch(rows, 300)
     gpu.launch(Launch("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
@@ -362,7 +362,7 @@ def beside_others(gpu: SimulatedGPU, launch: Launch) -> Job:
 
 
 def test_the_small_kernels_of_a_draft_are_those_of_its_steps() -> None:
-    """Kernels of up to 32 tokens find room beside others; only the first of a draft's steps has two tokens a row.
+    """Kernels of up to 32 tokens co-run with others; only the first of a draft's steps has two tokens per row.
 
     A draft's turn is a layer of one step, whatever their number.
     """

@@ -70,7 +70,7 @@ def tokens_per_s(result: Result) -> float:
 
 
 def test_estimate_is_the_maximum_likelihood_rate() -> None:
-    """Drafts behind the first rejected one were never judged: with 10,000 rounds of 4 at 0.7 it finds 0.7, not less."""
+    """Drafts after the first rejected one were never judged: with 10,000 rounds of 4 at 0.7 it finds 0.7, not less."""
     rng = np.random.default_rng(0)
     estimate = AcceptanceEstimate(memory=1e6)
     for _ in range(10_000):
@@ -97,7 +97,7 @@ def test_estimate_follows_a_step_at_once() -> None:
 
 @pytest.mark.parametrize("arch", SPECULATING)
 def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
-    """Only the target works, every round is one plain token, and the fast path gives the same records."""
+    """Only the target runs, every round is one plain token, and the fast path gives the same records."""
     loads: list[dict[str, Any]] = [{"max_concurrency": 8}, {"request_rate": 10.0}]
     for load in loads:
         traffic = Traffic("random", num_prompts=24, input_len=700, output_len=40, random_range_ratio=0.5, **load)
@@ -124,7 +124,7 @@ def test_without_drafts_one_lane_is_the_yardstick(server: Server) -> None:
 
 
 class Scripted(Controller):
-    """The next of a cycle of lengths, whoever asks."""
+    """Return the next of a cycle of lengths."""
 
     learns = True  # so that it is asked in every round
 
@@ -147,7 +147,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, arch: Arch, lengths: Sequence[int]
 
 @pytest.mark.parametrize("arch", SPECULATING)
 def test_rounds_with_and_without_drafts_may_be_mixed(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each delivery is what the coins at its position grant a round of 0 or of 3 drafts, and the books agree."""
+    """Each delivery is what the coins at its position grant a round of 0 or of 3 drafts, and the counts agree."""
     gather = {"verify_gather": "always"} if arch in ("pdv", "pdv-hybrid") else {}
     lengths = (0, 3, 3, 0, 0) if arch != "adaptive" else (0, 0, *[3] * 20)  # it takes its time to begin
     result = scripted(monkeypatch, arch, lengths, hybrid_threshold=1, **gather)
@@ -239,7 +239,7 @@ def test_feedback_adjusts_after_ten_verdicts_over_the_last_hundred() -> None:
 
 
 def test_feedback_stays_inside_its_limits() -> None:
-    """2 and 8 as published, unless told otherwise; and never 0, where it would learn nothing more."""
+    """2 and 8 as published, unless given; and never 0, where it would learn nothing more."""
     assert feedback(k=0).k == 2
     assert feedback(k=9, min_speculative_tokens=3, max_speculative_tokens=6).k == 6
     assert feedback(max_speculative_tokens=1).k == 1
@@ -429,7 +429,7 @@ def test_overlapped_batches_are_handed_over_twice(contention: Contention, togeth
 
 
 def adaptive(plan: Planner, rate: float, in_flight: int, mode: str) -> Adaptive:
-    """An adaptive policy in `mode` with so many requests in flight, that believes in `rate`."""
+    """An adaptive policy in `mode` with `rows` requests in flight, whose estimate is `rate`."""
     settings = Server(num_speculative_tokens=4)
     device: Any = SimpleNamespace(host=SimulatedHost(HostTimes()), foresees=False)
     nothing: Any = None

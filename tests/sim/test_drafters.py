@@ -178,7 +178,7 @@ def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
 
 
 def test_no_error_is_claimed_that_no_real_run_told() -> None:
-    """Heads were served; n-gram drafts too, but padded to one length, which a simulated run does not unless told to."""
+    """Heads were served; n-gram drafts too, but padded to one length, which a simulated run does not by default."""
     bands = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none", "eagle3")}
     assert "output_throughput_error" in bands["none"]
     assert "output_throughput_error" in bands["eagle3"]

@@ -21,7 +21,7 @@ P, C, LOOK = 10e-6, 30e-6, 1e-6
 
 
 def spent(idle_lanes: float, cost_s: float, period_s: float = P, look_s: float = LOOK) -> float:
-    """What an operation takes on a host that so many idle lanes poll."""
+    """The time of an operation on a host that `lanes` idle lanes poll."""
     host = SimulatedHost(HostTimes(idle_poll_s=period_s, idle_poll_cost_s=look_s))
     host.idle(idle_lanes)  # type: ignore[arg-type]  # parts of a lane, to see that nothing jumps between whole ones
     return host.spend(0.0, cost_s, "launch")
@@ -85,7 +85,7 @@ def test_lanes_that_are_woken_cost_nothing_while_they_sleep() -> None:
 
 @pytest.mark.parametrize("drafted_by", ["none", "ngram", "suffix"])
 def test_operations_are_logged_by_what_they_are_not_by_what_they_cost(drafted_by: str) -> None:
-    """All three cost the same, so that nothing but their names tells them apart; a search has a cost of its own."""
+    """All three cost the same, so that only their names differ; a search has a cost of its own."""
     traffic = Traffic("random", num_prompts=12, input_len=50, output_len=20, max_concurrency=4)
     server = Server(drafter=drafted_by)
     host = Host(launch_s=1e-5, completion_s=1e-5, handoff_s=1e-5)

@@ -1,4 +1,4 @@
-"""Host memory and SSD behind the KV cache of a GPU: what they keep, what a fetch costs, and when it is not worth it."""
+"""Offload of the KV cache to host memory and SSD: what they keep, what a fetch costs, and when it is not worth it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def by_tier(result: Result) -> list[float]:
 
 @pytest.mark.parametrize("arch", ["colocated", "pd", "pdv"])
 def test_an_endless_tier_hits_like_an_endless_cache(arch: str) -> None:
-    """A turn finds all that its conversation has computed, on the GPU or behind it."""
+    """A turn finds all that its conversation has computed, on the GPU or offloaded."""
     small, tier, large = (
         served(TALKS, arch, **options) for options in ({}, {"kv_offload_gb": ENDLESS_GB}, {"kv_capacity_tokens": 10**7})
     )
@@ -134,7 +134,7 @@ def test_a_tier_forgets_the_least_recently_used(stored: list[tuple[int, int]], c
 
 
 def test_fetches_take_turns_on_the_link() -> None:
-    """A second of latency, 16 tokens a second."""
+    """A second of latency, 16 tokens per second."""
     tier = KvTier("host", LinkSpec(1.0, 16.0, "made up"), 10**6, 1.0)
     assert [tier.fetch(0.0, 32), tier.fetch(1.0, 16), tier.fetch(10.0, 16)] == [3.0, 4.0, 12.0]
     assert tier.hit_tokens == 64

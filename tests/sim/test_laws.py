@@ -69,7 +69,7 @@ class Scenario:
 
 
 def arrivals(kind: str, count: int, rate: float, rng: np.random.Generator) -> tuple[float, ...]:
-    """All at once, Poisson, or on a grid of milliseconds where several coincide."""
+    """All at time 0, Poisson, or on a grid of milliseconds where several coincide."""
     if kind == "burst":
         return (0.0,) * count
     times = np.cumsum(rng.exponential(1 / rate, count))
@@ -221,7 +221,7 @@ def by_gpu(result: Result) -> Iterator[tuple[tuple[int, int], Columns]]:
 
 
 def busy_periods(works: Columns) -> list[NDArray[np.int64]]:
-    """Indices of the works in each stretch of time in which something is running, from works by start."""
+    """Indices of the launches in each stretch of time in which something runs, from launches by start."""
     ends = np.maximum.accumulate(works["end_s"])
     gaps = np.flatnonzero(works["start_s"][1:] >= ends[:-1]) + 1
     return np.split(np.arange(len(ends)), gaps)
@@ -241,7 +241,7 @@ def profiles(profile_folder: Path) -> tuple[str | None, ...]:
 def came_and_went(scenario: Scenario, result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """When each request came and when it left, from what was asked and the tokens that left the server alone.
 
-    A request leaves with the token that makes up its output. Of those due it is sent at once, or, where the loop is
+    A request leaves with the token that makes up its output. Of those due it is sent immediately, or, where the loop is
     closed, when so many have left that it is its turn.
     """
     asked, deliveries = scenario.workload, result.deliveries
@@ -392,7 +392,7 @@ def assert_same(one: Result, other: Result) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_block_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -> None:
-    """Rounds that pass at once give the same records as the event queue, round by round."""
+    """Fast-forwarded rounds give the same records as the event queue, round by round."""
 
     @given(scenario=st.one_of(scenarios(arch, profiles), long_blocks(arch)))
     @settings(max_examples=36)
@@ -458,7 +458,7 @@ def test_a_verify_waits_for_its_draft(arch: Arch, place: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"adaptive"}))
 def test_rounds_are_leviathans(arch: Arch) -> None:
-    """With a fixed draft length, a request's deliveries follow from its coins alone, whoever drafts, whatever goes on.
+    """With a fixed draft length, a request's deliveries follow from its coins alone, whatever drafts or runs.
 
     Left out: `adaptive`, which may decode plainly for a while, and who was preempted, as reading again gives a token.
     """
@@ -506,7 +506,7 @@ ONE_STREAM = ("autoregressive", "baseline", "colocated")
 def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     """In a saturated closed loop of equal requests all finish, and none is overtaken by more than two loops' worth.
 
-    This is where works overlap most, and the GPU's laws are hardest to keep.
+    Here launches overlap most, and the GPU's laws are hardest to keep.
     """
     options = {"traffic.max_concurrency": 12, "server.max_num_seqs": 6, "hardware.contention": contention}
     experiment = _settled(arch, options | {"server.priority": priority, "server.max_decode_queue": 2})

@@ -1,4 +1,4 @@
-"""Links between GPUs: queueing, what is sent, and that the planner knows of it."""
+"""Links between GPUs: queueing, what is sent, and that the planner accounts for it."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def placed(arch: Arch, *place: str, server: dict[str, Any] | None = None, **hard
 
 
 def test_transfers_queue_for_the_ports() -> None:
-    """10 bytes a second, 1 s of latency. Out of one port and into one port, first come first served; ways are apart."""
+    """10 bytes per second, 1 s of latency. Out of one port and into one port, first come first served; ways differ."""
     fabric = Fabric(LinkSpec(1.0, 10.0, "made up"), 3)
     assert fabric.send(0.0, 0, 1, 20) == 3.0  # 0 -> 2, and the latency
     assert fabric.send(0.5, 0, 2, 10) == 4.0  # 0 sends until 2
@@ -132,7 +132,7 @@ def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds:
 
 
 def test_the_planner_counts_transfers_and_no_contention() -> None:
-    """Apart, a draft beside a verify takes as long as the longer of the two with what it is sent."""
+    """On two GPUs, a draft alongside a verify takes as long as the longer of the two with what it is sent."""
     together = placed("pdv", server={"pair": GEMMA, "num_speculative_tokens": 8})
     apart = replace(together, hardware=replace(together.hardware, place=("prefill=1", "verify=1"), link="100gbe"))
     profile = covering_profile(together)
@@ -159,7 +159,7 @@ def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end(
 
 
 def test_each_card_has_its_own_profile() -> None:
-    """A drafter on an L4 is slower than on an H200; the target beside it is not."""
+    """A drafter on an L4 is slower than on an H200; the target on the other GPU is not."""
     slow, fast = (
         simulate(placed("pdv", "decode=1", cards=cards)).launches for cards in (("h200", "l4"), ("h200", "h200"))
     )
@@ -222,7 +222,7 @@ GROUPS: dict[Arch, tuple[str, ...]] = {
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("arch", GROUPS)
 def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> None:
-    """Two such groups behind the router: every token once, each stream one work at a time, every GPU at work."""
+    """Two such groups under the router: every token once, each stream one launch at a time, every GPU busy."""
     base = LOADS[load]
     hardware = replace(base.hardware, place=GROUPS[arch], replicas=2, router="least-loaded")
     experiment = applicable(replace(base, arch=arch, hardware=hardware))

@@ -223,7 +223,7 @@ def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bo
 def test_parts_give_what_the_whole_gives(
     seed: int, count: int, rate: float, warmup: int, hardware: Hardware, rows: int, lost: bool
 ) -> None:
-    """Also where works of a lane overlap, and where a request was never served. Percentiles to the last bit."""
+    """Also where launches of a lane overlap, and where a request was never served. Percentiles to the last bit."""
     run = served(count, rate, seed, hardware, Scoring(("ttft:20", "e2el:150"), warmup_requests=warmup))
     if lost:
         run.requests["finish_s"][0] = -1

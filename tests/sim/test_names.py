@@ -1,4 +1,4 @@
-"""Names that people type: what they mean, that it is said, and what is said of those that mean nothing."""
+"""Names that people type: what they mean, the note about it, and the error for unknown names."""
 
 from __future__ import annotations
 

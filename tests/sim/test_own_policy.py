@@ -1,4 +1,4 @@
-"""A policy means what it says: whoever changes a line of one gets exactly that, and a deadlock says who waits."""
+"""A policy means what it says: a changed line has exactly its effect, and a deadlock names what waits."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ def waits(result: Result) -> Floats:
     return wait
 
 
-COOL = replace(builtin("h200"), power=None)  # on a card that heats up a service takes longer behind others
+COOL = replace(builtin("h200"), power=None)  # on a card that heats up a service takes longer after others
 
 arrivals_and_prompts = st.lists(st.tuples(st.floats(0.0, 0.05), st.integers(1, 3000)), min_size=1, max_size=40)
 
@@ -222,7 +222,7 @@ class OfCustomer(ciw.dists.Distribution):  # type: ignore[misc]
 
 
 def ciw_waits(arrival_s: Floats, service_s: Floats, router: str, replicas: int) -> tuple[Floats, list[int]]:
-    """Waits and servers by Ciw: a door that takes no time, and a single-server node for each replica behind it."""
+    """Waits and servers by Ciw: a router that takes no time, and a single-server node for each replica."""
     servers = list(range(2, replicas + 2))
     route = (
         ciw.routing.LoadBalancing(servers, tie_break="order")

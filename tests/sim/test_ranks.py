@@ -150,7 +150,7 @@ def test_every_request_is_served_on_one_rank() -> None:
 
 
 def test_each_rank_has_room_of_its_own() -> None:
-    """Two requests of which one fills a rank: on two ranks both run at once, and a third waits."""
+    """Two requests of which one fills a rank: on two ranks both run concurrently, and a third waits."""
     one = experiment(2, kv_capacity_tokens=1000)
     result = simulate(one, requests=requests((0, 700, 100), (0, 700, 100), (0, 700, 100)))
     admitted, finished = result.requests["admitted_s"], result.requests["finish_s"]

@@ -1,4 +1,4 @@
-"""What lies outside the measurements is counted right, alike on every path, and said."""
+"""What lies outside the measurements is counted right, alike on every path, and reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CROWD = Traffic("random", num_prompts=220, input_len=600, output_len=24, max_con
 
 
 def launches(*rows: dict[str, Any]) -> Columns:
-    """Launches of the target on one GPU; lanes and kinds by name, one row of one token unless told."""
+    """Launches of the target on one GPU; lanes and kinds by name, one row of one token by default."""
     usual = {"role": 1, "rows": 1, "tokens": 1, "steps": 1, "width": 1, "lane": "main", "kind": "decode"}
     full = [usual | row for row in rows]
     coded = [row | {"lane": LANES.index(row["lane"]), "kind": KINDS.index(row["kind"])} for row in full]
@@ -58,9 +58,9 @@ def test_a_launch_beyond_its_own_model_counts_whole() -> None:
 
 
 def test_works_side_by_side_count_while_they_are() -> None:
-    """A verify of 20 rows runs from 0 to 10, a draft from 6 to 12, another verify beside nobody from 12 to 20.
+    """A verify of 20 rows runs from 0 to 10, a draft from 6 to 12, another verify alone from 12 to 20.
 
-    Side by side 16 rows were measured: 4 s of the verify and 4 s of the draft beside it, of 24 s.
+    Co-running, 16 rows were measured: 4 s of the verify and 4 s of the concurrent draft, of 24 s.
     """
     work = {"kind": "verify", "lane": "verify", "rows": 20, "tokens": 20}
     works = [
@@ -108,7 +108,7 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("arch", ["colocated", "pd", "pdv", "pdv-hybrid"])
 def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By either way to the last bit; streamed to rounding, also where works side by side are booked apart."""
+    """By either way to the last bit; streamed to rounding, also where co-running launches are counted apart."""
     server = LARGE if arch in ("pdv", "pdv-hybrid") else replace(LARGE, verify_gather="auto")
     experiment = Experiment(arch, CROWD, server=server)
     queued, in_blocks = (summarise(simulate(experiment, blocks=blocks)) for blocks in (False, True))

@@ -1,4 +1,4 @@
-"""Options that do nothing are refused, by one line; what looks like a mistake is said once."""
+"""Options that do nothing are refused, by one line; what looks like a mistake is noted once."""
 
 from __future__ import annotations
 
@@ -77,12 +77,12 @@ GUESSED = ("acceptance_rate", "acceptance_concentration")
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
-    """Every option that the table sets aside for an architecture: with and without it the records are the same."""
+    """Every option that the table drops for an architecture: with and without it the records are the same."""
     plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
     expected = simulate(plain).launches
     for need in NEEDS:
         if arch == "pdv-ahead" and need.group == "acceptance" and need.name not in GUESSED:
-            continue  # refused before: nobody knows what lies behind a draft then
+            continue  # refused before: what comes after a draft is unknown then
         other = changed(need, plain)
         if need.idle(other) and need.name not in ("tokenizer", "acceptance_trace"):
             assert applicable(other) == plain

@@ -141,7 +141,7 @@ def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.Mo
 
 
 def test_a_closed_loop_draws_no_request_before_its_turn() -> None:
-    """However many are due, those held back at the door are not made."""
+    """However many are due, requests held back by the client are not made."""
     count = 0
 
     class Counting(Workload):

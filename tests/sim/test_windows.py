@@ -36,7 +36,7 @@ def daily(count: int = 20_000) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def talks(count: int, each: int = 4, over_s: float = 60.0) -> Trace:
-    """Conversations of so many turns, each of which repeats all that was said before."""
+    """Conversations whose turns each repeat all earlier text."""
     rng, rows = np.random.default_rng(1), []
     for session in range(count):
         at_s, cached = rng.uniform(0, over_s), 0

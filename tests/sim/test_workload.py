@@ -31,7 +31,7 @@ def lengths(requests: list[Request]) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def mooncake(tmp_path: Path) -> str:
-    """Fifty requests whose lengths tell them apart, the later half written first."""
+    """Fifty requests with distinct lengths, the later half written first."""
     path = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 5000 + 100 * i, "input_length": i + 1, "output_length": 2 * i + 1} for i in range(50)]
     path.write_text("\n".join(json.dumps(row) for row in rows[25:] + rows[:25]))

@@ -138,7 +138,7 @@ def test_scoring_reaches_the_rows() -> None:
 
 @pytest.mark.parametrize(("prompts", "noted"), [(10, True), (400, False)])
 def test_a_table_says_when_a_closed_loop_was_mostly_on_its_way_down(prompts: int, noted: bool) -> None:
-    """Ten requests at 8 at once: most of the time fewer are there."""
+    """Ten requests at concurrency 8: most of the time fewer are there."""
     base = Experiment(traffic=Traffic(num_prompts=prompts, input_len=16, output_len=32, dataset_name="random"))
     entries = over_replications(run_sweep(Sweep(concurrency=(8,), base=base).points(), Backend(1)))
     there = entries[0]["request_throughput"].mean * entries[0]["mean_e2el_ms"].mean / 1e3

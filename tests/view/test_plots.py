@@ -1,4 +1,4 @@
-"""Pictures: their figures are those of the statistics, and what cannot be told apart is not shown as if it could."""
+"""Pictures: their figures are those of the statistics, and no insignificant difference is shown as significant."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_curves_are_means_over_replications() -> None:
 
 
 def test_settings_in_one_picture_have_panels_of_their_own() -> None:
-    """As in the picture that a sweep leaves behind: never one line through the points of two models."""
+    """As in the picture of a sweep: never one line through the points of two models."""
     results = made_up(("a:b", "c:d"))
     figure = sweep_figure(results.points)
     assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["pair a:b", "pair c:d"]
@@ -300,7 +300,7 @@ def test_a_forest_draws_paired_differences(counts: bool) -> None:
     judged = [d | {"significant": counts, "error": 0.035} for d in paired]
     axes = forest_figure(entries, judged, "").axes[0]
     first = [d["relative"] for d in paired if d["load"] == 1.0]
-    lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # behind the reference
+    lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # drawn over the reference
     assert [list(x) for x in lines] == [pytest.approx([d.mean - d.half_width, d.mean + d.half_width]) for d in first]
     marks = [line for line in axes.lines if line.get_marker() not in ("None", "")][1:]
     assert all((mark.get_markerfacecolor() == mark.get_color()) is counts for mark in marks)
