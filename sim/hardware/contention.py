@@ -155,7 +155,7 @@ class Sharing:
                 if level:
                     weights[i] *= max(self._preference(load, x) for x in loads if x.priority < load.priority)
                 if load.small_kernel_share and level and load.priority == levels[-1]:
-                    longest_s = max(x.layer_s * x.wait_factor for x in loads if x.priority < load.priority)
+                    longest_s = max(x.layer_s * x.wait_ratio for x in loads if x.priority < load.priority)
                     weights[i] *= self._first(load, longest_s, crowd)
         holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
         max_min(loads, weights, [1.0] * len(loads), 1.0, 1.0, holds)
@@ -168,7 +168,7 @@ class Sharing:
         if self.priority == "stream" and a.priority != b.priority:
             heavy *= self.fit.stream_weight * self._preference(a, b)
             if a.small_kernel_share:
-                heavy *= self._first(a, b.layer_s * b.wait_factor, self.fit.stream_weight)
+                heavy *= self._first(a, b.layer_s * b.wait_ratio, self.fit.stream_weight)
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
@@ -188,7 +188,7 @@ class Sharing:
         if not load.share:
             load.share = 1.0
             if self._measured:
-                load.share *= (load.layer_s * load.wait_factor) ** self.fit.turn_exponent * (1.0 - load.empty)
+                load.share *= (load.layer_s * load.wait_ratio) ** self.fit.turn_exponent * (1.0 - load.empty)
                 if load.small_kernel_share:  # two small kernels in a row gain: after a large one the other is next
                     load.share *= self.fit.nimble_weight ** (load.small_kernel_share * load.small_kernel_share)
         return load.share

@@ -89,7 +89,7 @@ class Load:
     rate: float = 0.0
     solo_s: float = 0.0
     eight_bits: bool = False  # whether its model multiplies in 8 bits
-    wait_factor: float = 1.0  # on `layer_s`: how long its kernels keep others waiting
+    wait_ratio: float = 1.0  # on `layer_s`: how long its kernels keep others waiting
 
 
 NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -272,8 +272,8 @@ class CostModel:
         if prompts:
             share = min(1.0, attended.attention_s / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
-            if small.wait_factors and not rows:
-                load.wait_factor = small.wait_factor(self.terms.graphs.prompt(attended.tokens))
+            if small.wait_ratios and not rows:
+                load.wait_ratio = small.wait_ratio(self.terms.graphs.prompt(attended.tokens))
         load.eight_bits = self._eight_bits
         if self.spec.experts is not None:
             experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)

@@ -172,7 +172,7 @@ class SmallKernels(Term):
     large_s: float = 0.0  # its time in large products, whose kernels are not
     # By prompt tokens: how long its kernels keep others waiting, over what its time per layer predicts. The library
     # has other kernels for other sizes, whose last blocks leave more or less of the GPU free.
-    wait_factors: tuple[tuple[int, float], ...] = ()
+    wait_ratios: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(cls, spec: ModelSpec, tokens: int, small_bytes: float, bytes_per_s: float) -> SmallKernels:
@@ -182,9 +182,9 @@ class SmallKernels(Term):
         large = sum(count * sum(size for size in sizes if size > small_bytes) for count, sizes in kinds)
         return cls(tokens, large / bytes_per_s)
 
-    def wait_factor(self, prompt_tokens: int) -> float:
-        """Return the factor on the time per layer of a launch with `prompt_tokens`."""
-        return interpolate(self.wait_factors, min(prompt_tokens, self.wait_factors[-1][0]))
+    def wait_ratio(self, prompt_tokens: int) -> float:
+        """Return the ratio on the time per layer of a launch with `prompt_tokens`."""
+        return interpolate(self.wait_ratios, min(prompt_tokens, self.wait_ratios[-1][0]))
 
     def share(self, tokens: int, forward_s: float) -> float:
         """Share of the time of a forward over `tokens` in small kernels."""

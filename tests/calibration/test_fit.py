@@ -170,9 +170,9 @@ HELD = ContentionFit(
 
 def group(
     ordered: bool, small: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False,
-    wait_factor: float = 1.0,
+    wait_ratio: float = 1.0,
 ) -> Group:  # fmt: skip
-    """Concurrent launches, as fast as the figures above make them; `wait_factor` is that of the prompt."""
+    """Concurrent launches, as fast as the figures above make them; `wait_ratio` is that of the prompt."""
 
     def member(kind: str, priority: int, *asked: float) -> Member:
         names = ("compute", "bandwidth", "layer_s", "small_kernel_share", "empty")
@@ -187,7 +187,7 @@ def group(
         members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
     for target in members[1:]:
         target.eight_bits, target.model = eight_bits, "a-fp8" if eight_bits else "a"
-    members[-1].prompt, members[-1].wait_factor = round(long_us), wait_factor
+    members[-1].prompt, members[-1].wait_ratio = round(long_us), wait_ratio
     pair = Group("a:b", f"{small} {triple} {long_us}", members)
     for member, slowdown in zip(members, slowdowns([pair], HELD), strict=True):
         member.measured = 1 / slowdown
@@ -214,8 +214,8 @@ def test_the_figures_of_sharing_come_back() -> None:
     """Pairs and triples made by known figures give figures that predict like them, and the one of triples itself."""
     groups = [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
               for us in (150.0, 380.0, 800.0)]  # fmt: skip
-    fit, wait_factors = fit_groups(groups)
-    assert [*wait_factors.values()] == pytest.approx([1.0] * 3, abs=0.02)
+    fit, wait_ratios = fit_groups(groups)
+    assert [*wait_ratios.values()] == pytest.approx([1.0] * 3, abs=0.02)
     assert np.median(np.abs(errors(groups, fit))) < 0.02
     assert fit.crowd_weight == pytest.approx(1.5, rel=0.1)
     assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
@@ -226,11 +226,11 @@ def test_the_figures_of_sharing_come_back() -> None:
 
 def test_how_long_prompts_keep_others_waiting_comes_back() -> None:
     """A prompt whose kernels keep others waiting twice as long as its time per layer predicts, and others."""
-    groups = [group(o, n, t, us, wait_factor=2.0 if us == 380.0 else 1.0) for o in (True, False) for n in (True, False)
+    groups = [group(o, n, t, us, wait_ratio=2.0 if us == 380.0 else 1.0) for o in (True, False) for n in (True, False)
               for t in (True, False) for us in (150.0, 250.0, 380.0, 600.0, 800.0)]  # fmt: skip
-    _, wait_factors = fit_groups(groups)
-    others = np.median([factor for (_, us), factor in wait_factors.items() if us != 380])
-    assert wait_factors["a", 380] / others == pytest.approx(2.0, rel=0.15)
+    _, wait_ratios = fit_groups(groups)
+    others = np.median([factor for (_, us), factor in wait_ratios.items() if us != 380])
+    assert wait_ratios["a", 380] / others == pytest.approx(2.0, rel=0.15)
 
 
 def test_the_room_of_8_bit_products_is_fitted_apart() -> None:

@@ -298,7 +298,7 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
 
 def test_a_prompt_whose_kernels_keep_others_waiting_has_more_of_the_turns() -> None:
     sharing = Sharing("fluid", "stream", ContentionFit(stream_weight=1.0, turn_exponent=0.5))
-    assert rates(sharing, [Load(0.0, 1.0, 0, wait_factor=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
+    assert rates(sharing, [Load(0.0, 1.0, 0, wait_ratio=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:
