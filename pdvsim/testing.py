@@ -68,7 +68,7 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
         asked = make_requests(experiment.traffic, experiment.acceptance)
         with _under(load):
             result = simulate(experiment)
-            check_books(result, [r.output_tokens for r in asked], [r.arrival_s for r in asked])
+            check_counts(result, [r.output_tokens for r in asked], [r.arrival_s for r in asked])
             check_streams(result)
             check_alike(result, simulate(experiment, blocks=False))
     if real or (real is None and find_spec("torch") is not None):
@@ -76,7 +76,7 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
             _check_in_real_time(arch)
 
 
-def check_books(result: Result, outputs: Sequence[int], arrival_s: Sequence[float]) -> None:
+def check_counts(result: Result, outputs: Sequence[int], arrival_s: Sequence[float]) -> None:
     """Check that every request finishes once, with its tokens, its times in order and its rounds accounted for."""
     requests, deliveries, launches = result.requests, result.deliveries, result.launches
     count = len(outputs)

@@ -62,8 +62,8 @@ class GridPoint:
     lengths: Unevenness = "even"
 
     @property
-    def hot(self) -> bool:
-        """Whether its launches in a row slow each other down."""
+    def throttles(self) -> bool:
+        """Whether its launches one after another slow each other down."""
         return self.rows * self.tokens + self.chunk_tokens >= HOT_TOKENS
 
     @property

@@ -198,7 +198,7 @@ def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], LaunchShape]
     samples: list[Sample] = []
     waiting: deque[tuple[Ticket, Drawn, float]] = deque()
     depth, spent_s = DEPTH, 0.0
-    rests = launch.point.hot and launch.lane.gpu
+    rests = launch.point.throttles and launch.lane.gpu
     while not effort.enough([seconds for seconds, _ in samples[effort.warm_up :]]):
         begin = perf_counter()
         ticket, data = launch()

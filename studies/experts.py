@@ -102,7 +102,7 @@ def vllm_round() -> Fit:
     return dense_round(7.07, ((2, 3, 2.36 * 4.32), (7, 8, 3.54 * 4.29)))
 
 
-def _said(case: Setting) -> str:
+def _setting_text(case: Setting) -> str:
     drafts = "drafts take their kernels"
     if case.round_ms is not None:
         drafts = f"{case.round_ms[0]:.2f} ms per round, {case.round_ms[1]:.2f} ms per draft step (Llama-3.1-8B)"
@@ -123,7 +123,7 @@ def speculation(title: str, about: str, case: Setting, figures: Figures, why: st
             EngineCell(f"batch {rows}, speed-up", drafted / plain, ours_drafted / ours, False),
             EngineCell(f"batch {rows}, kernels", drafted / plain, case.kernels(rows, steps, width, tokens), False),
         ]
-    return EngineSource(title, about, "tok/s, factors", _said(case), tuple(cells), why)
+    return EngineSource(title, about, "tok/s, factors", _setting_text(case), tuple(cells), why)
 
 
 def specforge_each_ms() -> float:
@@ -200,7 +200,7 @@ def red_hat() -> EngineSource:
         "H200, EAGLE-3, draft length 2 to 3, ShareGPT, MLPerf and SWE-bench, up to 200 concurrent: +10% to +21%. The "
         "middle is compared; tokens per round are those of MT-bench",
         "speed-up",
-        _said(case),
+        _setting_text(case),
         tuple(cells),
         "Nothing is known of plain decoding there. At concurrency 8 a verify reads almost twice the experts of a plain "
         "step. Between 32 and 100 nearly all experts are read either way, and drafts are almost free here; vLLM's "

@@ -228,9 +228,9 @@ def main() -> int:
     args = parser.parse_args()
     if args.fit:
         for engine in ("vllm", "sglang"):
-            mine = [row for row in rows() if experiment(row, 0, None).hardware.predicted_engine == engine]
-            round_s, draft_s = fitted(mine)
-            print(f"{engine}, {len(mine)} rows: round_s {round_s:.2e}, draft_s {draft_s:.2e}", flush=True)
+            of_engine = [row for row in rows() if experiment(row, 0, None).hardware.predicted_engine == engine]
+            round_s, draft_s = fitted(of_engine)
+            print(f"{engine}, {len(of_engine)} rows: round_s {round_s:.2e}, draft_s {draft_s:.2e}", flush=True)
         return 0
     compared = []
     print("engine  card       target         drafter  k  batch  length  published  predicted   error  source")

@@ -254,7 +254,7 @@ def pack(folder: Path, out: Path) -> None:
                 archive.add(folder / name, name)
 
 
-def told(folder: Path) -> None:
+def print_report(folder: Path) -> None:
     """What was measured, in a few lines."""
     for path in sorted((folder / "parts").glob("*.npz")):
         with np.load(path, allow_pickle=False) as file:
@@ -384,7 +384,7 @@ def main(argv: Sequence[str]) -> int:
             raise SystemExit(f"unknown part {part!r}")
         for out in outs:
             pack(folder, out)
-    told(folder)
+    print_report(folder)
     return 0
 
 

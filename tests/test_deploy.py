@@ -194,7 +194,7 @@ def test_every_preset_has_a_checkpoint() -> None:
     ("kind", "method", "algorithm"),
     [("eagle3", "eagle3", "EAGLE3"), ("ngram", "ngram", ""), ("model", "draft_model", "STANDALONE")],
 )
-def test_a_drafter_is_told_to_the_engines(kind: str, method: str, algorithm: str) -> None:
+def test_a_drafter_is_set_for_the_engines(kind: str, method: str, algorithm: str) -> None:
     server = Server("llama-3.2-1b:llama-3.1-8b", 3, kind)  # type: ignore[arg-type]
     vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
     config = json.loads(shlex.split(vllm.text)[-1])
@@ -208,7 +208,7 @@ def test_a_drafter_is_told_to_the_engines(kind: str, method: str, algorithm: str
     assert bool(sglang.text) == bool(algorithm)
 
 
-def test_weights_and_caches_of_eight_bits_are_told_to_the_engines() -> None:
+def test_weights_and_caches_of_eight_bits_are_set_for_the_engines() -> None:
     server = Server("llama-3.2-1b-fp8:llama-3.1-8b", 3, quantization="fp8", kv_cache_dtype="fp8")
     vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
     assert shlex.split(vllm.text)[2] == "meta-llama/Llama-3.1-8B-Instruct"

@@ -241,16 +241,18 @@ def _fit_wait_ratios(groups: Sequence[Group], fit: ContentionFit) -> WaitRatios:
     """
     from scipy.optimize import minimize_scalar
 
-    of: dict[tuple[str, int], list[Group]] = {}
+    by_prompt: dict[tuple[str, int], list[Group]] = {}
     for group in groups:
         for member in group.members:
             if member.prompt:
-                of.setdefault((member.model, member.prompt), []).append(group)
+                by_prompt.setdefault((member.model, member.prompt), []).append(group)
     wait_ratios: WaitRatios = {}
-    for key, those in sorted(of.items()):
+    for key, carrying in sorted(by_prompt.items()):
 
-        def loss(x: float, key: tuple[str, int] = key, those: Sequence[Group] = those) -> float:
-            return _loss(those, fit, {**wait_ratios, key: float(np.exp(x))}) + WAIT_RATIO_PRIOR * x * x / len(those)
+        def loss(x: float, key: tuple[str, int] = key, carrying: Sequence[Group] = carrying) -> float:
+            return _loss(carrying, fit, {**wait_ratios, key: float(np.exp(x))}) + WAIT_RATIO_PRIOR * x * x / len(
+                carrying
+            )
 
         wait_ratios[key] = float(np.exp(minimize_scalar(loss, bounds=WAIT_RATIO_BOUNDS, method="bounded").x))
     return wait_ratios

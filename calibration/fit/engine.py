@@ -298,10 +298,10 @@ def held_out(log: StepLog) -> dict[int, dict[str, float]]:
     group = np.where(log.rows > 0, 2 ** np.ceil(np.log2(np.maximum(log.rows, 1))), 0).astype(int)
     errors = {}
     for size in np.unique(group[group > 0]).tolist():
-        mine = group == size
-        if mine.sum() >= LEAST_GROUP and (group[~mine] > 0).sum() >= LEAST_GROUP:
-            unseen = log.only(mine)
-            errors[size] = middle(fit_steps(log.only(~mine)).seconds(unseen) / unseen.seconds - 1)
+        held = group == size
+        if held.sum() >= LEAST_GROUP and (group[~held] > 0).sum() >= LEAST_GROUP:
+            unseen = log.only(held)
+            errors[size] = middle(fit_steps(log.only(~held)).seconds(unseen) / unseen.seconds - 1)
     return errors
 
 

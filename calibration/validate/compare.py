@@ -450,9 +450,9 @@ def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
     for group in ERROR_GROUPS:
         labels = list(dict.fromkeys(one.labels[group] for one in checked))
         summary[f"by_{group}"] = {
-            label: {"runs": len(those), **middle([e for one in those for e in one.errors.values()])}
+            label: {"runs": len(group_runs), **middle([e for one in group_runs for e in one.errors.values()])}
             for label in labels
-            if (those := [one for one in checked if one.labels[group] == label])
+            if (group_runs := [one for one in checked if one.labels[group] == label])
         }
     return summary
 
@@ -469,11 +469,11 @@ def _reached(checked: Sequence[Checked]) -> dict[str, float]:
 
 def _paced(checked: Sequence[Checked]) -> dict[str, Any] | None:
     """Errors of the runs whose machine's pace is known, without and with it; None where there are none."""
-    those = [one for one in checked if one.paced is not None]
-    if not those:
+    paced = [one for one in checked if one.paced is not None]
+    if not paced:
         return None
-    after = [_errors(one.run.metrics, one.paced or {}) for one in those]
-    return {"runs": len(those), "raw": _middles([one.errors for one in those]), "after": _middles(after)}
+    after = [_errors(one.run.metrics, one.paced or {}) for one in paced]
+    return {"runs": len(paced), "raw": _middles([one.errors for one in paced]), "after": _middles(after)}
 
 
 def _middles(errors: Sequence[dict[str, float]]) -> dict[str, Any]:

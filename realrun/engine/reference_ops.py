@@ -104,7 +104,7 @@ def route(
 
 def _drawn(logits: Tensor, taken: int, pinned: Pinned, slots: Tensor, positions: Tensor) -> Tensor:
     """Experts by the hash of a token's slot and position: the j-th is one of the j-th share of all experts."""
-    tokens, of = len(logits), logits.shape[1] // taken
+    tokens, block = len(logits), logits.shape[1] // taken
     j = torch.arange(taken, device=logits.device)[None, :, None]
     places = positions.long()[:, None, None] - torch.arange(BACK, device=logits.device)
     row = torch.arange(tokens, device=logits.device)[:, None, None] < pinned.row_tokens
@@ -112,7 +112,7 @@ def _drawn(logits: Tensor, taken: int, pinned: Pinned, slots: Tensor, positions:
     stream = _mixed(slots.long()[:, None, None] * 1024 + pinned.layer) * 64 + j
     drawn = (_mixed(stream + 2 * places * 0x9E3779B1) >> 8) / 16777216.0
     since = torch.where((drawn < fresh) | (places % BACK == 0), places, -1).amax(-1)
-    return j[..., 0] * of + _mixed(stream[..., 0] + (2 * since + 1) * 0x9E3779B1) % of
+    return j[..., 0] * block + _mixed(stream[..., 0] + (2 * since + 1) * 0x9E3779B1) % block
 
 
 def _mixed(x: Tensor) -> Tensor:

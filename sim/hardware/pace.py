@@ -199,10 +199,10 @@ def pace_of(launches: Table, host: HostCost, pair: Pair, handed: bool) -> dict[s
 
 def _by_shape(launches: Table, role: int) -> list[TimedLaunches]:
     """Sums over the launches of each shape, to a tenth of a microsecond."""
-    shapes, those = np.unique(np.column_stack([launches[name] for name in SHAPE]), axis=0, return_inverse=True)
-    counts = np.bincount(those)
-    contexts = np.bincount(those, launches["context"])
-    seconds = np.bincount(those, launches["end_s"] - launches["start_s"])
+    shapes, shape_of = np.unique(np.column_stack([launches[name] for name in SHAPE]), axis=0, return_inverse=True)
+    counts = np.bincount(shape_of)
+    contexts = np.bincount(shape_of, launches["context"])
+    seconds = np.bincount(shape_of, launches["end_s"] - launches["start_s"])
     return [
         TimedLaunches._make((role, *map(int, shape), int(count), round(float(context)), round(float(second), 7)))
         for shape, count, context, second in zip(shapes, counts, contexts, seconds, strict=True)

@@ -102,15 +102,15 @@ class Outside:
         for gpu in np.flatnonzero(np.bincount(launches["place"])).tolist() if large else ():
             here = np.flatnonzero(launches["place"] == gpu)
             here = here[_overlapping(begin_s[here], end_s[here])]
-            mine = {name: column[here] for name, column in launches.items()}
-            over = {name: mine[name] > limit for name, limit in self._together.items()}
+            columns = {name: column[here] for name, column in launches.items()}
+            over = {name: columns[name] > limit for name, limit in self._together.items()}
             beyond = np.logical_or.reduce(list(over.values()))
             if not beyond.any():
                 continue
             shared_s = _shared_s(begin_s[here], end_s[here], beyond)
-            self._outside_s += float(shared_s[~mine["counted"]].sum())
+            self._outside_s += float(shared_s[~columns["counted"]].sum())
             for name, limit in self._together.items():
-                self._reached(f"together_{name}", mine[name][over[name] & (shared_s > 0)], limit)
+                self._reached(f"together_{name}", columns[name][over[name] & (shared_s > 0)], limit)
         last = launches["end_s"] > settled_s
         self._open = [{name: column[last] for name, column in launches.items()}]
         self._settled_s = settled_s

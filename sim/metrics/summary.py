@@ -184,7 +184,9 @@ class Sums:
         self.census.add(every)
         got = self._chunks.leave(every["id"])
         share = got["inside"] / every["output_tokens"] if self.window.trimmed else np.ones(len(every["id"]))
-        self._amounts += [share @ of for of in (np.ones(len(share)), every["prompt_tokens"], every["output_tokens"])]
+        self._amounts += [
+            share @ weights for weights in (np.ones(len(share)), every["prompt_tokens"], every["output_tokens"])
+        ]
         counted = (every["id"] >= self._scoring.warmup_requests) & (every["id"] < self.window.until)
         req = rows_of(every, counted)
         times_s = times_of(req)

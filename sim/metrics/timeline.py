@@ -149,11 +149,11 @@ def _queues(launches: Table) -> Iterator[list[str]]:
 def _in_flight(requests: Columns) -> Iterator[list[str]]:
     """Requests in the system, per replica, at each arrival and finish."""
     for replica in np.unique(requests["replica"]).tolist():
-        mine = requests["replica"] == replica
-        left_s = requests["finish_s"][mine]
+        here = requests["replica"] == replica
+        left_s = requests["finish_s"][here]
         left_s = left_s[left_s >= 0]
-        time_s = np.concatenate((left_s, requests["arrival_s"][mine]))  # leavers first: a stable sort keeps it so
-        change = np.repeat((-1, 1), (len(left_s), int(mine.sum())))
+        time_s = np.concatenate((left_s, requests["arrival_s"][here]))  # leavers first: a stable sort keeps it so
+        change = np.repeat((-1, 1), (len(left_s), int(here.sum())))
         order = np.argsort(time_s, kind="stable")
         for block in parts({"ts": time_s[order] * 1e6, "count": change[order].cumsum()}):
             yield [

@@ -87,7 +87,7 @@ class Ahead(PDV):
         yield self.device.launch(self.ahead(rows, k, plan))
         self.making.clear()
         ready, self.kept = self.kept, []
-        self.go_on_at_once(Batch(ready))
+        self.send_to_verify(Batch(ready))
 
     def ahead(self, rows: Batch, k: int, plan: Lookahead) -> Launch:
         """Draft a token after each row's last draft token, and k more, in all its branches."""
@@ -170,7 +170,7 @@ class Ahead(PDV):
                 row.state.drafter_lag = 0
                 self.foreseen.add(row)
             (self.kept if row in self.making else ready).append(row)
-        self.go_on_at_once(Batch(ready))
+        self.send_to_verify(Batch(ready))
         self.decode.put(Batch(row for row in anew if row in self.kv))  # room for the others may have cost them theirs
 
     def preempt(self, request: Request) -> None:
@@ -179,7 +179,7 @@ class Ahead(PDV):
         if request in self.kept:
             self.kept.remove(request)
 
-    def go_on_at_once(self, rows: Batch) -> None:
+    def send_to_verify(self, rows: Batch) -> None:
         """Hand rows to the verify lane with the drafts that were made ahead."""
         if rows:
             self.verify_queue.put(self.reserve(rows, rows.k))

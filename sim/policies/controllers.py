@@ -271,7 +271,7 @@ class Goodput(Controller):
             return self.k
         hold = self.HOLD_PLAIN
         if gain > hold and not self.k:
-            hold += self.planner.behind_s(rows) * count / len(rows) / self.HORIZON_S
+            hold += self.planner.lag_s(rows) * count / len(rows) / self.HORIZON_S
         self._urge = self._urge + 1 if gain > hold else 0
         if self._urge > self.PERSISTENCE:
             self.k, self._urge = best, 0
@@ -303,7 +303,7 @@ class Goodput(Controller):
     def _lost(self, rows: Sequence[Request], count: int, context: int) -> float:
         """Plain rounds that trying drafts costs."""
         k, rate = min(self.TRY_LENGTH, self.high), self.learner.estimate.rate
-        trying_s = self.planner.behind_s(rows) * count / len(rows) + self.planner.full_round_s(count, context, k, rate)
+        trying_s = self.planner.lag_s(rows) * count / len(rows) + self.planner.full_round_s(count, context, k, rate)
         return trying_s / self.planner.full_round_s(count, context, 0, rate) - expected_tokens(rate, k)
 
 

@@ -80,8 +80,8 @@ class Planner:
         moving = self.remote.drafts_s(rows, k) + self.remote.verdicts_s(rows) if self.remote and k else 0.0
         return draft + verify + moving + self._host_s(rows)
 
-    def behind_s(self, rows: Sequence[Request]) -> float:
-        """The drafter's reading of all that was decoded without it."""
+    def lag_s(self, rows: Sequence[Request]) -> float:
+        """Return the seconds in which the drafter catches up on what was decoded without it."""
         drafter = self.models["draft"]
         lagging = any(row.state.drafter_lag >= drafter.widest for row in rows)
         return drafter.catch_up_cost(rows).seconds_0 if lagging else 0.0

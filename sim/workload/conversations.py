@@ -101,9 +101,9 @@ def recorded(sessions: Sequence[str], turns: NDArray[np.int64], lengths: NDArray
         rows[conversation[row]].append(row)
     turn = np.zeros(len(conversation), dtype=np.int64)
     origins: list[Origins] = [()] * len(conversation)
-    for mine in rows:
-        turn[mine] = np.arange(len(mine))
-        for row, texts in zip(mine, origins_of([tuple(lengths[row].tolist()) for row in mine]), strict=True):
+    for own_rows in rows:
+        turn[own_rows] = np.arange(len(own_rows))
+        for row, texts in zip(own_rows, origins_of([tuple(lengths[row].tolist()) for row in own_rows]), strict=True):
             origins[row] = texts
     return Recorded(rows, conversation, turn, origins)
 

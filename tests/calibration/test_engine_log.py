@@ -61,16 +61,16 @@ def test_what_is_no_log_is_refused(tmp_path: Path, refused: Callable[..., str]) 
     command = ["calibrate", "--from-vllm", str(path), "--pair", "tinyllama-1.1b:llama-2-7b", "--gpu", "h200"]
     command += ["-o", str(tmp_path / "p.json")]
 
-    def said(text: str) -> str:
+    def refusal(text: str) -> str:
         path.write_text(text, encoding="utf-8")
         return refused(command)
 
-    assert "0 steps, and a fit needs 50" in said("INFO nothing here\n")
-    assert "--no-async-scheduling" in said(START + OLDER.replace("11.64", "0.03") * 60)
-    assert "one without speculation" in said(START + OLDER * 60)
+    assert "0 steps, and a fit needs 50" in refusal("INFO nothing here\n")
+    assert "--no-async-scheduling" in refusal(START + OLDER.replace("11.64", "0.03") * 60)
+    assert "one without speculation" in refusal(START + OLDER * 60)
     bench.write_text(json.dumps({"max_concurrency": None}), encoding="utf-8")
     command += ["--bench", str(bench)]
-    assert "bench with --max-concurrency" in said(START + OLDER * 60)
+    assert "bench with --max-concurrency" in refusal(START + OLDER * 60)
     assert not (tmp_path / "p.json").exists()
 
 

@@ -112,7 +112,7 @@ def test_a_predicted_lead_in_throughput_or_latency_is_one(shipped: Validation) -
         assert lead["order_right"] == lead["apart"] >= 40
 
 
-def test_the_errors_beside_the_profile_are_those_of_the_runs(shipped: Validation) -> None:
+def test_the_profiles_errors_are_those_of_the_runs(shipped: Validation) -> None:
     """What `run` prints and what a lead must exceed: pdvsim validate --write, again after every change of the model."""
     errors, whole = errors_of(Hardware()), document(shipped)
     assert errors.runs == len(whole["runs"])
@@ -301,10 +301,10 @@ def test_errors_by_hand() -> None:
 def test_leads_by_hand() -> None:
     """Predicted 110 and 100 where 105 (the mean of its runs) and 125 were measured; a tie where 1% and 5% were."""
 
-    def those(arch: str, predicted: float, *measured: float, users: int = 8) -> list[Checked]:
+    def runs_of(arch: str, predicted: float, *measured: float, users: int = 8) -> list[Checked]:
         return checked([made(arch, value, at, users) for at, value in enumerate(measured)], predicted)
 
-    pairs = leads([*those("pd", 110.0, 100.0, 110.0), *those("pdv", 100.0, 125.0), *those("baseline", 1.0, 9.0)])
+    pairs = leads([*runs_of("pd", 110.0, 100.0, 110.0), *runs_of("pdv", 100.0, 125.0), *runs_of("baseline", 1.0, 9.0)])
     assert pairs["pairs"] == 1
     by_metric = pairs["by_metric"]
     assert set(by_metric) == set(METRICS)
@@ -312,11 +312,11 @@ def test_leads_by_hand() -> None:
     assert by_metric["mean_ttft_ms"]["median"] == pytest.approx(1 - 1 / 1.1 / (125 / 105))  # pdv was, and was not
     assert {(lead["apart"], lead["order_right"]) for lead in by_metric.values()} == {(1, 0)}
 
-    tied = [*those("pd", 1.0, 1.00), *those("pdv", 1.0, 1.01), *those("colocated", 1.0, 1.05)]
+    tied = [*runs_of("pd", 1.0, 1.00), *runs_of("pdv", 1.0, 1.01), *runs_of("colocated", 1.0, 1.05)]
     assert leads(tied)["by_metric"]["mean_tpot_ms"]["apart"] == 2
     assert leads(tied)["by_metric"]["mean_tpot_ms"]["order_right"] == 0
-    elsewhere = those("pdv", 100.0, 125.0, users=1)  # no two of these met
-    assert leads([*those("pd", 110.0, 100.0), *elsewhere]) == {"pairs": 0, "by_metric": {}}
+    elsewhere = runs_of("pdv", 100.0, 125.0, users=1)  # no two of these met
+    assert leads([*runs_of("pd", 110.0, 100.0), *elsewhere]) == {"pairs": 0, "by_metric": {}}
 
 
 def test_tails_are_the_further_off_the_further_out() -> None:
@@ -372,7 +372,7 @@ def test_held_out_runs_are_apart() -> None:
     }
 
 
-def test_a_slower_machine_is_told_by_its_pace() -> None:
+def test_the_pace_shows_a_slower_machine() -> None:
     """A machine whose forwards take a tenth longer: with its pace, they are predicted to."""
     run = made("autoregressive", users=1)
     usual = builtin("h200").in_service[run.experiment.pair.target.name]

@@ -86,7 +86,7 @@ def test_a_flag_allows_it() -> None:
     assert Path("executed").exists()
 
 
-def test_the_command_line_allows_it_beside_a_file_of_flags() -> None:
+def test_the_command_line_allows_it_with_a_file_of_flags() -> None:
     assert main(["run", "--config", "flags.toml", "--arch", ARCH]) == 0
     assert Path("executed").exists()
 

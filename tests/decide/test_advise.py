@@ -316,7 +316,7 @@ def test_ctrl_c_tells_what_is_known(
     assert err.endswith("interrupted: the above uses the runs that had finished\n")
 
 
-def test_a_load_that_nothing_holds_is_said_so_with_what_it_holds() -> None:
+def test_a_load_that_nothing_holds_is_reported_with_what_it_holds() -> None:
     """At batch 1 a token reads 13 GB of weights, 3 ms at the card's bandwidth: 8 of them allow under 42 per second."""
     advice = pdvsim.advise(
         arch=["autoregressive"], request_rate=100, goodput=["ttft:300"], max_num_seqs=1, gpus=1,

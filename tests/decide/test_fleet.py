@@ -320,7 +320,7 @@ def test_the_rate_that_stands_for_a_recording_is_that_of_its_rounds(rate: float,
     assert equivalent_rate(rows) == pytest.approx(rate, abs=0.02)
 
 
-def test_acceptance_is_recorded_or_said_to_be_assumed() -> None:
+def test_acceptance_is_recorded_or_reported_as_assumed() -> None:
     base = Experiment("colocated", Traffic("random", input_len=128), server=Server("llama-3.1-8b"))
     texts = {way.acceptance_text for way in drafters(base, "llama-3.1-8b", THREE, None)}
     assert texts == {

@@ -97,7 +97,7 @@ def test_drafts_are_tried_on_while_they_get_better() -> None:
     assert {c.server.num_speculative_tokens for c in search.figures} == promising | set(range(max(promising), 9))
 
 
-def test_what_is_far_behind_on_the_first_seed_runs_no_second_and_keeps_its_place() -> None:
+def test_a_setting_far_worse_on_the_first_seed_runs_no_second() -> None:
     """Made-up figures: by draft length, and on the second seed a tenth less."""
     speeds = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
     space = Space(("pd",), tuple(speeds), ("fixed",), (128,), (2048,), own=False)

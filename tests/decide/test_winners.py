@@ -225,7 +225,7 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
 
 @pytest.mark.parametrize("command", ["map", "capacity", "advise"])
 @pytest.mark.parametrize(("runs", "noted"), [(3, True), (5, False)])
-def test_too_few_runs_are_said_before_anything_is_computed(
+def test_too_few_runs_are_reported_before_anything_is_computed(
     command: str, runs: int, noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Begun(Exception):

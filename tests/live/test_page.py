@@ -152,7 +152,7 @@ def test_a_burst_shows_up_in_the_queues(page: Page) -> None:
     press(page, "Continue")
 
 
-def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, page: Page, live: Served) -> None:
+def test_a_slider_changes_the_load_for_two_browsers(browser: Browser, page: Page, live: Served) -> None:
     """In force within a second, as the other browser shows: a telephone."""
     other = opened(browser, live.url, 400)
     took_s, rate, tries = 60.0, value(page, "request_rate"), 0
@@ -180,7 +180,7 @@ def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, pa
     until(page, lambda: now_s(page) > seen_s + 3)
 
 
-def test_what_cannot_be_is_said_and_not_done(page: Page) -> None:
+def test_an_impossible_setting_is_refused_with_a_message(page: Page) -> None:
     page.evaluate("() => document.getElementById('input_len').append(new Option('9000000'))")
     page.locator("#input_len").select_option("9000000")
     until(page, lambda: "tokens" in text(page, "status") and "#b00020" in text(page, "status"))

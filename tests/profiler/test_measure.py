@@ -255,7 +255,7 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
     assert 5 in set(solo[solo["kind"] == "draft"]["tokens"])
 
 
-def test_a_head_beside_its_target_is_not_measured(tmp_path: Path) -> None:
+def test_a_head_with_its_target_is_not_measured(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="measure a head alone"):
         options(tmp_path, pairs=("eagle3-llama-3.1-8b:llama-3.1-8b",))
 

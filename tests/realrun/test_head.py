@@ -283,7 +283,7 @@ def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_is_not_the_kernel_behind_its_plan(kind: HeadKind) -> None:
+def test_attention_is_not_the_kernel_of_its_plan(kind: HeadKind) -> None:
     # on a GPU it starts, and reads the plan, while the kernel ahead of it still runs
     for lane in lanes(kind):
         called: list[str] = []

@@ -228,7 +228,7 @@ def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch
     assert all(drafts == max(limits) and set(limits) <= {1, 3} for drafts, limits in calls)
 
 
-def test_a_drafter_behind_by_many_tokens_reads_them_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_lags_by_many_tokens_reads_them_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A perfect drafter is always right, which it could not be over a hole in its cache."""
     let_adaptive_switch(monkeypatch, *["plain"] * 5, "atomic", "atomic")
     chosen = experiment("adaptive", rate=float("inf"))
@@ -343,7 +343,7 @@ def _copy(engine: Engine) -> Engine:
     return same
 
 
-def test_a_warm_up_leaves_nothing_behind() -> None:
+def test_a_warm_up_leaves_no_state() -> None:
     """A run after it is the run without it, token for token."""
     chosen = experiment("pdv")
     outputs: list[dict[int, list[int]]] = [{}, {}]

@@ -76,7 +76,7 @@ def test_the_length_is_looked_up_in_every_step() -> None:
     ]  # fmt: skip
 
 
-def test_a_hysteresis_keeps_a_length_until_the_border_is_well_behind() -> None:
+def test_a_hysteresis_keeps_a_length_until_well_past_the_border() -> None:
     controller = ByBatchSize(served(tiers="1:4 20:2", table_hold=0.1).server)
     lengths = []
     for controller.scheduled in (19, 20, 21, 22, 20, 19, 18, 17, 21):

@@ -99,7 +99,7 @@ def test_a_profile_of_another_card_is_refused(tmp_path: Path, refused: Callable[
     assert "is for a100-80gb, not for --gpu l40s" in refused(argv)
 
 
-def test_ceilings_said_to_be_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:
+def test_ceilings_declared_as_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:
     """No kernel of the card was timed."""
     path = tmp_path / "card.toml"
     path.write_text(CARD + "measured = true\n")

@@ -354,7 +354,7 @@ def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k
     assert ends.max() == pytest.approx(plan.overlapped_s(rows, rows * 300, k), rel=1e-12)
 
 
-def beside_others(gpu: SimulatedGPU, launch: Launch) -> Job:
+def co_running(gpu: SimulatedGPU, launch: Launch) -> Job:
     """The work as those that share the GPU with it see it."""
     job = gpu.launch(launch)
     gpu.demand(job)
@@ -369,9 +369,9 @@ def test_the_small_kernels_of_a_draft_are_those_of_its_steps() -> None:
     gpu, *_ = h200("stream")
     rows = batch(20, 300)
     for tokens, steps, share in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 0.75)):
-        job = beside_others(gpu, Launch("draft", "draft", "decode", rows, tokens, steps))
+        job = co_running(gpu, Launch("draft", "draft", "decode", rows, tokens, steps))
         assert job.small_kernel_share == share
         assert job.layer_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
-    assert not beside_others(gpu, Launch("draft", "draft", "decode", batch(33, 300), 1, 4)).small_kernel_share
+    assert not co_running(gpu, Launch("draft", "draft", "decode", batch(33, 300), 1, 4)).small_kernel_share
     # a large model's products take most of its time, and leave no room
-    assert 0 < beside_others(gpu, Launch("verify", "target", "verify", rows, 1)).small_kernel_share < 0.5
+    assert 0 < co_running(gpu, Launch("verify", "target", "verify", rows, 1)).small_kernel_share < 0.5

@@ -85,7 +85,7 @@ def test_estimate_is_the_maximum_likelihood_rate() -> None:
 SPECULATING = [arch for arch in ARCHS if arch != "autoregressive"]
 
 
-def test_estimate_follows_a_step_at_once() -> None:
+def test_estimate_follows_a_step_immediately() -> None:
     """10,000 verdicts at 0.8 do not outweigh the next 300 at 0.3."""
     rng = np.random.default_rng(0)
     estimate = AcceptanceEstimate()
@@ -391,7 +391,7 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
         assert set(lengths) == {0, Goodput.TRY_LENGTH}
         tries.append(np.count_nonzero(lengths))
         plain_s, try_s = (plan.full_round_s(64, 64 * 500, k, 0.0) for k in (0, Goodput.TRY_LENGTH))
-        lost = (try_s + plan.behind_s(rows)) / plain_s - 1
+        lost = (try_s + plan.lag_s(rows)) / plain_s - 1
         assert 2 <= tries[-1] <= 1 + Learner.BUDGET * 4000 / lost
     assert tries[0] > 3 * tries[1]
 
@@ -521,7 +521,7 @@ def test_adaptive_does_not_lose_to_its_own_plain_mode(concurrency: int, prompt: 
     assert tokens_per_s(simulated(Experiment("adaptive", traffic, Acceptance(acceptance_rate=0.6)))) >= 0.97 * best
 
 
-def test_rows_left_behind_are_read_as_prompts_a_few_at_a_time() -> None:
+def test_rows_that_lag_are_read_as_prompts_a_few_at_a_time() -> None:
     """Six rows that owe 10 tokens each, in one forward of four and one of two; a seventh owes nothing."""
     model = CostModel(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft))
     rows = batch(7, 100)

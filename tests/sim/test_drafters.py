@@ -152,7 +152,7 @@ def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
     assert 4 * first < target.price(1, 5).seconds_0
 
 
-def test_a_head_left_behind_by_more_than_a_draft_reads_that_as_a_prompt() -> None:
+def test_a_head_that_lags_by_more_than_a_draft_reads_it_as_a_prompt() -> None:
     experiment = serving("eagle3")
     head = covering_profile(experiment).cost_model(pair(experiment.server.pair).draft)
     row = Request(0, 0.0, 100, 200, bytes(200))
@@ -177,7 +177,7 @@ def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
     assert not np.any(result.launches["role"] == 0)
 
 
-def test_no_error_is_claimed_that_no_real_run_told() -> None:
+def test_no_error_is_claimed_without_a_real_run() -> None:
     """Heads were served; n-gram drafts too, but padded to one length, which a simulated run does not by default."""
     bands = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none", "eagle3")}
     assert "output_throughput_error" in bands["none"]

@@ -178,7 +178,7 @@ def test_requests_arrive_late_alike_on_the_fast_path():
         assert fast.requests[column] == pytest.approx(plain.requests[column], rel=1e-9)
 
 
-def test_a_request_waits_for_those_before_it_to_be_read():
+def test_a_request_waits_for_the_prefills_before_it():
     """Four prompts sent together are read one after the other, so the last is admitted after four readings."""
     experiment = replace(served("vllm"), traffic=replace(served("vllm").traffic, num_prompts=4, random_range_ratio=0.0))
     profile = covering_profile(experiment)

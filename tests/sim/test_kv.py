@@ -25,7 +25,7 @@ def ask(prompt: int, output: int, id: int = 0) -> Request:
     return Request(id, 0.0, prompt, output, bytes(output))
 
 
-def test_blocks_come_one_by_one_and_go_all_at_once() -> None:
+def test_blocks_come_one_by_one_and_go_together() -> None:
     kv = KvCache(capacity_tokens=70, lookahead=2, paged=True)  # four blocks and a rest that is no block
     first, second = ask(17, 9), ask(10, 9, 1)
     assert kv.need(first) == 32

@@ -19,7 +19,7 @@ from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import check_alike, check_books
+from pdvsim.testing import check_alike, check_counts
 
 TALKS = Traffic(
     "random", num_prompts=60, input_len=600, output_len=40, num_turns=6, max_concurrency=10, think_time_s=1.0,
@@ -100,7 +100,7 @@ def test_a_fetch_costs_its_bytes(server: dict[str, Any]) -> None:
     assert later_s.sum() == pytest.approx(expected_s, rel=1e-3)
 
 
-def test_an_ssd_is_behind_the_host() -> None:
+def test_an_ssd_follows_host_memory() -> None:
     """What the host has lost comes from the SSD; only what is faster to compute is missing of all hits."""
     pair = {"pair": "none:qwen2.5-72b", "drafter": None}  # whose prefill takes long
     card = {"tensor_parallel_size": 4, "kv_capacity_tokens": 12_000}
@@ -150,7 +150,7 @@ def test_every_request_is_served_once(arch: str, load: dict[str, Any]) -> None:
     result = simulate(experiment)
     outputs = result.requests["output_tokens"].tolist()
     assert sorted(outputs) == sorted(r.output_tokens for r in make_requests(traffic, experiment.acceptance))
-    check_books(result, outputs, [0.0] * len(outputs))
+    check_counts(result, outputs, [0.0] * len(outputs))
     check_alike(result, simulate(experiment, blocks=False))
     assert np.all(result.requests["num_cached_tokens"] < result.requests["prompt_tokens"])
     assert result.meta["kv_host_hit_tokens"] > 0

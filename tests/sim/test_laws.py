@@ -34,7 +34,7 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import GpuSpec
 from pdvsim.sim.workload.acceptance import Streams
-from pdvsim.testing import check_alike, check_books
+from pdvsim.testing import check_alike, check_counts
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 DRAFT = KINDS.index("draft")
@@ -374,7 +374,7 @@ def test_conservation(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     @settings(max_examples=25)
     def check(scenario: Scenario) -> None:
         result = scenario.run()
-        check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
+        check_counts(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
         check_gpus(result, covering_profile(scenario.experiment))
         assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
@@ -628,7 +628,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
         times = arrivals(str(rng.choice(["burst", "poisson"])), 14, 200.0, rng)
         scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
         result = scenario.run(blocks=False)
-        check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
+        check_counts(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
         assert_same(scenario.run(), result)
         assert result.meta["kv_peak_tokens"] <= room

@@ -19,7 +19,7 @@ from pdvsim.sim.records import LANES
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import LOADS, check_books, check_streams
+from pdvsim.testing import LOADS, check_counts, check_streams
 
 GEMMA = "gemma-2b:gemma-7b"
 
@@ -221,14 +221,14 @@ GROUPS: dict[Arch, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("arch", GROUPS)
-def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> None:
+def test_groups_of_several_gpus_per_lane_keep_the_counts(arch: Arch, load: str) -> None:
     """Two such groups under the router: every token once, each stream one launch at a time, every GPU busy."""
     base = LOADS[load]
     hardware = replace(base.hardware, place=GROUPS[arch], replicas=2, router="least-loaded")
     experiment = applicable(replace(base, arch=arch, hardware=hardware))
     asked = make_requests(experiment.traffic, experiment.acceptance)
     result = simulate(experiment)
-    check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
     check_streams(result)
     if load == "all sent at time 0":
         works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))

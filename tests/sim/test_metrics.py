@@ -108,7 +108,7 @@ def test_goodput_counts_requests_within_every_level() -> None:
     assert summarise(two_requests(goodput=("e2el:100",)))["request_goodput"] == 0.0
 
 
-def test_behind_a_warm_up_what_is_delivered_in_the_window_counts() -> None:
+def test_after_a_warm_up_what_is_delivered_in_the_window_counts() -> None:
     """Request 7 arrives at 1 and is the warm-up; the window is request 3's life, from 4 to 4.5, or a second longer."""
     run = two_requests(warmup_requests=1)
     m = summarise(run)

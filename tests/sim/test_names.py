@@ -93,9 +93,7 @@ def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "advise", "capacity", "map"])
-def test_a_name_of_nothing_is_refused_at_once_with_the_nearest(
-    capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str], command: str) -> None:
     rate = ["--goodput", "ttft:500"] if command == "capacity" else ["--request-rate", "2"]
     assert main([command, *rate, "--gpu", "h1000"]) == 2
     assert capsys.readouterr().err.startswith("pdvsim: error: unknown gpu 'h1000' (did you mean h100-sxm?)")

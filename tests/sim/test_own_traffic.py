@@ -51,7 +51,7 @@ def test_csv_and_json_lines_hold_the_same(tmp_path: Path, delimiter: str) -> Non
         assert trace.notes == ()  # the documented names are not worth a word
 
 
-def test_every_other_name_is_known_and_said(tmp_path: Path) -> None:
+def test_every_other_name_is_known_and_noted(tmp_path: Path) -> None:
     for role, names in NAMES.items():
         for name in names:
             if role in ("prompt_tokens", "output_tokens", "acceptance", "session"):
@@ -125,7 +125,7 @@ def test_a_published_trace_is_known_by_its_columns(tmp_path: Path) -> None:
     assert kind_of(csv_file(tmp_path)) == "custom"
 
 
-def test_a_replay_takes_all_rows_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_replay_takes_all_rows_by_default(tmp_path: Path) -> None:
     path = csv_file(tmp_path)
     traffic = Traffic("custom", path, use_trace_timestamps=True)
     assert traffic.num_prompts == 3
@@ -148,7 +148,7 @@ def test_each_request_has_the_acceptance_of_its_row(tmp_path: Path) -> None:
     assert all(set(request.accept_runs) == {0} for request in given)  # an option overrides the column
 
 
-def test_what_the_columns_were_taken_for_is_said_once(tmp_path: Path) -> None:
+def test_what_the_columns_were_taken_for_is_noted_once(tmp_path: Path) -> None:
     path = csv_file(tmp_path, ("ts", *HEADER[1:]))
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -173,7 +173,7 @@ def test_vllms_custom_prompts_are_counted(tmp_path: Path) -> None:
         read_own(csv_file(tmp_path), folder)
 
 
-def test_text_without_a_tokenizer_is_estimated_and_said(tmp_path: Path) -> None:
+def test_text_without_a_tokenizer_is_estimated_with_a_note(tmp_path: Path) -> None:
     trace = read_own(json_file(tmp_path, {"prompt": "a" * 41}, {"prompt": ""}))
     assert trace.lengths.tolist() == [[11, 256], [1, 256]]  # 4 characters per token
     assert trace.notes == (f"{tmp_path}/mine.jsonl: no --tokenizer: lengths are estimated at 4 characters per token",)

@@ -245,7 +245,7 @@ def ciw_waits(arrival_s: Floats, service_s: Floats, router: str, replicas: int) 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("router", ["round-robin", "least-loaded"])
-def test_replicas_behind_a_router_wait_as_ciw_says(router: Any, replicas: int, seed: int, by_token: Hardware) -> None:
+def test_replicas_after_a_router_wait_as_in_ciw(router: Any, replicas: int, seed: int, by_token: Hardware) -> None:
     """Customer by customer: which replica each goes to, and how long it waits there."""
     rng = np.random.default_rng(seed)
     count = 400

@@ -76,13 +76,13 @@ def test_works_side_by_side_count_while_they_are() -> None:
     assert outside(Reaches(alone, alone, Reach(rows=16)), *elsewhere) == {"share": 0.0}
 
 
-def test_nothing_is_said_where_no_range_is_known() -> None:
+def test_there_is_no_note_where_no_range_is_known() -> None:
     assert Outside(Reaches()).metrics() == {}
     assert "outside_measured" not in pdvsim.run(arch="pd", num_prompts=2, output_len=4, profile="roofline").metrics
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_those_of_the_launches(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
     seen: list[tuple[float, ...]] = []
     note = Ledger.note

@@ -76,7 +76,7 @@ GUESSED = ("acceptance_rate", "acceptance_concentration")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
+def test_options_declared_idle_do_nothing(arch: Arch) -> None:
     """Every option that the table drops for an architecture: with and without it the records are the same."""
     plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
     expected = simulate(plain).launches
@@ -201,7 +201,7 @@ def test_the_recorded_acceptance_of_a_drafter_counts_as_not_given(drafter: str) 
         pdvsim.run(arch="autoregressive", acceptance_rate=0.9, **small)
 
 
-def test_what_needs_an_option_that_is_set_aside_is_set_aside_too() -> None:
+def test_what_needs_a_dropped_option_is_dropped_too() -> None:
     server = Server(controller="goodput", min_speculative_tokens=2, max_speculative_tokens=6)
     plain = applicable(Experiment("autoregressive", server=server))
     assert plain == Experiment("autoregressive")

@@ -529,7 +529,7 @@ def test_pdv_hybrid(run: Run) -> None:
 
 
 @pytest.mark.parametrize("gather", ["auto", "always", "never"])
-def test_pdv_hybrid_leaves_nobody_behind_in_the_verify_queue(run: Run, gather: str) -> None:
+def test_pdv_hybrid_leaves_no_request_in_the_verify_queue(run: Run, gather: str) -> None:
     """Threshold 2, three requests. R0 and R1 are being verified, R2 is drafted and queued for verify, when R0 finishes.
 
     R1 goes back to decode, and since it is on its way there, the verify lane may wait to take it with R2. Two requests

@@ -40,7 +40,7 @@ def labels(load: float, count: int, servers: int, spread: float, seeds: int) -> 
 
 @pytest.mark.parametrize("servers", [1, 16, 128])
 @pytest.mark.parametrize("spread", [0.0, 1.0])
-def test_textbook_queues_are_told_apart(servers: int, spread: float) -> None:
+def test_textbook_queues_are_classified(servers: int, spread: float) -> None:
     """M/D/c and M/G/c, 2000 requests: never the wrong label far from saturation, and seldom none."""
     seeds = 10
     below, above = labels(0.8, 2000, servers, spread, seeds), labels(1.2, 2000, servers, spread, seeds)
@@ -58,7 +58,7 @@ def test_at_saturation_no_label_is_given_lightly(servers: int) -> None:
     assert given["overloaded"] <= 6
 
 
-def test_a_run_shorter_than_its_requests_cannot_be_told() -> None:
+def test_a_run_shorter_than_its_requests_is_inconclusive() -> None:
     assert set(labels(0.8, 300, 128, 1.0, 10)) == {"inconclusive"}
     at_s = np.array([0.0, 1e-4])
     brief = {"arrival_s": at_s, "admitted_s": at_s + 1, "finish_s": at_s + 100}

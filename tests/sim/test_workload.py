@@ -49,7 +49,7 @@ def test_gaps_follow_the_gamma_law(burstiness: float) -> None:
     assert gaps.min() >= 0
 
 
-def test_rate_inf_is_all_at_once() -> None:
+def test_rate_inf_sends_all_at_time_0() -> None:
     assert {r.arrival_s for r in make_requests(Traffic(num_prompts=20), ALPHA)} == {0.0}
 
 

@@ -223,7 +223,7 @@ def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatc
     assert max(measured, predicted) < ceiling
 
 
-def test_the_validation_plan_is_balanced_and_a_third_is_set_aside() -> None:
+def test_the_validation_plan_is_balanced_and_a_third_is_held_out() -> None:
     plan = validation_plan
     every = read_runs(H200 / "plan.jsonl", planned=True)
     drafters = [run for run in every if run.experiment.traffic.seed >= plan.DRAFTER_SEED]

@@ -175,7 +175,7 @@ def test_what_one_sweep_varies_another_has_from_its_configuration(copy: Path, tm
     [(8, 0, []), (20, 0, ["copy: 8 of 20 points"]), (20, 2, ["copy: 8 of 20 points, 2 failed"])],
 )
 @pytest.mark.usefixtures("quick_plots")
-def test_a_sweep_that_lacks_points_is_said_to(
+def test_a_sweep_that_lacks_points_says_so(
     copy: Path, asked: int, failed: int, says: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     edited(copy / "sweep.json", num_points=asked)

@@ -29,7 +29,7 @@ def test_points_are_the_product_with_common_seeds() -> None:
     assert all(math.isinf(p.experiment.traffic.request_rate) for p in points)
 
 
-def test_every_architecture_serves_the_same_requests_and_progress_is_told() -> None:
+def test_every_architecture_serves_the_same_requests_and_progress_is_reported() -> None:
     points = Sweep(("pdv", "colocated"), request_rate=(2.0, 20.0), base=SMALL).points()
     progress: list[int] = []
     one = run_sweep(points, Backend(1), progress.append)

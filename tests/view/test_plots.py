@@ -128,7 +128,7 @@ def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
 
 
 @pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("inconclusive", False)])
-def test_points_whose_queue_grew_are_hollow_and_said_to_be(stability: str, marked: bool) -> None:
+def test_points_whose_queue_grew_are_hollow_with_a_note(stability: str, marked: bool) -> None:
     results = made_up(stability=stability)
     figure = latency_figure(results.points)
     markers = [line for axes in figure.axes for line in axes.lines if line.get_marker() not in ("None", "")]

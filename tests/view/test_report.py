@@ -231,7 +231,7 @@ def test_overloaded_points_are_marked(shown: Page) -> None:
     assert "2 replications" in shown.inner_text("#latency-note")
 
 
-def test_a_sweep_that_lacks_points_is_said_to(shown: Page) -> None:
+def test_a_sweep_that_lacks_points_says_so(shown: Page) -> None:
     assert shown.inner_text("#incomplete") == "Not complete. sweep: 12 of 15 points."
 
 
