@@ -67,7 +67,7 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
-# On Blackwell, tokens that were sent to the rank of their expert are multiplied by other kernels than those that every
+# On Blackwell, tokens that were sent to the rank of their expert are multiplied by other kernels than those of every
 # rank has: DeepGEMM for 8 bits, and CUTLASS. Both were timed in TensorRT-LLM, which has them for all data-parallel
 # ranks (NVIDIA's recipes, github.com/NVIDIA/srt-slurm); SGLang and vLLM have them with DeepEP. Cards of one chip lend
 # each other such tables: some on B200 and GB200 took twice as long as those on the other.

@@ -2,8 +2,8 @@
 # (torch leaves streams untyped.)
 """One model ready to be measured: random weights, random caches, and a launch for every point of the grid.
 
-Every point deals the cache's pages anew to as many slots of its length as they make, so that many short rows and few
-long ones both fit. Rows are drawn anew from all slots at every launch: successive launches read other cache lines.
+Every point redistributes the cache's pages to as many slots of its length as they make, so that many short rows and few
+long ones both fit. Rows are redrawn from all slots at every launch: successive launches read other cache lines.
 """
 
 from __future__ import annotations

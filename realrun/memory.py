@@ -101,7 +101,7 @@ class Slots:
         return slot * self._width + first
 
     def name(self, slot: int, blocks: int) -> list[int]:
-        """The first blocks of a slot have names; returns the pages of those that had none."""
+        """Name the first blocks of a slot; return the pages of blocks that had no name."""
         pages = self._pages[slot][self.named[slot] : blocks]
         self.named[slot] = blocks
         self._cached.update(pages)
@@ -181,7 +181,7 @@ class PagedKv(KvCache):
             self.prefixes.number(names, self.slots.name(slot, self._inside[request]))
 
     def _unnumbered(self, request: Request) -> tuple[int, list[int]]:
-        """The slot of a request, and the hashes of its named blocks after those that have a page."""
+        """Return the slot of a request, and the hashes of its named blocks without a page."""
         [slot] = self.slots.of([request])
         return slot, block_hashes(request.chain, self.slots.named[slot], self._inside[request])
 
@@ -230,7 +230,7 @@ class Needs:
     prompts: int  # most of them in one forward
     splits_from: int | None  # least tokens at which prompts are cut; None: never
     batched_tokens: int  # rows and prompts of a mixed forward share this many
-    branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
+    branches: int = 0  # most rows of a request in a draft ahead of its verdict; 0: none
     rereads: bool = False  # the drafter reads what was accepted again
     looks_up: bool = False  # the host drafts, where it finds a draft
     packs: bool = False  # verifies take unlike numbers of drafts of their rows

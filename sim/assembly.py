@@ -73,7 +73,7 @@ def covering_profile(experiment: Experiment) -> Profile:
 
 
 def side_profile(experiment: Experiment, side: Experiment, profile: Profile) -> Profile:
-    """The profile of one kind of engine of a disaggregated server, where `profile` is that of those that decode."""
+    """Return the profile of a disaggregated server's engines; `profile` is the decode engines'."""
     decode, hardware = experiment.decoding, side.hardware
     if (side.pair, hardware.gpu) == (decode.pair, decode.hardware.gpu):
         return profile
@@ -251,7 +251,7 @@ class ServerParts:
 
     @cached_property
     def kv_capacity(self) -> int:
-        """Tokens of KV cache: of the part with the least room, of those that hold a request to its end.
+        """Tokens of KV cache: of the part with the least room, among parts that hold a request to its end.
 
         Several GPUs that draft hold their requests' among them.
         """

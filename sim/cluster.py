@@ -292,7 +292,7 @@ class Cluster:
     def _rank(self, replica: int, ranks: Sequence[Policy]) -> Policy:
         """The rank that takes a request, as engines deal them by default.
 
-        vLLM: the one with the least running requests and four times those that wait. TensorRT-LLM: the one with the
+        vLLM: the rank with the least sum of running and four times waiting requests. TensorRT-LLM: the one with the
         fewest requests. SGLang: each in turn.
         """
         engine, first = self.experiment.hardware.predicted_engine, self._next_rank[replica]

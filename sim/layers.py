@@ -54,7 +54,7 @@ class Experts:
     def read(self, independent: float) -> float:
         """Expected number of distinct experts that a layer reads for `independent` independent tokens.
 
-        Of experts on several GPUs, those that the GPU with the most reads: all wait for it. Copies of an expert share
+        Of experts on several GPUs, the most that one GPU reads: all wait for it. Copies of an expert share
         its tokens.
         """
         taken = 1.0 - (1.0 - self.per_token / self.slots) ** independent

@@ -288,13 +288,8 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
 def _unlike(experiment: Experiment) -> tuple[str, ...]:
     """Acceptance that was measured with another drafter than the one that drafts."""
     kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
-    drafter = name.rpartition("-")[2]  # the drafter it was measured with
-    if (
-        not experiment.has_drafter
-        or not name
-        or drafter == kind
-        or (drafter not in LOOKED_UP and kind not in LOOKED_UP)
-    ):
+    own = name.rpartition("-")[2]  # the drafter it was measured with
+    if not experiment.has_drafter or not name or own == kind or (own not in LOOKED_UP and kind not in LOOKED_UP):
         return ()
     return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
 

@@ -1,4 +1,4 @@
-"""Predicted speed-ups of EAGLE-3 and n-gram drafts, compared with those that SpecDecode-Bench measured with vLLM.
+"""Predicted speed-ups of EAGLE-3 and n-gram drafts, compared with SpecDecode-Bench's measurements with vLLM.
 
     python studies/drafters.py
 

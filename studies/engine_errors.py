@@ -32,12 +32,9 @@ def main() -> None:
     predictions = [Prediction(rows[one["id"]], one["ttft_ms"], one["tpot_ms"]) for one in held]
     errors: dict[str, dict[str, dict[str, float]]] = {}
     for engine in sorted({one.row.engine for one in predictions}):
-        of_engine = [one for one in predictions if one.row.engine == engine]
-        parts = {
-            card: [one for one in of_engine if one.row.card == card]
-            for card in sorted({one.row.card for one in of_engine})
-        }
-        parts["any"] = of_engine
+        own = [one for one in predictions if one.row.engine == engine]
+        parts = {card: [one for one in own if one.row.card == card] for card in sorted({one.row.card for one in own})}
+        parts["any"] = own
         errors[engine] = {card: errors_of(group) for card, group in parts.items() if len(group) >= LEAST_ROWS}
     print(json.dumps(errors, indent=1))
     if len(sys.argv) > 2:

@@ -267,7 +267,7 @@ SHORT = {
 
 
 def reproduce_experts() -> EngineReport:
-    """All publications: those that lose, those that gain, and levels."""
+    """All publications: losses, gains and levels."""
     return EngineReport(
         (specforge(), angelslim(), specdrift(), glm(), red_hat(), a100(), qwen36()),
         (

@@ -4,7 +4,7 @@
   verifies and decoding, and mixtures in 8 bits next to prompts of chats. They are parts in FOLDER/parts.
 - `kernels` lists the kernels of a prompt's layers by number of tokens, with their blocks and times.
 - `layers` measures the layers without attention at all numbers of tokens, into the same parts.
-- `probe` times `realrun --probe` and keeps what it says of this machine.
+- `probe` times `realrun --probe` and keeps its figures of this machine.
 - `runs=NAME` serves a plan of `calibration/data/h200`.
 - `report` compares what there is with the present profile; it needs pandas, as does `merge`, which adds FOLDER/parts to
   the shipped samples, into FOLDER.
@@ -200,7 +200,7 @@ def layers(folder: Path) -> None:
 
 
 def probe(folder: Path, log: Path) -> None:
-    """How long a probe takes from start to end, and what it says."""
+    """Time a probe from start to end, and record its figures."""
     out = folder / "probe.json"
     options = ["--arch", "pdv", "--pair", PROBED, "--acceptance-rate", "0.7", "--num-speculative-tokens", "3"]
     took_s = command(
@@ -334,7 +334,7 @@ def _report_runs(folder: Path) -> None:
 
 
 def _report_probe(folder: Path) -> None:
-    """What the probe says, next to the warm-up of a run of the same pair."""
+    """The probe's figures, next to the warm-up of a run of the same pair."""
     from pdvsim.calibration.validate.served import read_runs
     from pdvsim.sim.hardware.models import pair
     from pdvsim.sim.hardware.pace import Pace, pace_in

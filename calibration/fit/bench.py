@@ -178,7 +178,7 @@ def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
     # the tokens of one step come one after another: a first token belongs to the step that ends about then
     late_s = JITTER * float(np.median(ends - starts))
     begun, ended = (np.searchsorted(all_first_s, times + late_s, "right") for times in (starts, ends))
-    waits = np.searchsorted(np.sort(sent_s), ends, "left") > begun  # somebody, for a first token
+    waits = np.searchsorted(np.sort(sent_s), ends, "left") > begun  # some request, for a first token
     decoding = (rows > 0) & (ends > starts) & (ended == begun)
 
     def observed(group: NDArray[np.bool_], prompt: int = 0) -> Observation:

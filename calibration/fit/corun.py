@@ -247,12 +247,11 @@ def _fit_wait_ratios(groups: Sequence[Group], fit: ContentionFit) -> WaitRatios:
             if member.prompt:
                 by_prompt.setdefault((member.model, member.prompt), []).append(group)
     wait_ratios: WaitRatios = {}
-    for key, carrying in sorted(by_prompt.items()):
+    for key, subset in sorted(by_prompt.items()):
 
-        def loss(x: float, key: tuple[str, int] = key, carrying: Sequence[Group] = carrying) -> float:
-            return _loss(carrying, fit, {**wait_ratios, key: float(np.exp(x))}) + WAIT_RATIO_PRIOR * x * x / len(
-                carrying
-            )
+        def loss(x: float, key: tuple[str, int] = key, subset: Sequence[Group] = subset) -> float:
+            penalty = WAIT_RATIO_PRIOR * x * x / len(subset)
+            return _loss(subset, fit, {**wait_ratios, key: float(np.exp(x))}) + penalty
 
         wait_ratios[key] = float(np.exp(minimize_scalar(loss, bounds=WAIT_RATIO_BOUNDS, method="bounded").x))
     return wait_ratios

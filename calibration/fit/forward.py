@@ -160,7 +160,7 @@ def traced_times(spec: ModelSpec, figures: ForwardTerms, frame: pd.DataFrame) ->
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the engine does that samples do not say."""
+    """Effects of the engine that samples do not show."""
 
     row_buckets: tuple[int, ...]
     chunk_buckets: tuple[int, ...]

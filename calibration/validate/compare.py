@@ -61,7 +61,7 @@ class Checked:
 
     @cached_property
     def errors(self) -> dict[str, float]:
-        """Relative errors by metric; those that the run or the simulation does not have are left out."""
+        """Relative errors by metric; without the metrics that the run or the simulation lacks."""
         return _errors(self.run.metrics, self.predicted)
 
     @property

@@ -1,7 +1,7 @@
 """Real runs to compare predictions with, served on this machine's GPU: `pdvsim validate --serve PLAN.jsonl`.
 
 A second call into the same file continues where the first stopped, and Ctrl-C keeps what is done. Runs of a pair share
-its models; those that differ in traffic alone share the graphs too. Serving needs torch, Triton, numpy and SimPy.
+its models; runs that differ in traffic alone share the graphs too. Serving needs torch, Triton, numpy and SimPy.
 """
 
 from __future__ import annotations

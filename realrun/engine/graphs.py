@@ -339,7 +339,7 @@ class GraphLane:
         if isinstance(shape, ForwardShape) and shape.packed:
             width = shape.tokens_per_row
             within = np.flatnonzero(np.arange(width) <= np.asarray(limits, np.int32)[:, None])
-            host["kept"][:] = 0  # the first token again, whose results nobody reads
+            host["kept"][:] = 0  # the first token again, whose results are not read
             host["kept"][: len(within)] = within
             host["places"][: rows * width] = 0
             host["places"][within] = np.arange(len(within))

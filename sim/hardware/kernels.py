@@ -1,7 +1,7 @@
 """Kernel times of an engine on a card, by shape, read between the shapes that were timed.
 
 Tables come from NVIDIA's AIConfigurator (Apache-2.0, see `data/engines/NOTICE`), packed by `pdvsim calibrate
---from-kernels`. `shapes` reads between those that were timed.
+--from-kernels`. `shapes` reads between the timed sizes.
 
 Not modelled: kernels that overlap.
 """
@@ -109,7 +109,7 @@ class KernelTables:
         Of experts on several `ranks`, the time of the rank with the most to do: where they are `balanced`, all have as
         much. It takes no longer than one of fewer ranks, which has more experts, does for its share. Some were timed
         with more: MXFP4 on an H200 up to 60% more than one GPU with all, 8 ranks of a B200 up to 70% more than 4.
-        Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have. Sizes
+        Tokens that were `sent` to their rank may be multiplied by other kernels than tokens that all ranks have. Sizes
         that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
         no gate were timed with their two matrices; from others, two of three are taken.
         """
@@ -132,7 +132,7 @@ class KernelTables:
         return seconds
 
     def experts_kind(self, kind: str, table: str = "moe") -> str:
-        """The type that experts of a type are multiplied in, of those that were timed."""
+        """Return the timed type in which experts of a type are multiplied."""
         known = self.kinds(table)
         if not known:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no experts")

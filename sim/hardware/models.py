@@ -105,7 +105,7 @@ def in_parallel(spec: ModelSpec) -> ModelSpec:
 
 
 def unquantised(name: str) -> str:
-    """The name of a model without what says how its weights are quantised; a folder of that name is meant as it is.
+    """Return the name of a model without its quantisation; a folder of that name is meant as it is.
 
     Quantised checkpoints are often another owner's, who is left out.
     """

@@ -54,7 +54,7 @@ def _noted(given: str, taken: str) -> str:
 
 
 def unknown(what: str, name: str, known: Iterable[str], others: str) -> ValueError:
-    """The error about a name that nothing is called, with those that are most like it."""
+    """Return the error about an unknown name, with the most similar names."""
     called = {known_name: known_name for known_name in known}
     others_of, base_name = _CARD_OF if what == "gpu" else _MODEL_OF, _plain(name).rpartition("/")[2]
     if what == "model" and (reason := next((why for n, why in UNSUPPORTED.items() if base_name.startswith(n)), "")):

@@ -112,7 +112,7 @@ class Pace(NamedTuple):
 
 
 def read_pace(path: str | Path) -> Pace:
-    """What a result of `realrun` or of `calibrate --from-bench` says; a ValueError if it says nothing."""
+    """Return the pace in a result of `realrun` or `calibrate --from-bench`; a ValueError if it has none."""
     document = read_json(Path(path))
     pace = pace_in(document) if isinstance(document, dict) else None
     if pace is None:
@@ -121,7 +121,7 @@ def read_pace(path: str | Path) -> Pace:
 
 
 def pace_in(meta: Mapping[str, Any]) -> Pace | None:
-    """What a run's own record says; None where it says nothing."""
+    """Return the pace in a run's own record; None where it has none."""
     recorded = {name: meta.get(f"pace_{name}") for name in Pace._fields if name != "launches"}
     given = {name: value for name, value in recorded.items() if value is not None}
     if not all(_is_within(name, value) for name, value in given.items()):

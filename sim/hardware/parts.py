@@ -30,7 +30,7 @@ TOKENS: tuple[int, ...] = (
 TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
 ACTIVATIONS_BYTES = 2  # per value between kernels
 LEAST_SHARE = 0.4  # of a product's time in the tables
-# Per value of a state, of those that were timed: TensorRT-LLM's are faster than the memory allows for 32 bits
+# Per value of a state, as timed: TensorRT-LLM's are faster than the memory allows for 32 bits
 TIMED_STATE_BYTES = {"vllm": 4, "sglang": 4, "trtllm": 2}
 LEAST_PROMPT = 512  # tokens of prompts that lines of compressed attention go through
 LEAST_S = 1e-15  # per cached token, where nothing is read

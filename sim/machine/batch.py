@@ -203,7 +203,7 @@ class Batch(list[Request]):
     def settle(
         self, verdict: Sequence[int], now_s: float, kv: KvCache, deliveries: Deliveries, rereads: bool
     ) -> list[Request]:
-        """Deliver a round's tokens; those who have all of theirs leave, and are returned."""
+        """Deliver a round's tokens; return the requests that have all their tokens and leave."""
         if self.forecast is not None:
             return self._without(self.forecast.settle(now_s))
         gains, over = apply_verdict(self, verdict, now_s, rereads)

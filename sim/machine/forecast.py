@@ -2,7 +2,7 @@
 
 All rounds of a request are known when it joins. A forecast keeps, by round, the sums over its rows that a launch and
 the KV cache need, so a round costs the same whatever the number of rows. The state of a row is computed from its rounds
-when somebody asks for it. What it took is written when it leaves.
+when it is asked for. What it took is written when it leaves.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class Forecast:
             self.held_tokens = need
 
     def settle(self, now_s: float) -> list[Request]:
-        """A round is over; those who have all their tokens leave."""
+        """Note the end of a round; return the requests that have all their tokens and leave."""
         self.round += 1
         self.times_s.append(now_s)
         return self.leave()

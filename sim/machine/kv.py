@@ -45,7 +45,7 @@ class KvCache:
         self.windows = windows  # none where requests have chains
         self.state_tokens = state_tokens  # that the states of a request take the room of
         self.prefixes = PrefixBlocks()
-        self.cached_tokens = 0  # in blocks that nobody uses
+        self.cached_tokens = 0  # in unused blocks
         self.peak_shared_tokens = 0  # in blocks that several requests use
         self._unread: set[int] = set()  # cached blocks that the drafter has not read
         self._matched_for: tuple[Request | None, int] = None, -1  # a request, and the version of the prefixes
@@ -163,7 +163,7 @@ class KvCache:
                 request.state.pinned = False
 
     def last_admitted(self) -> Request:
-        """Of those that are not pinned."""
+        """Of unpinned requests."""
         return next(request for request in reversed(self._inside) if not request.state.pinned)
 
     def release(self, request: Request) -> None:

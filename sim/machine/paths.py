@@ -56,7 +56,7 @@ class PathsTogether:
     """The paths of requests that were drawn together, each from its second token on: the first comes with the prompt.
 
     A token leads to the one that the round from there ends before. All requests go from token to token together, and
-    those that are visited are the rounds.
+    visited tokens are the rounds.
     """
 
     def __init__(self, runs: list[bytes], k: int, rereads: bool) -> None:

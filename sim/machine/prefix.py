@@ -1,7 +1,7 @@
 """Blocks of a KV cache known by the hash of their prefix: who uses them, and which are evicted first.
 
 A pure data structure, for the simulated KV cache and for a real page table. As in vLLM, the hash of a block covers all
-tokens up to its end, blocks that nobody uses stay until room is needed, and the least recently used is evicted first.
+tokens up to its end, unused blocks stay until room is needed, and the least recently used is evicted first.
 Of blocks that are given up together the last of the prompt is evicted first. So a cached block always has the blocks
 before it. Of each text the first blocks are cached, so that a few numbers describe it however long it is.
 
@@ -76,7 +76,7 @@ class _Text:
 
     @property
     def used(self) -> int:
-        """The end of the blocks that somebody uses."""
+        """The end of the blocks in use."""
         return self.stops[-1] if self.stops else self.start
 
     @property
@@ -115,7 +115,7 @@ class PrefixBlocks:
         return last - first
 
     def in_use(self, chain: Chain, last: int) -> int:
-        """How many of a request's first blocks somebody uses, of `last` that are cached."""
+        """Return how many of a request's first `last` cached blocks are in use."""
         for number, start, _, stop in _parts(chain, 0, last):
             used = self._texts[number * _BLOCKS_OF_A_TEXT + start].used
             if used < stop:

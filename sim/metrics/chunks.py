@@ -66,7 +66,7 @@ class Chunks:
     def per_position(self, drafts: int) -> list[float] | None:
         """Share of the drafting rounds that accepted each draft position; None where the rows are inconclusive.
 
-        A round without drafts accepts none, and only the number of those that drafted divides.
+        A round without drafts accepts none, and the share is over rounds that drafted.
         """
         counts = np.trim_zeros(self._by_accepted, "b")[::-1].cumsum()[::-1][1:]
         return (counts / drafts).tolist() if self._tells else None

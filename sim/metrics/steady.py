@@ -34,7 +34,7 @@ MOST = 20_000  # requests of a run whose length is not given
 
 
 class Length(NamedTuple):
-    """Requests of a run: those of the start, which are excluded, and those that are measured."""
+    """Requests of a run: excluded ones of the start, and measured ones."""
 
     start: int
     measured: int

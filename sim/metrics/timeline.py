@@ -244,7 +244,7 @@ def _requests(result: Result) -> Iterator[list[str]]:
 
 
 def _rides(result: Result) -> dict[int, list[Ride]]:
-    """The launches that carried each request, in time; those that took no time are left out."""
+    """Return the launches that carried each request, in time order, without those of no duration."""
     rides_of: dict[int, list[Ride]] = {}
     if result.carried is None:
         return rides_of

@@ -128,7 +128,7 @@ class Admission(PolicyTraits):
                 self.kv.name(request, prefilled + tokens)
                 chunks.append(Chunk(request, prefilled, tokens))
                 budget -= tokens
-        if self.admitting and self.in_flight == inside:  # as in vLLM, nobody is let in where another gave way
+        if self.admitting and self.in_flight == inside:  # as in vLLM, none is admitted after a preemption
             while budget > 0 and len(chunks) != most and (chunk := _admit(self, budget, worker)):
                 chunks.append(chunk)
                 budget -= chunk.tokens

@@ -57,7 +57,7 @@ class Ahead(PDV):
         self.guesses: dict[Request, tuple[int, Lookahead]] = {}  # how many tokens were drafted ahead, or are, and how
         self.foreseen: set[Request] = set()  # who has drafts that were made ahead, and waits for their verification
         self.making: set[Request] = set()  # for whom drafts ahead are under way
-        self.kept: list[Request] = []  # of these, those who go on when they are made
+        self.kept: list[Request] = []  # of these, rows that continue when they are ready
         self.estimate = AcceptanceEstimate()
         self._plans: dict[tuple[int, int, int, int], Lookahead | None] = {}
 
@@ -106,7 +106,7 @@ class Ahead(PDV):
     def best_plan(self, rows: int, context: int, k: int) -> Lookahead | None:
         """The same, worked out."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
-        # of several, rows that are drafted for anew would lag, and the batch would split
+        # of several, rows with new drafts would lag, and the batch would split
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if rows > 1 else (False, True)}[miss]
         ways = [Lookahead(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
         if len(ways) == 1:

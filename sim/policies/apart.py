@@ -126,7 +126,7 @@ class DecodeEngine(Colocated):
         self._take()
 
     def _take(self) -> None:
-        """Reserve room for prompts, in order, and have them sent; those that were preempted are first."""
+        """Reserve room for prompts, in order, and have them sent; preempted ones are first."""
         while self.offered and not self.waiting and self.admits():
             parcel = self.offered[0]
             cached = self.kv.cached(parcel.request)

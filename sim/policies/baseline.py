@@ -46,5 +46,5 @@ class Baseline(Policy):
             while rows:
                 k = self.draft_length(rows)
                 rows = yield from self.rounds(self.reserve(rows, k), k)
-            if not chunks[0].request.state.prefilled:  # preempted: somebody must leave first
+            if not chunks[0].request.state.prefilled:  # preempted: another request must leave first
                 yield self.prefill_workers[number].wait()

@@ -56,7 +56,7 @@ class PDV(PrefillDecode):
         """Draft for `rows` and hand them to the verify lane."""
         k = self.draft_length(rows)
         rows = self.reserve(rows, k)
-        # where nobody is elsewhere, round after round they are drafted for, handed over, verified and handed back
+        # where no request is elsewhere, round after round they are drafted for, handed over, verified and handed back
         if len(rows) == self.in_flight <= self.settings.verify_batch and fast_forward(self, rows, k, self.verify_lane):
             k = self.draft_length(rows)
             rows = self.reserve(rows, k)

@@ -218,7 +218,7 @@ class Planner:
         return self.models["target"].price(rows, tokens, 1, context, packed=packed).seconds(context)
 
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """A verify of `rows`; of drafts that are looked up, those that are found."""
+        """Seconds of a verify of `rows`; of drafts that are looked up, with those found."""
         target = self.models["target"]
         if not self.looks_up or not k:
             return target.price(rows, k + 1, 1, context).seconds(context)

@@ -47,7 +47,7 @@ def widths(scores: Floats, budget: int) -> Ints:
 
 
 class AdaptiveVerification(Controller):
-    """Always drafts k tokens, and verifies those that pay."""
+    """Always drafts k tokens, and verifies as many as pay."""
 
     learns = True
     by_sums = False  # needs each row's verdict

@@ -12,7 +12,7 @@ GOLDEN = "SPEED-Bench coding with thinking, InferenceX golden_al_distribution"
 
 
 class PublishedAcceptance(NamedTuple):
-    """Acceptance that somebody measured, and where it is printed."""
+    """A measured acceptance, and where it is printed."""
 
     acceptance: Acceptance
     source: str
