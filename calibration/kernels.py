@@ -172,7 +172,7 @@ class KernelErrors:
 
 
 def left_out(tables: KernelTables) -> list[KernelErrors]:
-    """What the interpolation gives for each timed shape from the others: products, and experts by their tokens.
+    """Return what the interpolation gives for each timed shape from the others: products, and experts by their tokens.
 
     Attention is read as lines in the context; its errors are those of the lines at the timed contexts.
     """
@@ -375,7 +375,7 @@ def _sent(*sources: _Source) -> Arrays:
 
 
 def _even(table: pd.DataFrame, name: str) -> Arrays:
-    """The same where every expert has as many tokens, in place of the usual routing."""
+    """Return the same where every expert has as many tokens, in place of the usual routing."""
     table = table[table.distribution == "balanced"]
     return _experts(_some(table), name, ("moe_ep_size",))
 

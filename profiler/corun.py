@@ -253,7 +253,7 @@ class Duo:
             part.save()
 
     def launcher(self, point: GridPoint, priority: int = 0) -> Launcher:
-        """What launches a point on the lane of its kind, on slots no other kind touches."""
+        """Return what launches a point on the lane of its kind, on slots no other kind touches."""
         key = (point.kind, priority)
         if key not in self.lanes:
             self.lanes[key] = lane = GraphLane(self.engines[point.kind], priority)
@@ -274,7 +274,7 @@ class Duo:
         return range(first, first + min(room, len(self._pages(point)) // pages_a_slot(point)))
 
     def fits(self, point: GridPoint) -> bool:
-        """Whether there are slots enough for a point."""
+        """Return whether there are slots enough for a point."""
         return point.slots <= len(self._slots(point))
 
     def _refusal(self, members: Sequence[GridPoint], spent_s: float, budget_s: float) -> str | None:

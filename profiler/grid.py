@@ -115,7 +115,7 @@ def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) ->
 
 
 def read(tokens: int, start: int = 0, chunks: int = 1) -> GridPoint:
-    """The same for the drafter, whose prefill yields no token."""
+    """Return the same for the drafter, whose prefill yields no token."""
     return GridPoint("read", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks)
 
 

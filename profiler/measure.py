@@ -69,7 +69,7 @@ class Profiler:
         return ordered(classes[:1] if self.options.quick else classes, self.options.seed)
 
     def _small(self, arch: ModelArchitecture) -> bool:
-        """Whether it may draft."""
+        """Return whether it may draft."""
         return arch.spec.name in self.options.drafts or arch.spec.params <= SMALL_PARAMS
 
     def count(self) -> int:
@@ -150,7 +150,7 @@ class Profiler:
         self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
 
     def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
-        """How a part came about."""
+        """Return how a part came about."""
         options = self.options
         return {
             "schema_version": SCHEMA,

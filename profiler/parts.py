@@ -112,7 +112,7 @@ class Part:
 
 
 def ground(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for samples to belong together."""
+    """Return what must be the same for samples to belong together."""
     software = {f"software.{name}": header["software"][name] for name in ("torch", "triton", "cuda", "pdvsim")}
     return {"device.name": header["device"]["name"], **software}
 

@@ -56,7 +56,7 @@ def software() -> dict[str, str | None]:
 
 
 def card(device: torch.device) -> dict[str, Any]:
-    """What the device is and what it can do, measured; on the CPU, a name and no ceilings."""
+    """Return what the device is and what it can do, measured; on the CPU, a name and no ceilings."""
     import torch
 
     if device.type != "cuda":

@@ -118,7 +118,7 @@ class Rig:
         return min(MAX_SLOTS, (self.lane.engine.sequences.pool - SCRATCH_PAGES) // pages_a_slot(point))
 
     def fits(self, point: GridPoint) -> bool:
-        """Whether memory holds the point."""
+        """Return whether memory holds the point."""
         return point.slots <= self.slots(point)
 
     def launcher(self, point: GridPoint) -> Launcher:

@@ -145,7 +145,7 @@ class ServingRig:
             torch.cuda.synchronize()
 
     def serves(self, server: Server, needs: Needs) -> bool:
-        """Whether a run with these settings and needs finds everything ready."""
+        """Return whether a run with these settings and needs finds everything ready."""
         streams = self.server.priority == server.priority
         return streams and self.server.async_scheduling >= server.async_scheduling and self.needs.covers(needs)
 

@@ -290,7 +290,7 @@ class Needs:
         )
 
     def covers(self, other: Needs) -> bool:
-        """Whether what is ready for these needs is ready for the others; with fewer pages admission waits."""
+        """Return whether what is ready for these needs is ready for the others; with fewer pages admission waits."""
         (least, most), (other_least, other_most) = self.prompt_tokens, other.prompt_tokens
         cut, other_cut = (math.inf if n.splits_from is None else n.splits_from for n in (self, other))
         return (
@@ -371,7 +371,7 @@ class Needs:
             yield ForwardShape(0, 0, chunk, True)
 
     def _unfinished(self, chunk: int) -> bool:
-        """Whether a forward of `chunk` prompt tokens may end no prompt: only a prompt that is cut fills it."""
+        """Return whether a forward of `chunk` prompt tokens may end no prompt: only a prompt that is cut fills it."""
         return self.splits_from is not None and chunk >= self.splits_from
 
     def _drafts(self, lane: str) -> Iterator[LaunchShape]:

@@ -39,7 +39,7 @@ def next_turns(requests: Sequence[Request]) -> dict[int, Request]:
 
 
 def repeated(request: Request, turn: Request) -> int:
-    """How many tokens of a request and its answer the next turn's prompt begins with."""
+    """Return how many tokens of a request and its answer the next turn's prompt begins with."""
     same = 0
     for (end, text), (other_end, other) in zip(request.chain, turn.chain, strict=False):
         if text != other:

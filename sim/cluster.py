@@ -39,7 +39,7 @@ UNEVEN = 64  # requests that a prefix-aware router lets one server have more tha
 
 
 def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric, handover_s: float = 0.0) -> KvShipping:
-    """How a disaggregated server sends the KV cache of a prompt.
+    """Return how a disaggregated server sends the KV cache of a prompt.
 
     Every GPU that decodes receives its shard by its own port; those of a smaller group that prefills send more each.
     """
@@ -60,7 +60,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric, handover_s
 
 
 def drawn_verdict(launch: Launch) -> Sequence[int] | None:
-    """How many of each row's drafts the target accepts, as drawn before the run."""
+    """Return how many of each row's drafts the target accepts, as drawn before the run."""
     return None if launch.role == "draft" else launch.rows.verdict()
 
 
@@ -304,7 +304,7 @@ class Cluster:
         return ranks[first]
 
     def settled_s(self) -> float:
-        """Until when every launch that began is in the log."""
+        """Return until when every launch that began is in the log."""
         running = (job.start_s for gpu in self.gpus for job in gpu.running if job.start_s >= 0)
         now_s: float = self.env.now
         return min(now_s, *running, math.inf)

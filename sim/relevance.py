@@ -53,18 +53,18 @@ class Need(NamedTuple):
         return getattr(type(getattr(experiment, self.group)), self.name)  # a dataclass keeps it on the class
 
     def is_set(self, experiment: Experiment) -> bool:
-        """Whether the option is not at its default."""
+        """Return whether the option is not at its default."""
         return bool(getattr(getattr(experiment, self.group), self.name) != self.default(experiment))
 
     def is_asked(self, experiment: Experiment) -> bool:
-        """Whether the option is set, and not by the drafter, which brings its recorded acceptance."""
+        """Return whether the option is set, and not by the drafter, which brings its recorded acceptance."""
         if not self.is_set(experiment):
             return False
         usual = usual_acceptance(experiment.server.pair, experiment.traffic)
         return self.name not in RECORDED or experiment.acceptance != usual
 
     def idle(self, experiment: Experiment) -> bool:
-        """Whether the option is set, and does nothing."""
+        """Return whether the option is set, and does nothing."""
         return self.is_set(experiment) and not self.acts(experiment)
 
 
@@ -199,7 +199,7 @@ def refuse_idle(experiments: Sequence[Experiment]) -> None:
 
 
 def applicable(experiment: Experiment) -> Experiment:
-    """The same with options that do nothing in it as if they had not been given."""
+    """Return the same with options that do nothing in it as if they had not been given."""
     while idle := [need for need in NEEDS if need.idle(experiment)]:  # a dropped option may be what another needs
         changed: dict[str, Any] = {}
         for need in idle:

@@ -56,7 +56,7 @@ class Errors:
 
 
 def load_kind(traffic: Traffic) -> Loading:
-    """How a server is loaded: a closed loop, steady arrivals (Poisson, or more regular), or bursts."""
+    """Return how a server is loaded: a closed loop, steady arrivals (Poisson, or more regular), or bursts."""
     if traffic.use_trace_timestamps or traffic.burstiness < 1:
         return "burst"
     if math.isfinite(traffic.request_rate):

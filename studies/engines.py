@@ -176,7 +176,7 @@ LARGE_SPEED_UPS = {"gsm8k": (2.35, 2.12, 1.70, 1.26), "sharegpt": (2.17, 1.98, 1
 
 
 def specdecode_bench_sharded(data: str) -> EngineSource:
-    """The same on four GPUs; tokens per round were not recorded and are fitted at batch 1."""
+    """Return the same on four GPUs; tokens per round were not recorded and are fitted at batch 1."""
     card, k, gpus = "h100-sxm", 3, 4
     target, drafter = PRESETS["llama-3.1-70b"], PRESETS["llama-3.2-1b"]
     context, values = SPEED_UPS[data][0], LARGE_SPEED_UPS[data]

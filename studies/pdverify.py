@@ -268,7 +268,7 @@ def _over(one: float | None, other: float | None) -> float:
 
 
 def fair_text(fair: Fair) -> str:
-    """The same workloads scored fairly, compared with pdvsim's policies, with an explanation."""
+    """Return the same workloads scored fairly, compared with pdvsim's policies, with an explanation."""
     rows = []
     for row in fair.rows:
         line = {"C": str(row.concurrency), "requests": str(row.requests)}
@@ -301,7 +301,7 @@ class Prediction:
 
 
 def load_predicted() -> dict[Key, Prediction]:
-    """What was predicted of the model comparison before its figures were known: a record, not computed again."""
+    """Return what was predicted of the model comparison before its figures were known: a record, not computed again."""
     with (FOLDER / "predicted.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {key_of(row): Prediction(*(float(row[name]) for name in ("predicted", "low", "high"))) for row in rows}

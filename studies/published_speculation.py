@@ -135,7 +135,7 @@ def profile_of(row: dict[str, str], one: Experiment, more: tuple[float, float] |
 
 
 def as_tree(profile: Profile, row: dict[str, str], one: Experiment) -> Profile:
-    """The same with a tree's forwards in place of a chain's, at the row's concurrency."""
+    """Return the same with a tree's forwards in place of a chain's, at the row's concurrency."""
     assert isinstance(profile, ComposedProfile)
     pair, requests, steps = one.pair, int(row["concurrency"]), int(row["k"])
     context = requests * sum(LENGTHS[row["dataset"]])
@@ -182,7 +182,7 @@ def fitted(visible: Sequence[dict[str, str]]) -> tuple[float, float]:
 
 
 def summary(name: str, compared: list[Compared]) -> str:
-    """How many are near, and how many have the right direction."""
+    """Return how many are near, and how many have the right direction."""
     near, right = sum(one.is_near for one in compared), sum(one.has_direction for one in compared)
     errors = [one.error for one in compared]
     return (

@@ -76,7 +76,7 @@ def number(text: str, without: int = 0) -> int:
 
 
 def shared(row: Row) -> dict[str, Any]:
-    """What both kinds of rows have."""
+    """Return what both kinds of rows have."""
     origin = row["silicon_data_source"]
     load = re.search(r"silicon_concurrency=(\d+)", origin)
     theirs = re.match(r"source_file=2026|db-dump|source_file=\S*gap-analysis", origin)
@@ -238,7 +238,7 @@ def apart(rows: list[Row], clone: Path) -> Iterator[dict[str, Any]]:
 
 
 def times(row: Row) -> tuple[float, float]:
-    """What identifies a measurement: rows that agree in both times are one."""
+    """Return what identifies a measurement: rows that agree in both times are one."""
     return round(float(row["silicon_ttft_ms"]), 2), round(float(row["silicon_tpot_ms"]), 3)
 
 

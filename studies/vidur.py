@@ -158,7 +158,7 @@ def _finite(path: Path, frame: pd.DataFrame, columns: Sequence[str], zero: bool 
 
 
 def of_card(path: Path, card: str) -> bool:
-    """Whether a path names this card, or none."""
+    """Return whether a path names this card, or none."""
     named = set(DEVICE.findall(path.as_posix().lower()))
     return not named or not named.isdisjoint(card.lower().split("-"))
 
@@ -240,7 +240,7 @@ def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:
 
 
 def published_reach(layer: Layer) -> Reach:
-    """How far its files went; a size that is in none of them is left untold."""
+    """Return how far its files went; a size that is in none of them is left untold."""
     rows = context = prompt_start = None
     if layer.decode is not None:
         rows, context = (int(most) for most in layer.decode[:, :2].max(axis=0))

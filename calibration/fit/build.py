@@ -102,14 +102,14 @@ def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
 
 
 def kernels(header: SamplesHeader) -> Kernels:
-    """How the engine that was measured runs models on this card."""
+    """Return how the engine that was measured runs models on this card."""
     programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
     # up to this number of tokens its own small kernels do a model's small products; the library's fill the card
     return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, SMALL_BYTES)
 
 
 def parts(samples: Samples) -> int:
-    """How often `calibrate` reports progress."""
+    """Return how often `calibrate` reports progress."""
     frame = samples.frame
     pairs = frame[(frame["section"] == "corun") & (frame["members"] > 1)]["pair"].nunique()
     models = int(frame[frame["section"] == "solo"]["model"].nunique())
@@ -214,7 +214,7 @@ def corun_errors(corun: Corun) -> dict[str, Any]:
 
 
 def power_errors(heated: PowerCalibration) -> dict[str, Any]:
-    """How far the power read is off, and the times of launches in runs without a pause."""
+    """Return how far the power read is off, and the times of launches in runs without a pause."""
     return {
         "watts": middle(heated.power_error),
         "seconds": {"runs": len(heated.time_error), **middle(heated.time_error)},

@@ -69,13 +69,13 @@ def read_gaps(paths: Iterable[str | Path]) -> pd.DataFrame:
 
 
 def _enter_whole(run: ServedRun) -> bool:
-    """Whether no prompt is cut into chunks."""
+    """Return whether no prompt is cut into chunks."""
     requests = make_requests(run.experiment.traffic, run.experiment.acceptance)
     return max(request.prompt_tokens for request in requests) <= run.experiment.server.max_num_batched_tokens
 
 
 def join_s(gaps: pd.DataFrame) -> float:
-    """How much longer a gap is before a launch that carries prompts: the median; 0 where none was seen."""
+    """Return how much longer a gap is before a launch that carries prompts: the median; 0 where none was seen."""
     if gaps.empty:
         return 0.0
     more_s = (gaps["gap_s"] - gaps["rest_s"])[gaps["carried"] & gaps["whole"]].dropna()

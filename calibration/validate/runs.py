@@ -85,7 +85,7 @@ class Workbench:
         self._models |= self._rig.models
 
     def _same(self, pair: str) -> bool:
-        """Whether another pair has the same target; with a draft model its vocabulary may be cut."""
+        """Return whether another pair has the same target; with a draft model its vocabulary may be cut."""
         served, wanted = self._pair.partition(":"), pair.partition(":")
         return served[2] == wanted[2] and "model" not in (drafter_kind(served[0]), drafter_kind(wanted[0]))
 
@@ -134,7 +134,7 @@ def serve_all(
 
 
 def _shared(run: ServedRun) -> tuple[str, Server]:
-    """What runs must have in common to share models and graphs."""
+    """Return what runs must have in common to share models and graphs."""
     server, plan_len = run.experiment.server, Server.adaptive_verification_profile_context_len
     server = replace(server, adaptive_verification_profile_context_len=plan_len)
     return run.experiment.arch, replace(server, max_num_seqs=1, max_prompts_per_forward=None)

@@ -211,7 +211,7 @@ def hardware_of(row: SiliconRow) -> Hardware:
 
 
 def _exchange(row: SiliconRow) -> All2All | None:
-    """How its ranks exchange tokens, where it is not the engine's default.
+    """Return how its ranks exchange tokens, where it is not the engine's default.
 
     In NVIDIA's recipes (github.com/NVIDIA/srt-slurm) TensorRT-LLM uses DeepEP on H100 and its own kernels on racks.
     DeepGEMM, which multiplies 8 bits, exchanges over NVLink only where it is configured to, which is on racks.

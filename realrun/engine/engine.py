@@ -203,7 +203,7 @@ class Engine:
 
 
 def output_size(shape: LaunchShape) -> int:
-    """How many integers `Engine.run` returns for a shape."""
+    """Return how many integers `Engine.run` returns for a shape."""
     if isinstance(shape, DraftShape):
         return shape.rows * shape.steps
     size = shape.rows * (shape.tokens_per_row + 1) + (most_prompts(shape.chunk) if shape.emit else 0)

@@ -68,7 +68,7 @@ class Ticket:
         self._values: NDArray[np.int32] | None = None
 
     def done(self) -> bool:
-        """Whether the device has finished, without waiting."""
+        """Return whether the device has finished, without waiting."""
         return self.event is None or bool(self.event.query())
 
     def gpu_s(self) -> float:
@@ -86,7 +86,7 @@ class Ticket:
             self._values = self._host.numpy()[: output_size(self.shape)].copy()
 
     def accepted(self) -> list[int]:
-        """How many drafts of each row a verify accepted, without unpacking its tokens. Waits for the device."""
+        """Return how many drafts of each row a verify accepted, without unpacking its tokens. Waits for the device."""
         self.collect()
         assert isinstance(self.shape, ForwardShape)
         assert self._values is not None

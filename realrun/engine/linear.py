@@ -44,7 +44,7 @@ class LinearTuning:
     programs_per_sm: float = 1.0  # outputs are split over inputs until about this many
 
     def takes(self, x: Tensor, weight: Matrix) -> bool:
-        """Whether the kernel rather than the library multiplies these."""
+        """Return whether the kernel rather than the library multiplies these."""
         return x.shape[0] <= self.widest and (isinstance(weight, Fp8) or weight.nbytes <= self.largest_bytes)
 
 

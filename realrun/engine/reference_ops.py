@@ -85,7 +85,7 @@ def added(y: Tensor, weight: Matrix, stream: Residual) -> Residual:
 
 
 def _as_seen(x: Tensor, weight: Matrix) -> Tensor:
-    """What is multiplied with a matrix: with a quantised one, quantised by token."""
+    """Return what is multiplied with a matrix: with a quantised one, quantised by token."""
     return plain(quantised(x), x.dtype) if isinstance(weight, Fp8) else x
 
 
@@ -155,7 +155,7 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory; of 8-bit floats, which torch does not index on the CPU, as integers."""
+    """Return the same memory; of 8-bit floats, which torch does not index on the CPU, as integers."""
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 

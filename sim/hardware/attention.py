@@ -62,7 +62,7 @@ class RooflineAttention(Term):
         return 0.0
 
     def with_cache(self, share: float) -> RooflineAttention:
-        """The same with that share of the KV cache's bytes."""
+        """Return the same with that share of the KV cache's bytes."""
         return replace(self, kv_s=self.kv_s * share)
 
 

@@ -141,7 +141,7 @@ class CostModel:
         self._prompt_costs: dict[tuple[tuple[int, int], ...], PromptCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
-        """Whether rows with `context` cached tokens in all have more than the window on average."""
+        """Return whether rows with `context` cached tokens in all have more than the window on average."""
         return bool(self.window) and context > rows * self.window
 
     def price(
@@ -210,7 +210,7 @@ class CostModel:
         return AffineCost(seconds_0 + steps * self.terms.rows.past_s(rows), *others)
 
     def _attended(self, prompts: Prompts) -> PromptCost:
-        """What prompts cost besides the layers, worked out."""
+        """Return what prompts cost besides the layers, worked out."""
         window, tokens, moved, flops = self.window, 0, 0.0, 0.0
         for start, count in prompts:
             read: float = start + count
@@ -366,7 +366,7 @@ def widest_draft(spec: ModelSpec) -> int:
 
 
 def _mean(share: float, whole: float, within: float) -> float:
-    """What layers take of which that share attends to all tokens, and the others to those within reach."""
+    """Return what layers take of which that share attends to all tokens, and the others to those within reach."""
     return share * whole + (1 - share) * within
 
 

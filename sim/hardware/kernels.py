@@ -183,7 +183,7 @@ class KernelTables:
         return rows, fixed + self._absorbed(heads, rows), slope
 
     def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
-        """The same as `prefill` for multi-head latent attention."""
+        """Return the same as `prefill` for multi-head latent attention."""
         name = self._latent("prefill", cache)
         known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
         best = int(np.argmin(np.abs(np.log(known / heads))))
@@ -234,7 +234,7 @@ class KernelTables:
         return np.asarray(rising(at[given], times[given], tokens) * hidden / known[best])
 
     def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
-        """The same of prompts: lengths, and seconds of a layer with its products."""
+        """Return the same of prompts: lengths, and seconds of a layer with its products."""
         if (name := self._sparse("prefill", kind, hidden, cache)) is None:
             return None
         known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))

@@ -198,7 +198,7 @@ class Profile:
         return spread_costs(spec, self.fit(spec)) if spec.data_ranks > 1 else cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
-        """How far what is known of a pair was measured."""
+        """Return how far what is known of a pair was measured."""
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
 
@@ -208,7 +208,7 @@ class Profile:
         return 0.0
 
     def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
-        """The same with both models of a pair: one that it lacks is predicted, and the foundation says so.
+        """Return the same with both models of a pair: one that it lacks is predicted, and the foundation says so.
 
         A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
         """
@@ -223,7 +223,7 @@ class Profile:
         )
 
     def at_bar(self, sign: int) -> Profile:
-        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
+        """Return the same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
 
         All-reduces have a bar of their own.
         """
@@ -231,7 +231,7 @@ class Profile:
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
     def padded(self, padding: Padding) -> Profile:
-        """The same with forwards padded as an engine pads them."""
+        """Return the same with forwards padded as an engine pads them."""
         if padding == "profile":
             return self
         if self.whole_steps:

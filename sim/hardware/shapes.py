@@ -61,7 +61,7 @@ def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: flo
 def experts_roofline(
     gpu: GpuSpec, kind: str, tokens: Floats, hidden: float, inner: float, per_token: float, count: float
 ) -> Floats:
-    """The same of a layer's experts, of which `tokens` take distinct ones at random."""
+    """Return the same of a layer's experts, of which `tokens` take distinct ones at random."""
     read = count * (1 - (1 - per_token / count) ** tokens)
     weights = 3 * hidden * inner
     moved = read * weights * ITEM_BYTES.get(kind, 2.0) + 2 * tokens * per_token * (2 * hidden + 3 * inner)

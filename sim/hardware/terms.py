@@ -38,7 +38,7 @@ class Term:
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def scaled(self, factor: float) -> Self:
-        """The same term with every time multiplied by `factor`."""
+        """Return the same term with every time multiplied by `factor`."""
         times: dict[str, Any] = {}
         for name, value in self.figures().items():
             if name.endswith("_knots"):

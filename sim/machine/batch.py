@@ -169,7 +169,7 @@ class Batch(list[Request]):
                 row.taken.verify_s += seconds
 
     def verdict(self) -> Sequence[int]:
-        """How many draft tokens of each row the target accepts, as drawn before the run."""
+        """Return how many draft tokens of each row the target accepts, as drawn before the run."""
         if self.forecast is not None:
             self.forecast.verdict_round = self.forecast.round
             return ForeseenVerdict(self, self.forecast)
@@ -282,7 +282,7 @@ class Launch:
     early: bool = False  # a draft that is launched before the verdict that it follows is known
 
     def enters(self) -> bool:
-        """Whether requests enter with it: no launch has carried their prompts before. From now on one has."""
+        """Return whether requests enter with it: no launch has carried their prompts before. From now on one has."""
         enters = False
         for chunk in self.chunks:
             state = chunk.request.state

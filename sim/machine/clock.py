@@ -77,7 +77,7 @@ class Clock(simpy.Environment):
             self.step()
 
     def peek(self) -> float:
-        """When the next thing is due."""
+        """Return when the next thing is due."""
         return min(super().peek(), self._next_machine().due[0])
 
     def step(self) -> None:
@@ -102,7 +102,7 @@ class Clock(simpy.Environment):
                 self.at(noticed_s, ended, ended._value)
 
     def horizon(self, device: TimedDevice, arrivals: bool = True) -> float:
-        """When something else than what `device` does is due; without `arrivals`, those do not count."""
+        """Return when something else than what `device` does is due; without `arrivals`, those do not count."""
         if self.launched:
             return self._now
         if not arrivals and len(self.machines) == 1:  # else another may launch what arrives, and end it

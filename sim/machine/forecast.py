@@ -138,7 +138,7 @@ class Forecast:
     # rows ------------------------------------------------------------------------------------------------------
 
     def takes(self, rows: Iterable[Request]) -> bool:
-        """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
+        """Return whether rows may join: in the midst of a round only those for whom as much was drafted."""
         return self.round < ROUNDS and (not self.busy or all(row.state.k == self.k for row in rows))
 
     def join(self, row: Request) -> None:

@@ -213,7 +213,7 @@ class KvCache:
         return ((tokens + self._block - 1) & -self._block) + self.state_tokens
 
     def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:
-        """The same of each of `tokens`, and `more`."""
+        """Return the same of each of `tokens`, and `more`."""
         if self.windows:
             tokens = tokens + more
             held = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])

@@ -25,7 +25,7 @@ def gains_by_run(k: int) -> bytes:
 
 @cache
 def lags_by_gain(k: int, rereads: bool) -> bytes:
-    """What the drafter has yet to read after a round of k draft tokens, by what the round gained."""
+    """Return what the drafter has yet to read after a round of k draft tokens, by what the round gained."""
     return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
 
 

@@ -107,7 +107,7 @@ class PrefixBlocks:
         return self._cached_blocks
 
     def match(self, chain: Chain, first: int, last: int) -> int:
-        """How many of a request's blocks from `first` up to `last` are cached."""
+        """Return how many of a request's blocks from `first` up to `last` are cached."""
         for number, start, begin, stop in _parts(chain, first, last):
             text = self._texts.get(number * _BLOCKS_OF_A_TEXT + start)
             if text is None or text.known < stop:

@@ -109,7 +109,7 @@ class RankGPU(SimulatedGPU, Device):
         self.enter(job)
 
     def routed(self, launch: Launch) -> list[Routed]:
-        """What a launch sends to experts."""
+        """Return what a launch sends to experts."""
         model = self.ledger.models[launch.role]
         if not isinstance(model, SpreadCosts):
             return []

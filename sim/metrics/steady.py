@@ -44,7 +44,7 @@ class Length(NamedTuple):
         return self.start + self.measured
 
     def short(self, share: float, least: int) -> Length:
-        """The same start, and a share of the measured part."""
+        """Return the same start, and a share of the measured part."""
         return Length(self.start, min(self.measured, max(least, math.ceil(share * self.measured))))
 
 
@@ -92,7 +92,7 @@ def mser5(values: Array) -> int | None:
 
 
 def _agree(one: Array, other: Array) -> bool:
-    """Whether the means of two parts of a series agree."""
+    """Return whether the means of two parts of a series agree."""
     first, second = float(one.mean()), float(other.mean())
     parts = np.array([[block.mean() for block in np.array_split(part, BATCH)] for part in (one, other)])
     error = math.sqrt(parts.var(axis=1, ddof=1).sum() / BATCH)

@@ -262,7 +262,7 @@ class Sums:
         return metrics | self._launches.outside.metrics()
 
     def _independent(self, name: str) -> float:
-        """How many of a latency's values are taken as independent: those of one batch of deliveries are one."""
+        """Return how many of a latency's values are taken as independent: those of one batch of deliveries are one."""
         count, e2el = self._spreads[name].count, self._spreads["e2el"]
         if name != "itl" or not e2el.count:
             return count

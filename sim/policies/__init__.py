@@ -70,7 +70,7 @@ def named(arch: str | type[Any]) -> str:
 
 
 def is_policy(candidate: Any) -> TypeGuard[type[Any]]:
-    """Whether it is a class derived from `Policy`, without importing that."""
+    """Return whether it is a class derived from `Policy`, without importing that."""
     ancestors = candidate.__mro__[1:] if inspect.isclass(candidate) else ()
     return any((base.__module__, base.__name__) == (f"{_PACKAGE}.base", "Policy") for base in ancestors)
 

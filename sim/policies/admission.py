@@ -101,7 +101,7 @@ class Admission(PolicyTraits):
 
     @decides("while waiting")
     def admits(self) -> bool:
-        """Whether the policy's own rules let one more request in; the KV cache must have room as well."""
+        """Return whether the policy's own rules let one more request in; the KV cache must have room as well."""
         return self.in_flight < self.settings.max_num_seqs
 
     @decides("while waiting")

@@ -209,7 +209,7 @@ class Learner:
         self.estimate.observe(accepted, rejected)
 
     def tries(self, lost: Callable[[], float]) -> bool:
-        """Whether to draft in this round of plain decoding, where that costs `lost` plain rounds."""
+        """Return whether to draft in this round of plain decoding, where that costs `lost` plain rounds."""
         if self._rounds_since_try < self._due:
             return False
         if self._due > self.AGAIN:

@@ -29,14 +29,14 @@ class Queued(Protocol):
     in_flight: int
 
     def admits(self) -> bool:
-        """Whether the first that waits may be let in."""
+        """Return whether the first that waits may be let in."""
 
 
 class PromptGate(Protocol):
     """Whether waiting prompts may be prefilled in the next step."""
 
     def holds(self, policy: Queued, decoding: int, steps: int) -> bool:
-        """Whether some that wait must wait on; `decoding` requests decode, and `steps` decode steps are over."""
+        """Return whether some that wait must wait on; `decoding` requests decode, and `steps` decode steps are over."""
         ...
 
     def prefilled(self, steps: int) -> None:

@@ -68,7 +68,7 @@ class PDV(PrefillDecode):
 
     @decides("every round")
     def gathers(self) -> bool:
-        """Whether verify should wait for the requests in the decode lane and take all in one batch.
+        """Return whether verify should wait for the requests in the decode lane and take all in one batch.
 
         Weights are read once for a batch of any size, so two half batches that overlap often take longer than one whole
         batch in turn; `auto` asks the profile which it is.

@@ -139,12 +139,12 @@ class Planner:
         return seconds
 
     def gathers(self, rows: int, context: int, k: int) -> bool:
-        """Whether verifying all rows in one batch is faster than two half batches that overlap with drafts."""
+        """Return whether verifying all rows in one batch is faster than two half batches that overlap with drafts."""
         half = max(1, rows // 2)
         return rows / self.round_s(rows, context, k) > half / self.overlapped_s(half, context // 2, k)
 
     def _joining_s(self, rows: int, context: int, k: int, rate: float, joining: float) -> float:
-        """How long a verify that gathers all rows waits for the drafts of newly prefilled requests.
+        """Return how long a verify that gathers all rows waits for the drafts of newly prefilled requests.
 
         They join at any time of a round. During the draft of the others their draft follows it. During the verify it
         starts immediately, and the others wait for the rest of it.
@@ -156,7 +156,7 @@ class Planner:
         return (1 - exp(-joining)) * waiting_s
 
     def _catch_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """What the first forward of a draft reads beyond each row's newest token, in the mean.
+        """Return what the first forward of a draft reads beyond each row's newest token, in the mean.
 
         A row whose drafts were all accepted has the drafter read the last of them; a head reads all accepted ones.
         """
