@@ -172,7 +172,7 @@ class KernelErrors:
 
 
 def left_out(tables: KernelTables) -> list[KernelErrors]:
-    """Return what the interpolation gives for each timed shape from the others: products, and experts by their tokens.
+    """Return the interpolated time of each timed shape from the others: products, and experts by their tokens.
 
     Attention is read as lines in the context; its errors are those of the lines at the timed contexts.
     """

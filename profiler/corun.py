@@ -253,7 +253,7 @@ class Duo:
             part.save()
 
     def launcher(self, point: GridPoint, priority: int = 0) -> Launcher:
-        """Return what launches a point on the lane of its kind, on slots no other kind touches."""
+        """Return a launcher of a point on the lane of its kind, on slots no other kind touches."""
         key = (point.kind, priority)
         if key not in self.lanes:
             self.lanes[key] = lane = GraphLane(self.engines[point.kind], priority)

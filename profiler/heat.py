@@ -29,7 +29,7 @@ Heated = tuple[Ticket, Drawn, CardReading, float]
 
 
 def heat_points(drafter: bool) -> list[GridPoint]:
-    """Return what is launched by itself: from memory-bound to compute-bound."""
+    """Return the points that are launched alone: from memory-bound to compute-bound."""
     if drafter:
         return [
             grid.draft(8, 4, 512), grid.draft(64, 4, 512), grid.decode(64, 1, 512), grid.decode(64, 5, 512),
@@ -119,7 +119,7 @@ def seconds_of(ticket: Ticket) -> float:
 
 
 def card_reader(device: torch.device) -> Callable[[], CardReading]:
-    """Return what reads the card's clock and power of this moment; not numbers where it cannot be asked."""
+    """Return a function that reads the card's clock and power; nan where they cannot be read."""
     nothing = float("nan"), float("nan")
     if device.type != "cuda":
         return lambda: nothing

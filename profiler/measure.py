@@ -150,7 +150,7 @@ class Profiler:
         self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
 
     def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
-        """Return how a part came about."""
+        """Return the provenance of a part."""
         options = self.options
         return {
             "schema_version": SCHEMA,

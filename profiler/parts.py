@@ -112,7 +112,7 @@ class Part:
 
 
 def ground(header: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what must be the same for samples to belong together."""
+    """Return the fields that samples must share to belong together."""
     software = {f"software.{name}": header["software"][name] for name in ("torch", "triton", "cuda", "pdvsim")}
     return {"device.name": header["device"]["name"], **software}
 

@@ -56,7 +56,7 @@ def software() -> dict[str, str | None]:
 
 
 def card(device: torch.device) -> dict[str, Any]:
-    """Return what the device is and what it can do, measured; on the CPU, a name and no ceilings."""
+    """Return the device's name and measured ceilings; on the CPU, a name without ceilings."""
     import torch
 
     if device.type != "cuda":

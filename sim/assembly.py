@@ -123,7 +123,7 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
 def make_planner(
     experiment: Experiment, profile: Profile, models: dict[Role, CostModel], remote: RemoteDrafter | None = None
 ) -> Planner:
-    """Return what the policy of a server that runs these models plans with."""
+    """Return the planner for a server that runs these models."""
     policy = policy_of(experiment.arch)
     return Planner(
         models,
@@ -144,7 +144,7 @@ def link_of(experiment: Experiment) -> LinkSpec:
 
 
 def reuse_of(experiment: Experiment, target: ModelSpec | None = None) -> Reuse | None:
-    """Return what a server may use of cached prefixes; None: prefixes are not cached. `target` may keep states."""
+    """Return the limits on reuse of cached prefixes; None: prefixes are not cached. `target` may keep states."""
     server, placement = experiment.server, experiment.placement
     if not (server.enable_prefix_caching and experiment.paged):
         return None

@@ -304,7 +304,7 @@ class Cluster:
         return ranks[first]
 
     def settled_s(self) -> float:
-        """Return until when every launch that began is in the log."""
+        """Return the time until which every launch that began is in the log."""
         running = (job.start_s for gpu in self.gpus for job in gpu.running if job.start_s >= 0)
         now_s: float = self.env.now
         return min(now_s, *running, math.inf)

@@ -155,11 +155,11 @@ class Compressed:
         return self.index_dim * item + (4 if item == 1 else 0)
 
     def selected_bytes(self, item: int) -> float:
-        """Return what a token adds to the entries of the selecting layers."""
+        """Return the bytes that a token adds to the entries of the selecting layers."""
         return self.selecting * self.entry_bytes(item) / self.ratio
 
     def token_bytes(self, item: int) -> float:
-        """Return what a token adds to the entries of all layers, and to the index."""
+        """Return the bytes that a token adds to the entries of all layers, and to the index."""
         index = self.selecting * self.index_bytes(item) / self.ratio
         return self.selected_bytes(item) + index + self.whole * self.entry_bytes(item) / self.wide_ratio
 
@@ -243,7 +243,7 @@ class State:
         return (hidden, self.channels + inner), *(((hidden, gates),) if gates else ()), output
 
     def shard(self, gpus: int) -> State:
-        """Return what one of `gpus` has. Fewer key heads than GPUs are on several."""
+        """Return the shard on one of `gpus`. Fewer key heads than GPUs are replicated."""
         return replace(self, key_heads=max(1, self.key_heads // gpus), value_heads=self.value_heads // gpus)
 
     def snapshot_tokens(self, kv_bytes: float) -> int:

@@ -93,7 +93,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def error_text(error: Exception) -> str:
-    """Return what went wrong with a file, as one printable line without its name."""
+    """Return the error of a file as one printable line without its name."""
     return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:300]
 
 

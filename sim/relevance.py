@@ -199,7 +199,7 @@ def refuse_idle(experiments: Sequence[Experiment]) -> None:
 
 
 def applicable(experiment: Experiment) -> Experiment:
-    """Return the same with options that do nothing in it as if they had not been given."""
+    """Return the experiment with options that have no effect at their defaults."""
     while idle := [need for need in NEEDS if need.idle(experiment)]:  # a dropped option may be what another needs
         changed: dict[str, Any] = {}
         for need in idle:

@@ -19,7 +19,7 @@ LEAST_ROWS = 20  # of an engine on a card
 
 
 def errors_of(group: list[Prediction]) -> dict[str, float]:
-    """Return what 95% of the rows lie within, and of the ratios of two of them."""
+    """Return the 95% range of the rows, and of the ratios of two of them."""
     tpot = np.quantile([abs(one.tpot_error) for one in group], 0.95)
     ttft = np.quantile([abs(one.ttft_error) for one in group if one.row.ttft_counts], 0.95)
     figures = {"tpot": tpot, "ttft": ttft, "ratio": ratios(group)[1]}

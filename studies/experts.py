@@ -127,7 +127,7 @@ def speculation(title: str, about: str, case: Setting, figures: Figures, why: st
 
 
 def specforge_each_ms() -> float:
-    """Return what SGLang adds to a forward of Qwen3-30B-A3B over two H100s."""
+    """Return the milliseconds that SGLang adds to a forward of Qwen3-30B-A3B over two H100s."""
     return setting(CARD, PRESETS["qwen3-30b-a3b"], 2, 222.47, None).each_ms
 
 
@@ -232,7 +232,7 @@ def a100() -> EngineSource:
 
 
 def qwen36() -> EngineSource:
-    """Return what 8-bit weights gain, and what sixteen requests cost."""
+    """Return the gain of 8-bit weights, and the cost of sixteen requests."""
     context, k, each_ms = 8192 + 512, 3, specforge_each_ms()
 
     def ms(spec: ModelSpec, rows: int, tokens: float) -> float:

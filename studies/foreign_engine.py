@@ -163,7 +163,7 @@ def bench_result(served: list[dict[str, Any]], asked: list[tuple[list[int], int]
 
 
 def faults(document: dict[str, Any], asked: list[tuple[list[int], int]], concurrency: int) -> list[str]:
-    """Return what is wrong with a result; nothing if it is what was asked for."""
+    """Return the faults of a result; none if it has the requested load."""
     wrong = []
     if document["failed"]:
         wrong.append(f"{document['failed']} requests did not finish")

@@ -301,7 +301,7 @@ class Prediction:
 
 
 def load_predicted() -> dict[Key, Prediction]:
-    """Return what was predicted of the model comparison before its figures were known: a record, not computed again."""
+    """Return the recorded predictions of the model comparison from before its figures were known."""
     with (FOLDER / "predicted.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {key_of(row): Prediction(*(float(row[name]) for name in ("predicted", "low", "high"))) for row in rows}

@@ -51,7 +51,7 @@ ORDER: tuple[Arch, ...] = (
 
 
 def closed_loop(arch: Arch, prompts: int) -> Experiment:
-    """Return what every architecture serves, with the engine's limits under both clocks."""
+    """Return the load of every architecture, with the engine's limits under both clocks."""
     traffic = Traffic("random", num_prompts=prompts, max_concurrency=USERS, input_len=TOKENS, output_len=TOKENS)
     return applicable(as_served(Experiment(arch, traffic, server=Server(pair=PAIR, max_num_seqs=USERS))))
 

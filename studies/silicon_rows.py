@@ -76,7 +76,7 @@ def number(text: str, without: int = 0) -> int:
 
 
 def shared(row: Row) -> dict[str, Any]:
-    """Return what both kinds of rows have."""
+    """Return the columns that both kinds of rows have."""
     origin = row["silicon_data_source"]
     load = re.search(r"silicon_concurrency=(\d+)", origin)
     theirs = re.match(r"source_file=2026|db-dump|source_file=\S*gap-analysis", origin)

@@ -240,7 +240,7 @@ def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:
 
 
 def published_reach(layer: Layer) -> Reach:
-    """Return how far its files went; a size that is in none of them is left untold."""
+    """Return the ranges of its files; a size that is in none of them is left out."""
     rows = context = prompt_start = None
     if layer.decode is not None:
         rows, context = (int(most) for most in layer.decode[:, :2].max(axis=0))

@@ -71,7 +71,7 @@ class BenchFit:
     sizes: tuple[int, int]  # least and most rows
 
     def document(self) -> dict[str, Any]:
-        """Return what `--machine` reads, and how it was found."""
+        """Return the document of `--machine`, with how its figures were fitted."""
         return {
             "pace_target": self.speed,
             "pace_draft": self.speed,
@@ -202,7 +202,7 @@ def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
 
 
 def separation(fit: BenchFit, files: int) -> list[str]:
-    """Return what the results determine, in sentences."""
+    """Return notes on what the results determine."""
     low, high = fit.sizes
     batch = f"batches of {low}" if low == high else f"batches of {low} to {high}"
     lines = [f"{fit.observations} observations of steps, {batch} requests, from {files} result{'s' * (files > 1)}"]

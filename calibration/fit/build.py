@@ -102,7 +102,7 @@ def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
 
 
 def kernels(header: SamplesHeader) -> Kernels:
-    """Return how the engine that was measured runs models on this card."""
+    """Return the measured engine's cost model on this card."""
     programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
     # up to this number of tokens its own small kernels do a model's small products; the library's fill the card
     return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, SMALL_BYTES)
@@ -214,7 +214,7 @@ def corun_errors(corun: Corun) -> dict[str, Any]:
 
 
 def power_errors(heated: PowerCalibration) -> dict[str, Any]:
-    """Return how far the power read is off, and the times of launches in runs without a pause."""
+    """Return the errors of the power readings, and of launch times in runs without a pause."""
     return {
         "watts": middle(heated.power_error),
         "seconds": {"runs": len(heated.time_error), **middle(heated.time_error)},

@@ -179,7 +179,7 @@ class EngineSteps:
     coefficients: Floats
 
     def seconds(self, log: StepLog) -> Floats:
-        """Return what the steps of a log take."""
+        """Return the seconds of the steps of a log."""
         times_s: Floats = _columns(_padded(log, self.padded_to), self.knots) @ self.coefficients
         return times_s
 
@@ -220,7 +220,7 @@ def _knots(log: StepLog) -> tuple[int, ...]:
 
 
 def _columns(log: StepLog, knots: tuple[int, ...]) -> Floats:
-    """Return what coefficients are multiplied by: a fixed part, ramps between knots, and five rates."""
+    """Return the columns of the coefficients: a fixed part, ramps between knots, and five rates."""
     tokens = log.tokens + log.prompt
     ramps = []
     for at, (low, high) in enumerate(pairwise(knots)):

@@ -50,7 +50,7 @@ def tokens_of(frame: pd.DataFrame) -> list[int]:
 
 
 def price(model: CostModel, point: Mapping[Hashable, Any] | pd.Series) -> AffineCost:
-    """Return what a measured point costs by the simulator's own latency model."""
+    """Return the cost of a measured point in the simulator's own latency model."""
     rows, tokens, steps = int(point["rows"]), int(point["tokens"]), max(1, int(point["steps"]))
     if not point["chunks"]:
         return model.price(rows, tokens, steps, float(point.get("context_total", rows * point["context"])))

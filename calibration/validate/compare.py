@@ -118,7 +118,7 @@ def dataset(experiment: Experiment) -> str:
 
 
 def commands(runs: Sequence[ServedRun]) -> list[str]:
-    """Return what was run, each once, however often it was repeated."""
+    """Return the distinct experiments, repeats once."""
     return list(dict.fromkeys(run.command for run in runs))
 
 
@@ -264,7 +264,7 @@ def leads(checked: Sequence[Checked]) -> dict[str, Any]:
 
 
 def _rising(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """Return what leads in percentiles must exceed, from the lowest percentile up.
+    """Return the thresholds of leads in percentiles, from the lowest percentile up.
 
     A percentile that few of the pairs have borrows the errors of the next, and so do two of which the lower is further
     off: which runs had which percentile is chance, and tails are harder to predict the further out they are.

@@ -134,7 +134,7 @@ def serve_all(
 
 
 def _shared(run: ServedRun) -> tuple[str, Server]:
-    """Return what runs must have in common to share models and graphs."""
+    """Return the key of runs that can share models and graphs."""
     server, plan_len = run.experiment.server, Server.adaptive_verification_profile_context_len
     server = replace(server, adaptive_verification_profile_context_len=plan_len)
     return run.experiment.arch, replace(server, max_num_seqs=1, max_prompts_per_forward=None)

@@ -85,7 +85,7 @@ def added(y: Tensor, weight: Matrix, stream: Residual) -> Residual:
 
 
 def _as_seen(x: Tensor, weight: Matrix) -> Tensor:
-    """Return what is multiplied with a matrix: with a quantised one, quantised by token."""
+    """Return the input of a product with a matrix: for a quantised one, quantised by token."""
     return plain(quantised(x), x.dtype) if isinstance(weight, Fp8) else x
 
 

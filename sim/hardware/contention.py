@@ -178,7 +178,7 @@ class Sharing:
             max_min((a, b), (heavy, light), (1.0, 1.0), 1.0, 1.0, holds)
 
     def _preference(self, load: Load, below: Load) -> float:
-        """Return what the higher priority of a launch is worth next to one `below`, if that has short blocks."""
+        """Return the weight of a launch's higher priority over one `below`, if that has short blocks."""
         if below.experts_read:
             return float(self.fit.expert_weight ** (sqrt(1.0 - load.small_kernel_share) * below.experts_read))
         return self.fit.weight_8bit if below.eight_bits else 1.0

@@ -210,7 +210,7 @@ class CostModel:
         return AffineCost(seconds_0 + steps * self.terms.rows.past_s(rows), *others)
 
     def _attended(self, prompts: Prompts) -> PromptCost:
-        """Return what prompts cost besides the layers, worked out."""
+        """Return the cost of prompts beyond their layers."""
         window, tokens, moved, flops = self.window, 0, 0.0, 0.0
         for start, count in prompts:
             read: float = start + count
@@ -366,7 +366,7 @@ def widest_draft(spec: ModelSpec) -> int:
 
 
 def _mean(share: float, whole: float, within: float) -> float:
-    """Return what layers take of which that share attends to all tokens, and the others to those within reach."""
+    """Return the time of layers of which a share attends to all tokens, the others to tokens within reach."""
     return share * whole + (1 - share) * within
 
 

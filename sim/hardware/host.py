@@ -75,7 +75,7 @@ class SimulatedHost:
         self.idle_lanes += lanes
 
     def notice(self, idle_since_s: float, now_s: float) -> float:
-        """Return when an idle lane notices work that arrives now: at its next poll, or at its wake-up."""
+        """Return the time at which an idle lane notices work that arrives now: at its next poll, or at its wake-up."""
         times = self.times
         if not times.idle_poll_s:
             return now_s + times.notify_s

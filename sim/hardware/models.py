@@ -117,7 +117,7 @@ def unquantised(name: str) -> str:
 
 
 def bits_of(name: str) -> str:
-    """Return what follows the name of a quantised model, as presets are called; nothing of another."""
+    """Return the suffix of a quantised model's preset name; an empty one for other models."""
     return next((kind for end, kind in PUBLISHED.items() if name.lower().endswith(end)), "")
 
 
@@ -150,7 +150,7 @@ def pair(name: str) -> Pair:
 
 
 def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
-    """Return what drafts for a target without a model of its own; see the module."""
+    """Return the drafter of a target without a draft model; see the module."""
     if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "mtp":
         shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
         shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
@@ -309,7 +309,7 @@ def shard(
     spec: ModelSpec, gpus: int, ranks: int = 1, spread: bool = False, all2all: All2All | None = None,
     copies: int = 0, balanced: bool = False,
 ) -> ModelSpec:  # fmt: skip
-    """Return what one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
+    """Return the shard of a model on one of `gpus`: its share of heads, MLP, every expert and vocabulary.
 
     Fewer KV heads than GPUs are on several, routers, indexers and the compressed KV cache of MLA on all. With
     data-parallel `ranks`, each of `gpus` GPUs, experts are divided over the GPUs of all of them: a share of each or,

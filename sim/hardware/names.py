@@ -40,14 +40,14 @@ def card_name(name: str, known: Iterable[str]) -> str:
 
 
 def model_name(name: str, known: Iterable[str]) -> str:
-    """Return the same of a model. An owner that is not known is left out: copies keep the name."""
+    """Return the model of `known` that a name means, without an unknown owner: copies keep the name."""
     plain = _plain(name)
     base = plain.rpartition("/")[2]
     return _noted(name, next((n for n in (plain, base) if n in known), _MODEL_OF.get(plain, _MODEL_OF.get(base, name))))
 
 
 def _noted(given: str, taken: str) -> str:
-    """Return what was taken, with a note unless only the writing differs."""
+    """Return `taken`, with a note unless only the spelling differs."""
     if taken not in (given, _plain(given)):
         warnings.warn(f"{given} is read as {taken}", Note, stacklevel=2)
     return taken

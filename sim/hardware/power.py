@@ -73,7 +73,7 @@ class Power:
         return solo_s * (1.0 + self.fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
     def run(self, mean_w: float, price: Price, flop_factor: float, start_s: float) -> tuple[float, float]:
-        """Return when a launch ends that runs alone from `start_s`, and the mean draw then."""
+        """Return the end of a launch that runs alone from `start_s`, and the mean draw then."""
         rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = self.figures
         solo_s, moved, flops, cache = price
         weights = moved - cache if moved > cache else 0.0

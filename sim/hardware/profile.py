@@ -198,7 +198,7 @@ class Profile:
         return spread_costs(spec, self.fit(spec)) if spec.data_ranks > 1 else cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
-        """Return how far what is known of a pair was measured."""
+        """Return how much of a pair's figures was measured."""
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
 

@@ -184,7 +184,7 @@ class Prices:
         return self.s.expert_bytes / (self.bandwidth * self.c.narrow_bandwidth)
 
     def experts(self, tokens: Floats) -> Floats:
-        """Return what layers with experts take besides their other products and the reading of experts.
+        """Return the time of layers with experts beyond their other products and the reads of experts.
 
         That is their kernels' fixed time, the tokens' reads and writes, and the arithmetic as far as it takes longer
         than reading the experts of as many independent tokens. Of experts on several GPUs, the one with the most to do.
@@ -357,7 +357,7 @@ def shipped() -> Transfer:
 
 
 def from_document(data: dict[str, Any]) -> Transfer:
-    """Return what `document` wrote."""
+    """Return the fit that `document` wrote."""
     learned = {**data["coefficients"], "compute": tuple(data["coefficients"]["compute"])}
     limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["engine"].items()}
     rest = {f.name: data[f.name] for f in fields(Transfer) if f.name not in ("coefficients", "engine")}

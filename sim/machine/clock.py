@@ -77,7 +77,7 @@ class Clock(simpy.Environment):
             self.step()
 
     def peek(self) -> float:
-        """Return when the next thing is due."""
+        """Return the time of the next event."""
         return min(super().peek(), self._next_machine().due[0])
 
     def step(self) -> None:
@@ -102,7 +102,7 @@ class Clock(simpy.Environment):
                 self.at(noticed_s, ended, ended._value)
 
     def horizon(self, device: TimedDevice, arrivals: bool = True) -> float:
-        """Return when something else than what `device` does is due; without `arrivals`, those do not count."""
+        """Return the time of the next event that is not of `device`; without `arrivals`, arrivals do not count."""
         if self.launched:
             return self._now
         if not arrivals and len(self.machines) == 1:  # else another may launch what arrives, and end it

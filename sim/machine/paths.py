@@ -25,7 +25,7 @@ def gains_by_run(k: int) -> bytes:
 
 @cache
 def lags_by_gain(k: int, rereads: bool) -> bytes:
-    """Return what the drafter has yet to read after a round of k draft tokens, by what the round gained."""
+    """Return the drafter's lag in tokens after a round of k draft tokens, by the round's gain."""
     return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
 
 

@@ -109,7 +109,7 @@ class RankGPU(SimulatedGPU, Device):
         self.enter(job)
 
     def routed(self, launch: Launch) -> list[Routed]:
-        """Return what a launch sends to experts."""
+        """Return the tokens that a launch sends to experts."""
         model = self.ledger.models[launch.role]
         if not isinstance(model, SpreadCosts):
             return []

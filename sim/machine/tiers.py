@@ -51,7 +51,7 @@ class KvTier:
             self.blocks.evict(over)
 
     def arrives_s(self, now_s: float, tokens: int) -> float:
-        """Return when a fetch that begins now would be over."""
+        """Return the end of a fetch that begins now."""
         return max(now_s, self.free_s) + self.alone_s(tokens)
 
     def alone_s(self, tokens: int) -> float:
