@@ -533,7 +533,7 @@ def _products_of(part: pd.DataFrame) -> NDArray[Any]:
 
 
 def _by_model(table: pd.DataFrame, kind: str) -> list[tuple[str, pd.DataFrame]]:
-    """Of the modules that select for themselves, those with the products that all engines timed."""
+    """Return the self-selecting modules with the products that all engines timed."""
     table = table[~table.op_name.str.contains("skip") & table.model.isin(list(SPARSE_MODELS))]
     hidden = table.model.map(SPARSE_MODELS).astype(int)
     # bfloat16 where it was timed; compressed attention with the products that it is served with

@@ -326,7 +326,7 @@ class Needs:
 
     @property
     def draft_buckets(self) -> tuple[int, ...]:
-        """Of the drafter's rows, of which there are more where it drafts ahead."""
+        """Buckets of the drafter's rows: more rows where it drafts ahead."""
         return buckets_for(ROW_BUCKETS, self.rows * max(1, self.branches))
 
     @property
@@ -336,7 +336,7 @@ class Needs:
 
     @property
     def _most_tokens(self) -> int:
-        """Of prompts, that a forward must have room for; short ones need room for their number."""
+        """Most prompt tokens that a forward must have room for; short prompts need room for their number."""
         sizes = (size for size in CHUNK_BUCKETS if most_prompts(size) >= self.prompts)
         return max(self.prompt_tokens[1], next(sizes, CHUNK_BUCKETS[-1]))
 
@@ -458,7 +458,7 @@ def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
 def pages_that_fit(
     models: dict[Role, ModelArchitecture], needs: Needs, item: int, room: float, loaded: Collection[Role] = ()
 ) -> int:
-    """Of the pages needed, as many as `room` bytes hold; a ValueError with what to lower if no request fits.
+    """Return the needed pages that `room` bytes hold; a ValueError with what to lower if no request fits.
 
     With fewer pages admission waits, as with any full KV cache. `loaded`: roles whose weights are on the device.
     """

@@ -107,7 +107,7 @@ def _named(name: str) -> ModelArchitecture:
 
 
 def dtype_of(machine: Machine) -> torch.dtype:
-    """Of weights and caches: the one asked for, else the device's usual one."""
+    """Return the type of weights and caches: the requested one, else the device's default."""
     dtype: torch.dtype = getattr(torch, machine.dtype or ("float32" if machine.device == "cpu" else "bfloat16"))
     return dtype
 

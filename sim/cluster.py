@@ -310,7 +310,7 @@ class Cluster:
         return min(now_s, *running, math.inf)
 
     def meta(self) -> dict[str, Any]:
-        """Where the records came from."""
+        """Return the provenance of the records."""
         profile, gpu = self.parts.profile, self.parts.profile.gpu
         return {
             "clock": "simulated",

@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
 
 @dataclass(init=False, eq=False)  # made by the million: its defaults are the class's own
 class RequestState:
-    """Where a request stands. Only its policy and its batch write it."""
+    """The progress of a request. Only its policy and its batch write it."""
 
     prefilled: int = 0  # of the tokens to read, those already in the KV cache
     context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward

@@ -112,7 +112,7 @@ class Sparse:
 
     @property
     def flops_per_pair(self) -> int:
-        """Of one query token scored against one cached token."""
+        """Operations of one query token scored against one cached token."""
         return 2 * self.index_heads * self.index_dim
 
 
@@ -147,11 +147,11 @@ class Compressed:
         return self.entries * self.ratio if self.selecting else None
 
     def entry_bytes(self, item: int) -> int:
-        """Of an entry, or of a token in the window; in 8 bits with a scale for each 64 values."""
+        """Return the bytes of an entry, or of a token in the window; in 8 bits with a scale for each 64 values."""
         return self.head_dim + self.rope_dim + self.head_dim // 64 if item == 1 else self.head_dim * item
 
     def index_bytes(self, item: int) -> int:
-        """Of an entry of the indexer: in 8 bits with a scale of four bytes."""
+        """Return the bytes of an entry of the indexer: in 8 bits with a scale of four bytes."""
         return self.index_dim * item + (4 if item == 1 else 0)
 
     def selected_bytes(self, item: int) -> float:
@@ -229,7 +229,7 @@ class State:
 
     @property
     def flops(self) -> int:
-        """Of one token in one layer."""
+        """Operations of one token in one layer."""
         return STATE_OPERATIONS * self.value_heads * self.key_dim * self.value_dim
 
     def products(self, hidden: int) -> tuple[tuple[int, int], ...]:

@@ -135,7 +135,7 @@ def beyond(metrics: Mapping[str, Any], ranges: Mapping[str, float]) -> str | Non
 
 
 def errors_path(hardware: Hardware) -> Path | None:
-    """Where the errors of a profile are; None where it has no file."""
+    """Return the path of a profile's errors; None where it has no file."""
     if hardware.profile == "roofline" or hardware.predicted_engine != "pdvsim":
         return None
     if hardware.profile is not None:

@@ -64,7 +64,7 @@ class Traced:
 
     @classmethod
     def figures(cls, count: int) -> list[Traced]:
-        """So many free figures."""
+        """Return `count` free figures."""
         return [cls({(Factor(False, number, number, 0.0),): 1.0}) for number in range(count)]
 
     def joined(self, other: Traced, larger: bool) -> Traced:

@@ -35,7 +35,7 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def layer_courses(samples: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """By model that has such samples, the median seconds of its layers without attention by tokens."""
+    """Return by model the median seconds of its layers without attention, by tokens."""
     layers = samples[samples["section"] == "layers"]
     courses: dict[str, dict[int, float]] = {}
     for (model, _), rows in layers.groupby(["model", "chunk_tokens"], observed=True):

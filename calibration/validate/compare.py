@@ -110,7 +110,7 @@ class Validation:
 
 
 def dataset(experiment: Experiment) -> str:
-    """Where the lengths of a run's requests come from."""
+    """Return the source of the lengths of a run's requests."""
     traffic = experiment.traffic
     if traffic.dataset_name == "random":
         return "long prompts" if (traffic.input_len or 1024) >= LONG_PROMPT_TOKENS else "short chat"
@@ -236,7 +236,7 @@ def spread(runs: Sequence[ServedRun]) -> list[dict[str, float]]:
 
 
 def leads(checked: Sequence[Checked]) -> dict[str, Any]:
-    """By metric, how far off a predicted lead of one server over another is, and how often their order is right.
+    """Return by metric the errors of predicted leads between servers, and how often their order is right.
 
     `limit` is what a lead must exceed to count: the 95th percentile of the errors, in percentiles pooled (`_rising`).
     For every two that served the same requests in the same closed loop, the figure of the one predicted ahead over the
@@ -282,7 +282,7 @@ def _rising(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list[float], dict[str, int]]:
-    """Of one metric: how far each predicted lead is off, and the order of the servers."""
+    """Return the error of each predicted lead of one metric, and counts of right orders."""
     errors, apart, right = [], 0, 0
     sign = 1 if metric == "output_throughput" else -1  # times are better the shorter
     for servers in loops:
@@ -303,7 +303,7 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
 
 
 def bars(checked: Sequence[Checked]) -> Bars:
-    """By group and metric, the share within which 90% of real runs lie: the conformal quantile of log ratios.
+    """Return by group and metric the share within which 90% of real runs lie: the conformal quantile of log ratios.
 
     Repeated runs count as one, their mean. A group with too few experiments for a quantile is left out, and so is one
     where the largest error alone would decide it, unless it holds all runs.
@@ -316,7 +316,7 @@ def bars(checked: Sequence[Checked]) -> Bars:
 
 
 def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]]:
-    """By group and metric, the sizes of the log ratios of the experiments in it, each under its command."""
+    """Return by group and metric the absolute log ratios of its experiments, each under its command."""
     repeats: dict[str, list[Checked]] = {}
     for one in checked:
         repeats.setdefault(one.run.command, []).append(one)

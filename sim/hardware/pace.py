@@ -71,7 +71,7 @@ class Pace(NamedTuple):
     launches: tuple[TimedLaunches, ...] = ()
 
     def ratios(self, profile: Profile, pair: Pair) -> dict[str, float]:
-        """By model, its time over that alone on the profiled machine; models that were not timed are left out."""
+        """Return by model its time over that on the profiled machine, without models that were not timed."""
         ratios: dict[str, float] = {}
         for spec, ratio in ((pair.draft, self.draft), (pair.target, self.target)):
             if not spec.on_host and spec.name in profile.models:

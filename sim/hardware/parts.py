@@ -280,7 +280,7 @@ class ModelKernels:
         return "dsa" if self.spec.latent is not None else "msa"
 
     def _timed_products(self, phase: str, tokens: Floats) -> Floats:
-        """Of a layer of sparse attention, the products that were timed with it."""
+        """Return the products that were timed with a layer of sparse attention."""
         s, total = self.spec, np.zeros(tokens.shape)
         kind = self.tables.sparse_products(phase, self._sparse_kind, s.hidden, self.cache)
         index = s.other_mixers()[-1][1]

@@ -88,7 +88,7 @@ class Power:
         return end_s, mean_w
 
     def over(self, mean_w: float, watts: float, seconds: float) -> float:
-        """By how much the mean draw exceeds the limit, as a share of it: the mean over this time at `watts`.
+        """Return the share by which the mean draw exceeds the limit: the mean over this time at `watts`.
 
         The mean draw goes from `mean_w` towards `watts`; while it is below the limit, nothing is gained.
         """

@@ -37,7 +37,7 @@ class TimedDevice(Protocol):
 
 
 class _NoDevice:
-    """Where there is no device, nothing ends."""
+    """A stand-in for no device: nothing ends."""
 
     due = NEVER
 

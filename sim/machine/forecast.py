@@ -265,7 +265,7 @@ class Forecast:
         return True
 
     def roomy(self, rounds: int) -> int:
-        """Of the next rounds, how many there is room for."""
+        """Return how many of the next rounds there is room for."""
         if not self.kv.paged:
             return rounds
         free = self.kv.capacity_tokens - self.kv.used_tokens + self.held_tokens
@@ -280,7 +280,7 @@ class Forecast:
         self.verify_s += verify_s
 
     def pass_rounds(self, times_s: list[float]) -> None:
-        """So many rounds are over, at these times; there was room for them."""
+        """Note the end of rounds at these times; there was room for them."""
         self.times_s.fromlist(times_s)
         self.round += len(times_s)
         if self.kv.paged:

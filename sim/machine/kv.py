@@ -163,7 +163,7 @@ class KvCache:
                 request.state.pinned = False
 
     def last_admitted(self) -> Request:
-        """Of unpinned requests."""
+        """Return the unpinned request that was admitted last."""
         return next(request for request in reversed(self._inside) if not request.state.pinned)
 
     def release(self, request: Request) -> None:

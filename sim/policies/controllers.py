@@ -157,7 +157,7 @@ class ServedLengths:
         self._requests = self._outputs = self._prompts = 0.0
 
     def look(self, rows: Sequence[Request]) -> None:
-        """Until a request is served, those under way stand in for it, as if they ended now."""
+        """Count running requests as if they ended now, until one is served."""
         if not self._requests:
             self.outputs = max([row.state.emitted for row in rows])
             self.prompts = sum(map(_computed, rows)) / len(rows)

@@ -258,7 +258,7 @@ class StepCosts:
         self._lines: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # at the rows' own: seconds, and per token
 
     def seconds(self, rows: int, context: int, tokens: int, slots: int) -> NDArray[np.float64]:
-        """Of a step of `rows` with `tokens` that are no drafts, if it verifies 0 to `slots` drafts besides.
+        """Return the seconds of a step of `rows` with `tokens` other tokens, by 0 to `slots` verified drafts.
 
         It never falls: a step that is faster with more tokens is an accident of its kernels.
         """

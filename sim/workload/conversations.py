@@ -41,7 +41,7 @@ class Growth:
         self.session, self.turn, self.tokens = -1, turns, 0
 
     def add(self, new: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of the next turns, given the tokens that are new in each: prompts and outputs; conversation and turn."""
+        """Return prompts and outputs of the next turns from their new tokens, with conversation and turn."""
         rows = []
         for prompt, output in new.tolist():
             if self.turn == self.turns or self.tokens + prompt + output > self.longest:
