@@ -355,7 +355,7 @@ class ModelSpec:
 
     @property
     def row_flops(self) -> int:
-        """Operations of one token, with those of states."""
+        """Operations of one token whatever its context: of states, or of windows."""
         if (own := self.compressed) is None:
             return self.state_flops
         return own.layers * own.window * self._layer_flops_per_pair
