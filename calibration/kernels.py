@@ -39,7 +39,7 @@ SYSTEMS = {
 BLACKWELL = ("b200", "b300", "gb200", "gb300")
 LEAST_SIDE = 128  # of a product; narrower ones are routers, which cost a kernel's fixed time
 LEAST_TESTED = 512  # sides of the products that are left out in turn: those of models' layers
-# A kind of products whose fastest takes so many times as long as the fastest of 16 bits was timed waiting for the host:
+# A kind of products whose fastest takes this many times as long as the fastest of 16 bits waited for the host:
 # vLLM's fp8_block on a B200 takes 167 us at every size. On H100 and H200 it is 21 times, which the measured servers of
 # vLLM 0.12 with such weights bear out.
 MOST_WAIT = 50
@@ -67,7 +67,7 @@ BORROWED: dict[tuple[str, str], dict[str, str]] = {
     ("trtllm", "h100-sxm"): {"w4a16_mxfp4": "vllm"},
     ("trtllm", "h200"): {"w4a16_mxfp4": "vllm"},
 }
-# On Blackwell, tokens that were sent to the rank of their expert are multiplied by other kernels than those that every
+# On Blackwell, tokens that were sent to the rank of their expert are multiplied by other kernels than those of every
 # rank has: DeepGEMM for 8 bits, and CUTLASS. Both were timed in TensorRT-LLM, which has them for all data-parallel
 # ranks (NVIDIA's recipes, github.com/NVIDIA/srt-slurm); SGLang and vLLM have them with DeepEP. Cards of one chip lend
 # each other such tables: some on B200 and GB200 took twice as long as those on the other.
@@ -172,7 +172,7 @@ class KernelErrors:
 
 
 def left_out(tables: KernelTables) -> list[KernelErrors]:
-    """What the interpolation gives for each timed shape from the others: products, and experts by their tokens.
+    """Return the interpolated time of each timed shape from the others: products, and experts by their tokens.
 
     Attention is read as lines in the context; its errors are those of the lines at the timed contexts.
     """
@@ -337,8 +337,8 @@ def _decode(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
     for kind, part in _attention(table):
         pairs, axes, times = _paired(part, ["batch_size", "step"])
-        found = pairs | {"rows": axes[0], "context": axes[1], "t": times}
-        arrays |= {f"decode/{kind}/{name}": values for name, values in found.items()}
+        columns = pairs | {"rows": axes[0], "context": axes[1], "t": times}
+        arrays |= {f"decode/{kind}/{name}": values for name, values in columns.items()}
     return arrays
 
 
@@ -346,8 +346,8 @@ def _prefill(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
     for kind, part in _attention(table[table.batch_size == 1]):
         pairs, axes, times = _paired(part, ["isl"])
-        found = pairs | {"length": axes[0], "t": times}
-        arrays |= {f"prefill/{kind}/{name}": values for name, values in found.items()}
+        columns = pairs | {"length": axes[0], "t": times}
+        arrays |= {f"prefill/{kind}/{name}": values for name, values in columns.items()}
     return arrays
 
 
@@ -375,7 +375,7 @@ def _sent(*sources: _Source) -> Arrays:
 
 
 def _even(table: pd.DataFrame, name: str) -> Arrays:
-    """The same where every expert has as many tokens, in place of the usual routing."""
+    """Return the same where every expert has as many tokens, in place of the usual routing."""
     table = table[table.distribution == "balanced"]
     return _experts(_some(table), name, ("moe_ep_size",))
 
@@ -392,12 +392,12 @@ def _exchange(source: _Source) -> Arrays:
         for operation in ("all_gather", "reduce_scatter"):
             part = table[(table.op_name == operation) & (table.nccl_dtype == "half")]
             axes, times = _grid(part, ["num_gpus", "message_size"])
-            found = {"gpus": axes[0], "elements": axes[1], "t": times}
-            arrays |= {f"nccl/{operation}/{name}": values for name, values in found.items()}
+            columns = {"gpus": axes[0], "elements": axes[1], "t": times}
+            arrays |= {f"nccl/{operation}/{name}": values for name, values in columns.items()}
     for mode, part in _deepep(source):
         axes, times = _grid(part, ["hidden_size", "num_tokens"])
-        found = {"hidden": axes[0], "tokens": axes[1], "t": times}
-        arrays |= {f"deepep/{mode}/{name}": values for name, values in found.items()}
+        columns = {"hidden": axes[0], "tokens": axes[1], "t": times}
+        arrays |= {f"deepep/{mode}/{name}": values for name, values in columns.items()}
     return arrays | _nodes(source)
 
 
@@ -412,8 +412,8 @@ def _nvlink(source: _Source) -> Arrays:
         sizes = ["moe_ep_size", "num_tokens"]
         steps = part.groupby([*sizes, "op_name"]).latency.min().unstack()
         axes, times = _grid(steps.sum(axis=1, skipna=False).rename("latency").dropna().reset_index(), sizes)
-        found = {"ranks": axes[0], "tokens": axes[1], "t": times}
-        arrays |= {f"nvlink/{kind}/{name}": values for name, values in found.items()}
+        columns = {"ranks": axes[0], "tokens": axes[1], "t": times}
+        arrays |= {f"nvlink/{kind}/{name}": values for name, values in columns.items()}
     return arrays
 
 
@@ -429,8 +429,8 @@ def _nodes(source: _Source) -> Arrays:
                 continue
             part = part.assign(latency=(part[f"dispatch_{field}"] + part[f"combine_{field}"]) * 1e-3)
             axes, times = _grid(part, ["node_num", "num_token"])
-            found = {"nodes": axes[0], "tokens": axes[1], "hidden": part.hidden_size.unique().astype(np.int32)}
-            arrays |= {f"deepep-nodes/{mode}/{axis}": values for axis, values in (found | {"t": times}).items()}
+            columns = {"nodes": axes[0], "tokens": axes[1], "hidden": part.hidden_size.unique().astype(np.int32)}
+            arrays |= {f"deepep-nodes/{mode}/{axis}": values for axis, values in (columns | {"t": times}).items()}
             break
     return arrays
 
@@ -475,8 +475,8 @@ def _experts(table: pd.DataFrame, name: str = "moe", more: tuple[str, ...] = ())
         codes = {tuple(shape): code for code, shape in enumerate(shapes.tolist())}
         keys = part[columns].itertuples(index=False, name=None)
         axes, times = _grid(part.assign(shape=[codes[key] for key in keys]), ["shape", "num_tokens"])
-        found = {"shapes": shapes.astype(np.int32), "tokens": axes[1], "t": times}
-        arrays |= {f"{name}/{kind}/{part}": values for part, values in found.items()}
+        axes_and_times = {"shapes": shapes.astype(np.int32), "tokens": axes[1], "t": times}
+        arrays |= {f"{name}/{kind}/{part}": values for part, values in axes_and_times.items()}
     return arrays
 
 
@@ -491,8 +491,8 @@ def _latent_decode(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
     for kind, part in _by(table, "kv_cache_dtype"):
         axes, times = _grid(part, ["num_heads", "batch_size", "step"])
-        found = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times}
-        arrays |= {f"latent-decode/{kind}/{name}": values for name, values in found.items()}
+        columns = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times}
+        arrays |= {f"latent-decode/{kind}/{name}": values for name, values in columns.items()}
     return arrays
 
 
@@ -500,8 +500,8 @@ def _latent_prefill(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
     for kind, part in _by(table[table.batch_size == 1], "kv_cache_dtype"):
         axes, times = _grid(part, ["num_heads", "isl"])
-        found = {"heads": axes[0], "length": axes[1], "t": times}
-        arrays |= {f"latent-prefill/{kind}/{name}": values for name, values in found.items()}
+        columns = {"heads": axes[0], "length": axes[1], "t": times}
+        arrays |= {f"latent-prefill/{kind}/{name}": values for name, values in columns.items()}
     return arrays
 
 
@@ -512,8 +512,8 @@ def _sparse_decode(table: pd.DataFrame, kind: str) -> Arrays:
     table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & table.step.between(LEAST_SPARSE_CONTEXT, longest)]
     for name, part in _by_model(table, kind):
         axes, times = _grid(part, ["num_heads", "batch_size", "step"])
-        found = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times, "products": _products_of(part)}
-        arrays |= {f"sparse-decode/{name}/{axis}": values for axis, values in found.items()}
+        columns = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times, "products": _products_of(part)}
+        arrays |= {f"sparse-decode/{name}/{axis}": values for axis, values in columns.items()}
     return arrays
 
 
@@ -522,8 +522,8 @@ def _sparse_prefill(table: pd.DataFrame, kind: str) -> Arrays:
     table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & (table.batch_size == 1) & (table.step == 0)]
     for name, part in _by_model(table, kind):
         axes, times = _grid(part, ["num_heads", "isl"])
-        found = {"heads": axes[0], "length": axes[1], "t": times, "products": _products_of(part)}
-        arrays |= {f"sparse-prefill/{name}/{axis}": values for axis, values in found.items()}
+        columns = {"heads": axes[0], "length": axes[1], "t": times, "products": _products_of(part)}
+        arrays |= {f"sparse-prefill/{name}/{axis}": values for axis, values in columns.items()}
     return arrays
 
 
@@ -533,7 +533,7 @@ def _products_of(part: pd.DataFrame) -> NDArray[Any]:
 
 
 def _by_model(table: pd.DataFrame, kind: str) -> list[tuple[str, pd.DataFrame]]:
-    """Of the modules that select for themselves, those with the products that all engines timed."""
+    """Return the self-selecting modules with the products that all engines timed."""
     table = table[~table.op_name.str.contains("skip") & table.model.isin(list(SPARSE_MODELS))]
     hidden = table.model.map(SPARSE_MODELS).astype(int)
     # bfloat16 where it was timed; compressed attention with the products that it is served with
@@ -548,8 +548,8 @@ def _streams(table: pd.DataFrame) -> Arrays:
     part = fastest.groupby(level=[0, 1]).agg(["sum", "size"])
     part = part[part["size"] == 2].rename(columns={"sum": "latency"}).reset_index()
     axes, times = _grid(part, ["hidden_size", "num_tokens"])
-    found = {"hidden": axes[0], "tokens": axes[1], "t": times}
-    return {f"streams/all/{name}": values for name, values in found.items()}
+    columns = {"hidden": axes[0], "tokens": axes[1], "t": times}
+    return {f"streams/all/{name}": values for name, values in columns.items()}
 
 
 _dsa_decode, _dsa_prefill = partial(_sparse_decode, kind="dsa"), partial(_sparse_prefill, kind="dsa")
@@ -571,8 +571,8 @@ def _states(table: pd.DataFrame, kind: str) -> Arrays:
         if each.empty:
             continue
         axes, times = _grid(each, ["code", size])
-        found = {"heads": heads.to_numpy()[axes[0]].astype(np.int16), "at": axes[1], "t": times}
-        arrays |= {f"state-{name}/{kind}/{axis}": values for axis, values in found.items()}
+        columns = {"heads": heads.to_numpy()[axes[0]].astype(np.int16), "at": axes[1], "t": times}
+        arrays |= {f"state-{name}/{kind}/{axis}": values for axis, values in columns.items()}
     return arrays
 
 
@@ -583,5 +583,5 @@ def _absorbed(table: pd.DataFrame) -> Arrays:
     """The products before and after attention in the compressed space, together."""
     part = table[table.bmm_dtype == "bfloat16"].groupby(["num_heads", "num_tokens"]).latency.sum().reset_index()
     axes, times = _grid(part, ["num_heads", "num_tokens"])
-    found = {"heads": axes[0], "tokens": axes[1], "t": times}
-    return {f"latent-bmm/bfloat16/{name}": values for name, values in found.items()}
+    columns = {"heads": axes[0], "tokens": axes[1], "t": times}
+    return {f"latent-bmm/bfloat16/{name}": values for name, values in columns.items()}

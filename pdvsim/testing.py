@@ -68,7 +68,7 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
         asked = make_requests(experiment.traffic, experiment.acceptance)
         with _under(load):
             result = simulate(experiment)
-            check_books(result, [r.output_tokens for r in asked], [r.arrival_s for r in asked])
+            check_counts(result, [r.output_tokens for r in asked], [r.arrival_s for r in asked])
             check_streams(result)
             check_alike(result, simulate(experiment, blocks=False))
     if real or (real is None and find_spec("torch") is not None):
@@ -76,7 +76,7 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
             _check_in_real_time(arch)
 
 
-def check_books(result: Result, outputs: Sequence[int], arrival_s: Sequence[float]) -> None:
+def check_counts(result: Result, outputs: Sequence[int], arrival_s: Sequence[float]) -> None:
     """Check that every request finishes once, with its tokens, its times in order and its rounds accounted for."""
     requests, deliveries, launches = result.requests, result.deliveries, result.launches
     count = len(outputs)
@@ -115,9 +115,9 @@ def check_books(result: Result, outputs: Sequence[int], arrival_s: Sequence[floa
     verifies = (launches["kind"] == _VERIFY) | (launches["kind"] == _DECODE)
     _law(np.sum(launches["rows"][verifies]) == np.sum(rounds), "every round is a row of a verify or decode")
     judged = np.sum(launches["rows"][launches["kind"] == _VERIFY])
-    made = np.sum(launches["rows"][drafts] * launches["steps"][drafts])
-    bare = np.sum(requests["bare"])
-    _law(judged == np.sum(requests["drafts"]) + bare, "a row of a verify is a drafting round, or one without drafts")
+    drafted_tokens = np.sum(launches["rows"][drafts] * launches["steps"][drafts])
+    plain = np.sum(requests["bare"])
+    _law(judged == np.sum(requests["drafts"]) + plain, "a row of a verify is a drafting round, or one without drafts")
     early, used = requests["ahead_tokens"], requests["ahead_used"]
     works = launches["kind"] == _AHEAD
     made_early = np.sum(launches["rows"][works] * launches["steps"][works])
@@ -125,7 +125,7 @@ def check_books(result: Result, outputs: Sequence[int], arrival_s: Sequence[floa
     _law(np.all(used <= early), "a token drafted ahead is used at most once")
     looked_up = result.experiment.server.drafted_by in LOOKED_UP  # by the host, which has no launches
     _law(
-        looked_up or made + np.sum(used) == np.sum(drafted),
+        looked_up or drafted_tokens + np.sum(used) == np.sum(drafted),
         "every draft token is drafted by a launch and verified",
     )
     _law(not looked_up or not drafts.any(), "drafts that are looked up have no GPU launches")

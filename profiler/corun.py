@@ -60,7 +60,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
             for r, n in ((8, 512), (32, 512), (1, 128), (64, 512), (32, 128), (8, 1024), (64, 1024), (1, 512))
         ],
     ]
-    # long contexts, and short works beside long ones
+    # long contexts, and short launches next to long ones
     far = grid.draft(8, STEPS, LONG), grid.decode(8, STEPS + 1, LONG)
     kinds.append(
         [
@@ -75,16 +75,16 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     for kind in kinds:
         random.Random(len(kind)).shuffle(kind)
     placed = [(i / len(kind), k, members) for k, kind in enumerate(kinds) for i, members in enumerate(kind)]
-    # prompts far behind a start, whose attention leaves less room; last, as groups go by their numbers
-    behind = grid.draft(8, STEPS, FAR), grid.decode(8, STEPS + 1, FAR), grid.decode(8, 2, FAR)
+    # prompts far into a context, whose attention leaves less room; last, as groups go by their numbers
+    distant = grid.draft(8, STEPS, FAR), grid.decode(8, STEPS + 1, FAR), grid.decode(8, 2, FAR)
     far_off: list[tuple[GridPoint, ...]] = [
-        (behind[2], grid.prefill(2048, 4000)),
-        (behind[1], grid.prefill(512, FAR)),
-        (behind[0], grid.prefill(1024, FAR)),
-        (behind[0], behind[1], grid.prefill(256, FAR)),
-        (behind[0], behind[1], grid.prefill(2048, 4000)),
+        (distant[2], grid.prefill(2048, 4000)),
+        (distant[1], grid.prefill(512, FAR)),
+        (distant[0], grid.prefill(1024, FAR)),
+        (distant[0], distant[1], grid.prefill(256, FAR)),
+        (distant[0], distant[1], grid.prefill(2048, 4000)),
     ]
-    # one or few rows beside the chunks of a long prompt, as under light loads
+    # one or few rows concurrently with the chunks of a long prompt, as under light loads
     for context, start in ((AWAY, 1024), (FAR, FAR)):
         one = grid.draft(1, STEPS, context), grid.decode(1, STEPS + 1, context)
         some = grid.draft(8, STEPS, context), grid.decode(8, STEPS + 1, context)
@@ -105,7 +105,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     far_off += [(verify[1], grid.read(256, 1024)), (draft[1], grid.read(256, 1024)), (verify[32], grid.read(512))]
     far_off += [(grid.decode(r, 1, CONTEXT), grid.prefill(n)) for r, n in ((8, 256), (8, 1024), (32, 512), (64, 256))]
     far_off += [(grid.decode(8, 1, CONTEXT), grid.read(512)), (draft[8], verify[8], grid.read(512))]
-    # prompts of chats beside 16 to 32 rows, where products change from the engine's own kernels to the library's
+    # prompts of chats with 16 to 32 rows, where products change from the engine's own kernels to the library's
     own = grid.decode(8, 4, CONTEXT), grid.decode(16, 2, CONTEXT), grid.decode(24, 1, CONTEXT)
     library = grid.decode(16, 4, CONTEXT), grid.decode(24, 4, CONTEXT), grid.decode(40, 1, CONTEXT)
     crowd = grid.draft(24, STEPS, CONTEXT), grid.draft(48, STEPS, CONTEXT)
@@ -170,8 +170,8 @@ def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float
                 done.append((start, end, cached))
             if now < seconds and len(queue) < QUEUED_PER_LANE:
                 start = perf_counter() - begin
-                ticket, drawn = launch()
-                cached = drawn.context_total
+                ticket, data = launch()
+                cached = data.context_total
                 if launch.lane.gpu:
                     queue.append((ticket, cached))
                 else:
@@ -253,7 +253,7 @@ class Duo:
             part.save()
 
     def launcher(self, point: GridPoint, priority: int = 0) -> Launcher:
-        """What launches a point on the lane of its kind, on slots no other kind touches."""
+        """Return a launcher of a point on the lane of its kind, on slots no other kind touches."""
         key = (point.kind, priority)
         if key not in self.lanes:
             self.lanes[key] = lane = GraphLane(self.engines[point.kind], priority)
@@ -274,7 +274,7 @@ class Duo:
         return range(first, first + min(room, len(self._pages(point)) // pages_a_slot(point)))
 
     def fits(self, point: GridPoint) -> bool:
-        """Whether there are slots enough for a point."""
+        """Return whether there are slots enough for a point."""
         return point.slots <= len(self._slots(point))
 
     def _refusal(self, members: Sequence[GridPoint], spent_s: float, budget_s: float) -> str | None:
@@ -288,9 +288,9 @@ class Duo:
         if key not in self.solos:
             samples, shape = sample(self.launcher(point, priority), QUICK if self.quick else Effort())
             settle(self.lanes[point.kind, priority])
-            for repeat, (seconds, drawn) in enumerate(samples):
+            for repeat, (seconds, data) in enumerate(samples):
                 self.add(part, "corun", point, shape, priority=priority, repeat=repeat, seconds=seconds,
-                         context_total=drawn.context_total)  # fmt: skip
+                         context_total=data.context_total)  # fmt: skip
             self.solos[key] = float(np.median([seconds for seconds, _ in samples])), shape
         return self.solos[key]
 

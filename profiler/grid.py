@@ -28,7 +28,7 @@ CHUNKS = (
     (2048, 4000),
 )  # fmt: skip
 PROMPT_SETS = ((2, 64), (4, 64), (2, 256), (4, 256))  # (prompts in one forward, tokens each)
-# (rows, tokens a row, chunk) of forwards that carry a prompt: every chunk meets few and many rows, none and many drafts
+# (rows, tokens per row, chunk) of forwards that carry a prompt: each chunk meets few and many rows, no and many drafts
 CARRIED = (
     (1, 2, 64), (8, 1, 64), (24, 4, 64), (64, 2, 64), (8, 3, 128), (16, 2, 128), (48, 1, 128), (64, 3, 128),
     (4, 9, 256), (8, 1, 256), (24, 3, 256), (64, 2, 256), (2, 4, 512), (8, 3, 512), (16, 9, 512), (48, 2, 512),
@@ -62,8 +62,8 @@ class GridPoint:
     lengths: Unevenness = "even"
 
     @property
-    def hot(self) -> bool:
-        """Whether its launches in a row slow each other down."""
+    def throttles(self) -> bool:
+        """Whether its launches one after another slow each other down."""
         return self.rows * self.tokens + self.chunk_tokens >= HOT_TOKENS
 
     @property
@@ -115,7 +115,7 @@ def prefill(tokens: int, start: int = 0, chunks: int = 1, emits: bool = True) ->
 
 
 def read(tokens: int, start: int = 0, chunks: int = 1) -> GridPoint:
-    """The same for the drafter, whose prefill yields no token."""
+    """Return the same for the drafter, whose prefill yields no token."""
     return GridPoint("read", chunk_tokens=tokens * chunks, chunk_start=start, chunks=chunks)
 
 

@@ -111,5 +111,5 @@ def load_header(folder: str | Path) -> SamplesHeader:
 
 
 def refusal(path: Path, field: str, reason: str) -> ValueError:
-    """The one line that says which field of which file is wrong."""
+    """Return one line that names the wrong field and its file."""
     return ValueError(printable(f"samples {path}: {field}: {reason}"))

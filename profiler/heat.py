@@ -29,7 +29,7 @@ Heated = tuple[Ticket, Drawn, CardReading, float]
 
 
 def heat_points(drafter: bool) -> list[GridPoint]:
-    """What is launched by itself: from memory-bound to compute-bound."""
+    """Return the points that are launched alone: from memory-bound to compute-bound."""
     if drafter:
         return [
             grid.draft(8, 4, 512), grid.draft(64, 4, 512), grid.decode(64, 1, 512), grid.decode(64, 5, 512),
@@ -43,7 +43,7 @@ def heat_points(drafter: bool) -> list[GridPoint]:
 
 
 def far_points(drafter: bool) -> list[GridPoint]:
-    """Prompt chunks far behind their start, by themselves: attention over prompts takes much of their time."""
+    """Prompt chunks far into their context, by themselves: attention over prompts takes much of their time."""
     if drafter:
         return [grid.prefill(512, 3000)]
     return [
@@ -66,11 +66,11 @@ def heat(rig: Rig, add: Callable[..., None], todo: Mapping[int, Sequence[GridPoi
     for group, points in todo.items():
         if all(rig.fits(point) for point in points):
             for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
-                for repeat, (ticket, drawn, (mhz, watts), since_s) in enumerate(rows):
+                for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
                     add(
                         section="heat", model=rig.arch.spec.name, **point.as_dict(), bucket_rows=ticket.shape.rows,
-                        bucket_chunk=getattr(ticket.shape, "chunk", 0), context_total=drawn.context_total,
-                        longest=drawn.longest, group=group, member=member, members=len(points), repeat=repeat,
+                        bucket_chunk=getattr(ticket.shape, "chunk", 0), context_total=data.context_total,
+                        longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
                         seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
                     )  # fmt: skip
         free(rig.lane)
@@ -90,8 +90,8 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
         for launch, rows, count in zip(launchers, launches, each, strict=True):
             for _ in range(count):
                 since_s = perf_counter() - begin
-                ticket, drawn = launch()
-                rows.append((ticket, drawn, read(), since_s))
+                ticket, data = launch()
+                rows.append((ticket, data, read(), since_s))
                 waiting.append(ticket)
                 if len(waiting) > QUEUED_LAUNCHES:
                     waiting.popleft().collect()
@@ -119,7 +119,7 @@ def seconds_of(ticket: Ticket) -> float:
 
 
 def card_reader(device: torch.device) -> Callable[[], CardReading]:
-    """What reads the card's clock and power of this moment; not numbers where it cannot be asked."""
+    """Return a function that reads the card's clock and power; nan where they cannot be read."""
     nothing = float("nan"), float("nan")
     if device.type != "cuda":
         return lambda: nothing
@@ -131,6 +131,6 @@ def card_reader(device: torch.device) -> Callable[[], CardReading]:
             return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
 
         read()
-    except Exception:  # not installed, or a driver that refuses: times alone still tell
+    except Exception:  # not installed, or a driver that refuses: times alone are still useful
         return lambda: nothing
     return read

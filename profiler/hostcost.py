@@ -54,10 +54,10 @@ def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
     lane = launch.lane
     lane.timing = False  # as a server launches
     for repeat in range(-WARM_UP, repeats):
-        drawn = launch.draw()
+        data = launch.draw()
         settle(lane)
         began = perf_counter_ns()
-        ticket = launch.fire(drawn)
+        ticket = launch.fire(data)
         launched = perf_counter_ns()
         polls, asked = 0, perf_counter_ns()
         while not ticket.done():
@@ -71,9 +71,9 @@ def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
             yield "outcome", repeat, (read - polled) / 1e9
     for repeat in range(repeats):
         ahead = [launch.fire(launch.draw()) for _ in range(QUEUED_LAUNCHES)]
-        drawn = launch.draw()
+        data = launch.draw()
         began = perf_counter_ns()
-        ticket = launch.fire(drawn)
+        ticket = launch.fire(data)
         launched = perf_counter_ns()
         still_busy = not lane.gpu or not ahead[-1].done()
         ticket.collect()
@@ -81,10 +81,10 @@ def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
             yield "launch_busy", repeat, (launched - began) / 1e9
     lane.timing = lane.gpu
     for repeat in range(repeats if lane.gpu else 0):
-        drawn = launch.draw()
+        data = launch.draw()
         settle(lane)
         began = perf_counter_ns()
-        ticket = launch.fire(drawn)
+        ticket = launch.fire(data)
         while not ticket.done():
             pass
         noticed = perf_counter_ns()

@@ -51,7 +51,7 @@ class Stack:
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def seconds(self, tokens: int) -> list[float]:
-        """Of all layers, several times."""
+        """Return the time of all layers, several times."""
         model, (x, attended) = self.model, self.inputs(tokens)
         share = self.layers / len(model.weights.layers)
         if model.device.type != "cuda":

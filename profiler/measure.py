@@ -69,7 +69,7 @@ class Profiler:
         return ordered(classes[:1] if self.options.quick else classes, self.options.seed)
 
     def _small(self, arch: ModelArchitecture) -> bool:
-        """Whether it may draft."""
+        """Return whether it may draft."""
         return arch.spec.name in self.options.drafts or arch.spec.params <= SMALL_PARAMS
 
     def count(self) -> int:
@@ -90,10 +90,10 @@ class Profiler:
         if not options.quick:
             self._layers(part, arch)
         heated = {row["group"] for row in part.rows if row["section"] == "heat"}
-        hot = {number: group for number, group in enumerate(groups(self._small(arch))) if number not in heated}
+        unheated = {number: group for number, group in enumerate(groups(self._small(arch))) if number not in heated}
         if options.quick or self.device.type != "cuda":
-            hot = {}
-        if not todo and not hot:
+            unheated = {}
+        if not todo and not unheated:
             self.say(f"{name}: all {len(points)} points are measured already")
             return
         rig = Rig(arch, self.device, options.seed)
@@ -118,7 +118,7 @@ class Profiler:
                     part.save()
                     saved = monotonic()
                     self.say(f"{name}: {number + 1} of {len(todo)} after {monotonic() - begin:.0f} s")
-            heat(rig, part.add, hot)
+            heat(rig, part.add, unheated)
             part.header["after"] = self._reading(rig)
         finally:
             part.header["seconds"] += monotonic() - begin
@@ -150,7 +150,7 @@ class Profiler:
         self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
 
     def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
-        """How a part came about."""
+        """Return the provenance of a part."""
         options = self.options
         return {
             "schema_version": SCHEMA,
@@ -182,10 +182,10 @@ class Profiler:
     def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Any) -> None:
         samples, shape = rig.measure(point, effort)
         padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
-        for repeat, (seconds, drawn) in enumerate(samples):
+        for repeat, (seconds, data) in enumerate(samples):
             part.add(
                 section="solo", model=rig.arch.spec.name, **point.as_dict(), **padded,
-                context_total=drawn.context_total, longest=drawn.longest, repeat=repeat, seconds=seconds,
+                context_total=data.context_total, longest=data.longest, repeat=repeat, seconds=seconds,
             )  # fmt: skip
 
     def layers(self, name: str) -> None:

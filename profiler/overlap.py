@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-Spans = NDArray[np.float64]  # (works, 2)
+Spans = NDArray[np.float64]  # (launches, 2)
 
 
 def window(members: Sequence[Spans]) -> tuple[float, float] | None:

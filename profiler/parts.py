@@ -26,7 +26,7 @@ WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround", "
 # name, dtype, value where it does not apply
 COLUMNS: tuple[tuple[str, str, Any], ...] = (
     # solo: one work alone, on a card that has rested; heat: again and again, with what the card says meanwhile; corun:
-    # works side by side; host: what the host spends; layers: a model's without attention, over `chunk_tokens`
+    # co-running launches; host: what the host spends; layers: a model's without attention, over `chunk_tokens`
     ("section", "U8", ""),
     ("model", "U40", ""),
     ("pair", "U80", ""),  # draft:target, of corun and host
@@ -34,10 +34,10 @@ COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("what", "U12", "gpu"),  # gpu: on the device; the others are host seconds
     ("rows", "i2", 0),
     ("bucket_rows", "i2", 0),  # rows after padding
-    ("tokens", "i2", 0),  # new tokens a row in the first forward
+    ("tokens", "i2", 0),  # new tokens per row in the first forward
     ("steps", "i2", 1),
     ("catch_up", "?", False),
-    ("context", "i4", 0),  # cached tokens a row, nominal
+    ("context", "i4", 0),  # cached tokens per row, nominal
     ("context_total", "i4", 0),  # cached tokens over all rows before the first forward
     ("chunk_tokens", "i4", 0),  # prompt tokens over all chunks
     ("bucket_chunk", "i4", 0),
@@ -46,7 +46,7 @@ COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("emits", "?", False),
     ("lengths", "U8", "even"),  # how the rows' contexts lie about their mean
     ("longest", "i4", 0),  # of the rows' contexts
-    ("group", "i2", -1),  # works measured together, numbered within a pair
+    ("group", "i2", -1),  # launches measured together, numbered within a pair
     ("member", "i2", -1),
     ("members", "i2", 1),  # how many ran concurrently; 1 in a corun section is a member alone on the same lane
     ("priority", "i2", 0),  # of the stream; higher goes first
@@ -89,8 +89,8 @@ class Part:
                 raise ValueError(f"{path}: {key} was {ground(old)[key]}, is now {today}; choose another folder")
         by_row = zip(*(columns[name].tolist() for name in NAMES), strict=True)
         part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
-        kept = {key: old[key] for key in ("date", "before", "seconds")}
-        part.header = {**header, **kept, "resumed": header["date"]}
+        original = {key: old[key] for key in ("date", "before", "seconds")}
+        part.header = {**header, **original, "resumed": header["date"]}
         return part
 
     def add(self, **values: Any) -> None:
@@ -112,7 +112,7 @@ class Part:
 
 
 def ground(header: Mapping[str, Any]) -> dict[str, Any]:
-    """What must be the same for samples to belong together."""
+    """Return the fields that samples must share to belong together."""
     software = {f"software.{name}": header["software"][name] for name in ("torch", "triton", "cuda", "pdvsim")}
     return {"device.name": header["device"]["name"], **software}
 

@@ -56,7 +56,7 @@ def software() -> dict[str, str | None]:
 
 
 def card(device: torch.device) -> dict[str, Any]:
-    """What the device is and what it can do, measured; on the CPU, a name and no ceilings."""
+    """Return the device's name and measured ceilings; on the CPU, a name without ceilings."""
     import torch
 
     if device.type != "cuda":
@@ -136,5 +136,5 @@ def read_card(device: torch.device) -> dict[str, Any]:
             "throttled": [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
             "driver": driver if isinstance(driver, str) else driver.decode(),
         }
-    except Exception:  # not installed, or a driver that refuses: times alone still tell
+    except Exception:  # not installed, or a driver that refuses: times alone are still useful
         return {}

@@ -2,8 +2,8 @@
 # (torch leaves streams untyped.)
 """One model ready to be measured: random weights, random caches, and a launch for every point of the grid.
 
-Every point deals the cache's pages anew to as many slots of its length as they make, so that many short rows and few
-long ones both fit. Rows are drawn anew from all slots at every launch: successive launches read other cache lines.
+Every point redistributes the cache's pages to as many slots of its length as they make, so that many short rows and few
+long ones both fit. Rows are redrawn from all slots at every launch: successive launches read other cache lines.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CARD_MEMORY_SHARE = 0.92
 RESERVE_BYTES = 6e9  # activations, logits and graphs
 ANCHOR = ForwardShape(1, 1)  # a graph every lane keeps: a graph pool that was empty once cannot be captured into again
 LONG_S = 0.005
-BURST_S, REST_S = 0.025, 0.075  # hot work is launched for so long, then the card rests: it is measured at full clock
+BURST_S, REST_S = 0.025, 0.075  # bursts of power-hungry work, with rests so that the clock stays full
 DEPTH = 6  # launches kept queued, so that no span holds the host's delay
 CAPACITY = -(-int(LONG_CONTEXT * (1 + SPREAD) + HEADROOM + 32) // 64) * 64  # positions of a slot
 
@@ -104,9 +104,9 @@ class Rig:
         sequences.tokens.random_(0, arch.spec.vocab)
         if head:
             sequences.keep_states(states_width(arch), CHUNK_BUCKETS[-1], dtype)
-            for kept in (sequences.states, sequences.chunk_states):
-                assert kept is not None
-                kept.normal_()
+            for states in (sequences.states, sequences.chunk_states):
+                assert states is not None
+                states.normal_()
         engine = Engine(model, sequences, seed=seed)
         engine.cache.randomize(seed)
         self.lane = GraphLane(engine)
@@ -118,7 +118,7 @@ class Rig:
         return min(MAX_SLOTS, (self.lane.engine.sequences.pool - SCRATCH_PAGES) // pages_a_slot(point))
 
     def fits(self, point: GridPoint) -> bool:
-        """Whether memory holds the point."""
+        """Return whether memory holds the point."""
         return point.slots <= self.slots(point)
 
     def launcher(self, point: GridPoint) -> Launcher:
@@ -156,8 +156,8 @@ class Launcher:
 
     def __call__(self) -> tuple[Ticket, Drawn]:
         """Launch; returns the ticket and its slots."""
-        drawn = self.draw()
-        return self.fire(drawn), drawn
+        data = self.draw()
+        return self.fire(data), data
 
     def draw(self) -> Drawn:
         """Choose slots, and set their lengths on the device."""
@@ -174,14 +174,14 @@ class Launcher:
             longest=int(self._cached[chosen[: point.rows]].max(initial=0)),
         )
 
-    def fire(self, drawn: Drawn) -> Ticket:
+    def fire(self, data: Drawn) -> Ticket:
         """The lane's own call, as a server makes it."""
         point = self.point
         if point.kind == "draft":
-            return self.lane.draft(drawn.rows, point.steps, width=point.tokens)
+            return self.lane.draft(data.rows, point.steps, width=point.tokens)
         if point.rows:
-            return self.lane.verify(drawn.rows, point.tokens - 1, chunks=drawn.chunks)
-        return self.lane.prefill(drawn.chunks)
+            return self.lane.verify(data.rows, point.tokens - 1, chunks=data.chunks)
+        return self.lane.prefill(data.chunks)
 
 
 def contexts(point: GridPoint, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
@@ -189,8 +189,8 @@ def contexts(point: GridPoint, count: int, rng: np.random.Generator) -> NDArray[
     if point.lengths == "even":
         return rng.integers(int(point.context * (1 - SPREAD)), int(point.context * (1 + SPREAD)) + 1, count)
     sigma = SIGMAS[point.lengths]
-    drawn = rng.lognormal(np.log(point.context) - sigma**2 / 2, sigma, count)
-    return np.clip(drawn, 1, LONGEST_UNEVEN_CONTEXT).astype(np.int64)
+    lengths = rng.lognormal(np.log(point.context) - sigma**2 / 2, sigma, count)
+    return np.clip(lengths, 1, LONGEST_UNEVEN_CONTEXT).astype(np.int64)
 
 
 def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], LaunchShape]:
@@ -198,15 +198,15 @@ def sample(launch: Launcher, effort: Effort) -> tuple[list[Sample], LaunchShape]
     samples: list[Sample] = []
     waiting: deque[tuple[Ticket, Drawn, float]] = deque()
     depth, spent_s = DEPTH, 0.0
-    rests = launch.point.hot and launch.lane.gpu
+    rests = launch.point.throttles and launch.lane.gpu
     while not effort.enough([seconds for seconds, _ in samples[effort.warm_up :]]):
         begin = perf_counter()
-        ticket, drawn = launch()
-        waiting.append((ticket, drawn, perf_counter() - begin))
+        ticket, data = launch()
+        waiting.append((ticket, data, perf_counter() - begin))
         while len(waiting) >= depth:
-            earlier, drawn, host_s = waiting.popleft()
+            earlier, data, host_s = waiting.popleft()
             seconds = host_s if earlier.span is None else earlier.gpu_s()
-            samples.append((seconds, drawn))
+            samples.append((seconds, data))
             depth = DEPTH if seconds < LONG_S else 2  # a long launch gives the host time enough
             spent_s += seconds
         if rests and spent_s + len(waiting) * (samples[-1][0] if samples else 0.0) > BURST_S:

@@ -91,7 +91,7 @@ class ServingRig:
         models = {role: sized(model, needs.capacity, vocab) for role, model in models.items()}
         # who is preempted keeps its slot; counted by tokens, a request may have begun one page more
         slots, pool = needs.slots * (1 + needs.resumes), SCRATCH_PAGES + needs.pages + needs.slots
-        if experiment.server.async_scheduling:  # an early draft writes further ahead, also for whoever has left
+        if experiment.server.async_scheduling:  # an early draft writes further ahead, also for rows that have left
             slots, pool = slots + needs.rows, pool + 2 * needs.slots
         sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
         seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
@@ -145,7 +145,7 @@ class ServingRig:
             torch.cuda.synchronize()
 
     def serves(self, server: Server, needs: Needs) -> bool:
-        """Whether a run with these settings and needs finds everything ready."""
+        """Return whether a run with these settings and needs finds everything ready."""
         streams = self.server.priority == server.priority
         return streams and self.server.async_scheduling >= server.async_scheduling and self.needs.covers(needs)
 

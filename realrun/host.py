@@ -101,7 +101,7 @@ def partitioned(device: torch.device, shares: dict[str, float]) -> dict[str, tor
 
 
 def group_counts(shares: dict[str, float], groups: int) -> dict[str, int]:
-    """How many of the `groups` of multiprocessors each share gets: the nearest whole number, at least one."""
+    """Return how many of the `groups` of multiprocessors each share gets: the nearest whole number, at least one."""
     if groups < len(shares):
         raise RuntimeError(f"{groups * SM_GROUP} multiprocessors are too few for {len(shares)} lanes")
     counts = {name: max(1, round(share * groups)) for name, share in shares.items()}

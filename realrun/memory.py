@@ -101,7 +101,7 @@ class Slots:
         return slot * self._width + first
 
     def name(self, slot: int, blocks: int) -> list[int]:
-        """The first blocks of a slot have names; returns the pages of those that had none."""
+        """Name the first blocks of a slot; return the pages of blocks that had no name."""
         pages = self._pages[slot][self.named[slot] : blocks]
         self.named[slot] = blocks
         self._cached.update(pages)
@@ -181,7 +181,7 @@ class PagedKv(KvCache):
             self.prefixes.number(names, self.slots.name(slot, self._inside[request]))
 
     def _unnumbered(self, request: Request) -> tuple[int, list[int]]:
-        """The slot of a request, and the hashes of its named blocks after those that have a page."""
+        """Return the slot of a request, and the hashes of its named blocks without a page."""
         [slot] = self.slots.of([request])
         return slot, block_hashes(request.chain, self.slots.named[slot], self._inside[request])
 
@@ -230,7 +230,7 @@ class Needs:
     prompts: int  # most of them in one forward
     splits_from: int | None  # least tokens at which prompts are cut; None: never
     batched_tokens: int  # rows and prompts of a mixed forward share this many
-    branches: int = 0  # rows that a request has at most in a draft ahead of its verdict; 0: nobody has any
+    branches: int = 0  # most rows of a request in a draft ahead of its verdict; 0: none
     rereads: bool = False  # the drafter reads what was accepted again
     looks_up: bool = False  # the host drafts, where it finds a draft
     packs: bool = False  # verifies take unlike numbers of drafts of their rows
@@ -290,7 +290,7 @@ class Needs:
         )
 
     def covers(self, other: Needs) -> bool:
-        """Whether what is ready for these needs is ready for the others; with fewer pages admission waits."""
+        """Return whether what is ready for these needs is ready for the others; with fewer pages admission waits."""
         (least, most), (other_least, other_most) = self.prompt_tokens, other.prompt_tokens
         cut, other_cut = (math.inf if n.splits_from is None else n.splits_from for n in (self, other))
         return (
@@ -326,7 +326,7 @@ class Needs:
 
     @property
     def draft_buckets(self) -> tuple[int, ...]:
-        """Of the drafter's rows, of which there are more where it drafts ahead."""
+        """Buckets of the drafter's rows: more rows where it drafts ahead."""
         return buckets_for(ROW_BUCKETS, self.rows * max(1, self.branches))
 
     @property
@@ -336,13 +336,13 @@ class Needs:
 
     @property
     def _most_tokens(self) -> int:
-        """Of prompts, that a forward must have room for; short ones need room for their number."""
+        """Most prompt tokens that a forward must have room for; short prompts need room for their number."""
         sizes = (size for size in CHUNK_BUCKETS if most_prompts(size) >= self.prompts)
         return max(self.prompt_tokens[1], next(sizes, CHUNK_BUCKETS[-1]))
 
     @property
     def catches_up(self) -> bool:
-        """Whether the drafter may fall behind: plain rounds among others."""
+        """Return whether the drafter may lag, for example over plain rounds."""
         if self.looks_up:
             return False
         plain = policy_of(self.arch).plain_rounds and max(self.draft_lengths) > 0
@@ -371,7 +371,7 @@ class Needs:
             yield ForwardShape(0, 0, chunk, True)
 
     def _unfinished(self, chunk: int) -> bool:
-        """Whether a forward of `chunk` prompt tokens may end no prompt: only a prompt that is cut fills it."""
+        """Return whether a forward of `chunk` prompt tokens may end no prompt: only a prompt that is cut fills it."""
         return self.splits_from is not None and chunk >= self.splits_from
 
     def _drafts(self, lane: str) -> Iterator[LaunchShape]:
@@ -458,7 +458,7 @@ def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
 def pages_that_fit(
     models: dict[Role, ModelArchitecture], needs: Needs, item: int, room: float, loaded: Collection[Role] = ()
 ) -> int:
-    """Of the pages needed, as many as `room` bytes hold; a ValueError with what to lower if no request fits.
+    """Return the needed pages that `room` bytes hold; a ValueError with what to lower if no request fits.
 
     With fewer pages admission waits, as with any full KV cache. `loaded`: roles whose weights are on the device.
     """
@@ -469,8 +469,8 @@ def pages_that_fit(
     )
     work = sum(forward_bytes(models[role], needs, item) for _, role in places(needs.arch) if role in models)
     if "draft" in models and isinstance(models["draft"].spec, HeadSpec):
-        kept = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
-        work += kept * states_width(models["draft"]) * item
+        ring_tokens = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
+        work += ring_tokens * states_width(models["draft"]) * item
     addressed = (2**31 - 1) // PAGE // max(spec.kv_heads * spec.head_dim for spec in specs)
     fits = min(needs.pages, min(addressed, int((room - weights - work) // page)) - 3 * needs.slots - SCRATCH_PAGES)
     if fits * PAGE >= needs.capacity:

@@ -107,7 +107,7 @@ def _named(name: str) -> ModelArchitecture:
 
 
 def dtype_of(machine: Machine) -> torch.dtype:
-    """Of weights and caches: the one asked for, else the device's usual one."""
+    """Return the type of weights and caches: the requested one, else the device's default."""
     dtype: torch.dtype = getattr(torch, machine.dtype or ("float32" if machine.device == "cpu" else "bfloat16"))
     return dtype
 
@@ -313,7 +313,7 @@ def _naming_its_models(experiment: Experiment, machine: Machine) -> Experiment:
 
 
 def probe(experiment: Experiment, machine: Machine, quiet: bool = True) -> dict[str, Any]:
-    """What a warm-up tells of this machine, as the record of a run has it; serves nothing else."""
+    """Run a warm-up only; return its figures of this machine as a run records them."""
     users = min(max(WARM_UPS), experiment.server.max_num_seqs)
     traffic = Traffic(
         "random", num_prompts=2 * users, input_len=WARM_UP_PROMPT, output_len=WARM_UP_OUTPUT, max_concurrency=users
@@ -382,7 +382,7 @@ def _result(site: RealServer, finished: list[Request], machine: Machine, late: i
     carried = site.log.launches.carried
     by_end = np.argsort(launches["end_s"], kind="stable")
     launches = {name: column[by_end] for name, column in launches.items()}
-    kept = np.isin(deliveries["request"], requests["id"])
+    served = np.isin(deliveries["request"], requests["id"])
     telemetry = site.device.telemetry
     meta: dict[str, Any] = {
         "clock": "wall",
@@ -410,7 +410,7 @@ def _result(site: RealServer, finished: list[Request], machine: Machine, late: i
     return Result(
         experiment=site.experiment,
         requests=requests,
-        deliveries={name: column[kept] for name, column in deliveries.items()},
+        deliveries={name: column[served] for name, column in deliveries.items()},
         launches=launches,
         meta=meta,
         carried=None if carried is None else [carried[at] for at in by_end],

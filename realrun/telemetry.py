@@ -98,7 +98,7 @@ def _reader(nvml: ModuleType, handle: Any) -> Callable[[], tuple[float, ...]]:
 
 
 def machine_facts(device: torch.device) -> dict[str, Any]:
-    """What a run was measured on, and when."""
+    """Return the device and versions of a run, and its date."""
     return {
         "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {platform.machine()}",
         "gpus": 1,

@@ -13,7 +13,7 @@ from pdvsim.sim.core import Request
 def prompts(requests: Sequence[Request], vocab: int, seed: int, device: torch.device) -> dict[int, torch.Tensor]:
     """Random prompts, on the device before the clock starts. Those of a conversation lack the answers."""
     lengths = [request.prompt_tokens for request in requests]
-    drawn = np.random.default_rng([seed, 11]).integers(0, vocab, sum(lengths), dtype=np.int32)
+    values = np.random.default_rng([seed, 11]).integers(0, vocab, sum(lengths), dtype=np.int32)
     ends = np.cumsum(lengths).tolist()
     for request, last in zip(requests, ends, strict=True):
         start, first = 0, last - request.prompt_tokens
@@ -21,8 +21,8 @@ def prompts(requests: Sequence[Request], vocab: int, seed: int, device: torch.de
             end = min(end, request.prompt_tokens)
             if end > start:
                 tokens = np.random.default_rng([seed, 12, text]).integers(0, vocab, end - start, dtype=np.int32)
-                drawn[first + start : first + end], start = tokens, end
-    flat = torch.from_numpy(drawn).to(device)
+                values[first + start : first + end], start = tokens, end
+    flat = torch.from_numpy(values).to(device)
     return {r.id: flat[end - r.prompt_tokens : end] for r, end in zip(requests, ends, strict=True)}
 
 
@@ -39,7 +39,7 @@ def next_turns(requests: Sequence[Request]) -> dict[int, Request]:
 
 
 def repeated(request: Request, turn: Request) -> int:
-    """How many tokens of a request and its answer the next turn's prompt begins with."""
+    """Return how many tokens of a request and its answer the next turn's prompt begins with."""
     same = 0
     for (end, text), (other_end, other) in zip(request.chain, turn.chain, strict=False):
         if text != other:

@@ -73,7 +73,7 @@ def covering_profile(experiment: Experiment) -> Profile:
 
 
 def side_profile(experiment: Experiment, side: Experiment, profile: Profile) -> Profile:
-    """The profile of one kind of engine of a disaggregated server, where `profile` is that of those that decode."""
+    """Return the profile of a disaggregated server's engines; `profile` is the decode engines'."""
     decode, hardware = experiment.decoding, side.hardware
     if (side.pair, hardware.gpu) == (decode.pair, decode.hardware.gpu):
         return profile
@@ -123,7 +123,7 @@ def make_controller(settings: Server, planner: Planner) -> Controller:
 def make_planner(
     experiment: Experiment, profile: Profile, models: dict[Role, CostModel], remote: RemoteDrafter | None = None
 ) -> Planner:
-    """What the policy of a server that runs these models plans with."""
+    """Return the planner for a server that runs these models."""
     policy = policy_of(experiment.arch)
     return Planner(
         models,
@@ -144,7 +144,7 @@ def link_of(experiment: Experiment) -> LinkSpec:
 
 
 def reuse_of(experiment: Experiment, target: ModelSpec | None = None) -> Reuse | None:
-    """What a server may use of cached prefixes; None: prefixes are not cached. `target` may keep states."""
+    """Return the limits on reuse of cached prefixes; None: prefixes are not cached. `target` may keep states."""
     server, placement = experiment.server, experiment.placement
     if not (server.enable_prefix_caching and experiment.paged):
         return None
@@ -251,7 +251,7 @@ class ServerParts:
 
     @cached_property
     def kv_capacity(self) -> int:
-        """Tokens of KV cache: of the part with the least room, of those that hold a request to its end.
+        """Tokens of KV cache: of the part with the least room, among parts that hold a request to its end.
 
         Several GPUs that draft hold their requests' among them.
         """
@@ -279,7 +279,7 @@ class ServerParts:
         )
 
     def _tiers(self, reuse: Reuse) -> KvTiers | None:
-        """The tiers behind the KV cache; None without any."""
+        """The offload tiers of the KV cache; None without any."""
         hardware, models = self.experiment.hardware, self.verifying.values()
         sizes = {"host": hardware.kv_offload_gb, "ssd": hardware.kv_offload_ssd_gb}
         if not any(sizes.values()):

@@ -60,14 +60,14 @@ class Client:
         self._later_turns: dict[int, deque[Request]] = {}  # by open conversation
         self._numbers_requests = isinstance(requests, Workload)
         self.held: Request | None = None  # due, but the limit is reached; later ones are not drawn yet
-        self._free = Event(env)  # nobody is held any more, and the next is due
+        self._free = Event(env)  # no request is held any more, and the next is due
         self._coming = iter(requests)
         self.all_done = Event(env)
         cluster.on_finish = self.finished
         self._arriving = env.process(self.arrivals())
 
     def run(self) -> None:
-        """Until every request is served; a RuntimeError that says who waits where that can never be."""
+        """Run until every request is served; in a deadlock a RuntimeError names what waits."""
         try:
             self.env.run_to(self.all_done)
         except EmptySchedule:

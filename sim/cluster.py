@@ -39,7 +39,7 @@ UNEVEN = 64  # requests that a prefix-aware router lets one server have more tha
 
 
 def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric, handover_s: float = 0.0) -> KvShipping:
-    """How a disaggregated server sends the KV cache of a prompt.
+    """Return how a disaggregated server sends the KV cache of a prompt.
 
     Every GPU that decodes receives its shard by its own port; those of a smaller group that prefills send more each.
     """
@@ -60,7 +60,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric, handover_s
 
 
 def drawn_verdict(launch: Launch) -> Sequence[int] | None:
-    """How many of each row's drafts the target accepts, as drawn before the run."""
+    """Return how many of each row's drafts the target accepts, as drawn before the run."""
     return None if launch.role == "draft" else launch.rows.verdict()
 
 
@@ -108,7 +108,7 @@ def sharded_hint(experiment: Experiment, profile: Profile, tokens: int) -> str:
 
 
 class Cluster:
-    """The servers behind the router."""
+    """The servers that the router dispatches to."""
 
     def __init__(
         self, env: Clock, experiment: Experiment, profile: Profile, log: Log, end: int = 0, blocks: bool = True
@@ -292,7 +292,7 @@ class Cluster:
     def _rank(self, replica: int, ranks: Sequence[Policy]) -> Policy:
         """The rank that takes a request, as engines deal them by default.
 
-        vLLM: the one with the least running requests and four times those that wait. TensorRT-LLM: the one with the
+        vLLM: the rank with the least sum of running and four times waiting requests. TensorRT-LLM: the one with the
         fewest requests. SGLang: each in turn.
         """
         engine, first = self.experiment.hardware.predicted_engine, self._next_rank[replica]
@@ -304,13 +304,13 @@ class Cluster:
         return ranks[first]
 
     def settled_s(self) -> float:
-        """Until when every launch that began is in the log."""
+        """Return the time until which every launch that began is in the log."""
         running = (job.start_s for gpu in self.gpus for job in gpu.running if job.start_s >= 0)
         now_s: float = self.env.now
         return min(now_s, *running, math.inf)
 
     def meta(self) -> dict[str, Any]:
-        """Where the records came from."""
+        """Return the provenance of the records."""
         profile, gpu = self.parts.profile, self.parts.profile.gpu
         return {
             "clock": "simulated",

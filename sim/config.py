@@ -151,7 +151,7 @@ class Experiment:
 
     @cached_property
     def sides(self) -> Sides | None:
-        """The engines that prefill and those that decode, each as continuous batching; None: one server does both."""
+        """The prefill engines and the decode engines, each as continuous batching; None: one server does both."""
         hardware = self.hardware
         if hardware.disaggregate is None:
             return None
@@ -197,7 +197,7 @@ class Experiment:
 
     @cached_property
     def pair(self) -> Pair:
-        """The models as a GPU runs them: those that are sharded by one of their shards."""
+        """The models as a GPU runs them: of a sharded model, one shard."""
         if self.sides is not None:
             return self.sides.decode.pair
         whole, hardware = self.server.models(), self.hardware
@@ -223,7 +223,7 @@ class Experiment:
 
     @property
     def batches(self) -> int:
-        """Batches that requests are dealt to: the data-parallel ranks of all replicas; of those that decode."""
+        """Batches that requests are dealt to: the data-parallel ranks of all replicas or decode engines."""
         return self.hardware.replicas * max(1, self.hardware.groups()[1]) * self.hardware.data_parallel_size
 
     def group(self, at: int) -> int:

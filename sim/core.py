@@ -24,7 +24,7 @@ KINDS: tuple[Kind, ...] = ("prefill", "draft", "verify", "decode", "ahead")
 
 @dataclass(init=False, eq=False)  # made by the million: its defaults are the class's own
 class RequestState:
-    """Where a request stands. Only its policy and its batch write it."""
+    """The progress of a request. Only its policy and its batch write it."""
 
     prefilled: int = 0  # of the tokens to read, those already in the KV cache
     context: int = 0  # all tokens in the KV cache: the last one delivered enters it with the next forward
@@ -54,13 +54,13 @@ class RequestUsage:
 
     replica: int = 0
     rounds: int = 0  # forwards of the target after the prompt
-    drafts: int = 0  # of these, those that had draft tokens to verify
+    drafts: int = 0  # of these, rounds with draft tokens to verify
     drafted: int = 0  # draft tokens verified
     accepted: int = 0
     refused: int = 0  # at most one per round: tokens after the first refused one do not count
     undrafted_rounds: int = 0  # rounds without drafts, in a verify with rows that had some
     ahead_tokens: int = 0  # that were drafted ahead of verdicts, in all branches, with the guesses they begin with
-    ahead_used: int = 0  # of these, those that were verified; the others were dropped
+    ahead_used: int = 0  # of these, verified tokens; the others were dropped
     preemptions: int = 0
     resumptions: int = 0  # readings to the end after a preemption; each gives the next token, as a prompt's does
     recomputed_tokens: int = 0  # that left the KV cache with a preemption

@@ -54,7 +54,7 @@ class Experts:
     def read(self, independent: float) -> float:
         """Expected number of distinct experts that a layer reads for `independent` independent tokens.
 
-        Of experts on several GPUs, those that the GPU with the most reads: all wait for it. Copies of an expert share
+        Of experts on several GPUs, the most that one GPU reads: all wait for it. Copies of an expert share
         its tokens.
         """
         taken = 1.0 - (1.0 - self.per_token / self.slots) ** independent
@@ -112,7 +112,7 @@ class Sparse:
 
     @property
     def flops_per_pair(self) -> int:
-        """Of one query token scored against one cached token."""
+        """Operations of one query token scored against one cached token."""
         return 2 * self.index_heads * self.index_dim
 
 
@@ -147,19 +147,19 @@ class Compressed:
         return self.entries * self.ratio if self.selecting else None
 
     def entry_bytes(self, item: int) -> int:
-        """Of an entry, or of a token in the window; in 8 bits with a scale for each 64 values."""
+        """Return the bytes of an entry, or of a token in the window; in 8 bits with a scale for each 64 values."""
         return self.head_dim + self.rope_dim + self.head_dim // 64 if item == 1 else self.head_dim * item
 
     def index_bytes(self, item: int) -> int:
-        """Of an entry of the indexer: in 8 bits with a scale of four bytes."""
+        """Return the bytes of an entry of the indexer: in 8 bits with a scale of four bytes."""
         return self.index_dim * item + (4 if item == 1 else 0)
 
     def selected_bytes(self, item: int) -> float:
-        """What a token adds to the entries of the selecting layers."""
+        """Return the bytes that a token adds to the entries of the selecting layers."""
         return self.selecting * self.entry_bytes(item) / self.ratio
 
     def token_bytes(self, item: int) -> float:
-        """What a token adds to the entries of all layers, and to the index."""
+        """Return the bytes that a token adds to the entries of all layers, and to the index."""
         index = self.selecting * self.index_bytes(item) / self.ratio
         return self.selected_bytes(item) + index + self.whole * self.entry_bytes(item) / self.wide_ratio
 
@@ -229,7 +229,7 @@ class State:
 
     @property
     def flops(self) -> int:
-        """Of one token in one layer."""
+        """Operations of one token in one layer."""
         return STATE_OPERATIONS * self.value_heads * self.key_dim * self.value_dim
 
     def products(self, hidden: int) -> tuple[tuple[int, int], ...]:
@@ -243,7 +243,7 @@ class State:
         return (hidden, self.channels + inner), *(((hidden, gates),) if gates else ()), output
 
     def shard(self, gpus: int) -> State:
-        """What one of `gpus` has. Fewer key heads than GPUs are on several."""
+        """Return the shard on one of `gpus`. Fewer key heads than GPUs are replicated."""
         return replace(self, key_heads=max(1, self.key_heads // gpus), value_heads=self.value_heads // gpus)
 
     def snapshot_tokens(self, kv_bytes: float) -> int:

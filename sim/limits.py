@@ -41,7 +41,7 @@ class Range:
     or_inf: bool = False
 
     def holds(self, value: float) -> bool:
-        """Whether a value is one of them; nan is not."""
+        """Return whether a value is one of them; nan is not."""
         return self.low <= value <= self.high or (self.or_inf and value == math.inf)
 
     def __str__(self) -> str:

@@ -58,7 +58,7 @@ def read_bytes(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> str:
-    """The same as text; a ValueError if it is not UTF-8."""
+    """Return the same as text; a ValueError if it is not UTF-8."""
     try:
         return read_bytes(path, most_bytes).decode("utf-8-sig")
     except UnicodeDecodeError:
@@ -93,7 +93,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def error_text(error: Exception) -> str:
-    """What went wrong with a file, as one printable line without its name."""
+    """Return the error of a file as one printable line without its name."""
     return printable(getattr(error, "strerror", None) or str(error) or type(error).__name__)[:300]
 
 

@@ -52,7 +52,7 @@ LAUNCH_DTYPES: dict[str, str] = {
     "rows": "i4",
     "tokens": "i4",  # new tokens over all rows and steps
     "steps": "i2",
-    "width": "i4",  # new tokens a row in the first of the steps
+    "width": "i4",  # new tokens per row in the first of the steps
     "queue_depth": "i4",
     "prompt_start": "i4",  # tokens cached before its prompts, the most of any of them
     "context": "i8",  # tokens cached of all rows
@@ -338,7 +338,7 @@ def parts(table: Table, names: Sequence[str] = ()) -> Iterator[Columns]:
 
 
 class Reader:
-    """Takes what has happened out of a log, so many served requests or rows at a time."""
+    """Takes what has happened out of a log, in parts of a limited number of served requests or rows."""
 
     def __init__(self, log: Log, at_once: int) -> None:
         self.log, self._at_once = log, at_once

@@ -1,10 +1,10 @@
 """What the options of an experiment do together: one that has no effect is refused, a likely mistake is a warning.
 
 `NEEDS` is the table of which options act in which experiment. A command that runs several architectures or loads with
-one set of options sets each aside where it does not act, and refuses it only if it acts in none of them.
+one set of options drops each where it does not act, and refuses it only if it acts in none of them.
 
 Left out: fields that no option sets; --place, --disaggregate, --cards, --tensor-parallel-size and --data-parallel-size,
-which are refused wherever an architecture cannot have them, as numbers of GPUs are not set aside; --pair and --drafter,
+which are refused wherever an architecture cannot have them, as numbers of GPUs are not dropped; --pair and --drafter,
 which name the models.
 """
 
@@ -53,18 +53,18 @@ class Need(NamedTuple):
         return getattr(type(getattr(experiment, self.group)), self.name)  # a dataclass keeps it on the class
 
     def is_set(self, experiment: Experiment) -> bool:
-        """Whether the option is not at its default."""
+        """Return whether the option is not at its default."""
         return bool(getattr(getattr(experiment, self.group), self.name) != self.default(experiment))
 
     def is_asked(self, experiment: Experiment) -> bool:
-        """Whether the option is set, and not by the drafter, which brings its recorded acceptance."""
+        """Return whether the option is set, and not by the drafter, which brings its recorded acceptance."""
         if not self.is_set(experiment):
             return False
         usual = usual_acceptance(experiment.server.pair, experiment.traffic)
         return self.name not in RECORDED or experiment.acceptance != usual
 
     def idle(self, experiment: Experiment) -> bool:
-        """Whether the option is set, and does nothing."""
+        """Return whether the option is set, and does nothing."""
         return self.is_set(experiment) and not self.acts(experiment)
 
 
@@ -199,8 +199,8 @@ def refuse_idle(experiments: Sequence[Experiment]) -> None:
 
 
 def applicable(experiment: Experiment) -> Experiment:
-    """The same with options that do nothing in it as if they had not been given."""
-    while idle := [need for need in NEEDS if need.idle(experiment)]:  # what is set aside may be what another needs
+    """Return the experiment with options that have no effect at their defaults."""
+    while idle := [need for need in NEEDS if need.idle(experiment)]:  # a dropped option may be what another needs
         changed: dict[str, Any] = {}
         for need in idle:
             part = changed.get(need.group, getattr(experiment, need.group))
@@ -278,18 +278,18 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
 def _linked(hardware: Hardware) -> tuple[str, ...]:
     """A group of cards over a link that they do not have."""
     cards = hardware.cards or (hardware.gpu,)
-    bare = [card for card in cards if card in NO_NVLINK]
+    without = [card for card in cards if card in NO_NVLINK]
     alone = hardware.tensor_parallel_size == hardware.data_parallel_size == 1
-    if alone or hardware.link != "nvlink4" or not bare:
+    if alone or hardware.link != "nvlink4" or not without:
         return ()
-    return (f"{bare[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
+    return (f"{without[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
 
 
 def _unlike(experiment: Experiment) -> tuple[str, ...]:
     """Acceptance that was measured with another drafter than the one that drafts."""
     kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
-    of = name.rpartition("-")[2]  # the drafter it was measured with
-    if not experiment.has_drafter or not name or of == kind or (of not in LOOKED_UP and kind not in LOOKED_UP):
+    own = name.rpartition("-")[2]  # the drafter it was measured with
+    if not experiment.has_drafter or not name or own == kind or (own not in LOOKED_UP and kind not in LOOKED_UP):
         return ()
     return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
 

@@ -318,7 +318,7 @@ class ModelSpec:
 
     @property
     def bounded_bytes_per_token(self) -> int:
-        """Of these, what is read of tokens within reach only."""
+        """The bytes of these that are read of tokens within reach only."""
         if self.compressed is not None:
             return round(self.compressed.selected_bytes(self.kv_item_bytes))
         selected = 0 if self.sparse is None else self.sparse.layers * self.kv_layer_bytes
@@ -331,7 +331,7 @@ class ModelSpec:
 
     @property
     def state_flops(self) -> int:
-        """Of one token, in these layers."""
+        """Operations of one token in these layers."""
         return 0 if self.state is None else self.state.layers * self.state.flops
 
     @property
@@ -355,7 +355,7 @@ class ModelSpec:
 
     @property
     def row_flops(self) -> int:
-        """Of one token with that."""
+        """Operations of one token whatever its context: of states, or of windows."""
         if (own := self.compressed) is None:
             return self.state_flops
         return own.layers * own.window * self._layer_flops_per_pair
@@ -377,7 +377,7 @@ class ModelSpec:
 
     @property
     def bounded_flops_per_pair(self) -> int:
-        """Of these, those of tokens within reach only."""
+        """The operations of these for tokens within reach only."""
         if self.compressed is not None:
             return self.compressed.scored(self._layer_flops_per_pair)[1]
         selected = 0 if self.sparse is None else self.sparse.layers * self._layer_flops_per_pair

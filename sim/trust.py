@@ -56,7 +56,7 @@ class Errors:
 
 
 def load_kind(traffic: Traffic) -> Loading:
-    """How a server is loaded: a closed loop, steady arrivals (Poisson, or more regular), or bursts."""
+    """Return how a server is loaded: a closed loop, steady arrivals (Poisson, or more regular), or bursts."""
     if traffic.use_trace_timestamps or traffic.burstiness < 1:
         return "burst"
     if math.isfinite(traffic.request_rate):
@@ -85,7 +85,7 @@ def traits(metrics: Mapping[str, Any]) -> tuple[float, float]:
 
 
 def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Errors | None) -> str | None:
-    """Why real runs do not tell the errors of a run on a profile that was measured; None where they do."""
+    """Return why real runs do not give the errors of a run on a measured profile; None where they do."""
     hardware, server = experiment.hardware, experiment.server
     if experiment.arch not in ARCHITECTURES:
         return f"{experiment.arch} was never validated against real runs"
@@ -121,21 +121,21 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     return f"real runs never had {far}" if far else None
 
 
-def beyond(metrics: Mapping[str, Any], reached: Mapping[str, float]) -> str | None:
+def beyond(metrics: Mapping[str, Any], ranges: Mapping[str, float]) -> str | None:
     """The first size of a run that is beyond what was measured and beyond what real runs reached, in words."""
     outside = metrics.get("outside_measured", {})
     if not outside.get("share", 0.0) > NOTABLE_SHARE:
         return None
     for prefix, where in (("", ""), ("together_", " in concurrent lanes")):
         for name, label in SIZES.items():
-            most, limit = outside.get(prefix + name, 0.0), reached.get(prefix + name, 0.0)
+            most, limit = outside.get(prefix + name, 0.0), ranges.get(prefix + name, 0.0)
             if most > limit:
                 return f"{label} of {most:,.0f}{where}" + (f" (at most {limit:,.0f})" if limit else "")
     return None
 
 
 def errors_path(hardware: Hardware) -> Path | None:
-    """Where the errors of a profile are; None where it has no file."""
+    """Return the path of a profile's errors; None where it has no file."""
     if hardware.profile == "roofline" or hardware.predicted_engine != "pdvsim":
         return None
     if hardware.profile is not None:

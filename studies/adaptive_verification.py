@@ -89,13 +89,13 @@ def best_fixed(speeds: dict[str, float]) -> float:
 
 def gains(cells: dict[str, dict[str, float]], over: str, way: str, **where: str) -> list[float]:
     """Relative gains of one way over another, in the cells where target, context, concurrency or rate are these."""
-    found = []
+    ratios = []
     for name, speeds in cells.items():
         parts = dict(zip(("target", "context", "concurrency", "rate"), name.split(), strict=True))
         if all(parts[key] == value for key, value in where.items()):
             base = best_fixed(speeds) if over == "best fixed" else speeds[over]
-            found.append(speeds[way] / base - 1)
-    return found
+            ratios.append(speeds[way] / base - 1)
+    return ratios
 
 
 def summary(cells: dict[str, dict[str, float]]) -> str:
@@ -118,7 +118,7 @@ def picture(cells: dict[str, dict[str, float]], path: Path) -> None:
     from pdvsim.view.figure import DPI, new_figure, styled
     from pdvsim.view.style import BLUE, GREY, ORANGE
 
-    drawn = {"k=7": ("all verified, k=7", GREY, ":"), "goodput": ("goodput", GREY, "--"),
+    curves = {"k=7": ("all verified, k=7", GREY, ":"), "goodput": ("goodput", GREY, "--"),
              "adaptive 8192": ("adaptive, costs at 8,192 tokens", ORANGE, "-"),
              "adaptive step": ("adaptive, costs of each step", BLUE, "-")}  # fmt: skip
     caption = f"Closed loops, vLLM's rule, max_num_seqs 256, acceptance {RATES[0]} and {RATES[1]} averaged, k={K}."
@@ -127,7 +127,7 @@ def picture(cells: dict[str, dict[str, float]], path: Path) -> None:
         figure = new_figure(9, 6, caption)
         for axes, target in zip(figure.subplots(2, 1, sharex=True), TARGETS, strict=True):
             axes.axhline(0, color=GREY, linewidth=0.8)
-            for way, (label, colour, line) in drawn.items():
+            for way, (label, colour, line) in curves.items():
                 for at, (context, loads) in enumerate(LOADS.items()):
                     where = {"target": target, "context": str(context)}
                     means = [100 * np.mean(gains(cells, "best fixed", way, concurrency=str(n), **where)) for n in loads]

@@ -29,7 +29,7 @@ SHADES = (0.75, 0.55, 0.0, 0.35)  # darkest: what is assumed
 
 
 def speed(arch: Arch, concurrency: int, hardware: Hardware, **server: Any) -> float:
-    """Output tokens a second at the best of the draft lengths."""
+    """Output tokens per second at the best of the draft lengths."""
     traffic = Traffic("random", num_prompts=max(40, 3 * concurrency), input_len=TOKENS, output_len=TOKENS,
                       random_range_ratio=SPREAD, max_concurrency=concurrency)  # fmt: skip
     runs = (Experiment(arch, traffic, Acceptance(RATE), Server(PAIR, k, **server), hardware) for k in LENGTHS)

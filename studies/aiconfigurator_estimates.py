@@ -47,7 +47,7 @@ def wanted(row: Row) -> bool:
 
 
 def spread(row: Row) -> bool:
-    """Whether it has expert or data parallelism, on the same GPUs for all."""
+    """Return whether it has expert or data parallelism, on the same GPUs for all."""
     return any(row.get(name, "1") != "1" for name in ("data_parallel", "expert_parallel"))
 
 

@@ -98,15 +98,15 @@ STAGES: dict[str, list[tuple[int, float, float]]] = {  # requests, request rate,
 
 def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
     """The requests of several stages, one stage after another."""
-    made: list[Request] = []
+    requests: list[Request] = []
     for seed, (count, per_s, rate) in enumerate(stages):
         traffic = Traffic(
             "random", num_prompts=count, request_rate=per_s, input_len=TOKENS, output_len=TOKENS, seed=seed
         )
-        begins_s = made[-1].arrival_s if made else 0.0
+        begins_s = requests[-1].arrival_s if requests else 0.0
         for request in Workload(traffic, Acceptance(acceptance_rate=rate)).all():
-            made.append(Request(len(made), begins_s + request.arrival_s, TOKENS, TOKENS, request.accept_runs))
-    return made
+            requests.append(Request(len(requests), begins_s + request.arrival_s, TOKENS, TOKENS, request.accept_runs))
+    return requests
 
 
 def served(stages: Sequence[tuple[int, float, float]], controller: ControllerName, k: int) -> Result:

@@ -1,4 +1,4 @@
-"""Predicted speed-ups of EAGLE-3 and n-gram drafts, compared with those that SpecDecode-Bench measured with vLLM.
+"""Predicted speed-ups of EAGLE-3 and n-gram drafts, compared with SpecDecode-Bench's measurements with vLLM.
 
     python studies/drafters.py
 
@@ -27,11 +27,11 @@ PUBLISHED: dict[tuple[DrafterKind, str], tuple[float, ...]] = {
 
 def speed(kind: DrafterKind, data: str, users: int) -> float:
     """Tokens per second of a closed loop after a warm-up."""
-    drawn = Acceptance() if kind == "none" else Acceptance(acceptance_model=f"{data}-{kind}")
+    acceptance = Acceptance() if kind == "none" else Acceptance(acceptance_model=f"{data}-{kind}")
     experiment = Experiment(
         "colocated",
         Traffic(num_prompts=max(24, 4 * users), max_concurrency=users),
-        drawn,
+        acceptance,
         Server("llama-3.1-8b", 4 if kind == "none" else 3, kind),
         Hardware(gpu="h100-sxm", engine="pdvsim"),
         scoring=Scoring(warmup_requests=users),

@@ -153,15 +153,15 @@ def saguaro(rates: Iterable[float] = (0.7, 0.8, 0.9)) -> OverlapSource:
         )
         over.append(ahead / bench.tokens_per_s("colocated", 1, rate, 6))
         plain.append(ahead / bench.plain(1))
-    said = f"acceptance {min(rates)} to {max(rates)}"
+    rate_range = f"acceptance {min(rates)} to {max(rates)}"
     return OverlapSource(
         "SSD, Saguaro (arXiv 2603.03251; settings of github.com/tanishqkumar/ssd, README)",
         "Llama-3.2-1B on one H100, Llama-3.1-70B on four, batch 1, k = 7 and fan 3 against k = 6, 512 tokens",
-        f"{said}, as it is not stated; exponent r = 1",
+        f"{rate_range}, as it is not stated; exponent r = 1",
         "",
         (
-            OverlapCell(f"over sequential drafting, {said}", 2.0, True, min(over), max(over)),
-            OverlapCell(f"over plain decoding, {said}", 5.0, True, min(plain), max(plain)),
+            OverlapCell(f"over sequential drafting, {rate_range}", 2.0, True, min(over), max(over)),
+            OverlapCell(f"over plain decoding, {rate_range}", 5.0, True, min(plain), max(plain)),
         ),
         "Their fan is larger for likelier outcomes, so that the same number of rows covers more of them. That is the "
         "likely reason (not tested).",
@@ -178,7 +178,7 @@ def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] =
             ours = bench.tokens_per_s("pdv", 32, rate, k, True, **halves)
             for batch, ratios in gains.items():
                 ratios.append(ours / bench.tokens_per_s("colocated", batch, rate, k))
-    said = f"k = {min(lengths)} to {max(lengths)}, acceptance {min(rates)} to {max(rates)}"
+    setting = f"k = {min(lengths)} to {max(lengths)}, acceptance {min(rates)} to {max(rates)}"
     return OverlapSource(
         "MineDraft (arXiv 2603.18016; settings of github.com/electron-shaders/MineDraft, scripts and engine)",
         "Qwen3-0.6B on one card, Qwen3-32B on four, 256 tokens in and out, vLLM without CUDA graphs: two batches of 16 "
@@ -186,7 +186,7 @@ def minedraft(rates: Iterable[float] = (0.5, 0.7, 0.9), lengths: Iterable[int] =
         "L40S for their L40, over PCIe 4; acceptance, which is not stated",
         "sequential drafting",
         (
-            OverlapCell(f"concurrency 16, {said}", 1.75, True, min(gains[16]), max(gains[16])),
+            OverlapCell(f"concurrency 16, {setting}", 1.75, True, min(gains[16]), max(gains[16])),
             OverlapCell("concurrency 32, the same", None, False, min(gains[32]), max(gains[32])),
         ),
         "Without CUDA graphs a step of a 0.6B drafter is limited by the host, so there is probably more drafting time "

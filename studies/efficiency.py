@@ -108,7 +108,7 @@ def measured_models(samples: Samples) -> dict[str, Measured]:
 
 
 def learned_from(models: Mapping[str, Measured]) -> dict[str, Measured]:
-    """The dense models of 16 bits, less those that were measured later."""
+    """The dense models of 16 bits, without later measurements."""
     dense = {name: model for name, model in models.items() if model.spec.experts is None}
     return {name: model for name, model in dense.items() if not model.spec.is_quantised and name not in LATER}
 

@@ -19,7 +19,7 @@ LEAST_ROWS = 20  # of an engine on a card
 
 
 def errors_of(group: list[Prediction]) -> dict[str, float]:
-    """What 95% of the rows lie within, and of the ratios of two of them."""
+    """Return the 95% range of the rows, and of the ratios of two of them."""
     tpot = np.quantile([abs(one.tpot_error) for one in group], 0.95)
     ttft = np.quantile([abs(one.ttft_error) for one in group if one.row.ttft_counts], 0.95)
     figures = {"tpot": tpot, "ttft": ttft, "ratio": ratios(group)[1]}
@@ -32,9 +32,9 @@ def main() -> None:
     predictions = [Prediction(rows[one["id"]], one["ttft_ms"], one["tpot_ms"]) for one in held]
     errors: dict[str, dict[str, dict[str, float]]] = {}
     for engine in sorted({one.row.engine for one in predictions}):
-        mine = [one for one in predictions if one.row.engine == engine]
-        parts = {card: [one for one in mine if one.row.card == card] for card in sorted({one.row.card for one in mine})}
-        parts["any"] = mine
+        own = [one for one in predictions if one.row.engine == engine]
+        parts = {card: [one for one in own if one.row.card == card] for card in sorted({one.row.card for one in own})}
+        parts["any"] = own
         errors[engine] = {card: errors_of(group) for card, group in parts.items() if len(group) >= LEAST_ROWS}
     print(json.dumps(errors, indent=1))
     if len(sys.argv) > 2:

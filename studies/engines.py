@@ -88,7 +88,7 @@ class EngineReport:
 
 @cache
 def latency(card: str, spec: ModelSpec = TARGET, gpus: int = 1) -> CostModel:
-    """A model on so many GPUs of a card, over NVLink."""
+    """A model on this number of GPUs of a card, over NVLink."""
     part = shard(spec, gpus)
     return CostModel(part, builtin(card).covering(Pair(part, part), LINKS["nvlink4"]).fit(part))
 
@@ -126,8 +126,8 @@ def by_draft_length(
     cells = [EngineCell("plain decoding", plain, figure(fit, 0, 1.0), False)]
     cells += [EngineCell(f"k={k}", value, figure(fit, k, tokens), (k, tokens, value) in (first, last))
               for k, tokens, value in rounds]  # fmt: skip
-    said = f"{fit[0]:.2f} ms per step, {fit[1]:.2f} ms per draft step (k={first[0]} and k={last[0]})"
-    return EngineSource(title, setting, unit, said, tuple(cells), "" if cells[0].within else FIXED)
+    fitted = f"{fit[0]:.2f} ms per step, {fit[1]:.2f} ms per draft step (k={first[0]} and k={last[0]})"
+    return EngineSource(title, setting, unit, fitted, tuple(cells), "" if cells[0].within else FIXED)
 
 
 BATCHES = (1, 16, 64, 128)
@@ -158,12 +158,12 @@ def specdecode_bench() -> EngineSource:
         for data, (_, values) in SPEED_UPS.items()
         for rows, value in zip(BATCHES, values, strict=True)
     )
-    said = f"{fit[0]:.2f} ms per speculative step, {fit[1] * 1e3:.1f} us per verified token (GSM8K, batch 1 and 64)"
+    fit_text = f"{fit[0]:.2f} ms per speculative step, {fit[1] * 1e3:.1f} us per verified token (GSM8K, batch 1 and 64)"
     return EngineSource(
         "SpecDecode-Bench, figure 1 (arXiv 2601.11580)",
         "vLLM 0.10.1, H100, Llama-3.1-8B with EAGLE-3, k = 3; read off the image, ±0.03",
         "speed-up over plain decoding",
-        said,
+        fit_text,
         cells,
         "InstructCoder at batch 1 needs more tokens per round than were recorded (2.35 over all answers, in which long "
         "ones with lower acceptance dominate). Likely other reasons, not tested: steps of the largest batches are not "
@@ -176,7 +176,7 @@ LARGE_SPEED_UPS = {"gsm8k": (2.35, 2.12, 1.70, 1.26), "sharegpt": (2.17, 1.98, 1
 
 
 def specdecode_bench_sharded(data: str) -> EngineSource:
-    """The same on four GPUs; tokens per round were not recorded and are fitted at batch 1."""
+    """Return the same on four GPUs; tokens per round were not recorded and are fitted at batch 1."""
     card, k, gpus = "h100-sxm", 3, 4
     target, drafter = PRESETS["llama-3.1-70b"], PRESETS["llama-3.2-1b"]
     context, values = SPEED_UPS[data][0], LARGE_SPEED_UPS[data]

@@ -58,7 +58,7 @@ class Setting:
         return rows / self._forward(rows, 1, context) * 1e3
 
     def drafted(self, rows: int, steps: int, width: int, tokens: float, context: float = CONTEXT) -> float:
-        """The same with drafts of so many steps, `width` verified tokens per row and `tokens` of them per round."""
+        """The same with drafts of `steps` steps, `width` verified tokens per row and `tokens` of them per round."""
         draft_ms = self._draft(rows, steps, context)
         if self.round_ms is not None:
             draft_ms = self.round_ms[0] + steps * self.round_ms[1]
@@ -78,7 +78,7 @@ class Setting:
 
 
 def setting(card: str, spec: ModelSpec, gpus: int, plain: float, round_ms: Fit | None) -> Setting:
-    """The setting in which one request decodes so many tokens per second."""
+    """The setting in which one request decodes at this rate of tokens per second."""
     return Setting(card, spec, gpus, 1e3 / plain - forward_ms(card, 1, 0, CONTEXT, spec, gpus), round_ms)
 
 
@@ -102,7 +102,7 @@ def vllm_round() -> Fit:
     return dense_round(7.07, ((2, 3, 2.36 * 4.32), (7, 8, 3.54 * 4.29)))
 
 
-def _said(case: Setting) -> str:
+def _setting_text(case: Setting) -> str:
     drafts = "drafts take their kernels"
     if case.round_ms is not None:
         drafts = f"{case.round_ms[0]:.2f} ms per round, {case.round_ms[1]:.2f} ms per draft step (Llama-3.1-8B)"
@@ -123,11 +123,11 @@ def speculation(title: str, about: str, case: Setting, figures: Figures, why: st
             EngineCell(f"batch {rows}, speed-up", drafted / plain, ours_drafted / ours, False),
             EngineCell(f"batch {rows}, kernels", drafted / plain, case.kernels(rows, steps, width, tokens), False),
         ]
-    return EngineSource(title, about, "tok/s, factors", _said(case), tuple(cells), why)
+    return EngineSource(title, about, "tok/s, factors", _setting_text(case), tuple(cells), why)
 
 
 def specforge_each_ms() -> float:
-    """What SGLang adds to a forward of Qwen3-30B-A3B over two H100s."""
+    """Return the milliseconds that SGLang adds to a forward of Qwen3-30B-A3B over two H100s."""
     return setting(CARD, PRESETS["qwen3-30b-a3b"], 2, 222.47, None).each_ms
 
 
@@ -200,7 +200,7 @@ def red_hat() -> EngineSource:
         "H200, EAGLE-3, draft length 2 to 3, ShareGPT, MLPerf and SWE-bench, up to 200 concurrent: +10% to +21%. The "
         "middle is compared; tokens per round are those of MT-bench",
         "speed-up",
-        _said(case),
+        _setting_text(case),
         tuple(cells),
         "Nothing is known of plain decoding there. At concurrency 8 a verify reads almost twice the experts of a plain "
         "step. Between 32 and 100 nearly all experts are read either way, and drafts are almost free here; vLLM's "
@@ -232,7 +232,7 @@ def a100() -> EngineSource:
 
 
 def qwen36() -> EngineSource:
-    """What 8-bit weights gain, and what sixteen requests cost."""
+    """Return the gain of 8-bit weights, and the cost of sixteen requests."""
     context, k, each_ms = 8192 + 512, 3, specforge_each_ms()
 
     def ms(spec: ModelSpec, rows: int, tokens: float) -> float:
@@ -267,7 +267,7 @@ SHORT = {
 
 
 def reproduce_experts() -> EngineReport:
-    """All publications: those that lose, those that gain, and levels."""
+    """All publications: losses, gains and levels."""
     return EngineReport(
         (specforge(), angelslim(), specdrift(), glm(), red_hat(), a100(), qwen36()),
         (

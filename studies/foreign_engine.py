@@ -105,7 +105,7 @@ def requests_of(count: int, vocab: int, seed: int) -> list[tuple[list[int], int]
 def closed_loop(
     manager: Any, asked: list[tuple[list[int], int]], concurrency: int, seconds: float
 ) -> list[dict[str, Any]]:
-    """Keep so many requests under way; after `seconds` no more are sent. Times are the engine's own, of each token."""
+    """Keep `concurrency` in flight; after `seconds` no more are sent. Times are the engine's own, of each token."""
     waiting, served = list(enumerate(asked)), []
     under_way: dict[str, tuple[int, float]] = {}
     stop_s = time.perf_counter() + seconds
@@ -163,7 +163,7 @@ def bench_result(served: list[dict[str, Any]], asked: list[tuple[list[int], int]
 
 
 def faults(document: dict[str, Any], asked: list[tuple[list[int], int]], concurrency: int) -> list[str]:
-    """What is wrong with a result; nothing if it is what was asked for."""
+    """Return the faults of a result; none if it has the requested load."""
     wrong = []
     if document["failed"]:
         wrong.append(f"{document['failed']} requests did not finish")

@@ -2,7 +2,7 @@
 
     python studies/hold.py [--only NAME ...] [--output results/hold.json]
 
-For `advise`, every finalist is run again; the regret is how far the recommendation is behind the best of them. For
+For `advise`, every finalist is run again; the regret is the recommendation's loss against the best of them. For
 `capacity`, the middle of the interval must hold in long runs, and its ends bracket the highest rate that does. Progress
 is printed per question, and finished questions are kept in the output file.
 """
@@ -73,7 +73,7 @@ def log(folder: Path) -> str:
 
 
 def longer(experiment: Experiment) -> list[Experiment]:
-    """The same load five times as long, with new seeds; a log keeps its length."""
+    """Return the same load five times as long, with new seeds; a log keeps its length."""
     length = length_of(experiment)
     long = with_length(experiment, Length(length.start, TIMES * length.measured))
     seed = experiment.traffic.seed + NEW
@@ -99,7 +99,7 @@ def advised(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def held(options: dict[str, Any]) -> dict[str, Any]:
-    """Whether the interval of a capacity holds the highest rate that long runs hold."""
+    """Return whether the interval of a capacity holds the highest rate that long runs hold."""
     capacities = pdvsim.capacity(**options)
     [entry], plan = capacities.summary(), capacities.plan
     rate = entry["rate"]

@@ -34,10 +34,10 @@ def main() -> int:
             usual_s = host.between_s + host.row_s * rows
             warm.append(1e6 * (pace.host_s + pace.row_s * rows - usual_s))
             real.append(1e6 * (float(here["gap_s"].mean()) - usual_s))
-    told, found = np.array(warm), np.array(real)
-    share = float(told @ found / (told @ told))
-    print(f"{len(told)} runs with a warm-up; share of its deviation found in service: {share:.2f}")
-    for name, off in (("the profile", found), ("the warm-up", found - told), ("that share", found - share * told)):
+    probed, runs = np.array(warm), np.array(real)
+    share = float(probed @ runs / (probed @ probed))
+    print(f"{len(probed)} runs with a warm-up; share of its deviation found in service: {share:.2f}")
+    for name, off in (("the profile", runs), ("the warm-up", runs - probed), ("that share", runs - share * probed)):
         print(f"  mean error with {name}: {np.mean(np.abs(off)):.0f} us")
     return 0
 

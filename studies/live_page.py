@@ -1,6 +1,6 @@
 """How smooth the live page is: `python studies/live_page.py`. Four architectures, 100 requests in flight, 10×.
 
-Prints updates a second, the speed that was reached, and the processor time of the simulating processes, of the page's
+Prints updates per second, the speed that was reached, and the processor time of the simulating processes, of the page's
 server and of one headless browser, which draws without a GPU; and what other programs took meanwhile: what they take is
 not there for the rest. Then how much memory a session holds after 10 and 60 simulated minutes.
 """

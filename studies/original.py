@@ -57,15 +57,15 @@ REQUESTS_PER_LEVEL, FEWEST = 1.5, 12  # the arrivals of 30 s at 0.05 C per secon
 
 
 @dataclass(frozen=True)
-class Fare:
+class Tally:
     """One architecture compared with `AGAINST`, over the levels of one pair and kind of load."""
 
     pair: str
     kind: str
     arch: str
     levels: int
-    ahead: tuple[int, ...]  # levels at which it leads by more than `LEAD`
-    behind: tuple[int, ...]
+    wins: tuple[int, ...]  # levels at which it wins by more than `LEAD`
+    losses: tuple[int, ...]  # levels at which it loses by more than `LEAD`
     least: float  # change of throughput, over the levels
     most: float
     least_p99: float  # change of the P99 latency
@@ -135,8 +135,8 @@ def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Se
     return ratios
 
 
-def tallies(rows: pd.DataFrame) -> list[Fare]:
-    """Where each architecture is ahead of `AGAINST`, and where it is behind."""
+def tallies(rows: pd.DataFrame) -> list[Tally]:
+    """Where each architecture wins and loses against `AGAINST`."""
     speed, tail = changes(rows, "output_throughput"), changes(rows, "p99_e2el_ms")
     outcomes = []
     for pair in PAIRS.values():
@@ -146,9 +146,9 @@ def tallies(rows: pd.DataFrame) -> list[Fare]:
                     continue
                 row, late = speed[pair, kind, arch], tail[pair, kind, arch]
                 ahead = tuple(int(level) for level in row.index[row > LEAD])
-                behind = tuple(int(level) for level in row.index[row < -LEAD])
+                lags = tuple(int(level) for level in row.index[row < -LEAD])
                 ends = (float(row.min()), float(row.max()), float(late.min()), float(late.max()))
-                outcomes.append(Fare(pair, kind, arch, len(row), ahead, behind, *ends))
+                outcomes.append(Tally(pair, kind, arch, len(row), ahead, lags, *ends))
     return outcomes
 
 
@@ -189,9 +189,9 @@ def _lines(rows: pd.DataFrame, metrics: Sequence[tuple[str, str, float]], captio
     panels = figure.subplots(len(shown), len(PAIRS), squeeze=False, sharex=True)
     for line, (kind, metric, unit, scale) in zip(panels, shown, strict=True):
         for axes, (label, pair) in zip(line, PAIRS.items(), strict=True):
-            mine = rows[(rows["pair"] == pair) & (rows["load_kind"] == kind)]
+            of_pair = rows[(rows["pair"] == pair) & (rows["load_kind"] == kind)]
             for arch in ARCHS:
-                of_arch = mine[mine["arch"] == arch]
+                of_arch = of_pair[of_pair["arch"] == arch]
                 axes.plot(
                     of_arch["load"], of_arch[metric] * scale, marker=arch_marker(arch), color=arch_colour(arch),
                     markersize=5, linewidth=1.5, label=arch,
@@ -257,28 +257,28 @@ def original_text(rows: pd.DataFrame) -> str:
     )
 
 
-def _verdict(outcomes: Sequence[Fare]) -> str:
+def _verdict(outcomes: Sequence[Tally]) -> str:
     """The result for the published claim."""
     pdv = [tally for tally in outcomes if tally.arch in ("pdv", "pdv-unified")]
-    ahead = sum(len(tally.ahead) for tally in pdv)
-    behind = sum(len(tally.behind) for tally in pdv)
+    ahead = sum(len(tally.wins) for tally in pdv)
+    lags = sum(len(tally.losses) for tally in pdv)
     cells = sum(tally.levels for tally in pdv)
     most = max(pdv, key=lambda tally: tally.most)
     least = min(pdv, key=lambda tally: tally.least)
     return (
         f"pdv and pdv-unified lead {AGAINST} by more than {LEAD:.0%} in {ahead} of {cells} cells and lag by more in "
-        f"{behind}; the best is {most.most:+.1%} ({most.arch}, {most.pair}, {LOADS[most.kind]}), the worst "
+        f"{lags}; the best is {most.most:+.1%} ({most.arch}, {most.pair}, {LOADS[most.kind]}), the worst "
         f"{least.least:+.1%} ({least.arch}, {least.pair}, {LOADS[least.kind]})."
     )
 
 
-def _line(tally: Fare) -> dict[str, str]:
+def _line(tally: Tally) -> dict[str, str]:
     return {
         "pair": next(label for label, pair in PAIRS.items() if pair == tally.pair),
         "load": LOADS[tally.kind],
         "arch": tally.arch,
-        "leads at C": _listed(tally.ahead),
-        "lags at C": _listed(tally.behind),
+        "leads at C": _listed(tally.wins),
+        "lags at C": _listed(tally.losses),
         "tok/s": f"{tally.least:+.1%} to {tally.most:+.1%}",
         "P99": f"{tally.least_p99:+.1%} to {tally.most_p99:+.1%}",
     }

@@ -75,19 +75,19 @@ def serve(folder: Path, machine: Machine) -> None:
                     bench = {"max_concurrency": users} | summarise(results[experiment])
                     write_whole(folder / f"k{k}-{users}.json", (json.dumps(bench, indent=1) + "\n").encode())
         write_whole(folder / f"k{k}.log", "".join(f"{line}\n" for line in lines).encode())
-    kept = []
+    runs = []
     for experiment in others:
         meta = {key: value for key, value in results[experiment].meta.items() if key != "telemetry"}
         command, metrics = command_line("realrun", experiment), summarise(results[experiment])
-        kept.append(ServedRun(command, 0, False, metrics, meta, folder))
-    write_runs(folder / "runs.jsonl", kept)
+        runs.append(ServedRun(command, 0, False, metrics, meta, folder))
+    write_runs(folder / "runs.jsonl", runs)
 
 
-def prove(kept: Path, folder: Path) -> dict[str, Any]:
+def prove(recorded: Path, folder: Path) -> dict[str, Any]:
     """Fit a profile to the saved logs and benchmarks, and predict the other runs with it."""
-    runs = read_runs(kept / "runs.jsonl")
-    logs = read_logs(tuple(str(kept / f"k{k}.log") for k in DRAFTS))
-    benches = tuple(read_bench(str(path)) for path in sorted(kept.glob(f"k*-{BENCHED}.json")))
+    runs = read_runs(recorded / "runs.jsonl")
+    logs = read_logs(tuple(str(recorded / f"k{k}.log") for k in DRAFTS))
+    benches = tuple(read_bench(str(path)) for path in sorted(recorded.glob(f"k*-{BENCHED}.json")))
     fitted = calibrate_engine(logs, benches, pair(PAIR), gpu(CARD), "own-engine")
     profile = folder / "own-engine.json"
     save(fitted.profile, profile)
@@ -95,8 +95,8 @@ def prove(kept: Path, folder: Path) -> dict[str, Any]:
     for run in runs:
         experiment, hardware = run.experiment, run.experiment.hardware
         ways = {"log": replace(hardware, profile=str(profile)), "kernels": replace(hardware, gpu=CARD)}
-        told = {way: summarise(simulate(replace(experiment, hardware=one))) for way, one in ways.items()}
-        errors = {way: {m: one[m] / run.metrics[m] - 1 for m in METRICS} for way, one in told.items()}
+        predicted = {way: summarise(simulate(replace(experiment, hardware=one))) for way, one in ways.items()}
+        errors = {way: {m: one[m] / run.metrics[m] - 1 for m in METRICS} for way, one in predicted.items()}
         rows.append({"command": run.command, "errors": errors})
     document = {**fitted.document(), "runs": rows, "errors": {way: _summed(rows, way) for way in ("log", "kernels")}}
     write_whole(folder / "own-engine.errors.json", (json.dumps(document, indent=1) + "\n").encode())
@@ -126,11 +126,11 @@ def _draft_length(experiment: Experiment) -> int:
     return experiment.server.num_speculative_tokens
 
 
-def main(kept: Path = KEPT) -> None:
+def main(recorded: Path = KEPT) -> None:
     """Serve if there are no runs, fit, and print the errors."""
-    if not (kept / "runs.jsonl").exists():
-        serve(check_folder(kept), Machine())
-    print(json.dumps(prove(kept, check_folder(RESULTS))["errors"], indent=1))
+    if not (recorded / "runs.jsonl").exists():
+        serve(check_folder(recorded), Machine())
+    print(json.dumps(prove(recorded, check_folder(RESULTS))["errors"], indent=1))
 
 
 if __name__ == "__main__":

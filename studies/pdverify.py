@@ -268,7 +268,7 @@ def _over(one: float | None, other: float | None) -> float:
 
 
 def fair_text(fair: Fair) -> str:
-    """The same workloads scored fairly, compared with pdvsim's policies, with an explanation."""
+    """Return the same workloads scored fairly, compared with pdvsim's policies, with an explanation."""
     rows = []
     for row in fair.rows:
         line = {"C": str(row.concurrency), "requests": str(row.requests)}
@@ -301,7 +301,7 @@ class Prediction:
 
 
 def load_predicted() -> dict[Key, Prediction]:
-    """What was predicted of the model comparison before its figures were known: a record, not computed again."""
+    """Return the recorded predictions of the model comparison from before its figures were known."""
     with (FOLDER / "predicted.csv").open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     return {key_of(row): Prediction(*(float(row[name]) for name in ("predicted", "low", "high"))) for row in rows}
@@ -313,7 +313,7 @@ class Setting:
 
     layer_s: float  # host time to launch one layer
     flops_per_s: float
-    overlap_s: float  # of a forward, hidden behind another worker's
+    overlap_s: float  # of a forward, overlapped with another worker's
     spaced: bool  # requests arrive one by one, not all at 0
 
 
@@ -475,7 +475,7 @@ def _curve(axes: Axes, row: list[TableCell], name: str) -> None:
     axes.plot(x, [c.simulated for c in row], color=colour, linewidth=2, label=f"{name}, simulated")
     low, high = [max(0.0, c.simulated - c.spread) for c in row], [c.simulated + c.spread for c in row]
     axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
-    style, size = ("o", 11) if name == "pd" else ("s", 6)  # one shows behind the other where they agree
+    style, size = ("o", 11) if name == "pd" else ("s", 6)  # both are visible where they agree
     published = [c.published for c in row]
     axes.plot(x, published, style, color=colour, markersize=size, markeredgecolor="white", label=f"{name}, published")
 

@@ -51,7 +51,7 @@ ORDER: tuple[Arch, ...] = (
 
 
 def closed_loop(arch: Arch, prompts: int) -> Experiment:
-    """What every architecture serves, with the engine's limits under both clocks."""
+    """Return the load of every architecture, with the engine's limits under both clocks."""
     traffic = Traffic("random", num_prompts=prompts, max_concurrency=USERS, input_len=TOKENS, output_len=TOKENS)
     return applicable(as_served(Experiment(arch, traffic, server=Server(pair=PAIR, max_num_seqs=USERS))))
 
@@ -180,16 +180,16 @@ def architecture_rows(say: Callable[[str], None]) -> list[Row]:
         models = (models or {}) | rig.models
         times = 1 if arch == "baseline" else REPEATS
         results = [serve(experiment, machine, rig=rig) for _ in range(times + (arch != "baseline"))][-times:]
-        reached = [summarise(result)["output_throughput"] for result in results]
+        throughputs = [summarise(result)["output_throughput"] for result in results]
         row = {
             "name": arch,
             "tokens": experiment.traffic.num_prompts * TOKENS,
-            "tokens_per_s": statistics.median(reached),
-            "each": reached,
+            "tokens_per_s": statistics.median(throughputs),
+            "each": throughputs,
             "host_idle_share": [result.meta.get("host_idle_share") for result in results],
             "graphs_captured_late": max(result.meta["graphs_captured_late"] for result in results),
         }
-        say(f"{arch}: {row['tokens_per_s']:.1f} tok/s {[round(r) for r in reached]}, idle {row['host_idle_share']}")
+        say(f"{arch}: {row['tokens_per_s']:.1f} tok/s {[round(r) for r in throughputs]}, idle {row['host_idle_share']}")
         rows.append(row)
     return rows
 
@@ -235,8 +235,8 @@ def table(document: Row) -> str:
                 host=Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0),
             )
             ceiling, idle = _throughput(ideal), statistics.median(row["host_idle_share"])
-            reached = row["tokens_per_s"] / ceiling
-            line += f" {_throughput(experiment):10.0f} {ceiling:8.0f} {reached:8.0%} {idle:10.1%}"
+            share = row["tokens_per_s"] / ceiling
+            line += f" {_throughput(experiment):10.0f} {ceiling:8.0f} {share:8.0%} {idle:10.1%}"
         lines.append(line)
     return "\n".join(lines)
 

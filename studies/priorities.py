@@ -44,7 +44,7 @@ def figures(arch: Arch, traffic: Traffic, server: Server) -> list[dict[str, floa
 
 def change(ours: Sequence[dict[str, float]], theirs: Sequence[dict[str, float]], metric: str) -> str:
     """Change by a setting in percent, with its interval."""
-    difference = interval([mine[metric] / other[metric] - 1 for mine, other in zip(ours, theirs, strict=True)])
+    difference = interval([own[metric] / other[metric] - 1 for own, other in zip(ours, theirs, strict=True)])
     text = f"{difference.mean:+.1%} ± {difference.half_width:.1%}"
     return f"**{text}**" if abs(difference.mean) > difference.half_width else text
 

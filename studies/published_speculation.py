@@ -12,7 +12,7 @@ A tree is simulated as a chain of as many steps with the tree's acceptance lengt
 tree's: the verify over `verified_tokens` per row, and each step of the drafter after the first over `topk` rows per
 request.
 
-Rows marked held_out are kept aside as a test: no constant may be fitted to them. They are shown only when asked for.
+Rows marked held_out are set apart as a test: no constant may be fitted to them. They are shown only when asked for.
 `--fit` prints the two constants of drafting (`EngineStep.round_s` and `draft_s`) with the least mean error of the
 visible rows of each engine. The shipped ones are these, rounded.
 
@@ -135,7 +135,7 @@ def profile_of(row: dict[str, str], one: Experiment, more: tuple[float, float] |
 
 
 def as_tree(profile: Profile, row: dict[str, str], one: Experiment) -> Profile:
-    """The same with a tree's forwards in place of a chain's, at the row's concurrency."""
+    """Return the same with a tree's forwards in place of a chain's, at the row's concurrency."""
     assert isinstance(profile, ComposedProfile)
     pair, requests, steps = one.pair, int(row["concurrency"]), int(row["k"])
     context = requests * sum(LENGTHS[row["dataset"]])
@@ -165,7 +165,7 @@ def compare(row: dict[str, str], engine: str | None = None, more: tuple[float, f
 def fitted(visible: Sequence[dict[str, str]]) -> tuple[float, float]:
     """Seconds per round and per forward of a drafter with the least mean error of these rows.
 
-    The time of a drafted run over a plain one is linear in both, so three simulations of each row tell it.
+    The time of a drafted run over a plain one is linear in both, so three simulations of each row determine it.
     """
     tried = ((0.0, 0.0), (TRIED_S, 0.0), (0.0, TRIED_S))
     times = np.array([[1 / compare(row, more=more).predicted for more in tried] for row in visible])
@@ -182,7 +182,7 @@ def fitted(visible: Sequence[dict[str, str]]) -> tuple[float, float]:
 
 
 def summary(name: str, compared: list[Compared]) -> str:
-    """How many are near, and how many have the right direction."""
+    """Return how many are near, and how many have the right direction."""
     near, right = sum(one.is_near for one in compared), sum(one.has_direction for one in compared)
     errors = [one.error for one in compared]
     return (
@@ -228,9 +228,9 @@ def main() -> int:
     args = parser.parse_args()
     if args.fit:
         for engine in ("vllm", "sglang"):
-            mine = [row for row in rows() if experiment(row, 0, None).hardware.predicted_engine == engine]
-            round_s, draft_s = fitted(mine)
-            print(f"{engine}, {len(mine)} rows: round_s {round_s:.2e}, draft_s {draft_s:.2e}", flush=True)
+            of_engine = [row for row in rows() if experiment(row, 0, None).hardware.predicted_engine == engine]
+            round_s, draft_s = fitted(of_engine)
+            print(f"{engine}, {len(of_engine)} rows: round_s {round_s:.2e}, draft_s {draft_s:.2e}", flush=True)
         return 0
     compared = []
     print("engine  card       target         drafter  k  batch  length  published  predicted   error  source")

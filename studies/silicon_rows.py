@@ -21,7 +21,7 @@ The collection states some layouts wrongly. What is corrected, and how it is kno
   Rows of the others have its layout where their times are equal to all digits ("twin"), or that of InferenceX's
   configurations where one alone fits ("configuration"). Otherwise they have 0 workers.
 - That import has no rows with MTP drafts; the others have, without saying so. `drafts` is "none" or "mtp" where the
-  configurations tell, else "unstated".
+  configurations state, else "unstated".
 - InferenceX starts gpt-oss-120b with TensorRT-LLM on H200s with as many expert-parallel GPUs as tensor-parallel ones
   (gptoss-fp4-h200-trt: "For all sequence lengths, EP=TP"). Rows without a version do not state it; their times are
   those of rows that do.
@@ -76,7 +76,7 @@ def number(text: str, without: int = 0) -> int:
 
 
 def shared(row: Row) -> dict[str, Any]:
-    """What both kinds of rows have."""
+    """Return the columns that both kinds of rows have."""
     origin = row["silicon_data_source"]
     load = re.search(r"silicon_concurrency=(\d+)", origin)
     theirs = re.match(r"source_file=2026|db-dump|source_file=\S*gap-analysis", origin)
@@ -165,7 +165,7 @@ def configurations(clone: Path) -> dict[tuple[Any, ...], set[tuple[str, Layout, 
 
 def limits(clone: Path, recipes: Path) -> Iterator[dict[str, Any]]:
     """What the recipes of TensorRT-LLM's servers with prefill apart set, without drafts."""
-    found: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
+    limits_of: dict[tuple[Any, ...], set[tuple[int, ...]]] = {}
     for (model, kind, card, engine, *lengths), drafts, point in points(clone):
         if (engine, drafts) != ("trt", "none"):
             continue
@@ -180,8 +180,8 @@ def limits(clone: Path, recipes: Path) -> Iterator[dict[str, Any]]:
                 continue
             batch, tokens = stated or (int(named[1]), 0)  # type: ignore[index]
             key = *server, load, workers, tensor, ranks
-            found.setdefault(key, set()).add((batch, int(copies[1]) if copies else 0, tokens))
-    for key, all_of in sorted(found.items(), key=str):
+            limits_of.setdefault(key, set()).add((batch, int(copies[1]) if copies else 0, tokens))
+    for key, all_of in sorted(limits_of.items(), key=str):
         if len(all_of) == 1:
             yield dict(zip(LIMITS, (*key, *all_of.pop()), strict=True))
 
@@ -218,8 +218,8 @@ def apart(rows: list[Row], clone: Path) -> Iterator[dict[str, Any]]:
         here = stated(row)
         whole = row["silicon_data_source"].startswith("db-dump") or out["source"] == "nvidia"
         if whole or times(row) in twins:
-            found, layout = twins.get(times(row), here), "stated" if whole else "twin"
-            fitting = {one for one in fitting if one[1:] == found} or {("none", *found)}
+            limits, layout = twins.get(times(row), here), "stated" if whole else "twin"
+            fitting = {one for one in fitting if one[1:] == limits} or {("none", *limits)}
             drafts = "mtp" if {one[0] for one in fitting} == {"mtp"} else "none"
         else:
             # GPUs of either side and experts of prefill are those of the import
@@ -229,16 +229,16 @@ def apart(rows: list[Row], clone: Path) -> Iterator[dict[str, Any]]:
             drafts = kinds.pop() if len(kinds) == 1 else "unstated"
             if len({one[1:] for one in fitting}) == 1:
                 _, *both = next(iter(fitting))
-                found, layout = (both[0], both[1]), "configuration"
+                limits, layout = (both[0], both[1]), "configuration"
             else:
-                found, layout = ((0, *here[0][1:]), (0, *here[1][1:])), "unknown"
-        for side, of_side in zip(SIDES, found, strict=True):
+                limits, layout = ((0, *here[0][1:]), (0, *here[1][1:])), "unknown"
+        for side, of_side in zip(SIDES, limits, strict=True):
             out |= {f"{side}_{part}": size for part, size in zip(LAYOUT, of_side, strict=True)}
         yield out | {"drafts": drafts, "layout": layout}
 
 
 def times(row: Row) -> tuple[float, float]:
-    """What tells a measurement from others: rows that agree in both times are one."""
+    """Return what identifies a measurement: rows that agree in both times are one."""
     return round(float(row["silicon_ttft_ms"]), 2), round(float(row["silicon_tpot_ms"]), 3)
 
 

@@ -23,7 +23,7 @@ LIMIT = 4  # tokens per draft, of a second look-up
 
 
 def figures(whole: Sequence[Drafted], limited: Sequence[Drafted]) -> str:
-    """What is printed of a file."""
+    """Return the printed lines of a file."""
     tokens = sum(len(one.accepted) for one in whole)
     cut, limit = (tokens / sum(len(rounds_of(one.accepted, LIMIT)) for one in rows) for rows in (whole, limited))
     lengths = [one.lengths[at] for one in whole for at in rounds_of(one.accepted, LONGEST)]

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 PAGE, DATA = ROOT / "docs" / "results.md", ROOT / "calibration" / "data" / "h200"
 STRONG = 0.10  # 95th percentiles up to this are strong
 MANY = 8  # strong groups from this many on are counted, not named
-USUAL = (", batch 128", ", chunk 2048")  # said once, above the table
+USUAL = (", batch 128", ", chunk 2048")  # stated once, above the table
 METRICS = {
     "output_throughput": "output throughput", "mean_ttft_ms": "mean TTFT", "p99_ttft_ms": "p99 TTFT",
     "mean_tpot_ms": "mean TPOT", "p99_itl_ms": "p99 ITL", "mean_e2el_ms": "mean E2EL",
@@ -72,8 +72,8 @@ def weak(validation: Document) -> str:
     rows = []
     for key, way in WAYS.items():
         ordered = sorted(validation[f"by_{key}"].items(), key=lambda group: group[1]["p95"])
-        said = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
-        strong, weak = ([text for _, p95, text in said if (p95 <= STRONG) == side] for side in (True, False))
+        entries = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
+        strong, weak = ([text for _, p95, text in entries if (p95 <= STRONG) == side] for side in (True, False))
         if len(strong) >= MANY:
             strong = [f"the {len(strong)} others, up to {strong[-1].split()[-1]}"]
         rows.append([way, "; ".join(strong), "; ".join(weak)])

@@ -233,10 +233,10 @@ def _group(arch: str, pair: str, seed: int, decks: Decks, folder: Path, early: b
     )
     context = min(model.max_position_embeddings or 0 for model in models_of(Experiment(arch, server=server)))
     traffics = [_traffic(decks, context) for _ in range(RUNS)]
-    bare = [Experiment(arch, traffic, server=server, scoring=SCORING) for traffic in traffics]
-    token_bytes = sum(model.kv_bytes_per_token for model in models_of(bare[0]))
+    unsized = [Experiment(arch, traffic, server=server, scoring=SCORING) for traffic in traffics]
+    token_bytes = sum(model.kv_bytes_per_token for model in models_of(unsized[0]))
     runs = []
-    for at, experiment in enumerate(bare):
+    for at, experiment in enumerate(unsized):
         kv_bytes = token_bytes * _longest(experiment, folder)
         seats = replace(server, max_num_seqs=max(n for n in CONCURRENCIES if n == 1 or n * kv_bytes <= KV_BYTES))
         traffic = replace(experiment.traffic, seed=seed + at)

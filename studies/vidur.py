@@ -61,7 +61,7 @@ class Layer:
     tokens: Floats
     layer_s: Floats
     embedding_s: Floats
-    decode: Floats | None = None  # rows of batch, cached tokens a row, seconds
+    decode: Floats | None = None  # rows of batch, cached tokens per row, seconds
     prompt: Floats | None = None  # rows of new tokens, tokens before them, seconds
 
     def at(self, tokens: Iterable[int]) -> tuple[tuple[int, float], ...]:
@@ -92,7 +92,7 @@ def read(folder: str | Path, gpu: GpuSpec) -> list[Layer]:
 
 
 def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MODELS) -> Layer | None:
-    """The layer in one mlp.csv and the attention.csv beside it, as one of `workers` ran it; None if no preset's."""
+    """The layer in one mlp.csv and the attention.csv next to it, as one of `workers` ran it; None if no preset's."""
     frame = _table(path, MLP_KEYS, [f"time_stats.{name}.median" for name in ("emb", *LAYER)], workers=workers)
     shapes = frame[list(SHAPE)].drop_duplicates()
     if len(shapes) != 1:
@@ -103,8 +103,8 @@ def read_layer(path: Path, workers: int = 1, known: Mapping[str, ModelSpec] = MO
         return None
     by = frame.groupby("num_tokens")[[f"time_stats.{name}.median" for name in ("emb", *LAYER)]].median() * 1e-3
     tokens, times = by.index.to_numpy(float), by.to_numpy(float)
-    beside = path.with_name(path.name.removesuffix("mlp.csv") + "attention.csv")
-    decode, prompt = read_attention(beside) if beside.is_file() and workers == 1 else (None, None)
+    attention_path = path.with_name(path.name.removesuffix("mlp.csv") + "attention.csv")
+    decode, prompt = read_attention(attention_path) if attention_path.is_file() and workers == 1 else (None, None)
     return Layer(shard(spec, workers), tokens, times[:, 1:].sum(axis=1), times[:, 0], decode, prompt)
 
 
@@ -158,7 +158,7 @@ def _finite(path: Path, frame: pd.DataFrame, columns: Sequence[str], zero: bool 
 
 
 def of_card(path: Path, card: str) -> bool:
-    """Whether a path names this card, or none."""
+    """Return whether a path names this card, or none."""
     named = set(DEVICE.findall(path.as_posix().lower()))
     return not named or not named.isdisjoint(card.lower().split("-"))
 
@@ -211,8 +211,8 @@ def fitted_ceilings(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -
     start = np.log([transfer.bandwidth_share, transfer.flops_share])
     best = card(np.asarray(least_squares(residuals, start, loss="soft_l1", f_scale=0.05).x))
     shares = (best.bandwidth_bytes_per_s / gpu.bandwidth_bytes_per_s, best.flops_per_s / gpu.flops_per_s)
-    said = f"{shares[0]:.0%} of the bandwidth and {shares[1]:.0%} of the arithmetic achieved in {SOURCE}"
-    return replace(best, source=f"{gpu.source}; {said}")
+    shares_note = f"{shares[0]:.0%} of the bandwidth and {shares[1]:.0%} of the arithmetic achieved in {SOURCE}"
+    return replace(best, source=f"{gpu.source}; {shares_note}")
 
 
 def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:
@@ -240,7 +240,7 @@ def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:
 
 
 def published_reach(layer: Layer) -> Reach:
-    """How far its files went; a size that is in none of them is left untold."""
+    """Return the ranges of its files; a size that is in none of them is left out."""
     rows = context = prompt_start = None
     if layer.decode is not None:
         rows, context = (int(most) for most in layer.decode[:, :2].max(axis=0))

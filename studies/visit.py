@@ -4,7 +4,7 @@
   verifies and decoding, and mixtures in 8 bits next to prompts of chats. They are parts in FOLDER/parts.
 - `kernels` lists the kernels of a prompt's layers by number of tokens, with their blocks and times.
 - `layers` measures the layers without attention at all numbers of tokens, into the same parts.
-- `probe` times `realrun --probe` and keeps what it says of this machine.
+- `probe` times `realrun --probe` and keeps its figures of this machine.
 - `runs=NAME` serves a plan of `calibration/data/h200`.
 - `report` compares what there is with the present profile; it needs pandas, as does `merge`, which adds FOLDER/parts to
   the shipped samples, into FOLDER.
@@ -82,8 +82,8 @@ def _profiler(folder: Path, part: str) -> Any:
     from pdvsim.profiler.options import Options
     from pdvsim.realrun.engine.arch import preset
 
-    said = f"python studies/visit.py {folder.name} {part}"
-    options = Options((), (), folder / "parts", budget_s=15.0, device=DEVICE, command=said)
+    command = f"python studies/visit.py {folder.name} {part}"
+    options = Options((), (), folder / "parts", budget_s=15.0, device=DEVICE, command=command)
     profiler = Profiler(options, preset, _say)
     profiler.look_around()
     return profiler
@@ -200,7 +200,7 @@ def layers(folder: Path) -> None:
 
 
 def probe(folder: Path, log: Path) -> None:
-    """How long a probe takes from start to end, and what it says."""
+    """Time a probe from start to end, and record its figures."""
     out = folder / "probe.json"
     options = ["--arch", "pdv", "--pair", PROBED, "--acceptance-rate", "0.7", "--num-speculative-tokens", "3"]
     took_s = command(
@@ -254,7 +254,7 @@ def pack(folder: Path, out: Path) -> None:
                 archive.add(folder / name, name)
 
 
-def told(folder: Path) -> None:
+def print_report(folder: Path) -> None:
     """What was measured, in a few lines."""
     for path in sorted((folder / "parts").glob("*.npz")):
         with np.load(path, allow_pickle=False) as file:
@@ -301,11 +301,11 @@ def _report_samples(folder: Path) -> None:
             _by_shapes(groups, corun.slowdowns(groups, known.contention))
 
 
-def _by_shapes(found: Sequence[object], predicted: np.typing.NDArray[np.float64]) -> None:
+def _by_shapes(groups: Sequence[object], predicted: np.typing.NDArray[np.float64]) -> None:
     """Measured and predicted slowdown of each member, the mean over pairs."""
     rows: dict[tuple[str, bool], list[tuple[float, ...]]] = {}
     at = 0
-    for group in found:
+    for group in groups:
         count = len(group.members)  # type: ignore[attr-defined]
         both = (*group.measured, *predicted[at : at + count])  # type: ignore[attr-defined]
         rows.setdefault((group.shapes, group.ordered), []).append(both)  # type: ignore[attr-defined]
@@ -314,8 +314,8 @@ def _by_shapes(found: Sequence[object], predicted: np.typing.NDArray[np.float64]
         mean = np.exp(np.mean(np.log(values), axis=0))
         half = len(mean) // 2
         kind = "ordered" if ordered else "equal"
-        real, told = (" ".join(f"{value:5.2f}" for value in part) for part in (mean[:half], mean[half:]))
-        print(f"  {kind:7s} {shapes:72s} measured {real}  predicted {told}")
+        real, forecast = (" ".join(f"{value:5.2f}" for value in part) for part in (mean[:half], mean[half:]))
+        print(f"  {kind:7s} {shapes:72s} measured {real}  predicted {forecast}")
 
 
 def _report_runs(folder: Path) -> None:
@@ -334,19 +334,19 @@ def _report_runs(folder: Path) -> None:
 
 
 def _report_probe(folder: Path) -> None:
-    """What the probe says, next to the warm-up of a run of the same pair."""
+    """The probe's figures, next to the warm-up of a run of the same pair."""
     from pdvsim.calibration.validate.served import read_runs
     from pdvsim.sim.hardware.models import pair
     from pdvsim.sim.hardware.pace import Pace, pace_in
     from pdvsim.sim.hardware.profile import builtin
 
     record, known = json.loads((folder / "probe.json").read_text()), builtin("h200")
-    told: dict[str, Pace | None] = {f"probe of {record['probe_s']:.0f} s": pace_in(record)}
+    paces: dict[str, Pace | None] = {f"probe of {record['probe_s']:.0f} s": pace_in(record)}
     if (folder / "runs.jsonl").exists():
         runs = [run for run in read_runs(folder / "runs.jsonl") if run.experiment.server.pair == PROBED]
-        told |= {f"warm-up of {run.experiment.arch}": pace_in(run.meta) for run in runs}
+        paces |= {f"warm-up of {run.experiment.arch}": pace_in(run.meta) for run in runs}
     print("\npace")
-    for name, pace in told.items():
+    for name, pace in paces.items():
         if pace is not None:
             ratios = ", ".join(f"{model} {ratio:.3f}" for model, ratio in pace.ratios(known, pair(PROBED)).items())
             print(f"  {name:22s} {ratios}; host {1e6 * (pace.host_s or 0):.0f} us, row {1e6 * pace.row_s:.1f} us")
@@ -357,7 +357,7 @@ ALONE = "alone="
 
 
 def main(argv: Sequence[str]) -> int:
-    """Run the parts that are named, one after another, and tell what was measured."""
+    """Run the parts that are named, one after another, and print what was measured."""
     if len(argv) < 2 or argv[0].startswith("-"):
         print(__doc__)
         return 2
@@ -384,7 +384,7 @@ def main(argv: Sequence[str]) -> int:
             raise SystemExit(f"unknown part {part!r}")
         for out in outs:
             pack(folder, out)
-    told(folder)
+    print_report(folder)
     return 0
 
 

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from playwright.sync_api import Browser
 
 # One thread a process: on matrices this small more of them only spin, for several times the processor's time. It must
-# be said before numpy and torch are imported, and holds for every process that a test starts.
+# be set before numpy and torch are imported, and holds for every process that a test starts.
 for name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(name, "1")
 os.environ["COLUMNS"] = "160"  # tables fit the terminal: whose, decides nothing
 
 # Tests run side by side, so each has one core: a command starts workers where a test asks for them. This, too, must be
-# said first: other modules import the function.
+# defined first: other modules import the function.
 workers.cores = lambda: 1
 
 settings.register_profile(  # how fast the machine is decides nothing; `make soak` draws examples of its own
@@ -78,11 +78,11 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str
 
         capsys.readouterr()
         assert main([*argv]) == 2
-        said = capsys.readouterr()
-        assert said.out == ""
-        assert said.err.startswith("pdvsim: error: ")
-        assert said.err.count("\n") == 1
-        return said.err
+        captured = capsys.readouterr()
+        assert captured.out == ""
+        assert captured.err.startswith("pdvsim: error: ")
+        assert captured.err.count("\n") == 1
+        return captured.err
 
     return run
 

@@ -35,7 +35,7 @@ def main() -> int:
     for first in range(args.first, args.first + args.count, BLOCK):
         seed = first
         end = min(first + BLOCK, args.first + args.count)
-        while seed < end:  # again behind a case that ended its process
+        while seed < end:  # again after a case that ended its process
             block = [sys.executable, __file__, "--worker", *ways, "--first", str(seed), "--count", str(end - seed)]
             try:
                 done = subprocess.run(block, stdout=subprocess.PIPE, text=True, timeout=PATIENCE_S, check=False)

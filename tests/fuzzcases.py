@@ -294,8 +294,8 @@ def _broken_file(rng: random.Random, yard: Yard, name: str) -> Path:
     place = yard.folder / "case"
     shutil.rmtree(place, ignore_errors=True)
     (place / name).parent.mkdir(parents=True)
-    beside = [other for other in yard.good if other.split("/")[0].split(".")[0] == name.split("/")[0].split(".")[0]]
-    for other in beside:
+    siblings = [other for other in yard.good if other.split("/")[0].split(".")[0] == name.split("/")[0].split(".")[0]]
+    for other in siblings:
         (place / other).write_bytes(yard.good[other])
     path = place / name
     path.unlink()
@@ -316,7 +316,7 @@ def _broken_file(rng: random.Random, yard: Yard, name: str) -> Path:
 
 # ---- command lines ---------------------------------------------------------------------------------------------------
 
-ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small where nothing else is said
+ALWAYS: dict[str, tuple[str, ...]] = {  # what keeps a command line small unless given
     "run": SMALL,
     "sweep": (*SMALL, "--dry-run", "--request-rate", "4"),
     "map": (*SMALL, "--arch", "pd,pdv", "--num-runs", "2", "--concurrency", "2", "--acceptances", "0.5", "--jobs", "1"),
@@ -398,9 +398,9 @@ def _loaded(call: Callable[[], object]) -> str | None:
     except TooLong:
         raise
     except (ValueError, OSError) as error:
-        said = str(error)
-        if not said or "\n" in said or len(said) > 3000:
-            return f"not one line: {said!r:.300}"
+        message = str(error)
+        if not message or "\n" in message or len(message) > 3000:
+            return f"not one line: {message!r:.300}"
     except BaseException as error:
         return f"{type(error).__name__}: {error!s:.300}"
     return None

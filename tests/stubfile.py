@@ -50,8 +50,8 @@ def signature_text(function: Callable[..., Any]) -> str:
         default = "" if one.default is inspect.Parameter.empty else " = ..."
         parts.append(f"{one.name}: {one.annotation}{default}")
     listed = textwrap.indent(textwrap.fill(", ".join(parts), WIDTH - 5, break_on_hyphens=False), "    ")
-    told = textwrap.indent(f'"""{inspect.getdoc(function)}\n"""', "    ")
-    return f"def {function.__name__}(\n{listed},\n) -> {signature.return_annotation}:\n{told}\n"
+    docstring = textwrap.indent(f'"""{inspect.getdoc(function)}\n"""', "    ")
+    return f"def {function.__name__}(\n{listed},\n) -> {signature.return_annotation}:\n{docstring}\n"
 
 
 if __name__ == "__main__":

@@ -55,8 +55,8 @@ def test_a_sweep_is_a_frame_that_shows_its_summary_and_draws_itself() -> None:
 def test_what_a_sweep_varies_is_a_dictionary() -> None:
     vary = {"max_num_seqs": [2, 3], "synthetic_acceptance_rates": [[0.9, 0.8, 0.7], [0.5, 0.4, 0.3]]}
     points = pdvsim.sweep(arch="pdv", vary=vary, num_speculative_tokens=3, concurrency=1, jobs=1, **SMALL)
-    found = points[list(vary)].to_numpy().tolist()
-    assert found == [[rows, rates] for rows in (2, 3) for rates in ("0.9+0.8+0.7", "0.5+0.4+0.3")]
+    values = points[list(vary)].to_numpy().tolist()
+    assert values == [[rows, rates] for rows in (2, 3) for rates in ("0.9+0.8+0.7", "0.5+0.4+0.3")]
     one = pdvsim.sweep(arch="pdv", vary={"acceptance_rate": 0.5}, concurrency=1, jobs=1, **SMALL)
     assert one["acceptance_rate"].tolist() == [0.5]
 
@@ -137,10 +137,10 @@ def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "mypy", "--ignore-missing-imports", "--no-site-packages"]
     # not what is installed or on the path: it would check all of pdvsim, which takes a minute
     checked = subprocess.run([*command, str(script)], capture_output=True, text=True, cwd=tmp_path, timeout=300)
-    found = [
+    errors = [
         line.split(":")[1] for line in checked.stdout.splitlines() if line.startswith("mine.py") and "error" in line
     ]
-    assert found == ["4", "5"], checked.stdout
+    assert errors == ["4", "5"], checked.stdout
 
 
 def test_an_experiment_prints_as_the_keywords_that_run_it() -> None:

@@ -107,7 +107,7 @@ def test_every_line_has_the_draft_length_that_is_advised(k: int) -> None:
 
 
 def test_what_a_controller_does_is_not_translated() -> None:
-    """Engines get the best fixed draft length, and are told so."""
+    """Engines get the best fixed draft length, and a note about it."""
     moving = replace(COLOCATED, server=replace(COLOCATED.server, controller="goodput"))
     fixed = replace(COLOCATED, server=replace(COLOCATED.server, num_speculative_tokens=2))
     first, second, *_ = deployment(moving, fixed)
@@ -194,7 +194,7 @@ def test_every_preset_has_a_checkpoint() -> None:
     ("kind", "method", "algorithm"),
     [("eagle3", "eagle3", "EAGLE3"), ("ngram", "ngram", ""), ("model", "draft_model", "STANDALONE")],
 )
-def test_a_drafter_is_told_to_the_engines(kind: str, method: str, algorithm: str) -> None:
+def test_a_drafter_is_set_for_the_engines(kind: str, method: str, algorithm: str) -> None:
     server = Server("llama-3.2-1b:llama-3.1-8b", 3, kind)  # type: ignore[arg-type]
     vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
     config = json.loads(shlex.split(vllm.text)[-1])
@@ -208,7 +208,7 @@ def test_a_drafter_is_told_to_the_engines(kind: str, method: str, algorithm: str
     assert bool(sglang.text) == bool(algorithm)
 
 
-def test_weights_and_caches_of_eight_bits_are_told_to_the_engines() -> None:
+def test_weights_and_caches_of_eight_bits_are_set_for_the_engines() -> None:
     server = Server("llama-3.2-1b-fp8:llama-3.1-8b", 3, quantization="fp8", kv_cache_dtype="fp8")
     vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
     assert shlex.split(vllm.text)[2] == "meta-llama/Llama-3.1-8B-Instruct"
@@ -290,8 +290,8 @@ def test_a_disaggregated_server_is_its_engines_and_a_router(drafter: Any, draft_
         prefill, decode, router = engines[name]
         assert [flags(side.text)["--tensor-parallel-size"] for side in (prefill, decode)] == ["2", "4"]
         modes = [flags(side.text)[transfer] for side in (prefill, decode)]
-        told = [json.loads(mode or "")["kv_role"] for mode in modes] if name == "vLLM" else modes
-        assert told == (["kv_producer", "kv_consumer"] if name == "vLLM" else ["prefill", "decode"])
+        roles = [json.loads(mode or "")["kv_role"] for mode in modes] if name == "vLLM" else modes
+        assert roles == (["kv_producer", "kv_consumer"] if name == "vLLM" else ["prefill", "decode"])
         drafts = [spec in flags(side.text) for side in (prefill, decode)]
         speculates = server.drafted_by != "none"
         assert drafts == [speculates and draft_kv == "sent", speculates]

@@ -92,7 +92,7 @@ def inline(text: str, kind: str) -> Iterator[Any]:
 
 
 def command_of(argv: list[str]) -> type:
-    """The dataclass behind a command line."""
+    """The dataclass of a command line."""
     return RealrunCommand if argv[0] == "realrun" else command_class(argv[1])
 
 
@@ -194,9 +194,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder.mkdir(parents=True)
     samples = pq.read_table(source / "samples.parquet")
     rows = samples.select(["section", "model"]).to_pylist()
-    kept = samples.filter([row["section"] == "host" or tuple(row.values()) == ("solo", MODEL) for row in rows])
-    pq.write_table(kept, folder / "samples.parquet")
-    header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(kept)}
+    subset = samples.filter([row["section"] == "host" or tuple(row.values()) == ("solo", MODEL) for row in rows])
+    pq.write_table(subset, folder / "samples.parquet")
+    header = json.loads((source / "header.json").read_text(encoding="utf-8")) | {"samples": len(subset)}
     (folder / "header.json").write_text(json.dumps(header), encoding="utf-8")
     for name in (*SHIPPED, "plan.jsonl"):
         runs = (source / name).read_text(encoding="utf-8").splitlines()

@@ -192,14 +192,14 @@ def test_the_fewest_ranges(speeds: list[list[int]], indifference: float) -> None
             runs[-1].append(size)
         else:
             runs.append([size])
-    behind = logs.max(axis=1, keepdims=True) - logs
+    losses = logs.max(axis=1, keepdims=True) - logs
     ways = []
     for chosen in product(range(logs.shape[1]), repeat=len(runs)):
-        lost = [behind[run, k].sum() for run, k in zip(runs, chosen, strict=True)]
-        if all(math.expm1(behind[run, k].max()) <= indifference for run, k in zip(runs, chosen, strict=True)):
+        lost = [losses[run, k].sum() for run, k in zip(runs, chosen, strict=True)]
+        if all(math.expm1(losses[run, k].max()) <= indifference for run, k in zip(runs, chosen, strict=True)):
             ways.append((1 + sum(a != b for a, b in pairwise(chosen)), sum(lost)))
     ranges = _merged(logs, best, indifference)
-    lost = sum(behind[first - 1 : last, k].sum() for first, last, k in ranges)
+    lost = sum(losses[first - 1 : last, k].sum() for first, last, k in ranges)
     assert (len(ranges), lost) == pytest.approx(min(ways))
 
 

@@ -47,7 +47,7 @@ HEAVY = {  # what takes long to import, or may not be there
 
 
 class Import(NamedTuple):
-    """A module of ours, or a package of others', that a module imports: at once, in a function, or for its types."""
+    """A module of ours, or a package of others', that a module imports: at its top, in a function, or for its types."""
 
     source: str
     target: str
@@ -57,14 +57,14 @@ class Import(NamedTuple):
 @cache
 def modules() -> dict[str, Path]:
     """Every module of the program by its name; `pdvsim/` also holds links to the other rooms, which are left out."""
-    found = {}
+    paths = {}
     for top in ("pdvsim", "sim", "profiler", "realrun", "calibration"):
         for path in sorted((ROOT / top).rglob("*.py")):
             if not any(parent.is_symlink() for parent in path.parents):
                 parts = path.relative_to(ROOT).with_suffix("").parts
                 parts = parts if top == "pdvsim" else ("pdvsim", *parts)
-                found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    return found
+                paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return paths
 
 
 def under(*rooms: str) -> list[str]:
@@ -116,12 +116,12 @@ def ours(module: str) -> frozenset[str]:
 @cache
 def loaded(module: str) -> frozenset[str]:
     """The modules of ours that importing a module loads, itself among them."""
-    found, todo = set(), [module]
+    names, todo = set(), [module]
     while todo:
-        if (name := todo.pop()) not in found:
-            found.add(name)
+        if (name := todo.pop()) not in names:
+            names.add(name)
             todo += [i.target for i in imports(name) if i.when == "at once" and i.target in modules()]
-    return frozenset(found)
+    return frozenset(names)
 
 
 @cache

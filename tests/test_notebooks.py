@@ -51,10 +51,10 @@ def test_it_names_no_machine(path: Path) -> None:
 def test_it_begins_with_what_it_finds(path: Path) -> None:
     """Every number of the first cell's conclusion is one that the last cells computed."""
     cells = nbformat.read(path, as_version=4).cells
-    said = re.search(r"\*\*In short:\*\* (.*)", cells[0].source)
-    assert said
+    summary = re.search(r"\*\*In short:\*\* (.*)", cells[0].source)
+    assert summary
     at = next(i for i, cell in enumerate(cells) if cell.source.startswith("## In short"))
     computed = "".join(output.text for output in cells[at + 1].outputs)
     number = re.compile(r"\d+(?:\.\d+)?")
     known = set(number.findall(computed)) | {"95"}  # the percentile
-    assert set(number.findall(re.sub(r"Qwen3-30B-A3B|H200", "", said[1]))) <= known
+    assert set(number.findall(re.sub(r"Qwen3-30B-A3B|H200", "", summary[1]))) <= known

@@ -32,7 +32,7 @@ def tracked() -> set[str]:
 
 @pytest.fixture(scope="module")
 def unpacked(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The distribution, made from a copy (setuptools leaves things behind) and unpacked."""
+    """The distribution, made from a copy (setuptools leaves build files) and unpacked."""
     copy, target = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("unpacked")
     for name in tracked:
         (copy / name).parent.mkdir(parents=True, exist_ok=True)
@@ -47,8 +47,8 @@ def unpacked(tracked: set[str], tmp_path_factory: pytest.TempPathFactory) -> Pat
 def test_it_holds_the_repository(tracked: set[str], unpacked: Path) -> None:
     walked = ((folder, names) for folder, folders, files in os.walk(unpacked) for names in (folders, files))
     paths = (Path(folder, name) for folder, names in walked for name in names)
-    found = {path.relative_to(unpacked).as_posix() for path in paths if path.is_symlink() or path.is_file()}
-    assert {name for name in found - MADE if not name.startswith("pdvsim.egg-info/")} == tracked
+    packed = {path.relative_to(unpacked).as_posix() for path in paths if path.is_symlink() or path.is_file()}
+    assert {name for name in packed - MADE if not name.startswith("pdvsim.egg-info/")} == tracked
 
 
 def test_links_stay_links(tracked: set[str], unpacked: Path) -> None:

@@ -39,7 +39,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The site as `make docs` builds it, from nothing."""
-    target = tmp_path_factory.mktemp("site") / "html"  # what myst-nb makes of the notebooks lies beside it
+    target = tmp_path_factory.mktemp("site") / "html"  # what myst-nb makes of the notebooks is next to it
     command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-E", "-c", "docs", ".", str(target)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,7 +1,7 @@
 """Speed and step overhead of a server from its benchmarks: `pdvsim calibrate --from-bench`.
 
 A step of n decoding rows and p prompt tokens takes `speed * g + step + row * n + prompt * p`, where g is the step's GPU
-time in the profile. A result with --save-detailed tells the time between two tokens of a request, and from all start
+time in the profile. A result with --save-detailed gives the time between two tokens of a request, and from all start
 times how many rows were then decoding: one observation for each number of rows, of steps in which no prompt was
 prefilled, and some of steps with one prompt. Without details there is one observation, the mean TPOT at the mean number
 of rows, by Little's law the output throughput times TPOT.
@@ -37,13 +37,13 @@ ROW_SPREAD = 0.01  # of the time per row, as a share of a step
 LEAST_STEPS = 3  # of an observation
 JITTER = 0.25  # of a step, within which its tokens come
 PROMPT_GROUPS = 4  # of steps with a prompt, by its length
-SEVERAL_SIZES = 1.5  # batch sizes that differ by this factor tell what a row costs
+SEVERAL_SIZES = 1.5  # batch sizes that differ by this factor determine the cost of a row
 DETERMINED = 0.5  # of the expected spread: a figure is determined if less of it is left
 PARTS = ("speed", "step", "row", "prompt")
 
 
 class Observation(NamedTuple):
-    """The mean step of so many decoding rows, with so many cached tokens each."""
+    """The mean step of a number of decoding rows, with their cached tokens each."""
 
     rows: float
     context: float
@@ -53,13 +53,13 @@ class Observation(NamedTuple):
 
     @property
     def own_prompt(self) -> bool:
-        """Whether it is of steps with a prompt each; prompts of mean steps are as many as rows, and tell nothing."""
+        """Whether it is of steps with a prompt each; mean steps have as many prompts as rows, and are inconclusive."""
         return self.prompts == 1.0
 
 
 @dataclass(frozen=True)
 class BenchFit:
-    """The figures, what is left uncertain of each, and the observations behind them."""
+    """The figures, what is left uncertain of each, and the observations."""
 
     speed: float  # forward times over the profile's
     step_s: float
@@ -71,7 +71,7 @@ class BenchFit:
     sizes: tuple[int, int]  # least and most rows
 
     def document(self) -> dict[str, Any]:
-        """What `--machine` reads, and how it was found."""
+        """Return the document of `--machine`, with how its figures were fitted."""
         return {
             "pace_target": self.speed,
             "pace_draft": self.speed,
@@ -115,8 +115,8 @@ def _solved(gpu_s: Floats, sizes: Floats, prompts: Floats, seconds: Floats, weig
     values = np.concatenate((seconds * scale, [1 / SPEED_SPREAD, 0.0, 0.0]))
     units = np.array([1.0, float(np.median(seconds)), usual_row_s, usual_prompt_s])  # alike in size, for the solver
     bounds = np.array([[LEAST, 0.0, 0.0, 0.0], [MOST, MOST_STEP_S, MOST_HOST_S, MOST_HOST_S]]) / units
-    found = lsq_linear(matrix * units, values, (bounds[0], bounds[1]))
-    speed, step_s, row_s, prompt_s = (float(x) for x in found.x * units)
+    solution = lsq_linear(matrix * units, values, (bounds[0], bounds[1]))
+    speed, step_s, row_s, prompt_s = (float(x) for x in solution.x * units)
     covariance = np.linalg.inv((matrix * units).T @ (matrix * units))
     spread = np.sqrt(np.diag(covariance)) * units
     unknown = []
@@ -160,7 +160,7 @@ def _mean(load: BenchedLoad) -> Observation:
 
 
 def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
-    """The median step by number of decoding rows, and by prompts that fit a step; none where the result cannot tell."""
+    """The median step by number of decoding rows, and by prompts that fit a step; none if it is inconclusive."""
     if load.tokens_s is None:
         return []
     sent_s, tokens_s = load.tokens_s
@@ -178,7 +178,7 @@ def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
     # the tokens of one step come one after another: a first token belongs to the step that ends about then
     late_s = JITTER * float(np.median(ends - starts))
     begun, ended = (np.searchsorted(all_first_s, times + late_s, "right") for times in (starts, ends))
-    waits = np.searchsorted(np.sort(sent_s), ends, "left") > begun  # somebody, for a first token
+    waits = np.searchsorted(np.sort(sent_s), ends, "left") > begun  # some request, for a first token
     decoding = (rows > 0) & (ends > starts) & (ended == begun)
 
     def observed(group: NDArray[np.bool_], prompt: int = 0) -> Observation:
@@ -202,7 +202,7 @@ def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
 
 
 def separation(fit: BenchFit, files: int) -> list[str]:
-    """What the results could tell apart, in sentences."""
+    """Return notes on what the results determine."""
     low, high = fit.sizes
     batch = f"batches of {low}" if low == high else f"batches of {low} to {high}"
     lines = [f"{fit.observations} observations of steps, {batch} requests, from {files} result{'s' * (files > 1)}"]

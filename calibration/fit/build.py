@@ -1,4 +1,4 @@
-"""Make a profile from measured samples, and tell how far it is off what its fits have not seen."""
+"""Make a profile from measured samples, with its errors on samples held out of its fits."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Calibration:
 
 
 def read(path: str | Path) -> Samples:
-    """The samples in a folder, or those of a samples.parquet with its header beside; a ValueError otherwise."""
+    """The samples in a folder, or those of a samples.parquet with its header next to it; a ValueError otherwise."""
     from pdvsim.profiler.samples import SAMPLES, load
 
     path = Path(path)
@@ -102,14 +102,14 @@ def gpu_spec(header: SamplesHeader, name: str) -> GpuSpec:
 
 
 def kernels(header: SamplesHeader) -> Kernels:
-    """How the engine that was measured runs models on this card."""
+    """Return the measured engine's cost model on this card."""
     programs = PROGRAMS_PER_SM * (header.device.multiprocessors or 1)
-    # up to so many tokens its own small kernels do a model's small products; the library's fill the card
+    # up to this number of tokens its own small kernels do a model's small products; the library's fill the card
     return Kernels(ROW_BUCKETS, CHUNK_BUCKETS, programs, SMALL_TOKENS, SMALL_BYTES)
 
 
 def parts(samples: Samples) -> int:
-    """How often `calibrate` reports progress."""
+    """Return how often `calibrate` reports progress."""
     frame = samples.frame
     pairs = frame[(frame["section"] == "corun") & (frame["members"] > 1)]["pair"].nunique()
     models = int(frame[frame["section"] == "solo"]["model"].nunique())
@@ -151,7 +151,7 @@ def calibrate(
         name=f"{name}-measured",
         foundation=f"measured on {header.device.name}, {min(part.date for part in header.parts)[:10]}",
         gpu=gpu,
-        models={model: _with_turns(model, solo.fit, corun) for model, solo in solos.items()},
+        models={model: _with_wait_ratios(model, solo.fit, corun) for model, solo in solos.items()},
         host=host,
         contention=corun.fit if corun else ContentionFit(),
         power=heated.fit if heated else None,
@@ -169,12 +169,11 @@ def calibrate(
     return Calibration(in_service(profile, served, join_s) if served else profile, solos, corun, heated)
 
 
-def _with_turns(model: str, terms: ForwardTerms, corun: Corun | None) -> ForwardTerms:
+def _with_wait_ratios(model: str, terms: ForwardTerms, corun: Corun | None) -> ForwardTerms:
     """A model's terms with how long its prompts keep others waiting, where that was measured."""
-    factors = (
-        sorted((tokens, factor) for (name, tokens), factor in corun.turns.items() if name == model) if corun else []
-    )
-    return replace(terms, small=replace(terms.small, turns=tuple(factors)))
+    known = corun.wait_ratios if corun else {}
+    factors = sorted((tokens, factor) for (name, tokens), factor in known.items() if name == model)
+    return replace(terms, small=replace(terms.small, wait_ratios=tuple(factors)))
 
 
 def _unfitted(spec: ModelSpec, gpu: GpuSpec, engine: Kernels) -> CostModel:
@@ -184,7 +183,7 @@ def _unfitted(spec: ModelSpec, gpu: GpuSpec, engine: Kernels) -> CostModel:
 
 
 def ranges(frame: pd.DataFrame) -> dict[str, Any]:
-    """How far samples went, as a profile tells it."""
+    """The ranges of the samples, as a profile records them."""
     alone = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
     together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
     return {
@@ -215,7 +214,7 @@ def corun_errors(corun: Corun) -> dict[str, Any]:
 
 
 def power_errors(heated: PowerCalibration) -> dict[str, Any]:
-    """How far the power read is off, and the times of launches in runs without a pause."""
+    """Return the errors of the power readings, and of launch times in runs without a pause."""
     return {
         "watts": middle(heated.power_error),
         "seconds": {"runs": len(heated.time_error), **middle(heated.time_error)},

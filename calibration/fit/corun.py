@@ -36,8 +36,8 @@ SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
 LEAST_RATE = 1e-3
 RATE_AND_DRAW_ITERATIONS = 5
-TURNS_BOUNDS = (-1.0, 1.0)  # of logarithms
-TURNS_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a group
+WAIT_RATIO_BOUNDS = (-1.0, 1.0)  # of logarithms
+WAIT_RATIO_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a group
 LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
 
 
@@ -48,7 +48,7 @@ class Member(Load):
     kind: str
     model: str
     prompt: int = 0  # tokens, padded, of one that only prefills
-    measured: float  # the work it did while all were busy, over what it would have done alone on a card as hot
+    measured: float  # the work it did while all were busy, over what it would have done alone on a card as throttled
     draw: Draw | None = None  # where the card's power is known
 
 
@@ -83,7 +83,7 @@ class Group:
         return [1 / max(member.measured, LEAST_RATE) for member in self.members]
 
 
-Turns = dict[tuple[str, int], float]
+WaitRatios = dict[tuple[str, int], float]
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,8 @@ class Corun:
     """The fitted figures, and a row a member with its measured slowdown and what fits without it predict."""
 
     fit: ContentionFit
-    turns: Turns  # by model and prompt tokens
-    # models, sort, shapes, works, ordered, kind, measured, and predicted with these shapes or models held out (nan
+    wait_ratios: WaitRatios  # by model and prompt tokens
+    # models, sort, shapes, launches, ordered, kind, measured, and predicted with these shapes or models held out (nan
     # where nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
     frame: pd.DataFrame
 
@@ -175,16 +175,16 @@ def _member(
     return member
 
 
-def slowdowns(groups: Sequence[Group], fit: ContentionFit, turns: Turns | None = None) -> Floats:
-    """Predicted slowdown of every member; `turns` are those that the members have, if not given."""
+def slowdowns(groups: Sequence[Group], fit: ContentionFit, wait_ratios: WaitRatios | None = None) -> Floats:
+    """Predicted slowdown of every member; without `wait_ratios`, with those of the members."""
     sharing = {True: Sharing("fluid", "stream", fit), False: Sharing("fluid", "none", fit)}
     predicted = []
     for group in groups:
         model, members = sharing[group.ordered], group.members
         for member in members:
             member.share = 0.0  # another fit, another share
-            if turns is not None:
-                member.turns = turns.get((member.model, member.prompt), 1.0)
+            if wait_ratios is not None:
+                member.wait_ratio = wait_ratios.get((member.model, member.prompt), 1.0)
         model.solve(members)
         predicted += [1 / max(member.rate, LEAST_RATE) for member in members]
     return np.array(predicted)
@@ -195,16 +195,16 @@ def measured(groups: Sequence[Group]) -> Floats:
     return np.array([slowdown for group in groups for slowdown in group.measured])
 
 
-def errors(groups: Sequence[Group], fit: ContentionFit, turns: Turns | None = None) -> Floats:
+def errors(groups: Sequence[Group], fit: ContentionFit, wait_ratios: WaitRatios | None = None) -> Floats:
     """Predicted over measured slowdown, less one, of every member."""
-    return np.asarray(slowdowns(groups, fit, turns) / measured(groups) - 1)
+    return np.asarray(slowdowns(groups, fit, wait_ratios) / measured(groups) - 1)
 
 
 def fit_of(x: Floats) -> ContentionFit:
     """The coefficients that the free parameters encode."""
     grown = np.exp(x)
     return ContentionFit(
-        stream_weight=1.0,  # of two that fill the GPU each has its turn, whatever their priorities
+        stream_weight=1.0,  # two that fill the GPU alternate, whatever their priorities
         turn_exponent=float(min(grown[0], 2.0)),
         nimble_weight=1 + float(grown[1]),
         yielding=float(min(grown[2], 2.0)),
@@ -217,50 +217,51 @@ def fit_of(x: Floats) -> ContentionFit:
 START = np.array([-0.2, 0.0, -1.8, 1.2, -2.1, -7.8])
 
 
-def fit_groups(groups: Sequence[Group]) -> tuple[ContentionFit, Turns] | None:
+def fit_groups(groups: Sequence[Group]) -> tuple[ContentionFit, WaitRatios] | None:
     """Least mean relative errors of all groups, then how long prompts keep others waiting, then the former again.
 
     None without pairs.
     """
-    turns: Turns = {}
-    fit = _fit_alike(groups, turns)
+    wait_ratios: WaitRatios = {}
+    fit = _fit_alike(groups, wait_ratios)
     if fit is None:
         return None
-    turns = _fit_turns(groups, fit)
-    if not turns:
-        return fit, turns
-    again = _fit_alike(groups, turns)
+    wait_ratios = _fit_wait_ratios(groups, fit)
+    if not wait_ratios:
+        return fit, wait_ratios
+    again = _fit_alike(groups, wait_ratios)
     assert again is not None
-    return again, turns
+    return again, wait_ratios
 
 
-def _fit_turns(groups: Sequence[Group], fit: ContentionFit) -> Turns:
+def _fit_wait_ratios(groups: Sequence[Group], fit: ContentionFit) -> WaitRatios:
     """The factors on the times per layer of prompts, one by one for a model and number of tokens.
 
     Of few groups they are nearer to 1.
     """
     from scipy.optimize import minimize_scalar
 
-    of: dict[tuple[str, int], list[Group]] = {}
+    by_prompt: dict[tuple[str, int], list[Group]] = {}
     for group in groups:
         for member in group.members:
             if member.prompt:
-                of.setdefault((member.model, member.prompt), []).append(group)
-    turns: Turns = {}
-    for key, those in sorted(of.items()):
+                by_prompt.setdefault((member.model, member.prompt), []).append(group)
+    wait_ratios: WaitRatios = {}
+    for key, subset in sorted(by_prompt.items()):
 
-        def loss(x: float, key: tuple[str, int] = key, those: Sequence[Group] = those) -> float:
-            return _loss(those, fit, {**turns, key: float(np.exp(x))}) + TURNS_PRIOR * x * x / len(those)
+        def loss(x: float, key: tuple[str, int] = key, subset: Sequence[Group] = subset) -> float:
+            penalty = WAIT_RATIO_PRIOR * x * x / len(subset)
+            return _loss(subset, fit, {**wait_ratios, key: float(np.exp(x))}) + penalty
 
-        turns[key] = float(np.exp(minimize_scalar(loss, bounds=TURNS_BOUNDS, method="bounded").x))
-    return turns
+        wait_ratios[key] = float(np.exp(minimize_scalar(loss, bounds=WAIT_RATIO_BOUNDS, method="bounded").x))
+    return wait_ratios
 
 
-def _fit_alike(groups: Sequence[Group], turns: Turns) -> ContentionFit | None:
+def _fit_alike(groups: Sequence[Group], wait_ratios: WaitRatios) -> ContentionFit | None:
     """The figures of all launches: of dense pairs, then, with two more, of dense triples, then of other sorts."""
     for group in groups:
         for member in group.members:
-            member.turns = turns.get((member.model, member.prompt), 1.0)
+            member.wait_ratio = wait_ratios.get((member.model, member.prompt), 1.0)
     sorts = {sort: [group for group in groups if group.sort == sort] for sort in ("dense", "mixtures", "8-bit")}
     fit = _fit_dense(sorts["dense"] or list(groups))
     if fit is None:
@@ -286,8 +287,8 @@ def _fit_one(groups: Sequence[Group], fit: ContentionFit, name: str, log_bounds:
     return of(minimize_scalar(lambda x: _loss(groups, of(x)), bounds=log_bounds, method="bounded").x)
 
 
-def _loss(groups: Sequence[Group], fit: ContentionFit, turns: Turns | None = None) -> float:
-    return float(np.mean(np.abs(np.log1p(errors(groups, fit, turns)))))
+def _loss(groups: Sequence[Group], fit: ContentionFit, wait_ratios: WaitRatios | None = None) -> float:
+    return float(np.mean(np.abs(np.log1p(errors(groups, fit, wait_ratios)))))
 
 
 def _fit_dense(groups: Sequence[Group]) -> ContentionFit | None:
@@ -330,7 +331,7 @@ def fit_corun(
     fitted = fit_groups(groups)
     if fitted is None:
         return None
-    fit, turns = fitted
+    fit, wait_ratios = fitted
     shapes = sorted({group.shapes for group in groups})
     fold = dict(zip(shapes, (np.random.default_rng(0).permutation(len(shapes)) % FOLDS).tolist(), strict=True))
     rows = pd.DataFrame(
@@ -344,8 +345,8 @@ def fit_corun(
     rows["measured"] = measured(groups)
     rows["by_shape"] = _held_out(groups, [fold[g.shapes] for g in groups], progress)
     rows["by_models"] = _held_out(groups, [g.models for g in groups], progress)
-    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0), turns)
-    return Corun(fit, turns, rows)
+    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0), wait_ratios)
+    return Corun(fit, wait_ratios, rows)
 
 
 def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Floats:

@@ -2,7 +2,7 @@
 
 A step takes `layers(tokens) + kv * cached tokens`, a little more where rows and a prompt share it, and with drafts of k
 tokens `k * (fixed + slope * rows)` more; the drafter also reads prompts. Prompts may be padded to sizes that the log
-shows. All coefficients are found together and none is negative, so logs of two draft lengths, one of them 0, tell draft
+shows. All coefficients are fitted together, none negative, so logs of two draft lengths, one of them 0, separate draft
 from verify. What outputs are apart beyond a step is the host's.
 
 Not known from a log: what parts of a step would take side by side. So the profile serves colocated architectures only.
@@ -41,7 +41,7 @@ CACHE = re.compile(r"GPU KV cache size: (?P<tokens>[\d,]+) tokens")
 LEAST_LOG_STEPS = 50
 SHORTEST_DECODE_MS = 0.2  # a shorter median is one of waits, not of steps
 LEAST_STEPS_BETWEEN_KNOTS = 8
-OUTLIER = 6.0  # steps further off than so many median errors (a compilation, a pause) do not count
+OUTLIER = 6.0  # in median errors: steps beyond it (a compilation, a pause) do not count
 DRAFTER_LINE_ROWS = 1024
 LEAST_FORWARD_S = 1e-7
 LEAST_GROUP = 20  # steps of a batch size that is left out, and with prompts to see their padding
@@ -58,13 +58,13 @@ class StepLog:
     """The steps of logs, as columns."""
 
     engine: str  # with its version
-    cache_tokens: int | None  # that the KV cache holds; None: not told
+    cache_tokens: int | None  # that the KV cache holds; None: not reported
     prompts: Floats  # requests whose prompts were read
     prompt: Floats  # their tokens
     rows: Floats  # requests that decoded
-    tokens: Floats  # their new tokens: drafts and one a row
+    tokens: Floats  # their new tokens: drafts and one per row
     k: Floats  # draft length of the server, whether or not a row decoded
-    kv: Floats  # tokens in the KV cache; nan where not told
+    kv: Floats  # tokens in the KV cache; nan where not reported
     seconds: Floats
 
     def __len__(self) -> int:
@@ -112,9 +112,9 @@ def _steps(path: str) -> tuple[Floats, str, int | None]:
     except ValueError as error:
         raise ValueError(f"{path}: {error_text(error)}") from None
     engine, cache = "an engine of unknown version", None
-    if made := ENGINE.search(text):
-        name = "vLLM" if made["name"] == "V1" else made["name"]
-        engine = f"{name} {made['version']}"
+    if engine_match := ENGINE.search(text):
+        name = "vLLM" if engine_match["name"] == "V1" else engine_match["name"]
+        engine = f"{name} {engine_match['version']}"
     if held := CACHE.search(text):
         cache = int(held["tokens"].replace(",", ""))
     rows = []
@@ -179,7 +179,7 @@ class EngineSteps:
     coefficients: Floats
 
     def seconds(self, log: StepLog) -> Floats:
-        """What the steps of a log take."""
+        """Return the seconds of the steps of a log."""
         times_s: Floats = _columns(_padded(log, self.padded_to), self.knots) @ self.coefficients
         return times_s
 
@@ -209,18 +209,18 @@ class EngineCalibration:
 def _knots(log: StepLog) -> tuple[int, ...]:
     """Token counts of the log, the last before each power of two, with enough steps between them."""
     tokens = np.sort(log.tokens + log.prompt)
-    kept, below, size = [int(tokens[0])], 0, 1
+    knots, below, size = [int(tokens[0])], 0, 1
     while size < tokens[-1]:
         size *= 2
         upto = int(np.searchsorted(tokens, size, side="right"))
-        if tokens[upto - 1] > kept[-1] and upto - below >= LEAST_STEPS_BETWEEN_KNOTS:
-            kept.append(int(tokens[upto - 1]))
+        if tokens[upto - 1] > knots[-1] and upto - below >= LEAST_STEPS_BETWEEN_KNOTS:
+            knots.append(int(tokens[upto - 1]))
             below = upto
-    return tuple(kept) if len(kept) > 1 else (kept[0], kept[0] + 1)
+    return tuple(knots) if len(knots) > 1 else (knots[0], knots[0] + 1)
 
 
 def _columns(log: StepLog, knots: tuple[int, ...]) -> Floats:
-    """What coefficients are multiplied by: a fixed part, ramps between knots, and five rates."""
+    """Return the columns of the coefficients: a fixed part, ramps between knots, and five rates."""
     tokens = log.tokens + log.prompt
     ramps = []
     for at, (low, high) in enumerate(pairwise(knots)):
@@ -284,12 +284,12 @@ def _solved(log: StepLog, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     # a share of each column's size, or those of tokens and of seconds would not be found to the same precision
     size = np.maximum(np.abs(shares).max(axis=0), 1e-300)
     shares /= size
-    kept: NDArray[np.bool_] = np.ones(len(log), dtype=bool)
+    usual: NDArray[np.bool_] = np.ones(len(log), dtype=bool)
     for _ in range(2):
-        across, triangle = np.linalg.qr(shares[kept])  # the same squares, of few rows
+        across, triangle = np.linalg.qr(shares[usual])  # the same squares, of few rows
         solution = nnls(triangle, across.sum(axis=0))[0]
         off = np.abs(shares @ solution - 1)
-        kept = off <= max(OUTLIER * float(np.median(off)), 0.02)
+        usual = off <= max(OUTLIER * float(np.median(off)), 0.02)
     return EngineSteps(sizes, knots, solution / size), float(off.mean())
 
 
@@ -298,10 +298,10 @@ def held_out(log: StepLog) -> dict[int, dict[str, float]]:
     group = np.where(log.rows > 0, 2 ** np.ceil(np.log2(np.maximum(log.rows, 1))), 0).astype(int)
     errors = {}
     for size in np.unique(group[group > 0]).tolist():
-        mine = group == size
-        if mine.sum() >= LEAST_GROUP and (group[~mine] > 0).sum() >= LEAST_GROUP:
-            unseen = log.only(mine)
-            errors[size] = middle(fit_steps(log.only(~mine)).seconds(unseen) / unseen.seconds - 1)
+        held = group == size
+        if held.sum() >= LEAST_GROUP and (group[~held] > 0).sum() >= LEAST_GROUP:
+            unseen = log.only(held)
+            errors[size] = middle(fit_steps(log.only(~held)).seconds(unseen) / unseen.seconds - 1)
     return errors
 
 

@@ -1,6 +1,6 @@
 """From measured samples to a profile: the latency model's coefficients, by least squares on relative errors.
 
-Times are put together by the simulator's own `CostModel`, run over figures that are still free: it tells which of them
+Times are put together by the simulator's own `CostModel`, run over figures that are still free: it gives which of them
 a time consists of. So a fit needs no model of its own, and has the slopes of the simulator's. Kernels change with the
 number of tokens, so the layers' time over the roofline is free at knots and held smooth between. Where the layers were
 measured without attention, at all numbers of tokens, that takes the place of the roofline. Attention reads cached
@@ -64,7 +64,7 @@ class Traced:
 
     @classmethod
     def figures(cls, count: int) -> list[Traced]:
-        """So many free figures."""
+        """Return `count` free figures."""
         return [cls({(Factor(False, number, number, 0.0),): 1.0}) for number in range(count)]
 
     def joined(self, other: Traced, larger: bool) -> Traced:
@@ -160,7 +160,7 @@ def traced_times(spec: ModelSpec, figures: ForwardTerms, frame: pd.DataFrame) ->
 
 @dataclass(frozen=True)
 class Kernels:
-    """What the engine does that samples do not say."""
+    """Effects of the engine that samples do not show."""
 
     row_buckets: tuple[int, ...]
     chunk_buckets: tuple[int, ...]
@@ -234,13 +234,13 @@ class Model:
         knots = self.knots
         known = [n for n in self.course if knots[0] < n < knots[-2]]  # beyond, the last two knots give the slope
         expected, at_knots = self._expected(np.array(known, np.float64)), self._expected(knots)
-        found = []
+        points = []
         for tokens, seconds, after in zip(known, expected, np.searchsorted(knots, known, "right"), strict=True):
             share = (tokens - knots[after - 1]) / (knots[after] - knots[after - 1])
             if share:
                 first, second = (1 - share) * seconds / at_knots[after - 1], share * seconds / at_knots[after]
-                found.append((tokens, figures[after - 1] * float(first) + figures[after] * float(second)))
-        return found
+                points.append((tokens, figures[after - 1] * float(first) + figures[after] * float(second)))
+        return points
 
     def fused(self, tokens: float) -> float:
         """The product that fuses a head's inputs, at the roofline."""

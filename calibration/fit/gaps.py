@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 ONE_LANE = ("autoregressive", "colocated")
 LONGEST_GAP_S = 3e-3  # above it the server waited for requests
-AROUND, FEWEST = 41, 6  # gaps without prompts that one with prompts is compared with: of so many, at least
+AROUND, FEWEST = 41, 6  # gaps without prompts that one with prompts is compared with, and the fewest
 
 
 def gaps_of(run: ServedRun, launches: pd.DataFrame) -> pd.DataFrame:
@@ -51,7 +51,7 @@ def gaps_of(run: ServedRun, launches: pd.DataFrame) -> pd.DataFrame:
 
 
 def read_gaps(paths: Iterable[str | Path]) -> pd.DataFrame:
-    """The gaps of all runs of these files that are on one lane, not held out and have their launches beside them."""
+    """The gaps of all runs of these files that are on one lane, not held out and have their launches next to them."""
     import pandas as pd
 
     frames = []
@@ -69,13 +69,13 @@ def read_gaps(paths: Iterable[str | Path]) -> pd.DataFrame:
 
 
 def _enter_whole(run: ServedRun) -> bool:
-    """Whether no prompt is cut into chunks."""
+    """Return whether no prompt is cut into chunks."""
     requests = make_requests(run.experiment.traffic, run.experiment.acceptance)
     return max(request.prompt_tokens for request in requests) <= run.experiment.server.max_num_batched_tokens
 
 
 def join_s(gaps: pd.DataFrame) -> float:
-    """How much longer a gap is before a launch that carries prompts: the median; 0 where none was seen."""
+    """Return how much longer a gap is before a launch that carries prompts: the median; 0 where none was seen."""
     if gaps.empty:
         return 0.0
     more_s = (gaps["gap_s"] - gaps["rest_s"])[gaps["carried"] & gaps["whole"]].dropna()

@@ -35,7 +35,7 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
 
 
 def layer_courses(samples: pd.DataFrame) -> dict[str, dict[int, float]]:
-    """By model that has such samples, the median seconds of its layers without attention by tokens."""
+    """Return by model the median seconds of its layers without attention, by tokens."""
     layers = samples[samples["section"] == "layers"]
     courses: dict[str, dict[int, float]] = {}
     for (model, _), rows in layers.groupby(["model", "chunk_tokens"], observed=True):
@@ -50,7 +50,7 @@ def tokens_of(frame: pd.DataFrame) -> list[int]:
 
 
 def price(model: CostModel, point: Mapping[Hashable, Any] | pd.Series) -> AffineCost:
-    """What a measured point costs by the simulator's own latency model."""
+    """Return the cost of a measured point in the simulator's own latency model."""
     rows, tokens, steps = int(point["rows"]), int(point["tokens"]), max(1, int(point["steps"]))
     if not point["chunks"]:
         return model.price(rows, tokens, steps, float(point.get("context_total", rows * point["context"])))

@@ -90,7 +90,7 @@ class PowerCalibration:
 
 
 def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, CostModel]) -> PowerCalibration | None:
-    """The card's power, where samples tell of it."""
+    """The card's power, where samples determine it."""
     from scipy.optimize import least_squares, nnls
 
     runs = runs_of(frame, models)
@@ -157,7 +157,7 @@ def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunc
 def _predicted(run: Sequence[HeatedLaunch], power: Power, flop_factor: float = 1.0) -> Floats:
     """Each launch's time, from those before it; its flops take `flop_factor` times the energy of 16-bit ones."""
     mean_w, seconds = power.fit.rest_w, np.empty(len(run))
-    draws: dict[Price, tuple[float, Draw]] = {}  # of a run's one or two works, with their seconds at full clock
+    draws: dict[Price, tuple[float, Draw]] = {}  # of a run's one or two launches, with their seconds at full clock
     for i, launch in enumerate(run):
         if launch.price in draws:
             solo_s, draw = draws[launch.price]

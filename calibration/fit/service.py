@@ -62,7 +62,7 @@ def in_service(profile: Profile, served: Iterable[WarmUp], join_s: float = 0.0) 
         row_s = median(pace.row_s for pace in hosts)
         host = replace(host.scaled(median(pace.host_s or 0.0 for pace in hosts)), row_s=row_s)
     host = replace(host, join_s=join_s)
-    told = {"warm_ups": sum(map(len, factors.values())), "hosts": len(hosts)}
+    counts = {"warm_ups": sum(map(len, factors.values())), "hosts": len(hosts)}
     return replace(
-        profile, models=models, host=host, in_service=medians, provenance=profile.provenance | {"in_service": told}
+        profile, models=models, host=host, in_service=medians, provenance=profile.provenance | {"in_service": counts}
     )

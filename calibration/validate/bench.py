@@ -125,7 +125,7 @@ def read_load(path: str) -> BenchedLoad:
 def _token_times(
     document: Mapping[str, Any], requests: int
 ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]] | None:
-    """When each request was sent and its tokens came; None where the result does not say so of every request."""
+    """Return when each request was sent and its tokens came; None where the result does not say so of every request."""
     columns = [document.get(name) for name in ("start_times", "ttfts", "itls")]
     if not all(isinstance(column, list) and len(column) == requests for column in columns):
         return None

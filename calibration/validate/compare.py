@@ -61,7 +61,7 @@ class Checked:
 
     @cached_property
     def errors(self) -> dict[str, float]:
-        """Relative errors by metric; those that the run or the simulation does not have are left out."""
+        """Relative errors by metric; without the metrics that the run or the simulation lacks."""
         return _errors(self.run.metrics, self.predicted)
 
     @property
@@ -110,7 +110,7 @@ class Validation:
 
 
 def dataset(experiment: Experiment) -> str:
-    """Where the lengths of a run's requests come from."""
+    """Return the source of the lengths of a run's requests."""
     traffic = experiment.traffic
     if traffic.dataset_name == "random":
         return "long prompts" if (traffic.input_len or 1024) >= LONG_PROMPT_TOKENS else "short chat"
@@ -118,7 +118,7 @@ def dataset(experiment: Experiment) -> str:
 
 
 def commands(runs: Sequence[ServedRun]) -> list[str]:
-    """What was run, each once, however often it was repeated."""
+    """Return the distinct experiments, repeats once."""
     return list(dict.fromkeys(run.command for run in runs))
 
 
@@ -193,7 +193,7 @@ def asked(experiment: Experiment) -> float:
 
 
 def capacity(experiment: Experiment) -> float:
-    """Requests a second of a full server, by the simulator: behind the first, until the last is sent."""
+    """Simulated requests per second of a full server: after the first, until the last is sent."""
     server = experiment.server
     places = min(server.num_workers, server.max_num_seqs) if experiment.base_arch == "baseline" else server.max_num_seqs
     full = replace(
@@ -236,7 +236,7 @@ def spread(runs: Sequence[ServedRun]) -> list[dict[str, float]]:
 
 
 def leads(checked: Sequence[Checked]) -> dict[str, Any]:
-    """By metric, how far off a predicted lead of one server over another is, and how often their order is right.
+    """Return by metric the errors of predicted leads between servers, and how often their order is right.
 
     `limit` is what a lead must exceed to count: the 95th percentile of the errors, in percentiles pooled (`_rising`).
     For every two that served the same requests in the same closed loop, the figure of the one predicted ahead over the
@@ -264,10 +264,10 @@ def leads(checked: Sequence[Checked]) -> dict[str, Any]:
 
 
 def _rising(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """What leads in percentiles must exceed, from the lowest percentile up.
+    """Return the thresholds of leads in percentiles, from the lowest percentile up.
 
     A percentile that few of the pairs have borrows the errors of the next, and so do two of which the lower is further
-    off: which runs had which percentile is chance, and tails are harder to tell the further out they are.
+    off: which runs had which percentile is chance, and tails are harder to predict the further out they are.
     """
     most = max(map(len, errors.values()), default=0)
     groups: list[tuple[list[str], list[float]]] = []
@@ -282,7 +282,7 @@ def _rising(errors: Mapping[str, Sequence[float]]) -> dict[str, float]:
 
 
 def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list[float], dict[str, int]]:
-    """Of one metric: how far each predicted lead is off, and the order of the servers."""
+    """Return the error of each predicted lead of one metric, and counts of right orders."""
     errors, apart, right = [], 0, 0
     sign = 1 if metric == "output_throughput" else -1  # times are better the shorter
     for servers in loops:
@@ -291,11 +291,11 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
             for runs in servers.values()
             if all(metric in one.errors for one in runs)
         ]
-        for (ahead, real), (behind, other) in combinations(sorted(both, key=lambda of: -sign * of[0]), 2):
-            errors.append(ahead / behind / (real / other) - 1)
+        for (leading, real), (trailing, other) in combinations(sorted(both, key=lambda of: -sign * of[0]), 2):
+            errors.append(leading / trailing / (real / other) - 1)
             if max(real / other, other / real) > 1 + LEAST_LEAD:
                 apart += 1
-                right += (ahead - behind) * (real - other) > 0
+                right += (leading - trailing) * (real - other) > 0
     return errors, {"apart": apart, "order_right": right}
 
 
@@ -303,7 +303,7 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
 
 
 def bars(checked: Sequence[Checked]) -> Bars:
-    """By group and metric, the share within which 90% of real runs lie: the conformal quantile of log ratios.
+    """Return by group and metric the share within which 90% of real runs lie: the conformal quantile of log ratios.
 
     Repeated runs count as one, their mean. A group with too few experiments for a quantile is left out, and so is one
     where the largest error alone would decide it, unless it holds all runs.
@@ -316,7 +316,7 @@ def bars(checked: Sequence[Checked]) -> Bars:
 
 
 def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]]:
-    """By group and metric, the sizes of the log ratios of the experiments in it, each under its command."""
+    """Return by group and metric the absolute log ratios of its experiments, each under its command."""
     repeats: dict[str, list[Checked]] = {}
     for one in checked:
         repeats.setdefault(one.run.command, []).append(one)
@@ -373,7 +373,7 @@ def _within(one: Checked, metric: str, bar: float) -> bool:
 
 
 def covered(hits: Sequence[Hit]) -> dict[str, Any]:
-    """The share of hits, in all, by metric and by what `COVERED_BY` tells apart, each with its number of runs."""
+    """The share of hits, in all, by metric and by the groups of `COVERED_BY`, each with its number of runs."""
 
     def share(of: Iterable[Hit]) -> dict[str, Any]:
         those = list(of)
@@ -450,9 +450,9 @@ def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
     for group in ERROR_GROUPS:
         labels = list(dict.fromkeys(one.labels[group] for one in checked))
         summary[f"by_{group}"] = {
-            label: {"runs": len(those), **middle([e for one in those for e in one.errors.values()])}
+            label: {"runs": len(group_runs), **middle([e for one in group_runs for e in one.errors.values()])}
             for label in labels
-            if (those := [one for one in checked if one.labels[group] == label])
+            if (group_runs := [one for one in checked if one.labels[group] == label])
         }
     return summary
 
@@ -469,11 +469,11 @@ def _reached(checked: Sequence[Checked]) -> dict[str, float]:
 
 def _paced(checked: Sequence[Checked]) -> dict[str, Any] | None:
     """Errors of the runs whose machine's pace is known, without and with it; None where there are none."""
-    those = [one for one in checked if one.paced is not None]
-    if not those:
+    paced = [one for one in checked if one.paced is not None]
+    if not paced:
         return None
-    after = [_errors(one.run.metrics, one.paced or {}) for one in those]
-    return {"runs": len(those), "raw": _middles([one.errors for one in those]), "after": _middles(after)}
+    after = [_errors(one.run.metrics, one.paced or {}) for one in paced]
+    return {"runs": len(paced), "raw": _middles([one.errors for one in paced]), "after": _middles(after)}
 
 
 def _middles(errors: Sequence[dict[str, float]]) -> dict[str, Any]:

@@ -52,17 +52,17 @@ BINS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, math.inf)  # last 
 
 def save_part(folder: Path, id: str, launches: Table) -> None:
     """Keep a run's launches, as one part; needs numpy alone."""
-    kept = {
+    columns = {
         name: np.clip(np.asarray(launches[name], np.int64), 0, np.iinfo(dtype).max).astype(dtype)
         for name, dtype in SAVED_DTYPES.items()
     }
     start = np.asarray(launches["start_s"], np.float64)
-    times = (start, launches["end_s"] - start, np.nan_to_num(launches["solo_s"]))  # not told on the CPU
+    times = (start, launches["end_s"] - start, np.nan_to_num(launches["solo_s"]))  # not known on the CPU
     order = np.argsort(start, kind="stable")
-    kept |= {name: np.rint(time_s / TICK_S).astype("u4") for name, time_s in zip(TICKS, times, strict=True)}
+    columns |= {name: np.rint(time_s / TICK_S).astype("u4") for name, time_s in zip(TICKS, times, strict=True)}
     (folder / PARTS_FOLDER).mkdir(parents=True, exist_ok=True)
     with whole(folder / PARTS_FOLDER / f"{id}.npz") as file:
-        np.savez_compressed(file, **{name: column[order] for name, column in kept.items()})  # type: ignore[arg-type]
+        np.savez_compressed(file, **{name: column[order] for name, column in columns.items()})  # type: ignore[arg-type]
 
 
 def gather(folder: Path) -> int:
@@ -118,11 +118,11 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
     """Experiment, launches and metrics of a result that `realrun --save-detailed` wrote."""
     try:
         document = read_json(path)
-        beside = path.with_name(f"{path.stem}.launches.parquet")
-        if SEAL in document and not (unbroken(document) and digest(beside) in document["records_sha256"].values()):
+        records = path.with_name(f"{path.stem}.launches.parquet")
+        if SEAL in document and not (unbroken(document) and digest(records) in document["records_sha256"].values()):
             raise ValueError("it is damaged or was changed; see `pdvsim sweep --check`")
         experiment = as_served(experiment_from(document["config"], own_policies))
-        frame = read_table(beside).to_pandas()
+        frame = read_table(records).to_pandas()
         columns = [*SAVED_DTYPES, "start_s", "end_s", "solo_s"]
         return experiment, frame[columns].sort_values("start_s", ignore_index=True), document
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -135,15 +135,15 @@ def saved_run(path: Path, own_policies: bool = False) -> tuple[Experiment, pd.Da
 
 
 def priced(frame: pd.DataFrame, experiment: Experiment, profile: Profile) -> pd.DataFrame:
-    """Launches with `solo_s` as the present profile has it, where their shape tells it."""
+    """Launches with `solo_s` as the present profile has it, where their shape determines it."""
     pair = named_pair(experiment.server.pair)
     specs: dict[Role, ModelSpec] = {"draft": pair.draft, "target": pair.target}
     models = {role: CostModel(spec, profile.fit(spec)) for role, spec in specs.items() if spec.name in profile.models}
     solo = frame["solo_s"].to_numpy(np.float64).copy()
     sizes = frame[["role", "rows", "width", "steps", "context", "tokens"]].itertuples(index=False)
     for at, (role, rows, width, steps, context, tokens) in enumerate(sizes):
-        behind = role == "draft" and role in models and width > models[role].widest
-        if rows and role in models and not behind and tokens == rows * (width + steps - 1):
+        catches_up = role == "draft" and role in models and width > models[role].widest
+        if rows and role in models and not catches_up and tokens == rows * (width + steps - 1):
             solo[at] = models[role].price(rows, width, steps, context).seconds(context)
     return frame.assign(solo_s=solo)
 
@@ -156,17 +156,17 @@ def compared(measured: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     sums = {side: group[["span_s", "solo_s"]].sum().assign(n=group.size()) for side, group in groups.items()}
     rows = []
     for key in sorted(set(sums["measured"].index) | set(sums["predicted"].index)):
-        real, told = (sums[side].loc[key] if key in sums[side].index else None for side in sides)
-        spent = [0.0 if side is None else float(side["span_s"]) for side in (real, told)]
-        alone = [0.0 if side is None else float(side["solo_s"]) for side in (real, told)]
+        real, simulated = (sums[side].loc[key] if key in sums[side].index else None for side in sides)
+        spent = [0.0 if side is None else float(side["span_s"]) for side in (real, simulated)]
+        alone = [0.0 if side is None else float(side["solo_s"]) for side in (real, simulated)]
         rows.append(
             {
                 "what": key[0],
                 "sizes": _range(key[1], key[2]),
                 "measured": 0 if real is None else int(real["n"]),
-                "predicted": 0 if told is None else int(told["n"]),
+                "predicted": 0 if simulated is None else int(simulated["n"]),
                 "measured_ms": None if real is None else 1e3 * spent[0] / float(real["n"]),
-                "predicted_ms": None if told is None else 1e3 * spent[1] / float(told["n"]),
+                "predicted_ms": None if simulated is None else 1e3 * spent[1] / float(simulated["n"]),
                 # over the very same launches alone, by the profile
                 "measured_stretch": spent[0] / alone[0] if alone[0] > 0 else None,
                 "predicted_stretch": spent[1] / alone[1] if alone[1] > 0 else None,

@@ -1,7 +1,7 @@
 """Real runs to compare predictions with, served on this machine's GPU: `pdvsim validate --serve PLAN.jsonl`.
 
 A second call into the same file continues where the first stopped, and Ctrl-C keeps what is done. Runs of a pair share
-its models; those that differ in traffic alone share the graphs too. Serving needs torch, Triton, numpy and SimPy.
+its models; runs that differ in traffic alone share the graphs too. Serving needs torch, Triton, numpy and SimPy.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Workbench:
         self._rig: Any = None
 
     def ready(self, group: Sequence[Experiment]) -> None:
-        """Prepare for all of a group at once, if there is room; else each is prepared on its own."""
+        """Prepare for all of a group together, if there is room; else each is prepared on its own."""
         users = [experiment.traffic.max_concurrency for experiment in group]
         most = None if None in users else max(user for user in users if user is not None)
         seats = max(experiment.server.max_num_seqs for experiment in group)
@@ -85,7 +85,7 @@ class Workbench:
         self._models |= self._rig.models
 
     def _same(self, pair: str) -> bool:
-        """Whether another pair has the same target; with a draft model its vocabulary may be cut."""
+        """Return whether another pair has the same target; with a draft model its vocabulary may be cut."""
         served, wanted = self._pair.partition(":"), pair.partition(":")
         return served[2] == wanted[2] and "model" not in (drafter_kind(served[0]), drafter_kind(wanted[0]))
 
@@ -127,14 +127,14 @@ def serve_all(
             done.append(replace(run, metrics=metrics, meta=meta))
             save_part(output.parent, run.id, result.launches)
             write_runs(output, done)
-            took_s, reached = metrics["duration"], metrics["output_throughput"]
-            say(f"{len(done)} runs; {took_s:.1f} s, {reached:.0f} tok/s: {run.command}")
+            took_s, throughput = metrics["duration"], metrics["output_throughput"]
+            say(f"{len(done)} runs; {took_s:.1f} s, {throughput:.0f} tok/s: {run.command}")
     left = len({run.id for run in plan} - {run.id for run in done})
     say(f"{left} of {len(plan)} runs are left")
 
 
 def _shared(run: ServedRun) -> tuple[str, Server]:
-    """What runs must have in common to share models and graphs."""
+    """Return the key of runs that can share models and graphs."""
     server, plan_len = run.experiment.server, Server.adaptive_verification_profile_context_len
     server = replace(server, adaptive_verification_profile_context_len=plan_len)
     return run.experiment.arch, replace(server, max_num_seqs=1, max_prompts_per_forward=None)

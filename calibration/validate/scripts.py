@@ -1,7 +1,7 @@
 """What InferenceX's scripts pass to the servers that they measure, by what a row of the collection states.
 
 From github.com/SemiAnalysisAI/InferenceX (`benchmarks/`, Apache-2.0), December 2025 to April 2026, and for
-Llama-3.1-70B October 2025. A row's version tells which script it is of. Rows of NVIDIA do not state such options: they
+Llama-3.1-70B October 2025. A row's version determines its script. Rows of NVIDIA do not state such options: they
 have the engines' defaults.
 
 - SGLang on Blackwell looks for new requests every 10 decode steps, from concurrency 16 on every 30

@@ -77,8 +77,8 @@ class ServedRun:
     @property
     def line(self) -> str:
         """As it is written."""
-        kept = {name: getattr(self, name) for name in ("command", "repeat", "held_out", "metrics", "meta")}
-        return json.dumps({name: value for name, value in kept.items() if value != {}}, default=str) + "\n"
+        fields = {name: getattr(self, name) for name in ("command", "repeat", "held_out", "metrics", "meta")}
+        return json.dumps({name: value for name, value in fields.items() if value != {}}, default=str) + "\n"
 
 
 def read_runs(path: str | Path, planned: bool = False, own_policies: bool = False) -> list[ServedRun]:

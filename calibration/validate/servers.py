@@ -32,15 +32,15 @@ from pdvsim.sim.hardware.links import NODE
 from pdvsim.sim.layers import All2All
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
-HELD_OUT = 3  # one row in so many
-SHARED_IMAGE, CONFIGURED = "1.1.0rc2.post2", "_cfg"  # of rows that drafts may have been made for, and that tell
+HELD_OUT = 3  # one row in this number
+SHARED_IMAGE, CONFIGURED = "1.1.0rc2.post2", "_cfg"  # of rows that drafts may have been made for, and that state it
 DRAFTED_QWEN = "0.5.9"  # the version of SGLang that some rows of Qwen3.5 have drafts in
 SPREAD = (0.9, 1 / 9)  # InferenceX's lengths: mean over stated, and half the width over the mean
 # NVIDIA's rows do not state theirs. Visible rows of SGLang look as if requests stayed in step for ever; those of the
 # others as if they drifted apart, as with this spread
 UNSTATED_SPREAD = {"vllm": 0.015, "sglang": 0.0, "trtllm": 0.015}
 ROUNDS = 10  # requests per concurrent one
-# Output tokens that are simulated of a row, of at least so many requests per concurrent one. The first of them, which
+# Output tokens that are simulated of a row, of at least this many requests per concurrent one. The first of them, which
 # all arrive together, and the last, which finish alone, count as one in ROUNDS each nevertheless.
 MOST_TOKENS, LEAST_ROUNDS = 3_000_000, 3
 MOST_TOKENS_IN_STEPS = 300_000  # the same of servers whose steps are simulated one by one: ranks, or prefill apart
@@ -52,7 +52,7 @@ IN_4_BITS = ("kimi-k2.5",)  # the same of its experts
 ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
 RECIPES = {"deepseek-v3": "dsr1", "kimi-k2.5": "kimik2.5", "gpt-oss-120b": "gptoss"}  # as `limits.csv` calls them
 TOKENS_APART = {"vllm": 8192, "sglang": 16_384, "trtllm": 8192}  # per forward of servers with prefill apart
-COPIES, EXPERTS, UNEVEN = 32, 256, (24, 48, 72)  # of experts of DeepSeek, on so many GPUs
+COPIES, EXPERTS, UNEVEN = 32, 256, (24, 48, 72)  # of experts of DeepSeek, by number of GPUs
 ServerKind = Literal["plain", "expert-parallel", "apart"]
 
 
@@ -172,7 +172,7 @@ def hardware_of(row: SiliconRow) -> Hardware:
 
     A server is `tensor_parallel` x `data_parallel` GPUs. `data_parallel` is vLLM's --data-parallel-size: ranks with
     their own attention and requests, over which `concurrency` is divided. `expert_parallel` above 1 is
-    --enable-expert-parallel; experts are spread over so many GPUs and sharded over the rest (`moe_tp`). Over more GPUs
+    --enable-expert-parallel; experts are spread over these GPUs and sharded over the rest (`moe_tp`). Over more GPUs
     than a node has, SGLang exchanges tokens with DeepEP, and TensorRT-LLM on H100 too. Numbers of GPUs that do not
     divide the experts have copies of some, `COPIES` as in SGLang's recipes (github.com/NVIDIA/srt-slurm).
 
@@ -211,10 +211,10 @@ def hardware_of(row: SiliconRow) -> Hardware:
 
 
 def _exchange(row: SiliconRow) -> All2All | None:
-    """How its ranks exchange tokens, where it is not the engine's default.
+    """Return how its ranks exchange tokens, where it is not the engine's default.
 
     In NVIDIA's recipes (github.com/NVIDIA/srt-slurm) TensorRT-LLM uses DeepEP on H100 and its own kernels on racks.
-    DeepGEMM, which multiplies 8 bits, exchanges over NVLink only where it is told to, which is on racks.
+    DeepGEMM, which multiplies 8 bits, exchanges over NVLink only where it is configured to, which is on racks.
     """
     if row.data_parallel == 1 or row.expert_parallel == 1:
         return None
@@ -266,7 +266,7 @@ def _marked(rows: list[SiliconRow]) -> list[SiliconRow]:
     """The rows with those marked that may have been drafted for.
 
     InferenceX serves DeepSeek-R1 from one image of TensorRT-LLM with and without MTP drafts. One of its imports, whose
-    names have the number of a configuration, has plain rows alone. The others do not tell: their rows are plain where
+    names have the number of a configuration, has plain rows alone. The others do not say: their rows are plain where
     they equal a row of that import. It also serves Qwen3.5 in 8 bits from SGLang 0.5.9 both ways (qwen3.5_fp8_b200.sh
     and qwen3.5_fp8_b200_mtp.sh): rows of four GPUs with sharded experts have a TPOT well below those of eight.
     """

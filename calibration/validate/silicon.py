@@ -131,8 +131,8 @@ def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> tuple[dict[str
     """AIConfigurator's estimates by row, and why there is none of others (`studies/aiconfigurator_estimates.py`)."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    found = {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
-    return found, {row["id"]: row["failure"] for row in rows if row["failure"]}
+    times = {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
+    return times, {row["id"]: row["failure"] for row in rows if row["failure"]}
 
 
 def ratios(predictions: Sequence[Prediction]) -> tuple[float, float]:

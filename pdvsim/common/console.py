@@ -51,7 +51,7 @@ def guarded(program: str, command: Callable[[], int], last: bool = False) -> int
 def _guarded(program: str, command: Callable[[], int]) -> int:
     _open_streams()
     try:
-        with _notes_said(program):
+        with _notes_printed(program):
             code = command()
         sys.stdout.flush()
         return code
@@ -80,7 +80,7 @@ def one_line(text: str) -> str:
 
 
 @contextmanager
-def _notes_said(program: str) -> Iterator[None]:
+def _notes_printed(program: str) -> Iterator[None]:
     """Notes and doubts as lines on standard error, each once; other warnings as Python shows them."""
     shown: set[str] = set()
     warnings.filterwarnings("ignore", tracker.DIED)  # permanently: loky's semaphores are removed when Python ends

@@ -3,7 +3,7 @@
 A search is a generator: it yields places and is sent the margin of each, which is positive below the edge. It widens
 from its start until there is a place on either side of the edge, then narrows. Margins that estimate the distance to
 the edge, in places, save runs; they do not change what adjacent places the search ends with, if the verdict changes
-once. Verdicts that only tell the side are sent as plus and minus 1, without `guesses`.
+once. Verdicts that only give the side are sent as plus and minus 1, without `guesses`.
 
 A verdict that costs nothing, as by formula, is bisected over all places (`first_where`).
 """

@@ -345,7 +345,7 @@ def trtllm_serve(served: Served) -> Block | None:
 
 
 def _trtllm_config(served: Served) -> list[str]:
-    """What TensorRT-LLM is told of ranks and experts in a file."""
+    """TensorRT-LLM's settings of ranks and experts in a file."""
     hardware, server = served.experiment.hardware, served.experiment.server
     lines = ["enable_attention_dp: true"] if hardware.data_parallel_size > 1 else []
     if server.attention_dp_timeout_iters is not None:

@@ -64,13 +64,13 @@ class Frontier:
     errors: tuple[float, float]  # relative lead to exceed in each metric
     points: list[FrontierPoint] = field(default_factory=list)
 
-    def those(self, *verdicts: Standing) -> list[FrontierPoint]:
+    def with_standing(self, *verdicts: Standing) -> list[FrontierPoint]:
         """The points with these verdicts."""
         return [point for point in self.points if point.verdict in verdicts]
 
     @property
     def shown(self) -> list[FrontierPoint]:
-        return self.those("frontier", "not significant", "dominated")
+        return self.with_standing("frontier", "not significant", "dominated")
 
     def __repr__(self) -> str:
         """One row per point, the frontier marked; then points that did not keep up and the meaning of verdicts."""
@@ -83,7 +83,7 @@ class Frontier:
             for p in self.shown
         ]
         names = [name_of(metric)[0] for metric in (self.x, self.y)]
-        unsteady = [point.name for point in self.those("does not keep up")]
+        unsteady = [point.name for point in self.with_standing("does not keep up")]
         seeds = max(point.x.n for point in self.points)
         rules = [
             f"dominated: another is significantly better in both, by more than the profile's error "
@@ -172,9 +172,9 @@ def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Fig
     """
     from matplotlib.lines import Line2D
 
-    shown, stair = frontier.shown, frontier.those("frontier")
+    shown, stair = frontier.shown, frontier.with_standing("frontier")
     archs = list(dict.fromkeys(point.arch for point in shown))
-    unsteady = len(frontier.those("does not keep up"))
+    unsteady = len(frontier.with_standing("does not keep up"))
     note = points_line(frontier.runs, configs)
     note += " Pale: dominated beyond the profile's error. Bars: 95% confidence. Dashed: service levels."
     note += f" Numbers: {', '.join(frontier.dims)}." if frontier.dims else ""

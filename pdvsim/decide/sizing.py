@@ -59,11 +59,11 @@ def smallest_fleets(
     order = sorted(able, key=lambda kind: (gpus[kind], paces_s[kind]))
     worth = [kind for kind in order if gpus[kind] <= WORTH * gpus[order[0]]]
     plain = [kind for kind in worth if kind.arch == "autoregressive"][:1]
-    kept = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
-    refused |= {kind.name: f"predicted to need {gpus_text(gpus[kind])}" for kind in order if kind not in kept}
-    fleets = _refined(base, goal, {kind: counts[kind] for kind in kept}, most, space, bench)
+    finalists = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
+    refused |= {kind.name: f"predicted to need {gpus_text(gpus[kind])}" for kind in order if kind not in finalists}
+    fleets = _refined(base, goal, {kind: counts[kind] for kind in finalists}, most, space, bench)
     known = {fleet.kind for fleet in fleets}
-    refused |= {kind.name: f"not meeting the goal on {gpus_text(most)}" for kind in kept if kind.kind not in known}
+    refused |= {kind.name: f"not meeting the goal on {gpus_text(most)}" for kind in finalists if kind.kind not in known}
     return Sizes(tuple(sorted(fleets, key=lambda kind: kind.gpus(base))), refused)
 
 

@@ -117,9 +117,9 @@ def tuned(
         _try(search, [[*active[key], *variants] for key, variants in tried.items()], bench, BEHIND)
         if step in CLIMBED:
             _climb(search, step, tried, bench)
-        kept = KEPT_SETTINGS if step == "drafts" else 1
+        most = KEPT_SETTINGS if step == "drafts" else 1
         for key, variants in tried.items():
-            active[key] = search.ranked([*active[key], *variants], places[key[0]])[:kept] or active[key]
+            active[key] = search.ranked([*active[key], *variants], places[key[0]])[:most] or active[key]
         if search.contenders and step != "drafts":
             far = NEAR_CONTENDER
     best: list[dict[str, Experiment]] = []
@@ -133,8 +133,8 @@ def tuned(
 def _start(search: Search, active: dict[PlaceAndName, list[Experiment]], bench: Bench, far: float) -> None:
     """Run the initial settings; contenders that are far worse also test the shortest draft length."""
     _try(search, _by_place(active), bench, far)
-    behind = [key for key in active if "drafts" in search.space.steps() and _far(search, active, key, FAR)]
-    fewer = {key: search.space.fewest(active[key][0]) for key in behind if active[key][0] in search.figures}
+    distant = [key for key in active if "drafts" in search.space.steps() and _far(search, active, key, FAR)]
+    fewer = {key: search.space.fewest(active[key][0]) for key in distant if active[key][0] in search.figures}
     _try(search, _by_place({key: [*active[key], *fewer.get(key, [])] for key in active}), bench, far)
     for key, variants in fewer.items():
         active[key] = [search.best(search.figures, [*active[key], *variants])]

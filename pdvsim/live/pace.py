@@ -106,7 +106,7 @@ class Pacer:
 
 
 def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
-    """Run a session until it is stopped or the pipe is closed; one that ends by itself tells the page why."""
+    """Run a session until it is stopped or the pipe is closed; one that ends by itself sends the page the reason."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page handles Ctrl-C and then ends this process
     with suppress(EOFError, OSError):
         try:

@@ -70,12 +70,12 @@ class _Guarded(RequestHandler):
 
     def prepare(self) -> None:
         token = self.application.token
-        asked, kept = self.get_query_argument("token", None), self.get_cookie(COOKIE)
+        asked, cookie = self.get_query_argument("token", None), self.get_cookie(COOKIE)
         if token is None:
             return
-        for given in (asked, kept):
+        for given in (asked, cookie):
             if given is not None and secrets.compare_digest(given.encode(), token.encode()):
-                if given is not kept:
+                if given is not cookie:
                     self.set_cookie(COOKIE, given, httponly=True, samesite="Strict")
                 return
         self.send_error(403, reason="the address needs the token")

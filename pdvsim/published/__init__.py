@@ -1,4 +1,4 @@
-"""The programs behind the published PD-Verify tables, kept apart from pdvsim's own policies.
+"""The programs that made the published PD-Verify tables, kept apart from pdvsim's own policies.
 
 They exist to give those tables back from their mechanisms (`pdvsim reproduce`), and for nothing else.
 """

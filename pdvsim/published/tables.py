@@ -119,7 +119,7 @@ def key_of(row: dict[str, str]) -> Key:
 
 
 def tokens_and_rounds(acceptance: float, output_tokens: int) -> tuple[int, int]:
-    """The whole numbers behind one request's acceptance: it ended with at most K - 1 tokens too many."""
+    """The whole numbers of one request's acceptance: it ended with at most K - 1 tokens too many."""
     choices = (
         (tokens, rounds)
         for tokens in range(output_tokens, output_tokens + K)

@@ -57,7 +57,7 @@ class ThreeWayConfig:
     """What the three programs share."""
 
     forwards: Forwards
-    overlap_s: float = 0.0  # of a forward, hidden behind another worker's: what the interpreter lock leaves
+    overlap_s: float = 0.0  # of a forward, overlapped with another worker's: what the interpreter lock leaves
     first_use_s: float = 0.0  # before the first forward of a process that was not warmed up
 
 

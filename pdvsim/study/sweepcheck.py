@@ -139,10 +139,10 @@ def check_sweep(folder: Path) -> ResultCheck:
     if not unbroken(config):
         return ResultCheck(False, [f"damaged: sweep.json; {REPAIR}"])
     state = survey(folder, config["identity"], config["num_points"], DETAILS if config["save_detailed"] else ())
-    made = config.get("made", {"of": None, "files": {}})
-    damaged = [name for name, is_now in made["files"].items() if digest(folder / name) != is_now]
+    origin = config.get("made", {"of": None, "files": {}})
+    damaged = [name for name, is_now in origin["files"].items() if digest(folder / name) != is_now]
     rows = [state.rows[index] for index in sorted(state.rows)]
-    stale = rows and not state.damaged and made["of"] != fingerprint({"rows": rows})
+    stale = rows and not state.damaged and origin["of"] != fingerprint({"rows": rows})
     state.damaged += damaged
     count, failed = len(state.rows), f", {state.failed} failed" if state.failed else ""
     lines = [f"{count} of {state.asked} points are complete{failed}", *state.notices()]

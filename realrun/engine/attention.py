@@ -275,7 +275,7 @@ def _join(
 def decode_attention(
     qkv: Tensor, kv: Tensor, batch: ForwardBatch, planned: AttentionPlan, positions: Tensor, cos: Tensor, sin: Tensor
 ) -> Tensor:
-    """Attention of a few new tokens a row over its cache."""
+    """Attention of a few new tokens per row over its cache."""
     kv_heads, dim = kv.shape[2], kv.shape[4]
     heads = qkv.shape[1] // dim - 2 * kv_heads
     group, tokens, rows = heads // kv_heads, batch.tokens_per_row, batch.rows

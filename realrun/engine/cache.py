@@ -41,8 +41,8 @@ class KVCache:
         generator = torch.Generator(device=self.data.device).manual_seed(seed)
         for layer in self.layers:
             for half in layer:  # a tensor of over 2^31 elements in one go is not every kernel's size
-                drawn = torch.empty(half.shape, device=half.device, dtype=torch.float16)
-                half.copy_(drawn.normal_(generator=generator))
+                values = torch.empty(half.shape, device=half.device, dtype=torch.float16)
+                half.copy_(values.normal_(generator=generator))
 
 
 class Sequences:

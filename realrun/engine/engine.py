@@ -81,7 +81,7 @@ class Engine:
         offered: int = 0,
         packs: int = 0,
     ) -> None:
-        self.offered = offered  # drafts a row that the host writes before a verify; 0: a drafter has written them
+        self.offered = offered  # drafts per row that the host writes before a verify; 0: a drafter has written them
         self.packs = packs  # most tokens of a row in verifies of rows of unequal length; 0: there are none
         if sequences.capacity > model.capacity:
             raise ValueError(f"sequences of {sequences.capacity} tokens exceed the capacity {model.capacity}")
@@ -163,8 +163,8 @@ class Engine:
             self._offer(inputs, rows, shape.tokens_per_row - 1)
         batch = self._batch(inputs, rows, shape.tokens_per_row, shape.chunk, -1)
         if shape.packed:
-            kept, places = inputs.kept[: shape.packed].long(), inputs.places[: batch.row_tokens].long()
-            batch = replace(batch, kept=kept, places=places)
+            positions, places = inputs.kept[: shape.packed].long(), inputs.places[: batch.row_tokens].long()
+            batch = replace(batch, kept=positions, places=places)
         hidden = self.model.forward(batch, self.cache, sequences)
         stream = hidden.stream
         if shape.emit:
@@ -203,7 +203,7 @@ class Engine:
 
 
 def output_size(shape: LaunchShape) -> int:
-    """How many integers `Engine.run` returns for a shape."""
+    """Return how many integers `Engine.run` returns for a shape."""
     if isinstance(shape, DraftShape):
         return shape.rows * shape.steps
     size = shape.rows * (shape.tokens_per_row + 1) + (most_prompts(shape.chunk) if shape.emit else 0)

@@ -169,9 +169,9 @@ def _combine(
     total = tl.load(x_ptr + m * hidden + d, mask=d < hidden, other=0.0).to(tl.float32)
     for j in tl.static_range(TAKEN):
         total += tl.load(y_ptr + (m * TAKEN + j) * hidden + d, mask=known, other=0.0).to(tl.float32)
-    kept = total.to(x_ptr.dtype.element_ty)
-    tl.store(x_ptr + m * hidden + d, kept, mask=d < hidden)
-    tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
+    rounded = total.to(x_ptr.dtype.element_ty)
+    tl.store(x_ptr + m * hidden + d, rounded, mask=d < hidden)
+    tl.store(squares_ptr + m, tl.sum(rounded.to(tl.float32) * rounded.to(tl.float32), 0))
 
 
 def _blocks(pairs: int, experts: int, eight: bool) -> tuple[int, int, int, int, int]:

@@ -68,7 +68,7 @@ class Ticket:
         self._values: NDArray[np.int32] | None = None
 
     def done(self) -> bool:
-        """Whether the device has finished, without waiting."""
+        """Return whether the device has finished, without waiting."""
         return self.event is None or bool(self.event.query())
 
     def gpu_s(self) -> float:
@@ -86,7 +86,7 @@ class Ticket:
             self._values = self._host.numpy()[: output_size(self.shape)].copy()
 
     def accepted(self) -> list[int]:
-        """How many drafts of each row a verify accepted, without unpacking its tokens. Waits for the device."""
+        """Return how many drafts of each row a verify accepted, without unpacking its tokens. Waits for the device."""
         self.collect()
         assert isinstance(self.shape, ForwardShape)
         assert self._values is not None
@@ -112,7 +112,7 @@ class Ticket:
 
 
 class OrderedStreams:
-    """Streams of several priorities that run launches in one order; a higher priority goes before other lanes."""
+    """Streams of several priorities that run launches in one order; a higher priority takes precedence."""
 
     def __init__(self, streams: dict[int, torch.cuda.Stream]) -> None:
         self.by_priority = streams
@@ -338,11 +338,11 @@ class GraphLane:
             self.new_pages.clear()
         if isinstance(shape, ForwardShape) and shape.packed:
             width = shape.tokens_per_row
-            kept = np.flatnonzero(np.arange(width) <= np.asarray(limits, np.int32)[:, None])
-            host["kept"][:] = 0  # the first token again, whose results nobody reads
-            host["kept"][: len(kept)] = kept
+            within = np.flatnonzero(np.arange(width) <= np.asarray(limits, np.int32)[:, None])
+            host["kept"][:] = 0  # the first token again, whose results are not read
+            host["kept"][: len(within)] = within
             host["places"][: rows * width] = 0
-            host["places"][kept] = np.arange(len(kept))
+            host["places"][within] = np.arange(len(within))
 
     def _capture(self, shape: LaunchShape) -> None:
         """Run the shape once on the scratch slot, to compile and to initialise libraries, then record its graph."""

@@ -122,9 +122,9 @@ def _embed(
     tl.store(positions_ptr + m, position)
     d = tl.arange(0, BLOCK)
     row = tl.load(table_ptr + token * hidden + d, mask=d < hidden, other=0.0).to(tl.float32) * scale
-    kept = row.to(x_ptr.dtype.element_ty)
-    tl.store(x_ptr + m.to(tl.int64) * hidden + d, kept, mask=d < hidden)
-    tl.store(squares_ptr + m, tl.sum(kept.to(tl.float32) * kept.to(tl.float32), 0))
+    rounded = row.to(x_ptr.dtype.element_ty)
+    tl.store(x_ptr + m.to(tl.int64) * hidden + d, rounded, mask=d < hidden)
+    tl.store(squares_ptr + m, tl.sum(rounded.to(tl.float32) * rounded.to(tl.float32), 0))
 
 
 def embed(
@@ -175,8 +175,8 @@ def _head_norm(qkv_ptr, weight_ptr, heads, width, eps, DIM: tl.constexpr, OVERLA
     take_turn(OVERLAP)
     at = qkv_ptr + m * width + head * DIM + d
     x = tl.load(at).to(tl.float32)
-    kept = (x * tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)).to(qkv_ptr.dtype.element_ty)
-    tl.store(at, (kept.to(tl.float32) * weight).to(qkv_ptr.dtype.element_ty))
+    rounded = (x * tl.rsqrt(tl.sum(x * x, 0) / DIM + eps)).to(qkv_ptr.dtype.element_ty)
+    tl.store(at, (rounded.to(tl.float32) * weight).to(qkv_ptr.dtype.element_ty))
 
 
 def head_norm(qkv: Tensor, weight: Tensor, heads: int, kv_heads: int, eps: float) -> None:

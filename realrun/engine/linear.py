@@ -44,7 +44,7 @@ class LinearTuning:
     programs_per_sm: float = 1.0  # outputs are split over inputs until about this many
 
     def takes(self, x: Tensor, weight: Matrix) -> bool:
-        """Whether the kernel rather than the library multiplies these."""
+        """Return whether the kernel rather than the library multiplies these."""
         return x.shape[0] <= self.widest and (isinstance(weight, Fp8) or weight.nbytes <= self.largest_bytes)
 
 
@@ -122,8 +122,8 @@ def _narrow(
             result = acc.to(out_ptr.dtype.element_ty)
             tl.store(out_ptr + at, result, mask=inside)
             if RESIDUAL:
-                kept = tl.where(inside, result.to(tl.float32), 0.0)
-                tl.store(sums_ptr + tile * tokens + m, tl.sum(kept * kept, 0), mask=m_in)
+                masked = tl.where(inside, result.to(tl.float32), 0.0)
+                tl.store(sums_ptr + tile * tokens + m, tl.sum(masked * masked, 0), mask=m_in)
 
 
 def _run_narrow(

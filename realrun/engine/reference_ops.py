@@ -85,7 +85,7 @@ def added(y: Tensor, weight: Matrix, stream: Residual) -> Residual:
 
 
 def _as_seen(x: Tensor, weight: Matrix) -> Tensor:
-    """What is multiplied with a matrix: with a quantised one, quantised by token."""
+    """Return the input of a product with a matrix: for a quantised one, quantised by token."""
     return plain(quantised(x), x.dtype) if isinstance(weight, Fp8) else x
 
 
@@ -104,7 +104,7 @@ def route(
 
 def _drawn(logits: Tensor, taken: int, pinned: Pinned, slots: Tensor, positions: Tensor) -> Tensor:
     """Experts by the hash of a token's slot and position: the j-th is one of the j-th share of all experts."""
-    tokens, of = len(logits), logits.shape[1] // taken
+    tokens, block = len(logits), logits.shape[1] // taken
     j = torch.arange(taken, device=logits.device)[None, :, None]
     places = positions.long()[:, None, None] - torch.arange(BACK, device=logits.device)
     row = torch.arange(tokens, device=logits.device)[:, None, None] < pinned.row_tokens
@@ -112,7 +112,7 @@ def _drawn(logits: Tensor, taken: int, pinned: Pinned, slots: Tensor, positions:
     stream = _mixed(slots.long()[:, None, None] * 1024 + pinned.layer) * 64 + j
     drawn = (_mixed(stream + 2 * places * 0x9E3779B1) >> 8) / 16777216.0
     since = torch.where((drawn < fresh) | (places % BACK == 0), places, -1).amax(-1)
-    return j[..., 0] * of + _mixed(stream[..., 0] + (2 * since + 1) * 0x9E3779B1) % of
+    return j[..., 0] * block + _mixed(stream[..., 0] + (2 * since + 1) * 0x9E3779B1) % block
 
 
 def _mixed(x: Tensor) -> Tensor:
@@ -155,7 +155,7 @@ def rotate(x: Tensor, positions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def _bits(x: Tensor) -> Tensor:
-    """The same memory; of 8-bit floats, which torch does not index on the CPU, as integers."""
+    """Return the same memory; of 8-bit floats, which torch does not index on the CPU, as integers."""
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 

@@ -23,7 +23,7 @@ def offered(batch: ForwardBatch, sequences: Sequences) -> Tensor:
 
 
 def leading(passed: Tensor) -> Tensor:
-    """How many of each row's first columns are true before the first false one."""
+    """Return how many of each row's first columns are true before the first false one."""
     return passed.int().cumprod(1).sum(1, dtype=torch.int32)
 
 
@@ -51,7 +51,7 @@ class Sampler:
     def judge(
         self, batch: ForwardBatch, logits: Tensor, limits: Tensor, pins: Tensor, sequences: Sequences
     ) -> tuple[Tensor, Tensor]:
-        """How many drafts of each row pass, and the token to append after each possible count.
+        """Return how many drafts of each row pass, and the token to append after each possible count.
 
         `logits` is (rows x tokens_per_row, vocab), or of those that the batch keeps. Only the entry of the count that
         `settle` will use is meaningful.

@@ -1,1 +1,1 @@
-"""What the simulator knows of cards and models: times, sharing, host costs, profiles."""
+"""The simulator's data on cards and models: times, sharing, host costs, profiles."""

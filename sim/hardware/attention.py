@@ -13,7 +13,7 @@ from pdvsim.sim.hardware.terms import Knots, Term, interpolate
 from pdvsim.sim.specs import ModelSpec
 
 MAX_CONTEXT_PARTS = 32
-# The engine's attention over prompts: a program takes so many queries, fewer of heads wider than this; of heads up to
+# The engine's attention over prompts: queries per program, fewer for heads wider than this; of heads up to
 # the small size two programs fit a multiprocessor, and one alone on it takes a share of the time
 PROMPT_QUERIES, WIDE_QUERIES, WIDE_HEAD, SMALL_HEAD = 128, 64, 128, 64
 # TinyLlama 0.63, Llama-3.2-1B 0.64 on an H200: 64 programs against 128, which already meet in pairs. In between nothing
@@ -62,7 +62,7 @@ class RooflineAttention(Term):
         return 0.0
 
     def with_cache(self, share: float) -> RooflineAttention:
-        """The same with that share of the KV cache's bytes."""
+        """Return the same with that share of the KV cache's bytes."""
         return replace(self, kv_s=self.kv_s * share)
 
 
@@ -73,7 +73,7 @@ class MeasuredAttention(Term):
     kv_knots: Knots  # seconds per cached token read
     span_knots: Knots = ()  # per cached token of the stretch that one program reads: few do not fill the card
     row_factors: Knots = ()  # (rows, factor) of both
-    programs: int = 0  # rows are cut into stretches until about so many programs read; 0: one stretch per row
+    programs: int = 0  # rows are split until about this many programs read; 0: one program per row
     split_s: float = 0.0  # per forward whose rows are cut, to join the parts
     width_knots: Knots = ()  # per forward that has rows
     row_s: float = 0.0  # per row, whatever its context

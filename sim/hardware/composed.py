@@ -62,7 +62,7 @@ class ComposedProfile(Profile):
         return None if self.error is None else self.error.tpot
 
     def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
-        """The same with both models of a pair."""
+        """Return the same with both models of a pair."""
         specs = {spec.name: spec for spec in (pair.draft, pair.target) if not spec.on_host}
         assert self.tables is not None
         drafter = pair.draft.name if pair.draft.name != pair.target.name else ""
@@ -86,12 +86,12 @@ class ComposedProfile(Profile):
         return self.uncertainty.get(spec.name, 0.0)
 
     def at_bar(self, sign: int) -> Profile:
-        """The same with forward times at one end of their error bar: +1 slow, -1 fast."""
+        """Return the same with forward times at one end of their error bar: +1 slow, -1 fast."""
         bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
 
     def padded(self, padding: Padding) -> Profile:
-        """The same with forwards padded as the engine does; another's padding is refused."""
+        """Return the same with forwards padded as the engine does; another's padding is refused."""
         own = PADDING[self.engine]
         if padding not in ("profile", own):
             raise ValueError(f"--padding {padding}: profile {self.name} is padded as {own}")

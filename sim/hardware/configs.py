@@ -138,7 +138,7 @@ def _text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
-    """Whether a model of a family that may have experts has some."""
+    """Return whether a model of a family that may have experts has some."""
     if config["model_type"] == "gemma4_text":
         return config.get("enable_moe_block") is True
     return config["model_type"] in WITH_EXPERTS and (

@@ -155,7 +155,7 @@ class Sharing:
                 if level:
                     weights[i] *= max(self._preference(load, x) for x in loads if x.priority < load.priority)
                 if load.small_kernel_share and level and load.priority == levels[-1]:
-                    longest_s = max(x.layer_s * x.turns for x in loads if x.priority < load.priority)
+                    longest_s = max(x.layer_s * x.wait_ratio for x in loads if x.priority < load.priority)
                     weights[i] *= self._first(load, longest_s, crowd)
         holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
         max_min(loads, weights, [1.0] * len(loads), 1.0, 1.0, holds)
@@ -168,7 +168,7 @@ class Sharing:
         if self.priority == "stream" and a.priority != b.priority:
             heavy *= self.fit.stream_weight * self._preference(a, b)
             if a.small_kernel_share:
-                heavy *= self._first(a, b.layer_s * b.turns, self.fit.stream_weight)
+                heavy *= self._first(a, b.layer_s * b.wait_ratio, self.fit.stream_weight)
         if heavy < light:
             a, b, heavy, light = b, a, light, heavy
         holds = (self._hold(a), self._hold(b))
@@ -178,7 +178,7 @@ class Sharing:
             max_min((a, b), (heavy, light), (1.0, 1.0), 1.0, 1.0, holds)
 
     def _preference(self, load: Load, below: Load) -> float:
-        """What the higher priority of a launch is worth next to one `below`, if that has short blocks."""
+        """Return the weight of a launch's higher priority over one `below`, if that has short blocks."""
         if below.experts_read:
             return float(self.fit.expert_weight ** (sqrt(1.0 - load.small_kernel_share) * below.experts_read))
         return self.fit.weight_8bit if below.eight_bits else 1.0
@@ -188,7 +188,7 @@ class Sharing:
         if not load.share:
             load.share = 1.0
             if self._measured:
-                load.share *= (load.layer_s * load.turns) ** self.fit.turn_exponent * (1.0 - load.empty)
+                load.share *= (load.layer_s * load.wait_ratio) ** self.fit.turn_exponent * (1.0 - load.empty)
                 if load.small_kernel_share:  # two small kernels in a row gain: after a large one the other is next
                     load.share *= self.fit.nimble_weight ** (load.small_kernel_share * load.small_kernel_share)
         return load.share
@@ -196,7 +196,7 @@ class Sharing:
     def _first(self, load: Load, other_s: float, weight: float) -> float:
         """Factor on the share of a launch with small kernels on the stream that goes first, beyond its `weight`.
 
-        It goes before the next blocks of the other, whose turns of `other_s` count for less.
+        It is scheduled before the next blocks of the other, whose turns of `other_s` count for less.
         """
         if not load.layer_s or not other_s:
             return 1.0

@@ -89,7 +89,7 @@ class Load:
     rate: float = 0.0
     solo_s: float = 0.0
     eight_bits: bool = False  # whether its model multiplies in 8 bits
-    turns: float = 1.0  # how many times as long its kernels keep others waiting
+    wait_ratio: float = 1.0  # on `layer_s`: how long its kernels keep others waiting
 
 
 NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -141,7 +141,7 @@ class CostModel:
         self._prompt_costs: dict[tuple[tuple[int, int], ...], PromptCost] = {}
 
     def is_past_window(self, rows: int, context: float) -> bool:
-        """Whether rows with `context` cached tokens in all have more than the window on average."""
+        """Return whether rows with `context` cached tokens in all have more than the window on average."""
         return bool(self.window) and context > rows * self.window
 
     def price(
@@ -210,7 +210,7 @@ class CostModel:
         return AffineCost(seconds_0 + steps * self.terms.rows.past_s(rows), *others)
 
     def _attended(self, prompts: Prompts) -> PromptCost:
-        """What prompts cost besides the layers, worked out."""
+        """Return the cost of prompts beyond their layers."""
         window, tokens, moved, flops = self.window, 0, 0.0, 0.0
         for start, count in prompts:
             read: float = start + count
@@ -272,8 +272,8 @@ class CostModel:
         if prompts:
             share = min(1.0, attended.attention_s / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
-            if small.turns and not rows:
-                load.turns = small.waits(self.terms.graphs.prompt(attended.tokens))
+            if small.wait_ratios and not rows:
+                load.wait_ratio = small.wait_ratio(self.terms.graphs.prompt(attended.tokens))
         load.eight_bits = self._eight_bits
         if self.spec.experts is not None:
             experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)
@@ -366,7 +366,7 @@ def widest_draft(spec: ModelSpec) -> int:
 
 
 def _mean(share: float, whole: float, within: float) -> float:
-    """What layers take of which that share attends to all tokens, and the others to those within reach."""
+    """Return the time of layers of which a share attends to all tokens, the others to tokens within reach."""
     return share * whole + (1 - share) * within
 
 

@@ -86,7 +86,7 @@ class ForwardTerms:
         return replace(self, **scaled | {"collectives": self.collectives.scaled(factor if sent is None else sent)})
 
     def with_cache(self, share: float) -> ForwardTerms:
-        """The same with that share of the KV cache's bytes."""
+        """Return the same with that share of the KV cache's bytes."""
         return replace(self, rows=self.rows.with_cache(share), prompts=self.prompts.with_cache(share))
 
     @classmethod

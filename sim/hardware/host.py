@@ -19,7 +19,7 @@ Operation = Literal["launch", "completion", "handoff", "lookup"]
 # `realrun.ngram` in SpecDecode-Bench's tokens (39 to 8,577), in one thread of an Intel Xeon (studies/ngram_lookups).
 LOOKUP_ROW_S, LOOKUP_TOKEN_S = 4.7e-6, 5.4e-10
 # A suffix look-up, seconds per row. ArcticInference's pull request 212 has 6.3 us per draft token and 4.1 us per token
-# that enters the trees, with 3.26 draft tokens and 1.69 output tokens per round; on which processor is not said.
+# that enters the trees, with 3.26 draft tokens and 1.69 output tokens per round; the processor is not stated.
 SUFFIX_ROW_S = 3.26 * 6.3e-6 + 1.69 * 4.1e-6
 
 
@@ -75,7 +75,7 @@ class SimulatedHost:
         self.idle_lanes += lanes
 
     def notice(self, idle_since_s: float, now_s: float) -> float:
-        """When an idle lane notices work that arrives now: at its next poll, or at its wake-up."""
+        """Return the time at which an idle lane notices work that arrives now: at its next poll, or at its wake-up."""
         times = self.times
         if not times.idle_poll_s:
             return now_s + times.notify_s

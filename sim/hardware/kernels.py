@@ -1,7 +1,7 @@
 """Kernel times of an engine on a card, by shape, read between the shapes that were timed.
 
 Tables come from NVIDIA's AIConfigurator (Apache-2.0, see `data/engines/NOTICE`), packed by `pdvsim calibrate
---from-kernels`. `shapes` reads between those that were timed.
+--from-kernels`. `shapes` reads between the timed sizes.
 
 Not modelled: kernels that overlap.
 """
@@ -109,7 +109,7 @@ class KernelTables:
         Of experts on several `ranks`, the time of the rank with the most to do: where they are `balanced`, all have as
         much. It takes no longer than one of fewer ranks, which has more experts, does for its share. Some were timed
         with more: MXFP4 on an H200 up to 60% more than one GPU with all, 8 ranks of a B200 up to 70% more than 4.
-        Tokens that were `sent` to their rank may be multiplied by other kernels than those that all ranks have. Sizes
+        Tokens that were `sent` to their rank may be multiplied by other kernels than tokens that all ranks have. Sizes
         that were not timed take the share of the roofline that the nearest ones reach. Models whose experts have
         no gate were timed with their two matrices; from others, two of three are taken.
         """
@@ -132,7 +132,7 @@ class KernelTables:
         return seconds
 
     def experts_kind(self, kind: str, table: str = "moe") -> str:
-        """The type that experts of a type are multiplied in, of those that were timed."""
+        """Return the timed type in which experts of a type are multiplied."""
         known = self.kinds(table)
         if not known:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no experts")
@@ -183,7 +183,7 @@ class KernelTables:
         return rows, fixed + self._absorbed(heads, rows), slope
 
     def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
-        """The same as `prefill` for multi-head latent attention."""
+        """Return the same as `prefill` for multi-head latent attention."""
         name = self._latent("prefill", cache)
         known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
         best = int(np.argmin(np.abs(np.log(known / heads))))
@@ -234,7 +234,7 @@ class KernelTables:
         return np.asarray(rising(at[given], times[given], tokens) * hidden / known[best])
 
     def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
-        """The same of prompts: lengths, and seconds of a layer with its products."""
+        """Return the same of prompts: lengths, and seconds of a layer with its products."""
         if (name := self._sparse("prefill", kind, hidden, cache)) is None:
             return None
         known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
@@ -298,7 +298,7 @@ class KernelTables:
         return f"{phase}/{size}-{cache}-{window if window in windows else 0}", head_dim / size
 
     def reduce_s(self, gpus: int, elements: Floats) -> Floats:
-        """Seconds of an all-reduce of so many values of 16 bits, in a CUDA graph.
+        """Seconds of an all-reduce of this number of 16-bit values, in a CUDA graph.
 
         In a rack, that of 8 GPUs takes no longer than one of 4 and one of pairs. vLLM's and SGLang's were timed with
         NCCL over two nodes, without the symmetric memory that recipes turn on (--enable-symm-mem).
@@ -345,10 +345,10 @@ class KernelTables:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no exchange over NVLink")
         known, at = (self.arrays[f"nvlink/{sent}/{axis}"] for axis in ("ranks", "tokens"))
         which = min(int(np.searchsorted(known, ranks)), len(known) - 1)
-        reached, timed = (ranks * (1 - (1 - 1 / ranks) ** count) for count in (per_token, TOPK))
+        ranks_reached, timed = (ranks * (1 - (1 - 1 / ranks) ** count) for count in (per_token, TOPK))
         times = np.exp(unpacked(self.arrays[f"nvlink/{sent}/t"])[which])
         given = np.isfinite(times)
-        return rising(at[given].astype(float), times[given], tokens * reached / timed)
+        return rising(at[given].astype(float), times[given], tokens * ranks_reached / timed)
 
     def _between_nodes(self, how: All2All, nodes: int, tokens: Floats, hidden: int, port: LinkSpec) -> Floats:
         """What DeepEP takes on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.
@@ -369,7 +369,7 @@ class KernelTables:
         return np.asarray(2 * port.latency_s + sent / port.bytes_per_s)
 
     def _nccl_s(self, operation: str, gpus: int, elements: Floats) -> Floats:
-        """Seconds of a collective of NCCL over so many values of 16 bits in all.
+        """Seconds of an NCCL collective over this total of 16-bit values.
 
         A group larger than those timed takes as long as the largest of them for the values that each GPU receives.
         """

@@ -12,7 +12,7 @@ from pdvsim.sim.hardware.sizes import size, size_or_none
 from pdvsim.sim.layers import Compressed, SlidingWindow, Sparse, State
 from pdvsim.sim.reading import quoted
 
-# Of so many layers one has no window where a configuration does not list them, by transformers' defaults
+# One in this number of layers has no window where a configuration does not list them, by transformers' defaults
 WINDOW_PATTERNS = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "llama4_text": 4, "gemma4_text": 6}
 WINDOWED_KINDS = ("sliding_attention", "chunked_attention")
 GATED_DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")

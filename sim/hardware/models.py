@@ -105,7 +105,7 @@ def in_parallel(spec: ModelSpec) -> ModelSpec:
 
 
 def unquantised(name: str) -> str:
-    """The name of a model without what says how its weights are quantised; a folder of that name is meant as it is.
+    """Return the name of a model without its quantisation; a folder of that name is meant as it is.
 
     Quantised checkpoints are often another owner's, who is left out.
     """
@@ -117,7 +117,7 @@ def unquantised(name: str) -> str:
 
 
 def bits_of(name: str) -> str:
-    """What follows the name of a quantised model, as presets are called; nothing of another."""
+    """Return the suffix of a quantised model's preset name; an empty one for other models."""
     return next((kind for end, kind in PUBLISHED.items() if name.lower().endswith(end)), "")
 
 
@@ -150,7 +150,7 @@ def pair(name: str) -> Pair:
 
 
 def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
-    """What drafts for a target without a model of its own; see the module."""
+    """Return the drafter of a target without a draft model; see the module."""
     if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "mtp":
         shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
         shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
@@ -195,7 +195,7 @@ def drafter_kind(pair: str) -> DrafterKind:
 
 
 def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
-    """Whether two models may have the same tokens, by their number."""
+    """Return whether two models may have the same tokens, by their number."""
     return abs(a.vocab - b.vocab) <= SAME_VOCABULARY * b.vocab
 
 
@@ -279,7 +279,7 @@ def model_or_config(name: str) -> ModelSpec:
 
 
 def is_config(name: str) -> bool:
-    """Whether a name is that of a file or folder, not of a preset."""
+    """Return whether a name is that of a file or folder, not of a preset."""
     return name.endswith(".json") or (bool(name) and "\0" not in name and Path(name).is_dir())
 
 
@@ -309,7 +309,7 @@ def shard(
     spec: ModelSpec, gpus: int, ranks: int = 1, spread: bool = False, all2all: All2All | None = None,
     copies: int = 0, balanced: bool = False,
 ) -> ModelSpec:  # fmt: skip
-    """What one of `gpus` runs of a model: its share of heads, MLP, every expert and vocabulary.
+    """Return the shard of a model on one of `gpus`: its share of heads, MLP, every expert and vocabulary.
 
     Fewer KV heads than GPUs are on several, routers, indexers and the compressed KV cache of MLA on all. With
     data-parallel `ranks`, each of `gpus` GPUs, experts are divided over the GPUs of all of them: a share of each or,

@@ -34,32 +34,32 @@ _MODEL_OF = {_plain(n): model for model, ids in MODELS.items() for id in ids for
 
 
 def card_name(name: str, known: Iterable[str]) -> str:
-    """The card of `known` that a name means, which is said; the name itself where it means none."""
+    """Return the card of `known` that a name means, with a note; the name itself where it means none."""
     plain = _plain(name).removeprefix("nvidia-").removeprefix("geforce-")
-    return _said(name, plain if plain in known else _CARD_OF.get(plain, name))
+    return _noted(name, plain if plain in known else _CARD_OF.get(plain, name))
 
 
 def model_name(name: str, known: Iterable[str]) -> str:
-    """The same of a model. An owner that is not known is left out: copies keep the name."""
+    """Return the model of `known` that a name means, without an unknown owner: copies keep the name."""
     plain = _plain(name)
-    bare = plain.rpartition("/")[2]
-    return _said(name, next((n for n in (plain, bare) if n in known), _MODEL_OF.get(plain, _MODEL_OF.get(bare, name))))
+    base = plain.rpartition("/")[2]
+    return _noted(name, next((n for n in (plain, base) if n in known), _MODEL_OF.get(plain, _MODEL_OF.get(base, name))))
 
 
-def _said(given: str, taken: str) -> str:
-    """What was taken, with a note unless only the writing differs."""
+def _noted(given: str, taken: str) -> str:
+    """Return `taken`, with a note unless only the spelling differs."""
     if taken not in (given, _plain(given)):
         warnings.warn(f"{given} is read as {taken}", Note, stacklevel=2)
     return taken
 
 
 def unknown(what: str, name: str, known: Iterable[str], others: str) -> ValueError:
-    """The error about a name that nothing is called, with those that are most like it."""
+    """Return the error about an unknown name, with the most similar names."""
     called = {known_name: known_name for known_name in known}
-    others_of, bare = _CARD_OF if what == "gpu" else _MODEL_OF, _plain(name).rpartition("/")[2]
-    if what == "model" and (reason := next((why for n, why in UNSUPPORTED.items() if bare.startswith(n)), "")):
+    others_of, base_name = _CARD_OF if what == "gpu" else _MODEL_OF, _plain(name).rpartition("/")[2]
+    if what == "model" and (reason := next((why for n, why in UNSUPPORTED.items() if base_name.startswith(n)), "")):
         return ValueError(f"model {name} is not supported: {reason}")
-    close = difflib.get_close_matches(bare, [*called, *others_of], n=2 * NEAREST)
+    close = difflib.get_close_matches(base_name, [*called, *others_of], n=2 * NEAREST)
     few = len(called) <= LISTED
     near = list(dict.fromkeys((called | others_of)[other] for other in close))[: 1 if few else NEAREST]
     hint = f" (did you mean {' or '.join(near)}?)" if near else ""

@@ -250,9 +250,9 @@ class Host:
     """Host time to notice a completion and read its result back."""
     handoff_s: HostSeconds | None = None
     """Host time to pass requests from one lane to another."""
-    idle_poll_s: Internal[HostSeconds] = 0.0  # period at which an idle lane looks for work; 0: it is told
+    idle_poll_s: Internal[HostSeconds] = 0.0  # period at which an idle lane looks for work; 0: it is notified
     idle_poll_cost_s: Internal[HostSeconds] = 1e-6  # host time of one look, taken from the others
-    notify_s: Internal[HostSeconds] = 0.0  # time until an idle lane that is told of work is awake
+    notify_s: Internal[HostSeconds] = 0.0  # time until an idle lane that is notified of work is awake
 
     def __post_init__(self) -> None:
         for name, value in HOSTS[self.host].items():

@@ -71,7 +71,7 @@ class Pace(NamedTuple):
     launches: tuple[TimedLaunches, ...] = ()
 
     def ratios(self, profile: Profile, pair: Pair) -> dict[str, float]:
-        """By model, its time over that alone on the profiled machine; models that were not timed are left out."""
+        """Return by model its time over that on the profiled machine, without models that were not timed."""
         ratios: dict[str, float] = {}
         for spec, ratio in ((pair.draft, self.draft), (pair.target, self.target)):
             if not spec.on_host and spec.name in profile.models:
@@ -112,7 +112,7 @@ class Pace(NamedTuple):
 
 
 def read_pace(path: str | Path) -> Pace:
-    """What a result of `realrun` or of `calibrate --from-bench` says; a ValueError if it says nothing."""
+    """Return the pace in a result of `realrun` or `calibrate --from-bench`; a ValueError if it has none."""
     document = read_json(Path(path))
     pace = pace_in(document) if isinstance(document, dict) else None
     if pace is None:
@@ -121,7 +121,7 @@ def read_pace(path: str | Path) -> Pace:
 
 
 def pace_in(meta: Mapping[str, Any]) -> Pace | None:
-    """What a run's own record says; None where it says nothing."""
+    """Return the pace in a run's own record; None where it has none."""
     recorded = {name: meta.get(f"pace_{name}") for name in Pace._fields if name != "launches"}
     given = {name: value for name, value in recorded.items() if value is not None}
     if not all(_is_within(name, value) for name, value in given.items()):
@@ -162,7 +162,7 @@ def _read_launches(rows: object) -> tuple[TimedLaunches, ...] | None:
 
 
 def pace_of(launches: Table, host: HostCost, pair: Pair, handed: bool) -> dict[str, Any]:
-    """What the launches of a run tell; what there are too few of is left out.
+    """The pace that the launches of a run show; sizes with too few launches are left out.
 
     `host` is the profile's, of which a hand-over's share is taken. `handed`: drafts and verifies have their own lanes.
     """
@@ -175,7 +175,7 @@ def pace_of(launches: Table, host: HostCost, pair: Pair, handed: bool) -> dict[s
     drafts, verifies = kind == KINDS.index("draft"), np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")])
     pace: dict[str, Any] = {}
     timed: list[TimedLaunches] = []
-    # a draft whose rows lack more tokens has forwards before it that its shape does not tell
+    # a draft whose rows lack more tokens has forwards before it that its shape does not show
     priced = {"target": verifies, "draft": drafts & (width <= widest_draft(pair.draft)) & (not pair.draft.on_host)}
     for role, those in priced.items():
         those = those & alone & ~prompts
@@ -199,10 +199,10 @@ def pace_of(launches: Table, host: HostCost, pair: Pair, handed: bool) -> dict[s
 
 def _by_shape(launches: Table, role: int) -> list[TimedLaunches]:
     """Sums over the launches of each shape, to a tenth of a microsecond."""
-    shapes, those = np.unique(np.column_stack([launches[name] for name in SHAPE]), axis=0, return_inverse=True)
-    counts = np.bincount(those)
-    contexts = np.bincount(those, launches["context"])
-    seconds = np.bincount(those, launches["end_s"] - launches["start_s"])
+    shapes, shape_of = np.unique(np.column_stack([launches[name] for name in SHAPE]), axis=0, return_inverse=True)
+    counts = np.bincount(shape_of)
+    contexts = np.bincount(shape_of, launches["context"])
+    seconds = np.bincount(shape_of, launches["end_s"] - launches["start_s"])
     return [
         TimedLaunches._make((role, *map(int, shape), int(count), round(float(context)), round(float(second), 7)))
         for shape, count, context, second in zip(shapes, counts, contexts, seconds, strict=True)

@@ -28,6 +28,6 @@ ROWS: dict[Padding, tuple[int, ...]] = {
 
 @lru_cache(maxsize=64)
 def padded(terms: ForwardTerms, padding: Padding) -> ForwardTerms:
-    """The same forwards, padded as this engine pads them."""
+    """Return the same forwards, padded as this engine pads them."""
     graphs = GraphSizes(token_buckets=VLLM_TOKENS) if padding == "vllm" else GraphSizes(ROWS.get(padding, ()))
     return terms if padding == "profile" else replace(terms, graphs=graphs)

@@ -30,7 +30,7 @@ TOKENS: tuple[int, ...] = (
 TYPICAL_ROWS = 64  # whose time per cached token is the unit of the others'
 ACTIVATIONS_BYTES = 2  # per value between kernels
 LEAST_SHARE = 0.4  # of a product's time in the tables
-# Per value of a state, of those that were timed: TensorRT-LLM's are faster than the memory allows for 32 bits
+# Per value of a state, as timed: TensorRT-LLM's are faster than the memory allows for 32 bits
 TIMED_STATE_BYTES = {"vllm": 4, "sglang": 4, "trtllm": 2}
 LEAST_PROMPT = 512  # tokens of prompts that lines of compressed attention go through
 LEAST_S = 1e-15  # per cached token, where nothing is read
@@ -215,8 +215,8 @@ class ModelKernels:
             rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
             pairs = np.array([[attention.pairs(0, int(n), reach), attention.pairs(0, int(n))] for n in length[long]])
             columns = np.column_stack([length[long], pairs if kind == "csa" else pairs[:, 1:]])
-            found = _at_least_0(columns / times[long, None], rest / times[long])
-            sums += count * np.array([fixed, found[0], found[1] if kind == "csa" else 0.0, found[-1]])
+            solution = _at_least_0(columns / times[long, None], rest / times[long])
+            sums += count * np.array([fixed, solution[0], solution[1] if kind == "csa" else 0.0, solution[-1]])
         fixed, token_s, near_s, scored_s = sums.tolist()
         # timed prompts are too short to show what is read of all tokens: no faster than the arithmetic, in 8 bits
         whole = s.attention_flops_per_pair - s.bounded_flops_per_pair
@@ -280,7 +280,7 @@ class ModelKernels:
         return "dsa" if self.spec.latent is not None else "msa"
 
     def _timed_products(self, phase: str, tokens: Floats) -> Floats:
-        """Of a layer of sparse attention, the products that were timed with it."""
+        """Return the products that were timed with a layer of sparse attention."""
         s, total = self.spec, np.zeros(tokens.shape)
         kind = self.tables.sparse_products(phase, self._sparse_kind, s.hidden, self.cache)
         index = s.other_mixers()[-1][1]
@@ -342,12 +342,12 @@ def _at_least_0(columns: Floats, wanted: Floats) -> Floats:
     """Factors of the columns, none below 0, whose sum is nearest to what is wanted."""
     used = list(range(columns.shape[1]))
     while True:
-        found, *_ = np.linalg.lstsq(columns[:, used], wanted, rcond=None)
-        if not used or found.min() >= 0:
+        solution, *_ = np.linalg.lstsq(columns[:, used], wanted, rcond=None)
+        if not used or solution.min() >= 0:
             break
-        del used[int(np.argmin(found))]
+        del used[int(np.argmin(solution))]
     factors = np.zeros(columns.shape[1])
-    factors[used] = found
+    factors[used] = solution
     return factors
 
 

@@ -63,7 +63,7 @@ class Power:
         return Draw(fit.rest_w + spent_j / solo_s, self.follows(weights, solo_s))
 
     def follows(self, weights: float, solo_s: float) -> float:
-        """How much the time of a launch depends on the clock: less, the longer it streams weights."""
+        """Return how much the time of a launch depends on the clock: less, the longer it streams weights."""
         streams = weights / (self._bytes_per_s * solo_s)
         return 1.0 - self.fit.calm * (streams if streams < 1.0 else 1.0)
 
@@ -73,7 +73,7 @@ class Power:
         return solo_s * (1.0 + self.fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
     def run(self, mean_w: float, price: Price, flop_factor: float, start_s: float) -> tuple[float, float]:
-        """When a launch ends that runs alone from `start_s`, and the mean draw then."""
+        """Return the end of a launch that runs alone from `start_s`, and the mean draw then."""
         rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = self.figures
         solo_s, moved, flops, cache = price
         weights = moved - cache if moved > cache else 0.0
@@ -88,7 +88,7 @@ class Power:
         return end_s, mean_w
 
     def over(self, mean_w: float, watts: float, seconds: float) -> float:
-        """By how much the mean draw exceeds the limit, as a share of it: the mean over so many seconds at `watts`.
+        """Return the share by which the mean draw exceeds the limit: the mean over this time at `watts`.
 
         The mean draw goes from `mean_w` towards `watts`; while it is below the limit, nothing is gained.
         """
@@ -120,5 +120,5 @@ class Power:
         return solo_s
 
     def mean_w(self, before_w: float, seconds: float, watts: float) -> float:
-        """The mean draw after so many seconds at `watts`."""
+        """The mean draw after this time at `watts`."""
         return watts + (before_w - watts) * exp(-seconds / self.fit.settle_s) if seconds > 0.0 else before_w

@@ -1,4 +1,4 @@
-"""A GPU's profile: everything the simulator knows of the hardware, with where it came from.
+"""A GPU's profile: all hardware data of the simulator, with its sources.
 
 A profile is data (JSON), checked on load; an unknown key, a negative or missing figure is refused with one line.
 """
@@ -79,7 +79,7 @@ class ContentionFit:
     """Slowdown of co-running launches beyond the sharing of bandwidth and compute."""
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
-    # The same where three or more run: of two, each has its turn when the other's kernel ends; only among more is there
+    # The same where three or more run: of two, each is scheduled when the other's kernel ends; only among more is there
     # a choice of who goes next. None: no different.
     crowd_weight: float | None = None
     # Streams take turns kernel by kernel, so a launch with longer kernels gets more of the GPU: its share grows with
@@ -198,7 +198,7 @@ class Profile:
         return spread_costs(spec, self.fit(spec)) if spec.data_ranks > 1 else cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
-        """How far what is known of a pair was measured."""
+        """Return how much of a pair's figures was measured."""
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
 
@@ -208,7 +208,7 @@ class Profile:
         return 0.0
 
     def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
-        """The same with both models of a pair: one that it lacks is predicted, and the foundation says so.
+        """Return the same with both models of a pair: one that it lacks is predicted, and the foundation says so.
 
         A shard is one that it lacks. What it exchanges with the others of its group over `link` comes on top.
         """
@@ -223,7 +223,7 @@ class Profile:
         )
 
     def at_bar(self, sign: int) -> Profile:
-        """The same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
+        """Return the same with predicted forward times at one end of their error bar: +1 slow, -1 fast.
 
         All-reduces have a bar of their own.
         """
@@ -231,7 +231,7 @@ class Profile:
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
     def padded(self, padding: Padding) -> Profile:
-        """The same with forwards padded as an engine pads them."""
+        """Return the same with forwards padded as an engine pads them."""
         if padding == "profile":
             return self
         if self.whole_steps:

@@ -39,8 +39,8 @@ class Reach:
     """The largest of each size that was measured; None: unknown."""
 
     rows: int | None = None
-    k: int | None = None  # draft length: steps of a draft, tokens a row of a verify less one
-    context: int | None = None  # cached tokens a row
+    k: int | None = None  # draft length: steps of a draft, tokens per row of a verify, less one
+    context: int | None = None  # cached tokens per row
     prompt_tokens: int | None = None  # in one forward
     prompt_start: int | None = None  # tokens of a prompt cached before
     tokens: int | None = None  # new tokens of one forward, rows and prompts
@@ -53,7 +53,7 @@ class Reaches:
     draft: Reach | None = None
     target: Reach | None = None
     together: Reach | None = None
-    widest: int = 2  # tokens a row that the first forward of a draft reads at most
+    widest: int = 2  # most tokens per row in the first forward of a draft
 
 
 class Outside:
@@ -89,9 +89,9 @@ class Outside:
             beyond |= over
         self._outside_s += float(spent_s[beyond].sum())
         if self._together:
-            kept = {name: launches[name] for name in ("start_s", "end_s")}
+            times = {name: launches[name] for name in ("start_s", "end_s")}
             place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
-            self._open.append(kept | sizes | {"place": place, "counted": beyond})
+            self._open.append(times | sizes | {"place": place, "counted": beyond})
             self._add_overlaps(settled_s)
 
     def _add_overlaps(self, settled_s: float) -> None:
@@ -102,15 +102,15 @@ class Outside:
         for gpu in np.flatnonzero(np.bincount(launches["place"])).tolist() if large else ():
             here = np.flatnonzero(launches["place"] == gpu)
             here = here[_overlapping(begin_s[here], end_s[here])]
-            mine = {name: column[here] for name, column in launches.items()}
-            over = {name: mine[name] > limit for name, limit in self._together.items()}
+            columns = {name: column[here] for name, column in launches.items()}
+            over = {name: columns[name] > limit for name, limit in self._together.items()}
             beyond = np.logical_or.reduce(list(over.values()))
             if not beyond.any():
                 continue
             shared_s = _shared_s(begin_s[here], end_s[here], beyond)
-            self._outside_s += float(shared_s[~mine["counted"]].sum())
+            self._outside_s += float(shared_s[~columns["counted"]].sum())
             for name, limit in self._together.items():
-                self._reached(f"together_{name}", mine[name][over[name] & (shared_s > 0)], limit)
+                self._reached(f"together_{name}", columns[name][over[name] & (shared_s > 0)], limit)
         last = launches["end_s"] > settled_s
         self._open = [{name: column[last] for name, column in launches.items()}]
         self._settled_s = settled_s

@@ -61,7 +61,7 @@ def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: flo
 def experts_roofline(
     gpu: GpuSpec, kind: str, tokens: Floats, hidden: float, inner: float, per_token: float, count: float
 ) -> Floats:
-    """The same of a layer's experts, of which `tokens` take distinct ones at random."""
+    """Return the same of a layer's experts, of which `tokens` take distinct ones at random."""
     read = count * (1 - (1 - per_token / count) ** tokens)
     weights = 3 * hidden * inner
     moved = read * weights * ITEM_BYTES.get(kind, 2.0) + 2 * tokens * per_token * (2 * hidden + 3 * inner)
@@ -145,7 +145,7 @@ def lines(
 
     Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
     """
-    kept: list[float] = []
+    upper: list[float] = []
     fixed: list[float] = []
     slopes: list[float] = []
     for count, row in zip(rows, times, strict=True):
@@ -162,10 +162,10 @@ def lines(
             base = max(0.0, float(np.median(row[known] - slope * context[known] * count)))
         else:
             continue
-        kept.append(count)
+        upper.append(count)
         fixed.append(float(base))
         slopes.append(max(float(slope), 1e-15))
-    return np.array(kept), np.array(fixed), np.array(slopes) * scale
+    return np.array(upper), np.array(fixed), np.array(slopes) * scale
 
 
 def per_pair(length: Floats, times: Floats, scale: float) -> tuple[float, float]:

@@ -64,7 +64,7 @@ class SpreadCosts(CostModel):
     def routed(
         self, rows: int, tokens: int = 1, steps: int = 1, prompts: Prompts = (), packed: int = 0
     ) -> list[Routed]:
-        """What each forward of a launch sends to experts: the first has more tokens per row, and prompts."""
+        """Return the tokens of each forward of a launch to experts: the first has more tokens per row, and prompts."""
         power = self.experts.overlap
         each = packed / rows if packed else float(tokens)
         first = Routed(

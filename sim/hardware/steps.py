@@ -11,10 +11,10 @@ SGLang replays all steps of a draft as one graph (its EAGLEDraftCudaGraphRunner)
 0.5.10 it schedules without overlap while it drafts, so that the host's whole step is exposed: its time per round is
 several times vLLM's. Overlap is the default since pull request 21062 (April 2026). Pull request 11398, which introduced
 it, states rounds that are 1.1 ms shorter (2.99 tokens at 246.80 tok/s without, 3.01 at 273.43 with): newer ones have
-so much less. A pair of runs with overlap (gpt-oss-120b, `studies/experts.py`) cannot tell, as plain steps of that model
+so much less. A pair of runs with overlap (gpt-oss-120b, `studies/experts.py`) is inconclusive: plain steps of it
 are mispredicted by more than a round costs. No pair of vLLM from 0.14 on was found: it has the older figures.
 
-With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on visible servers behind Dynamo,
+With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on visible servers under Dynamo,
 some 15 of SGLang's with DeepSeek-R1 and seven of vLLM's with Kimi-K2.5. TensorRT-LLM's lacked nothing.
 """
 
@@ -88,9 +88,9 @@ def constants(engine: str, card: str, version: str = "") -> tuple[EngineStep, En
     older = (one for one in eras if dated and "before" in one and _numbers(version) < _numbers(one["before"]))
     step = next(older, eras[-1] if eras else {})
     errors = document["errors"].get(engine, {})
-    found = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)
+    entry = errors.get(card) or ({**errors["any"], "here": False} if "any" in errors else None)
     figures = {part.name: step[part.name] for part in fields(EngineStep) if part.name in step}
-    return EngineStep(**figures), None if found is None else EngineError(**found)
+    return EngineStep(**figures), None if entry is None else EngineError(**entry)
 
 
 def _numbers(version: str) -> tuple[int, ...]:

@@ -38,7 +38,7 @@ class Term:
         return {part.name: getattr(self, part.name) for part in fields(self)}
 
     def scaled(self, factor: float) -> Self:
-        """The same term with every time multiplied by `factor`."""
+        """Return the same term with every time multiplied by `factor`."""
         times: dict[str, Any] = {}
         for name, value in self.figures().items():
             if name.endswith("_knots"):
@@ -170,9 +170,9 @@ class SmallKernels(Term):
 
     nimble_tokens: int = 0  # most tokens of such a forward
     large_s: float = 0.0  # its time in large products, whose kernels are not
-    # By prompt tokens, how many times longer its kernels keep others waiting than its time per layer tells: the library
+    # By prompt tokens: how long its kernels keep others waiting, over what its time per layer predicts. The library
     # has other kernels for other sizes, whose last blocks leave more or less of the GPU free.
-    turns: tuple[tuple[int, float], ...] = ()
+    wait_ratios: tuple[tuple[int, float], ...] = ()
 
     @classmethod
     def of(cls, spec: ModelSpec, tokens: int, small_bytes: float, bytes_per_s: float) -> SmallKernels:
@@ -182,9 +182,9 @@ class SmallKernels(Term):
         large = sum(count * sum(size for size in sizes if size > small_bytes) for count, sizes in kinds)
         return cls(tokens, large / bytes_per_s)
 
-    def waits(self, prompt_tokens: int) -> float:
-        """The factor on the time per layer of a launch that carries so many prompt tokens."""
-        return interpolate(self.turns, min(prompt_tokens, self.turns[-1][0]))
+    def wait_ratio(self, prompt_tokens: int) -> float:
+        """Return the ratio on the time per layer of a launch with `prompt_tokens`."""
+        return interpolate(self.wait_ratios, min(prompt_tokens, self.wait_ratios[-1][0]))
 
     def share(self, tokens: int, forward_s: float) -> float:
         """Share of the time of a forward over `tokens` in small kernels."""
@@ -193,7 +193,7 @@ class SmallKernels(Term):
 
 @dataclass(frozen=True, slots=True)
 class GraphSizes(Term):
-    """Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding. It tells what is computed."""
+    """Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding. Returns what is computed."""
 
     row_buckets: tuple[int, ...] = ()
     chunk_buckets: tuple[int, ...] = ()  # of prompt tokens

@@ -184,7 +184,7 @@ class Prices:
         return self.s.expert_bytes / (self.bandwidth * self.c.narrow_bandwidth)
 
     def experts(self, tokens: Floats) -> Floats:
-        """What layers with experts take besides their other products and the reading of experts.
+        """Return the time of layers with experts beyond their other products and the reads of experts.
 
         That is their kernels' fixed time, the tokens' reads and writes, and the arithmetic as far as it takes longer
         than reading the experts of as many independent tokens. Of experts on several GPUs, the one with the most to do.
@@ -298,7 +298,7 @@ class Prices:
         return np.maximum(LEAST_QUERIES, _doubled(width * self.s.heads / self.s.kv_heads))
 
     def _even(self, tiles: Floats) -> Floats:
-        """How evenly equal tiles fill the multiprocessors, up to 1."""
+        """Return how evenly equal tiles fill the multiprocessors, up to 1."""
         return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
 
 
@@ -357,7 +357,7 @@ def shipped() -> Transfer:
 
 
 def from_document(data: dict[str, Any]) -> Transfer:
-    """What `document` wrote."""
+    """Return the fit that `document` wrote."""
     learned = {**data["coefficients"], "compute": tuple(data["coefficients"]["compute"])}
     limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["engine"].items()}
     rest = {f.name: data[f.name] for f in fields(Transfer) if f.name not in ("coefficients", "engine")}

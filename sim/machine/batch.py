@@ -1,7 +1,7 @@
 """A batch: requests that decode together. It knows their sums, reserves room for a round, and settles its verdict.
 
 Where a device fast-forwards, a batch has a forecast of its rounds, and its sums are looked up. Otherwise they are added
-up over the rows. Nobody else can tell.
+up over the rows. No other code sees the difference.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ class Batch(list[Request]):
     @overload
     def __getitem__(self, index: slice) -> Batch: ...
     def __getitem__(self, index: SupportsIndex | slice) -> Request | Batch:
-        found = super().__getitem__(index)
-        return Batch(found) if isinstance(found, list) else found
+        item = super().__getitem__(index)
+        return Batch(item) if isinstance(item, list) else item
 
     # who is in it ----------------------------------------------------------------------------------------------
 
     def add(self, others: Batch) -> None:
-        """Take over the rows of another batch, behind its own."""
+        """Append the rows of another batch."""
         joining: list[Request] = others
         if self and self.forecast is not None:
             others.drop_forecast()
@@ -169,9 +169,9 @@ class Batch(list[Request]):
                 row.taken.verify_s += seconds
 
     def verdict(self) -> Sequence[int]:
-        """How many draft tokens of each row the target accepts, as drawn before the run."""
+        """Return how many draft tokens of each row the target accepts, as drawn before the run."""
         if self.forecast is not None:
-            self.forecast.judged_round = self.forecast.round
+            self.forecast.verdict_round = self.forecast.round
             return ForeseenVerdict(self, self.forecast)
         verdict = []
         for row in self:
@@ -180,13 +180,13 @@ class Batch(list[Request]):
             verdict.append(run if run < state.k else state.k)
         return verdict
 
-    def judged(self, verdict: Sequence[int]) -> tuple[int, int] | None:
+    def verdict_counts(self, verdict: Sequence[int]) -> tuple[int, int] | None:
         """Draft tokens accepted, and rows whose next one was refused; None where nothing was drafted.
 
         A row for which none was found counts as refused: the next round is as likely to find none.
         """
         if self.forecast is not None:
-            return self.forecast.judged()
+            return self.forecast.verdict_counts()
         accepted = refused = 0
         drafted = False
         for row, passed in zip(self, verdict, strict=True):
@@ -203,7 +203,7 @@ class Batch(list[Request]):
     def settle(
         self, verdict: Sequence[int], now_s: float, kv: KvCache, deliveries: Deliveries, rereads: bool
     ) -> list[Request]:
-        """Deliver a round's tokens; those who have all of theirs leave, and are returned."""
+        """Deliver a round's tokens; return the requests that have all their tokens and leave."""
         if self.forecast is not None:
             return self._without(self.forecast.settle(now_s))
         gains, over = apply_verdict(self, verdict, now_s, rereads)
@@ -282,7 +282,7 @@ class Launch:
     early: bool = False  # a draft that is launched before the verdict that it follows is known
 
     def enters(self) -> bool:
-        """Whether requests enter with it: no launch has carried their prompts before. From now on one has."""
+        """Return whether requests enter with it: no launch has carried their prompts before. From now on one has."""
         enters = False
         for chunk in self.chunks:
             state = chunk.request.state

@@ -37,7 +37,7 @@ class TimedDevice(Protocol):
 
 
 class _NoDevice:
-    """Where there is no device, nothing ends."""
+    """A stand-in for no device: nothing ends."""
 
     due = NEVER
 
@@ -58,7 +58,7 @@ class Clock(simpy.Environment):
         self.machines: list[TimedDevice] = []
         self.launched: list[TimedDevice] = []  # with launches that are not on their streams yet
 
-    now = property(attrgetter("_now"))  # asked for several times a round: read without a call
+    now = property(attrgetter("_now"))  # read several times per round, so without a call
 
     def at(self, time_s: float, event: Event, value: Any = None, first: bool = False) -> Event:
         """Let `event` happen at `time_s` with `value`; `first` is for arrivals: before whatever else happens then."""
@@ -77,7 +77,7 @@ class Clock(simpy.Environment):
             self.step()
 
     def peek(self) -> float:
-        """When the next thing is due."""
+        """Return the time of the next event."""
         return min(super().peek(), self._next_machine().due[0])
 
     def step(self) -> None:
@@ -102,7 +102,7 @@ class Clock(simpy.Environment):
                 self.at(noticed_s, ended, ended._value)
 
     def horizon(self, device: TimedDevice, arrivals: bool = True) -> float:
-        """When something else than what `device` does is due; without `arrivals`, those do not count."""
+        """Return the time of the next event that is not of `device`; without `arrivals`, arrivals do not count."""
         if self.launched:
             return self._now
         if not arrivals and len(self.machines) == 1:  # else another may launch what arrives, and end it

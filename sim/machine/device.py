@@ -186,7 +186,7 @@ class SimulatedGPU:
         self._next_to_finish = first
 
     def _share(self) -> None:
-        """What runs has changed: set the rates anew."""
+        """Recompute the rates after a change of running launches."""
         running = self.running
         if len(running) == 1:
             running[0].rate = 1.0

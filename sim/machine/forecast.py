@@ -2,7 +2,7 @@
 
 All rounds of a request are known when it joins. A forecast keeps, by round, the sums over its rows that a launch and
 the KV cache need, so a round costs the same whatever the number of rows. The state of a row is computed from its rounds
-when somebody asks for it. What it took is written when it leaves.
+when it is asked for. What it took is written when it leaves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.paths import RequestPath, lags_by_gain, path_of
 from pdvsim.sim.records import Deliveries
 
-ROUNDS = 4096  # after so many a forecast is made anew when a row joins
+ROUNDS = 4096  # after this number of rounds a forecast is renewed when a row joins
 _ROOM = 256  # rounds that its arrays have to begin with
 
 
@@ -121,7 +121,7 @@ class Forecast:
         self.busy = False  # a round is under way
         self.ready_s = -1.0  # when its rows were drafted for
         self.round = 0
-        self.judged_round = 0  # that the last verdict is of
+        self.verdict_round = 0  # the round of the last verdict
         self.times_s = array("d")  # when each round was over
         self.states: dict[Request, ForeseenState] = {}
         self.ends: dict[int, list[Request]] = {}  # who finishes with which round
@@ -138,7 +138,7 @@ class Forecast:
     # rows ------------------------------------------------------------------------------------------------------
 
     def takes(self, rows: Iterable[Request]) -> bool:
-        """Whether rows may join: in the midst of a round only those for whom as much was drafted."""
+        """Return whether rows may join: in the midst of a round only those for whom as much was drafted."""
         return self.round < ROUNDS and (not self.busy or all(row.state.k == self.k for row in rows))
 
     def join(self, row: Request) -> None:
@@ -265,7 +265,7 @@ class Forecast:
         return True
 
     def roomy(self, rounds: int) -> int:
-        """Of the next rounds, how many there is room for."""
+        """Return how many of the next rounds there is room for."""
         if not self.kv.paged:
             return rounds
         free = self.kv.capacity_tokens - self.kv.used_tokens + self.held_tokens
@@ -280,7 +280,7 @@ class Forecast:
         self.verify_s += verify_s
 
     def pass_rounds(self, times_s: list[float]) -> None:
-        """So many rounds are over, at these times; there was room for them."""
+        """Note the end of rounds at these times; there was room for them."""
         self.times_s.fromlist(times_s)
         self.round += len(times_s)
         if self.kv.paged:
@@ -290,14 +290,14 @@ class Forecast:
             self.held_tokens = need
 
     def settle(self, now_s: float) -> list[Request]:
-        """A round is over; those who have all their tokens leave."""
+        """Note the end of a round; return the requests that have all their tokens and leave."""
         self.round += 1
         self.times_s.append(now_s)
         return self.leave()
 
-    def judged(self) -> tuple[int, int] | None:
+    def verdict_counts(self) -> tuple[int, int] | None:
         """Draft tokens accepted by the last verdict, and rows whose next one was refused; None if none was drafted."""
         if not self.k:
             return None
-        gains = [state.path.gains[self.judged_round - state.start] for state in self.states.values()]
+        gains = [state.path.gains[self.verdict_round - state.start] for state in self.states.values()]
         return sum(gains) - len(gains), len(gains) - gains.count(self.k + 1)

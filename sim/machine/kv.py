@@ -10,7 +10,7 @@ Layers with a sliding window keep no more than that of each request, so a long r
 size per request: a state, and one per draft token, as vLLM's do (`states_tokens`). With prefix caching a prefix is
 reused at snapshots of the state only, and a request holds one more.
 
-With `tiers`, what leaves the GPU is kept behind it (`tiers`).
+With `tiers`, blocks that leave the GPU are kept in host memory or on an SSD.
 
 Not modelled: the room of snapshots that no request uses, and second copies of blocks that two requests have computed.
 """
@@ -45,7 +45,7 @@ class KvCache:
         self.windows = windows  # none where requests have chains
         self.state_tokens = state_tokens  # that the states of a request take the room of
         self.prefixes = PrefixBlocks()
-        self.cached_tokens = 0  # in blocks that nobody uses
+        self.cached_tokens = 0  # in unused blocks
         self.peak_shared_tokens = 0  # in blocks that several requests use
         self._unread: set[int] = set()  # cached blocks that the drafter has not read
         self._matched_for: tuple[Request | None, int] = None, -1  # a request, and the version of the prefixes
@@ -163,7 +163,7 @@ class KvCache:
                 request.state.pinned = False
 
     def last_admitted(self) -> Request:
-        """Of those that are not pinned."""
+        """Return the unpinned request that was admitted last."""
         return next(request for request in reversed(self._inside) if not request.state.pinned)
 
     def release(self, request: Request) -> None:
@@ -207,17 +207,17 @@ class KvCache:
         self.prefixes.check_integrity((request.chain, named) for request, named in self._inside.items())
 
     def blocks(self, tokens: int) -> int:
-        """What so many tokens of one request hold, in whole blocks."""
+        """Return the cache that `tokens` of one request take, in whole blocks, plus its states."""
         if self.windows:
             tokens = ceil(held_tokens(tokens, self.windows))
         return ((tokens + self._block - 1) & -self._block) + self.state_tokens
 
     def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:
-        """The same of each of `tokens`, and `more`."""
+        """Return the same of each of `tokens`, and `more`."""
         if self.windows:
             tokens = tokens + more
-            kept = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
-            tokens, more = np.ceil(kept).astype(np.int64), 0
+            held = tokens - sum([share * np.maximum(tokens - window, 0) for window, share in self.windows])
+            tokens, more = np.ceil(held).astype(np.int64), 0
         blocks = (tokens + (more + self._block - 1)) & -self._block
         return blocks + self.state_tokens if self.state_tokens else blocks
 
@@ -238,7 +238,7 @@ class KvCache:
             self.forget(-(-over // BLOCK))
 
     def forget(self, blocks: int) -> list[int]:
-        """Forget so many cached blocks; returns their hashes."""
+        """Evict this number of cached blocks; return their hashes."""
         evicted = self.prefixes.evict(blocks)
         self.cached_tokens -= BLOCK * blocks
         if self._unread:
@@ -253,9 +253,9 @@ def windows_of(models: Sequence[ModelSpec]) -> Windows:
 
 
 def states_tokens(models: Sequence[ModelSpec], states: int) -> int:
-    """Tokens whose room so many states of one request take, of models whose caches grow together; whole blocks.
+    """Return the tokens with the same memory as `states` states of one request, in whole blocks.
 
-    With them the windows and unfinished entries of compressed attention, which a request keeps once.
+    The models' caches grow together. It includes the windows and unfinished entries of compressed attention.
     """
     size = sum(states * m.state_bytes + m.edge_bytes for m in models)
     all_bytes = sum(m.kv_bytes_per_token for m in models)
@@ -263,7 +263,7 @@ def states_tokens(models: Sequence[ModelSpec], states: int) -> int:
 
 
 def held_tokens(tokens: float, windows: Windows) -> float:
-    """Tokens of full size that so many of one request take, of which windows drop those that they have passed."""
+    """Return the full-size tokens with the same memory as a request's `tokens`, less what windows dropped."""
     return tokens - sum([share * (tokens - window) for window, share in windows if tokens > window])
 
 

@@ -40,7 +40,7 @@ class Ledger:
         return known
 
     def price(self, launch: Launch) -> Price:
-        """What a launch costs alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
+        """Return a launch's cost alone. A drafter's forwards over prompts and catch-up tokens precede its draft."""
         rows, tokens, context, chunks = launch.rows, launch.tokens, launch.context, launch.chunks
         model = self.models[launch.role]
         if context < 0:

@@ -166,13 +166,12 @@ class Node(Device):
         if launch.kind == "verify":
             if len(drafters) == 1:
                 return [(drafters[0], draft_bytes(sum(row.state.k for row in launch.rows)))]
-            made = [(at, sum(row.state.k for row in launch.rows if self._drafter(row) == at)) for at in drafters]
-            return [(at, draft_bytes(tokens)) for at, tokens in made if tokens]
+            drafts = [(at, sum(row.state.k for row in launch.rows if self._drafter(row) == at)) for at in drafters]
+            return [(at, draft_bytes(tokens)) for at, tokens in drafts if tokens]
         if launch.kind == "draft":
-            owed = sum(
-                row.state.drafter_lag for row in launch.rows if row.state.drafter_lag > 1
-            )  # one is its own last draft
-            return [(self.placement.verify, verdict_bytes(len(launch.rows), owed))]
+            # a lag of one token is the drafter's own last draft token
+            lags = sum(row.state.drafter_lag for row in launch.rows if row.state.drafter_lag > 1)
+            return [(self.placement.verify, verdict_bytes(len(launch.rows), lags))]
         return []
 
     def _move_kv(self, launch: Launch, at: int) -> None:

@@ -25,7 +25,7 @@ def gains_by_run(k: int) -> bytes:
 
 @cache
 def lags_by_gain(k: int, rereads: bool) -> bytes:
-    """What the drafter has yet to read after a round of k draft tokens, by what the round gained."""
+    """Return the drafter's lag in tokens after a round of k draft tokens, by the round's gain."""
     return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
 
 
@@ -55,8 +55,8 @@ def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
 class PathsTogether:
     """The paths of requests that were drawn together, each from its second token on: the first comes with the prompt.
 
-    A token leads to the one that the round from there ends before. All requests go from token to token at once, and
-    those that are visited are the rounds.
+    A token leads to the one that the round from there ends before. All requests go from token to token together, and
+    visited tokens are the rounds.
     """
 
     def __init__(self, runs: list[bytes], k: int, rereads: bool) -> None:

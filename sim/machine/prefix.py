@@ -1,7 +1,7 @@
 """Blocks of a KV cache known by the hash of their prefix: who uses them, and which are evicted first.
 
 A pure data structure, for the simulated KV cache and for a real page table. As in vLLM, the hash of a block covers all
-tokens up to its end, blocks that nobody uses stay until room is needed, and the least recently used is evicted first.
+tokens up to its end, unused blocks stay until room is needed, and the least recently used is evicted first.
 Of blocks that are given up together the last of the prompt is evicted first. So a cached block always has the blocks
 before it. Of each text the first blocks are cached, so that a few numbers describe it however long it is.
 
@@ -51,7 +51,7 @@ def block_hashes(chain: Chain, first: int, last: int) -> list[int]:
 class Reuse:
     """What a server may use of cached prefixes."""
 
-    snapshot_blocks: int = 1  # a prefix is reused in multiples of so many: more where layers keep a state
+    snapshot_blocks: int = 1  # a prefix is reused in multiples of this number: more where layers keep a state
     lost_blocks: int = (
         0  # such multiples of every hit: a head needs the target's hidden states of the token before it starts
     )
@@ -59,7 +59,7 @@ class Reuse:
     drafter: bool = False  # a drafter on the GPU has a KV cache of its own
 
     def usable_tokens(self, blocks: int) -> int:
-        """Of so many cached blocks at the start of a prompt, the tokens that need not be computed."""
+        """Return the tokens that `blocks` cached blocks at the start of a prompt save."""
         unit = self.snapshot_blocks
         return BLOCK * unit * max(0, blocks // unit - self.lost_blocks)
 
@@ -76,7 +76,7 @@ class _Text:
 
     @property
     def used(self) -> int:
-        """The end of the blocks that somebody uses."""
+        """The end of the blocks in use."""
         return self.stops[-1] if self.stops else self.start
 
     @property
@@ -107,7 +107,7 @@ class PrefixBlocks:
         return self._cached_blocks
 
     def match(self, chain: Chain, first: int, last: int) -> int:
-        """How many of a request's blocks from `first` up to `last` are cached."""
+        """Return how many of a request's blocks from `first` up to `last` are cached."""
         for number, start, begin, stop in _parts(chain, first, last):
             text = self._texts.get(number * _BLOCKS_OF_A_TEXT + start)
             if text is None or text.known < stop:
@@ -115,7 +115,7 @@ class PrefixBlocks:
         return last - first
 
     def in_use(self, chain: Chain, last: int) -> int:
-        """How many of a request's first blocks somebody uses, of `last` that are cached."""
+        """Return how many of a request's first `last` cached blocks are in use."""
         for number, start, _, stop in _parts(chain, 0, last):
             used = self._texts[number * _BLOCKS_OF_A_TEXT + start].used
             if used < stop:

@@ -34,7 +34,7 @@ class RankGroup:
     def __init__(self, env: Clock) -> None:
         self.env = env
         self._launched: dict[RankGPU, list[Job]] = {}  # for the next step; the last of a rank's is awaited by its host
-        self._stepping: set[RankGPU] = set()  # ranks that have not said what they do next
+        self._stepping: set[RankGPU] = set()  # ranks that have not reported their next launch
         self._begins = False  # a step is about to begin
         self.steps = 0  # that have begun
 
@@ -50,7 +50,7 @@ class RankGroup:
             self._begins = True
             begin = Event(self.env)
             begin.callbacks.append(lambda _: self._begin())
-            self.env.at(self.env.now, begin)  # behind the launches of other ranks at the same time
+            self.env.at(self.env.now, begin)  # after the launches of other ranks at the same time
 
     def _ready(self) -> dict[RankGPU, list[Job]]:
         return {rank: jobs for rank, jobs in self._launched.items() if jobs[-1].launch.watched}
@@ -65,7 +65,7 @@ class RankGroup:
         for rank, jobs in ready.items():
             del self._launched[rank]
             self._stepping.add(rank)
-            # behind the policy's own wait for it: by then the rank has launched again, or has nothing to do
+            # after the policy's own wait for it: by then the rank has launched again, or has nothing to do
             jobs[-1].callbacks.append(partial(self._noticed, rank))
 
     def _start(self, jobs: dict[RankGPU, Job], start_s: float) -> float:
@@ -109,7 +109,7 @@ class RankGPU(SimulatedGPU, Device):
         self.enter(job)
 
     def routed(self, launch: Launch) -> list[Routed]:
-        """What a launch sends to experts."""
+        """Return the tokens that a launch sends to experts."""
         model = self.ledger.models[launch.role]
         if not isinstance(model, SpreadCosts):
             return []

@@ -1,4 +1,4 @@
-"""Tiers behind the KV cache of a GPU: host memory over PCIe, and an SSD behind it.
+"""Offload tiers of a GPU's KV cache: host memory over PCIe, then an SSD.
 
 As in vLLM's offloading connector and LMCache, every full block of a request that shares prefixes is written to each
 tier when the request leaves the GPU, and each tier forgets the least recently used first. A prompt whose next blocks
@@ -41,7 +41,7 @@ class KvTier:
         return BLOCK * self.blocks.match(request.chain, 0, request.to_read // BLOCK)
 
     def store(self, chain: Chain, blocks: int) -> None:
-        """A request leaves so many full blocks, which become the most recently used."""
+        """Store the full blocks that a request leaves, as the most recently used."""
         there = self.blocks.match(chain, 0, blocks)
         self.blocks.hold(chain, 0, there)
         if there < blocks:
@@ -51,7 +51,7 @@ class KvTier:
             self.blocks.evict(over)
 
     def arrives_s(self, now_s: float, tokens: int) -> float:
-        """When a fetch that begins now would be over."""
+        """Return the end of a fetch that begins now."""
         return max(now_s, self.free_s) + self.alone_s(tokens)
 
     def alone_s(self, tokens: int) -> float:
@@ -59,7 +59,7 @@ class KvTier:
         return self.link.latency_s + self.token_bytes * tokens / self.link.bytes_per_s
 
     def fetch(self, now_s: float, tokens: int) -> float:
-        """Fetch so many tokens; when they are there."""
+        """Fetch `tokens`; return the time at which they are on the GPU."""
         arrives_s = self.arrives_s(now_s, tokens)
         self.free_s = arrives_s - self.link.latency_s
         self.hit_tokens += tokens
@@ -78,7 +78,7 @@ class Fetch(NamedTuple):
 
 
 class KvTiers:
-    """The tiers behind one KV cache, the fastest first."""
+    """The offload tiers of one KV cache, the fastest first."""
 
     def __init__(self, tiers: Sequence[KvTier], prefill_s: PrefillSeconds, reuse: Reuse | None = None) -> None:
         self.tiers = tiers
@@ -114,7 +114,7 @@ class KvTiers:
         return max(arrivals_s)
 
     def store(self, chain: Chain, blocks: int) -> None:
-        """A request leaves so many full blocks."""
+        """Store the full blocks that a request leaves."""
         for tier in self.tiers:
             tier.store(chain, blocks)
 

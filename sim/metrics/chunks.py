@@ -51,7 +51,7 @@ class Chunks:
     def correct_last(self, req: Columns, got: Columns) -> None:
         """A request's last round was cut at its length: what it accepted is the request's total less the others'.
 
-        A round delivers its accepted drafts plus one token. Rows tell only if every later chunk is a round, or the one
+        A round delivers its accepted drafts plus one token. Rows suffice only if every later one is a round, or the one
         token of a request that was read again.
         """
         has = got["later"] > 0
@@ -64,12 +64,12 @@ class Chunks:
         self._by_accepted = summed(self._by_accepted, -np.bincount(seen))
 
     def per_position(self, drafts: int) -> list[float] | None:
-        """Share of the drafting rounds that accepted each draft position; None where the rows do not tell.
+        """Share of the drafting rounds that accepted each draft position; None where the rows are inconclusive.
 
-        A round without drafts accepts none, and only the number of those that drafted divides.
+        A round without drafts accepts none, and the share is over rounds that drafted.
         """
-        reached = np.trim_zeros(self._by_accepted, "b")[::-1].cumsum()[::-1][1:]
-        return (reached / drafts).tolist() if self._tells else None
+        counts = np.trim_zeros(self._by_accepted, "b")[::-1].cumsum()[::-1][1:]
+        return (counts / drafts).tolist() if self._tells else None
 
 
 def _by_number(numbers: Array) -> Array:

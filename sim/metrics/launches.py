@@ -37,15 +37,15 @@ class LaunchTotals:
         copy_s = launches["bytes"] / self._bandwidths[launches["gpu"]]
         copy_s *= np.divide(finish_s - begin_s, whole_s, out=np.ones_like(whole_s), where=whole_s > 0)
         place = launches["replica"].astype(np.int64) * 256 + launches["gpu"]
-        for lane, mine, count in _groups(launches["lane"]):
-            sums = [count, launches["queue_depth"][mine].sum(), copy_s[mine].sum()]
+        for lane, chosen, count in _groups(launches["lane"]):
+            sums = [count, launches["queue_depth"][chosen].sum(), copy_s[chosen].sum()]
             self._lanes[lane] = self._lanes.get(lane, 0) + np.array(sums, float)
-            for gpu, here, _ in _groups(place[mine]):
+            for gpu, here, _ in _groups(place[chosen]):
                 busy = self._busy.setdefault((lane, gpu), Union())
-                busy.add(begin_s[mine][here], finish_s[mine][here], settled_s)
-        for kind, mine, count in _groups(launches["kind"]):
+                busy.add(begin_s[chosen][here], finish_s[chosen][here], settled_s)
+        for kind, chosen, count in _groups(launches["kind"]):
             columns = (launches["rows"], launches["tokens"], whole_s, launches["solo_s"])
-            sums = [count, *(column[mine].sum() for column in columns)]
+            sums = [count, *(column[chosen].sum() for column in columns)]
             self._kinds[kind] = self._kinds.get(kind, 0) + np.array(sums, float)
 
     def lanes(self, span_s: float, replicas: int) -> dict[str, Any]:

@@ -218,7 +218,7 @@ class Union:
         self._open, self._settled_s = both[:, both[1] > settled_s], settled_s
 
     def length_s(self) -> float:
-        """When all are added."""
+        """Return the seconds that the intervals cover, after all are added."""
         self.add(np.empty(0), np.empty(0), math.inf)
         return self._length_s
 

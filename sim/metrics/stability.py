@@ -20,7 +20,7 @@ Judged are arrivals up to the last request that waits for no answer: after that 
 A client that holds requests back (--max-concurrency with a rate) hides the queue. If its limit was reached for more
 than HELD of the time, the run is overloaded or inconclusive. "closed loop" and "burst" have no rate to keep up with.
 
-Not detected: a server that admits every request immediately and falls behind later.
+Not detected: a server that admits every request immediately and cannot keep up later.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def stability(requests: Columns, traffic: Traffic) -> str:
 
 
 def is_closed_loop(traffic: Traffic) -> bool:
-    """Whether a request is sent only as another finishes."""
+    """Return whether a request is sent only as another finishes."""
     unpaced = math.isinf(traffic.request_rate) and not traffic.use_trace_timestamps
     return unpaced and traffic.max_concurrency is not None
 
@@ -90,7 +90,7 @@ class Census:
                 self._looked_up.add(at, requests["admitted_s"][asked], requests[name][asked])
 
     def transient_s(self) -> float:
-        """When the steady state began, after the first arrival; nan if it did not within the first half."""
+        """Return when the steady state began, after the first arrival; nan if it did not within the first half."""
         cuts_s = [self._cut_s(self._timeline, lambda counts: counts[0].cumsum() - counts[2].cumsum())]
         if self._looked_up.counts.any():
             cuts_s.append(self._cut_s(self._looked_up, lambda counts: counts[1] / np.maximum(counts[0], 1)))
@@ -166,7 +166,7 @@ class Half:
         return self._turns > 1 and min(delivered, self.arrival_rate) < (1 - allowed) * offered
 
     def rises(self) -> bool:
-        """Whether the queue was longer in the second half of the slices, beyond chance and by a factor."""
+        """Return whether the queue was longer in the second half of the slices, beyond chance and by a factor."""
         from scipy.special import stdtrit
 
         before, after = self.waiting.reshape(2, -1)
@@ -176,7 +176,7 @@ class Half:
         return beyond_chance and float(after.mean()) > RISES * max(1.0, float(before.mean()))
 
     def falls_short(self, due: Array | float) -> bool:
-        """Whether fewer were admitted in a slice than were `due`, beyond chance."""
+        """Return whether fewer were admitted in a slice than were `due`, beyond chance."""
         from scipy.special import stdtrit
 
         short = due - self.admissions

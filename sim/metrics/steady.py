@@ -34,7 +34,7 @@ MOST = 20_000  # requests of a run whose length is not given
 
 
 class Length(NamedTuple):
-    """Requests of a run: those of the start, which are excluded, and those that are measured."""
+    """Requests of a run: excluded ones of the start, and measured ones."""
 
     start: int
     measured: int
@@ -44,7 +44,7 @@ class Length(NamedTuple):
         return self.start + self.measured
 
     def short(self, share: float, least: int) -> Length:
-        """The same start, and a share of the measured part."""
+        """Return the same start, and a share of the measured part."""
         return Length(self.start, min(self.measured, max(least, math.ceil(share * self.measured))))
 
 
@@ -82,7 +82,7 @@ def mser5(values: Array) -> int | None:
         return None
     left = np.arange(len(batches), 0, -1)
     sums, squares = (np.cumsum(series[::-1])[::-1] for series in (batches, batches**2))
-    errors = ((squares - sums**2 / left).clip(0) / left**2)[: len(batches) - BATCH]  # the last few tell nothing
+    errors = ((squares - sums**2 / left).clip(0) / left**2)[: len(batches) - BATCH]  # the last few say nothing
     half, at = len(batches) // 2, int(errors.argmin())
     if at > half:
         if not _agree(*np.array_split(batches[half:], 2)):
@@ -92,7 +92,7 @@ def mser5(values: Array) -> int | None:
 
 
 def _agree(one: Array, other: Array) -> bool:
-    """Whether the means of two parts of a series agree."""
+    """Return whether the means of two parts of a series agree."""
     first, second = float(one.mean()), float(other.mean())
     parts = np.array([[block.mean() for block in np.array_split(part, BATCH)] for part in (one, other)])
     error = math.sqrt(parts.var(axis=1, ddof=1).sum() / BATCH)

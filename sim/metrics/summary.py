@@ -184,7 +184,7 @@ class Sums:
         self.census.add(every)
         got = self._chunks.leave(every["id"])
         share = got["inside"] / every["output_tokens"] if self.window.trimmed else np.ones(len(every["id"]))
-        self._amounts += [share @ of for of in (np.ones(len(share)), every["prompt_tokens"], every["output_tokens"])]
+        self._amounts += [share @ by for by in (np.ones(len(share)), every["prompt_tokens"], every["output_tokens"])]
         counted = (every["id"] >= self._scoring.warmup_requests) & (every["id"] < self.window.until)
         req = rows_of(every, counted)
         times_s = times_of(req)
@@ -262,7 +262,7 @@ class Sums:
         return metrics | self._launches.outside.metrics()
 
     def _independent(self, name: str) -> float:
-        """How many of a latency's values are taken as independent: those of one batch of deliveries are one."""
+        """Return how many of a latency's values are taken as independent: those of one batch of deliveries are one."""
         count, e2el = self._spreads[name].count, self._spreads["e2el"]
         if name != "itl" or not e2el.count:
             return count
@@ -333,7 +333,7 @@ def _numbered(requests: Columns) -> Columns:
 
 
 def _renumbering(ids: Array, numbers: Array, finished: Array) -> Callable[[Columns], Columns]:
-    """A function that numbers the requests of deliveries anew, and drops those of requests that never finished."""
+    """Return a function that renumbers the requests of deliveries and drops unfinished requests."""
     if finished.all() and np.array_equal(ids, numbers):
         return lambda deliveries: deliveries
     order = np.argsort(ids)

@@ -149,11 +149,11 @@ def _queues(launches: Table) -> Iterator[list[str]]:
 def _in_flight(requests: Columns) -> Iterator[list[str]]:
     """Requests in the system, per replica, at each arrival and finish."""
     for replica in np.unique(requests["replica"]).tolist():
-        mine = requests["replica"] == replica
-        left_s = requests["finish_s"][mine]
+        here = requests["replica"] == replica
+        left_s = requests["finish_s"][here]
         left_s = left_s[left_s >= 0]
-        time_s = np.concatenate((left_s, requests["arrival_s"][mine]))  # leavers first: a stable sort keeps it so
-        change = np.repeat((-1, 1), (len(left_s), int(mine.sum())))
+        time_s = np.concatenate((left_s, requests["arrival_s"][here]))  # leavers first: a stable sort keeps it so
+        change = np.repeat((-1, 1), (len(left_s), int(here.sum())))
         order = np.argsort(time_s, kind="stable")
         for block in parts({"ts": time_s[order] * 1e6, "count": change[order].cumsum()}):
             yield [
@@ -225,26 +225,26 @@ def _requests(result: Result) -> Iterator[list[str]]:
             if end <= start:
                 continue
             lines.append(_slice(stage, "stage", pid, id + 1, start, end, f'"id":{id}'))
-            reached, drafted = start, False
+            last_s, drafted = start, False
             for ride in mine:
                 kind = kinds[ride.launch]
                 if not start <= ride.start_ns < end or (ride.reads and roles[ride.launch] == DRAFT):
                     continue  # the drafter prefills concurrently with the target
-                begin, over = max(ride.start_ns, reached), min(ride.end_ns, end)
+                begin, over = max(ride.start_ns, last_s), min(ride.end_ns, end)
                 if over <= begin:
                     continue
-                if drafted and begin > reached and kind != PREFILL:
-                    lines.append(_slice("wait for verify", "stage", pid, id + 1, reached, begin, ""))
+                if drafted and begin > last_s and kind != PREFILL:
+                    lines.append(_slice("wait for verify", "stage", pid, id + 1, last_s, begin, ""))
                 word = "read" if ride.reads else KINDS[kind]
                 args = f'"launch":{ride.launch},"rows":{batches[ride.launch]}'
                 lines.append(_slice(word, ROLES[roles[ride.launch]], pid, id + 1, begin, over, args))
-                reached, drafted = over, KINDS[kind] == "draft"
+                last_s, drafted = over, KINDS[kind] == "draft"
         lines += _arrow(id, pid, admitted, [(pids[r.launch], lanes[r.launch], r.middle_ns) for r in mine])
         yield lines
 
 
 def _rides(result: Result) -> dict[int, list[Ride]]:
-    """The launches that carried each request, in time; those that took no time are left out."""
+    """Return the launches that carried each request, in time order, without those of no duration."""
     rides_of: dict[int, list[Ride]] = {}
     if result.carried is None:
         return rides_of

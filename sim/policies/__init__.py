@@ -70,7 +70,7 @@ def named(arch: str | type[Any]) -> str:
 
 
 def is_policy(candidate: Any) -> TypeGuard[type[Any]]:
-    """Whether it is a class derived from `Policy`, without importing that."""
+    """Return whether it is a class derived from `Policy`, without importing that."""
     ancestors = candidate.__mro__[1:] if inspect.isclass(candidate) else ()
     return any((base.__module__, base.__name__) == (f"{_PACKAGE}.base", "Policy") for base in ancestors)
 
@@ -120,7 +120,7 @@ def _loaded(path: str, digest: str, name: str) -> type[Any]:
         del sys.modules[module_name]
         line = error.lineno if isinstance(error, SyntaxError) else _own_line(error)
         where = f"{path}:{line}" if line else f"{path}:{name}"
-        raise ValueError(f"arch {where}: {_said(error)}") from error
+        raise ValueError(f"arch {where}: {_message(error)}") from error
     policy: Any = getattr(module, name, None)
     if not is_policy(policy):
         own = [c.__name__ for c in vars(module).values() if is_policy(c) and c.__module__ == module_name]
@@ -143,11 +143,11 @@ def own_errors(arch: str) -> Iterator[None]:
         if path is None or ours:  # what is refused, or cannot be read, before the policy runs
             raise
         where = arch if line is None else f"{path}:{line}"
-        raise PolicyError(f"{where}: {_said(error)}") from error
+        raise PolicyError(f"{where}: {_message(error)}") from error
 
 
-def _said(error: Exception) -> str:
-    """An error as one line."""
+def _message(error: Exception) -> str:
+    """Return an error as one line."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 

@@ -101,7 +101,7 @@ class Admission(PolicyTraits):
 
     @decides("while waiting")
     def admits(self) -> bool:
-        """Whether the policy's own rules let one more request in; the KV cache must have room as well."""
+        """Return whether the policy's own rules let one more request in; the KV cache must have room as well."""
         return self.in_flight < self.settings.max_num_seqs
 
     @decides("while waiting")
@@ -128,7 +128,7 @@ class Admission(PolicyTraits):
                 self.kv.name(request, prefilled + tokens)
                 chunks.append(Chunk(request, prefilled, tokens))
                 budget -= tokens
-        if self.admitting and self.in_flight == inside:  # as in vLLM, nobody is let in where another gave way
+        if self.admitting and self.in_flight == inside:  # as in vLLM, none is admitted after a preemption
             while budget > 0 and len(chunks) != most and (chunk := _admit(self, budget, worker)):
                 chunks.append(chunk)
                 budget -= chunk.tokens
@@ -183,7 +183,7 @@ def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
 
 
 def _wait_for_prefix(policy: Admission, request: Request, fetched: int, arrives_s: float) -> None:
-    """Let an admitted request read on when a prefix of so many more tokens has arrived; until then it is pinned."""
+    """Let an admitted request prefill on when its fetched prefix has arrived; until then it is pinned."""
     if request.taken.preemptions:
         request.taken.recomputed_tokens = max(0, request.taken.recomputed_tokens - fetched)
     else:

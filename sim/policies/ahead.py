@@ -57,7 +57,7 @@ class Ahead(PDV):
         self.guesses: dict[Request, tuple[int, Lookahead]] = {}  # how many tokens were drafted ahead, or are, and how
         self.foreseen: set[Request] = set()  # who has drafts that were made ahead, and waits for their verification
         self.making: set[Request] = set()  # for whom drafts ahead are under way
-        self.kept: list[Request] = []  # of these, those who go on when they are made
+        self.kept: list[Request] = []  # of these, rows that continue when they are ready
         self.estimate = AcceptanceEstimate()
         self._plans: dict[tuple[int, int, int, int], Lookahead | None] = {}
 
@@ -87,10 +87,10 @@ class Ahead(PDV):
         yield self.device.launch(self.ahead(rows, k, plan))
         self.making.clear()
         ready, self.kept = self.kept, []
-        self.go_on_at_once(Batch(ready))
+        self.send_to_verify(Batch(ready))
 
     def ahead(self, rows: Batch, k: int, plan: Lookahead) -> Launch:
-        """A token behind each row's last draft, and k more; in all its branches."""
+        """Draft a token after each row's last draft token, and k more, in all its branches."""
         branches = Batch(row for row in rows for _ in range(plan.branches(row.state.k)))
         lane = self.draft_lane
         return Launch("ahead", "draft", lane, branches, 1, k + 1, (), priority(self, lane, rows), self.backlog(lane))
@@ -106,7 +106,7 @@ class Ahead(PDV):
     def best_plan(self, rows: int, context: int, k: int) -> Lookahead | None:
         """The same, worked out."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
-        # of several, those who are drafted for anew would fall behind, and the batch apart
+        # of several, rows with new drafts would lag, and the batch would split
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if rows > 1 else (False, True)}[miss]
         ways = [Lookahead(some, plain) for some in (FANS if fan is None else (fan,)) for plain in plains]
         if len(ways) == 1:
@@ -170,7 +170,7 @@ class Ahead(PDV):
                 row.state.drafter_lag = 0
                 self.foreseen.add(row)
             (self.kept if row in self.making else ready).append(row)
-        self.go_on_at_once(Batch(ready))
+        self.send_to_verify(Batch(ready))
         self.decode.put(Batch(row for row in anew if row in self.kv))  # room for the others may have cost them theirs
 
     def preempt(self, request: Request) -> None:
@@ -179,11 +179,11 @@ class Ahead(PDV):
         if request in self.kept:
             self.kept.remove(request)
 
-    def go_on_at_once(self, rows: Batch) -> None:
+    def send_to_verify(self, rows: Batch) -> None:
         """Hand rows to the verify lane with the drafts that were made ahead."""
         if rows:
             self.verify_queue.put(self.reserve(rows, rows.k))
 
     def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
-        self.estimate.observe(*(rows.judged(verdict) or (0, 0)))
+        self.estimate.observe(*(rows.verdict_counts(verdict) or (0, 0)))
         return super().settle(rows, verdict)

@@ -47,7 +47,7 @@ class KvShipping:
     handover_s: float = 0.0  # of every request besides: router, connector, and waits for a step of either engine
 
     def bytes_after(self, tokens: int) -> float:
-        """What the first `tokens` tokens of a prompt take."""
+        """Return the seconds of the first `tokens` tokens of a prompt."""
         return self.token_bytes * held_tokens(tokens, self.windows)
 
 
@@ -126,7 +126,7 @@ class DecodeEngine(Colocated):
         self._take()
 
     def _take(self) -> None:
-        """Reserve room for prompts, in order, and have them sent; those that were preempted are first."""
+        """Reserve room for prompts, in order, and have them sent; preempted ones are first."""
         while self.offered and not self.waiting and self.admits():
             parcel = self.offered[0]
             cached = self.kv.cached(parcel.request)

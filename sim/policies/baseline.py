@@ -1,6 +1,6 @@
 """Standard speculative decoding, request by request: each of W workers runs one request to its end at batch 1.
 
-All share one stream, so their kernels line up behind each other.
+All share one stream, so their kernels run one after another.
 """
 
 from __future__ import annotations
@@ -46,5 +46,5 @@ class Baseline(Policy):
             while rows:
                 k = self.draft_length(rows)
                 rows = yield from self.rounds(self.reserve(rows, k), k)
-            if not chunks[0].request.state.prefilled:  # preempted: somebody must leave first
+            if not chunks[0].request.state.prefilled:  # preempted: another request must leave first
                 yield self.prefill_workers[number].wait()

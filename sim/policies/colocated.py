@@ -35,7 +35,7 @@ class Colocated(Policy):
         inside, rows = self.in_flight, self.running
         k = self.draft_length(rows)
         rows = self.running = self.reserve(rows, k)
-        self.admitting = self.in_flight == inside  # as in vLLM, nobody is let in where another gave way
+        self.admitting = self.in_flight == inside  # as in vLLM, none is admitted after a preemption
         if self.gate is not None and self.gate.holds(self, len(rows), self.decode_steps):
             self.admitting, self.untried = False, True
         apart = self.settings.separate_prefill

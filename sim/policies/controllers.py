@@ -34,7 +34,7 @@ class AcceptanceEstimate:
         self._latest_accepted, self._latest_tried = 6.0, 10.0
 
     def observe(self, accepted: int, rejected: int) -> None:
-        """`accepted` drafts passed, `rejected` were the first of their round to fail; those behind had no verdict."""
+        """`accepted` drafts passed, `rejected` were the first of their round to fail; later ones had no verdict."""
         judged = accepted + rejected
         decay, short = self._keep**judged, self._keep_short**judged
         self._accepted = self._accepted * decay + accepted
@@ -48,7 +48,7 @@ class AcceptanceEstimate:
             self._accepted, self._tried = self._latest_accepted, self._latest_tried
 
     def fade(self, tried: float) -> None:
-        """Trust no more than the worth of so many verdicts: the next ones count for more."""
+        """Limit the weight of past verdicts to this number: the next ones count for more."""
         if self._tried > tried:
             self._accepted *= tried / self._tried
             self._tried = tried
@@ -96,7 +96,7 @@ class Controller:
         """Set how many of each row's drafts the next verify takes, whose forward carries `chunks` too."""
 
     def observe(self, rows: Batch, verdict: Sequence[int], now_s: float) -> None:
-        """The target has judged the drafts of `rows`: so many of each were accepted, and are delivered now."""
+        """Observe a verdict: the accepted draft tokens of each of `rows`, which are delivered now."""
 
     def finished(self, rows: Sequence[Request]) -> None:
         """Requests that have all their tokens."""
@@ -157,7 +157,7 @@ class ServedLengths:
         self._requests = self._outputs = self._prompts = 0.0
 
     def look(self, rows: Sequence[Request]) -> None:
-        """Until a request is served, those under way stand in for it, as if they ended now."""
+        """Count running requests as if they ended now, until one is served."""
         if not self._requests:
             self.outputs = max([row.state.emitted for row in rows])
             self.prompts = sum(map(_computed, rows)) / len(rows)
@@ -196,7 +196,7 @@ class Learner:
 
     def observe(self, rows: Batch, verdict: Sequence[int], plain: bool) -> None:
         """The verdict of a round; `plain` while drafts are only tried."""
-        counts = rows.judged(verdict)
+        counts = rows.verdict_counts(verdict)
         if counts is None:
             self._rounds_since_try += 1
             return
@@ -209,7 +209,7 @@ class Learner:
         self.estimate.observe(accepted, rejected)
 
     def tries(self, lost: Callable[[], float]) -> bool:
-        """Whether to draft in this round of plain decoding, where that costs `lost` plain rounds."""
+        """Return whether to draft in this round of plain decoding, where that costs `lost` plain rounds."""
         if self._rounds_since_try < self._due:
             return False
         if self._due > self.AGAIN:
@@ -226,7 +226,7 @@ class Goodput(Controller):
     learns = True
     HOLD = 1.005  # another length must promise so much more than the one in use
     HOLD_PLAIN = 1.015  # likewise to begin or end plain decoding,
-    PERSISTENCE = 40  # in so many rounds in a row
+    PERSISTENCE = 40  # consecutive rounds
     HORIZON_S = 2.0  # within which what the drafter must read after plain decoding has to pay
     TRY_LENGTH = 4
 
@@ -271,7 +271,7 @@ class Goodput(Controller):
             return self.k
         hold = self.HOLD_PLAIN
         if gain > hold and not self.k:
-            hold += self.planner.behind_s(rows) * count / len(rows) / self.HORIZON_S
+            hold += self.planner.lag_s(rows) * count / len(rows) / self.HORIZON_S
         self._urge = self._urge + 1 if gain > hold else 0
         if self._urge > self.PERSISTENCE:
             self.k, self._urge = best, 0
@@ -303,7 +303,7 @@ class Goodput(Controller):
     def _lost(self, rows: Sequence[Request], count: int, context: int) -> float:
         """Plain rounds that trying drafts costs."""
         k, rate = min(self.TRY_LENGTH, self.high), self.learner.estimate.rate
-        trying_s = self.planner.behind_s(rows) * count / len(rows) + self.planner.full_round_s(count, context, k, rate)
+        trying_s = self.planner.lag_s(rows) * count / len(rows) + self.planner.full_round_s(count, context, k, rate)
         return trying_s / self.planner.full_round_s(count, context, 0, rate) - expected_tokens(rate, k)
 
 

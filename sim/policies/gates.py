@@ -1,6 +1,6 @@
 """When an engine looks at prompts that have arrived: some look only every few steps, or wait for more of them.
 
-SGLang's scheduler looks for new requests after a prefill, and otherwise after so many decode steps
+SGLang's scheduler looks for new requests after a prefill, and otherwise after a number of decode steps
 (--scheduler-recv-interval). TensorRT-LLM can hold prompts back while they fill less than a share of a forward
 (batch_wait_max_tokens_ratio, batch_wait_timeout_iters) or, with data-parallel ranks, until every rank has one
 (attention_dp_config: enable_balance). Prompts then share forwards, for a longer TTFT.
@@ -29,18 +29,18 @@ class Queued(Protocol):
     in_flight: int
 
     def admits(self) -> bool:
-        """Whether the first that waits may be let in."""
+        """Return whether the first that waits may be let in."""
 
 
 class PromptGate(Protocol):
     """Whether waiting prompts may be prefilled in the next step."""
 
     def holds(self, policy: Queued, decoding: int, steps: int) -> bool:
-        """Whether some that wait must wait on; `decoding` requests decode, and `steps` decode steps are over."""
+        """Return whether some that wait must wait on; `decoding` requests decode, and `steps` decode steps are over."""
         ...
 
     def prefilled(self, steps: int) -> None:
-        """A forward of prompts alone is over, after so many decode steps."""
+        """Note the end of a forward of prompts alone, after this number of decode steps."""
         ...
 
 
@@ -92,7 +92,7 @@ class AllRanks:
     """One gate for all data-parallel ranks of a server: a prompt on one of them makes the step of all long.
 
     Prompts wait until every rank has one, and then for `gathering_steps` in which more may arrive. After
-    `timeout_steps` in which some rank had none, whoever has prompts begins. Nobody waits for a rank that does not
+    `timeout_steps` in which some rank had none, ranks with prompts begin. Nobody waits for a rank that does not
     decode.
     """
 

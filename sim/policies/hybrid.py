@@ -80,7 +80,7 @@ class Adaptive(Hybrid):
         return k if self.mode == "atomic" else None
 
     def best_mode(self, rows: Batch, decoding: int, context: int, k: int) -> str:
-        """The mode with the most tokens per second for so many requests with so much context in all."""
+        """Return the mode with the most tokens per second for these requests and this total context."""
         rate, half = self.learner.estimate.rate, decoding // 2
         speeds = {
             "plain": self.speed(decoding, 0, self.planner.decode_s(decoding, context)),
@@ -91,7 +91,7 @@ class Adaptive(Hybrid):
         best = max(speeds, key=lambda mode: speeds[mode])
         gain, margin = speeds[best] / speeds.get(self.mode, 1e-9), self.MARGIN
         if self.mode == "plain" and gain > margin:
-            margin += self.planner.behind_s(rows) * decoding / len(rows) / self.HORIZON_S
+            margin += self.planner.lag_s(rows) * decoding / len(rows) / self.HORIZON_S
             self.urge = self.urge + 1 if gain > margin else 0
             return best if self.urge > self.PERSISTENCE else "plain"
         self.urge = 0
@@ -106,7 +106,7 @@ class Adaptive(Hybrid):
     def lost(self, rows: Batch, decoding: int, context: int, k: int) -> float:
         """Plain rounds that trying drafts costs."""
         rate = self.learner.estimate.rate
-        trying_s = self.planner.behind_s(rows) + self.planner.round_s(decoding, context, k, rate)
+        trying_s = self.planner.lag_s(rows) + self.planner.round_s(decoding, context, k, rate)
         return trying_s / self.planner.decode_s(decoding, context) - expected_tokens(rate, k)
 
     def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:

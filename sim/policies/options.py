@@ -73,9 +73,9 @@ class Server:
     max_prompts_per_forward: BatchLimit | None = None
     """Maximum prompts per prefill forward; default: no limit, as in vLLM."""
     separate_prefill: Internal[bool] = False  # colocated: decoding waits while prompts are prefilled, as in SGLang
-    # colocated: decode steps between looks at what has arrived, as SGLang can be told (`gates`)
+    # colocated: decode steps between looks for new requests, as SGLang can be set (`gates`)
     receive_interval: Internal[Annotated[int, Range(1, 10_000)]] = 1
-    # the same: most steps that prompts wait while they fill less than a share of a forward, as TensorRT-LLM can be told
+    # the same: most steps that prompts wait while they fill less than a share of a forward, as TensorRT-LLM can be set
     prompt_wait_steps: Internal[Annotated[int, Range(0, 10_000)]] = 0
     prompt_wait_share: Internal[PartialShare] = 0.0
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine

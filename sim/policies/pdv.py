@@ -56,7 +56,7 @@ class PDV(PrefillDecode):
         """Draft for `rows` and hand them to the verify lane."""
         k = self.draft_length(rows)
         rows = self.reserve(rows, k)
-        # where nobody is elsewhere, round after round they are drafted for, handed over, verified and handed back
+        # where no request is elsewhere, round after round they are drafted for, handed over, verified and handed back
         if len(rows) == self.in_flight <= self.settings.verify_batch and fast_forward(self, rows, k, self.verify_lane):
             k = self.draft_length(rows)
             rows = self.reserve(rows, k)
@@ -68,7 +68,7 @@ class PDV(PrefillDecode):
 
     @decides("every round")
     def gathers(self) -> bool:
-        """Whether verify should wait for the requests in the decode lane and take all in one batch.
+        """Return whether verify should wait for the requests in the decode lane and take all in one batch.
 
         Weights are read once for a batch of any size, so two half batches that overlap often take longer than one whole
         batch in turn; `auto` asks the profile which it is.

@@ -71,7 +71,7 @@ class Planner:
         return self.round_s(rows, context, 0)
 
     def round_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
-        """Draft and verify one behind the other; with k=0 one plain token for each row.
+        """Draft and verify one after the other; with k=0 one plain token for each row.
 
         `rate` is the chance that a first draft is accepted, by which a search finds drafts.
         """
@@ -80,11 +80,11 @@ class Planner:
         moving = self.remote.drafts_s(rows, k) + self.remote.verdicts_s(rows) if self.remote and k else 0.0
         return draft + verify + moving + self._host_s(rows)
 
-    def behind_s(self, rows: Sequence[Request]) -> float:
-        """The drafter's reading of all that was decoded without it."""
+    def lag_s(self, rows: Sequence[Request]) -> float:
+        """Return the seconds in which the drafter catches up on what was decoded without it."""
         drafter = self.models["draft"]
-        behind = any(row.state.drafter_lag >= drafter.widest for row in rows)
-        return drafter.catch_up_cost(rows).seconds_0 if behind else 0.0
+        lagging = any(row.state.drafter_lag >= drafter.widest for row in rows)
+        return drafter.catch_up_cost(rows).seconds_0 if lagging else 0.0
 
     def caught_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
         """A round of `rows` with what the drafter must catch up on after the last."""
@@ -118,16 +118,16 @@ class Planner:
             return 0.0
         together = min(joining * (1.0 if self.carries else self.PREFILL_ROUNDS), self.MOST_PROMPTS)
         chance, seconds = exp(-together), 0.0
-        beside = rows if self.carries else 0
+        decoding_rows = rows if self.carries else 0
         for count in range(1, int(together + 4 * sqrt(together)) + 2):
             chance *= together / count
-            seconds += chance * self._read_s("target", beside, k, count, tokens)
+            seconds += chance * self._read_s("target", decoding_rows, k, count, tokens)
             if k:
                 seconds += chance * self._read_s("draft", 0, k, count, tokens)
         return seconds * joining / together
 
     def _read_s(self, role: Role, rows: int, k: int, count: int, tokens: int) -> float:
-        """What so many prompts of so many tokens take, or add to a forward of `rows`."""
+        """Seconds that prompts of this size take, or add to a forward of `rows`."""
         key = (role, rows, k if rows else 0, count, tokens)
         seconds = self._read.get(key)
         if seconds is None:
@@ -139,12 +139,12 @@ class Planner:
         return seconds
 
     def gathers(self, rows: int, context: int, k: int) -> bool:
-        """Whether verifying all rows in one batch is faster than two half batches that overlap with drafts."""
+        """Return whether verifying all rows in one batch is faster than two half batches that overlap with drafts."""
         half = max(1, rows // 2)
         return rows / self.round_s(rows, context, k) > half / self.overlapped_s(half, context // 2, k)
 
     def _joining_s(self, rows: int, context: int, k: int, rate: float, joining: float) -> float:
-        """How long a verify that gathers all rows waits for the drafts of newly prefilled requests.
+        """Return how long a verify that gathers all rows waits for the drafts of newly prefilled requests.
 
         They join at any time of a round. During the draft of the others their draft follows it. During the verify it
         starts immediately, and the others wait for the rest of it.
@@ -156,7 +156,7 @@ class Planner:
         return (1 - exp(-joining)) * waiting_s
 
     def _catch_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """What the first forward of a draft reads beyond each row's newest token, in the mean.
+        """Return the mean tokens that the first forward of a draft reads beyond each row's newest token.
 
         A row whose drafts were all accepted has the drafter read the last of them; a head reads all accepted ones.
         """
@@ -164,7 +164,7 @@ class Planner:
         seconds = 0.0
         for tokens, accepted in [(n, n) for n in range(1, k + 1)] if heads else [(1, k)]:
             more = self._draft_s(rows, tokens + 1, k, context) - self._draft_s(rows, tokens, k, context)
-            seconds += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least so many accepted
+            seconds += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least `accepted` tokens accepted
         return seconds
 
     def overlapped_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:
@@ -176,8 +176,8 @@ class Planner:
             return self.round_s(rows, context, 0) + 2 * self.handoff_s
         drafter, target = self.models["draft"], self.models["target"]
         if self.looks_up:
-            beside = max(self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate))
-            return beside + 2 * (self._host_s(rows) + self.handoff_s)
+            hidden_s = max(self._draft_s(rows, 1, k, context), self._verify_s(rows, context, k, rate))
+            return hidden_s + 2 * (self._host_s(rows) + self.handoff_s)
         if self.remote:
             drafted = self.remote.verdicts_s(rows) + self._draft_s(rows, 1, k, context)
             verified = self.remote.drafts_s(rows, k) + target.price(rows, k + 1, 1, context).seconds(context)
@@ -191,9 +191,9 @@ class Planner:
         return together + alone + 2 * (self._host_s(rows) + self.handoff_s)
 
     def ahead_s(self, rows: int, context: int, k: int, branches: float, hits: float) -> float:
-        """A round of `rows` of which a share `hits` was drafted ahead of the verdict before, in so many branches each.
+        """Seconds of a round of `rows` of which a share `hits` was drafted ahead, in `branches` each.
 
-        Those that were not fall behind, so that of several rows the target reads its weights for both parts.
+        Rows that were not now lag, so that with several rows the target reads its weights for both parts.
         """
         target = self.models["target"]
 
@@ -202,9 +202,9 @@ class Planner:
             return target.price(max(1, round(rows * share)), k + 1, 1, cached).seconds(cached)
 
         ahead = self._draft_s(round(rows * branches), 1, k + 1, round(context * branches))
-        # on one GPU both draw on the same memory: taken as one behind the other
-        beside = max(verify(1), ahead) if self.remote else verify(1) + ahead
-        path = beside + (1 - hits) * self._draft_s(rows, 1, k, context)
+        # on one GPU both draw on the same memory: taken as one after the other
+        hidden_s = max(verify(1), ahead) if self.remote else verify(1) + ahead
+        path = hidden_s + (1 - hits) * self._draft_s(rows, 1, k, context)
         parts = verify(hits) + verify(1 - hits) if rows > 1 and hits < 1 else verify(1)
         moving = self.remote.drafts_s(rows, k) + self.remote.verdicts_s(rows) if self.remote else 0.0
         return max(path, parts) + moving + 2 * (self._host_s(rows) + self.handoff_s)
@@ -214,11 +214,11 @@ class Planner:
         return self._host.launch_s + self._host.completed_s(rows)
 
     def forward_s(self, rows: int, tokens: int, context: int, packed: int = 0) -> float:
-        """A forward of the target over `rows` of up to so many new tokens, of `packed` in all."""
+        """Seconds of a target forward over `rows` of up to this width, `packed` tokens in all."""
         return self.models["target"].price(rows, tokens, 1, context, packed=packed).seconds(context)
 
     def _verify_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """A verify of `rows`; of drafts that are looked up, those that are found."""
+        """Seconds of a verify of `rows`; of drafts that are looked up, with those found."""
         target = self.models["target"]
         if not self.looks_up or not k:
             return target.price(rows, k + 1, 1, context).seconds(context)
@@ -258,7 +258,7 @@ class StepCosts:
         self._lines: dict[tuple[int, int, int], NDArray[np.float64]] = {}  # at the rows' own: seconds, and per token
 
     def seconds(self, rows: int, context: int, tokens: int, slots: int) -> NDArray[np.float64]:
-        """Of a step of `rows` with `tokens` that are no drafts, if it verifies 0 to `slots` drafts besides.
+        """Return the seconds of a step of `rows` with `tokens` other tokens, by 0 to `slots` verified drafts.
 
         It never falls: a step that is faster with more tokens is an accident of its kernels.
         """
@@ -276,7 +276,7 @@ class StepCosts:
         return drafter.price(rows, 1, self.k, held).seconds(held) + self._verify_s[tokens : tokens + slots + 1]
 
     def _profiled_s(self, tokens: int) -> float:
-        """A forward of so many tokens as vLLM times it at its start."""
+        """Seconds of a forward of this size as vLLM times it at its start."""
         rows = max(1, min(tokens, self.most_rows))
         return self.planner.forward_s(rows, -(-tokens // rows), rows * self.context_len, packed=tokens)
 

@@ -14,7 +14,7 @@ from pdvsim.sim.policies.rounds import Rounds, for_drafter, priority
 
 
 class Prefills(Rounds):
-    """Prefill prompts; those that are read decode."""
+    """Prefill prompts; completed ones go on to decode."""
 
     def prefill(self, chunks: tuple[Chunk, ...]) -> Generator[Event, Any, Batch]:
         """Both models prefill `chunks` on the prefill lane; returns who decodes now, its first token delivered."""

@@ -65,22 +65,22 @@ class PolicyTraits:
 
     @classmethod
     def in_steps(cls) -> bool:
-        """Whether one lane serves the whole batch step by step, as continuous batching does."""
+        """Return whether one lane serves the whole batch step by step, as continuous batching does."""
         return len(cls.lane_names()) == 1 and cls.workers != "requests"
 
     @classmethod
     def placeable(cls) -> bool:
-        """Whether its lanes may be on different GPUs."""
+        """Return whether its lanes may be on different GPUs."""
         return len(cls.lane_names()) > 1 and cls.workers == "lanes"
 
     @classmethod
     def hands_over(cls) -> bool:
-        """Whether two workers draft and verify concurrently, and hand requests over to each other."""
+        """Return whether two workers draft and verify concurrently, and hand requests over to each other."""
         return cls.placeable() and cls.verify_lane != cls.draft_lane
 
     @classmethod
     def disaggregates(cls) -> bool:
-        """Whether its lanes may be engines: some prefill, the others decode whole rounds."""
+        """Return whether its lanes may be engines: some prefill, the others decode whole rounds."""
         return cls.placeable() and not cls.hands_over()
 
     @classmethod

@@ -62,7 +62,7 @@ class Unified(Policy):
                 self.decode.rows.add(self.settle(rows, verdict))
             elif self.reading is not None:
                 yield self.reading[2] if self.reading[1].processed else self.reading[1]
-            elif not taken:  # whoever was preempted is let in again next turn
+            elif not taken:  # preempted requests are admitted again next turn
                 yield self.prefill_workers[0].wait()
             self.join_prompt()
 

@@ -31,7 +31,7 @@ Ints = NDArray[np.int64]
 
 
 def best_budget(scores: Floats, sure: int, costs_s: Floats) -> int:
-    """How many slots to verify, of scores in falling order, with `sure` tokens besides: most tokens per second.
+    """Return how many slots to verify, of scores in falling order, with `sure` tokens besides: most tokens per second.
 
     `costs_s[b]` is the cost of a step that verifies b slots.
     """
@@ -47,7 +47,7 @@ def widths(scores: Floats, budget: int) -> Ints:
 
 
 class AdaptiveVerification(Controller):
-    """Always drafts k tokens, and verifies those that pay."""
+    """Always drafts k tokens, and verifies as many as pay."""
 
     learns = True
     by_sums = False  # needs each row's verdict

@@ -102,7 +102,7 @@ def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:
 
 
 def was_guessed(request: Request, accepted: int, fan: int, exponent: float) -> bool:
-    """Whether drafting ahead guessed a verdict right; called before the verdict is recorded.
+    """Return whether drafting ahead guessed a verdict right; called before the verdict is recorded.
 
     After drafts that were all accepted, the drafter's likeliest token is the target's if the position is accepted.
     Otherwise the target's token is one of the drafter's next n, without the rejected one, with probability
@@ -175,7 +175,7 @@ class Streams:
         self._lines = None if trace is None else read_trace(trace)
 
     def again(self) -> Streams:
-        """The same streams from here on, drawn independently of these."""
+        """Return the same streams from here on, drawn independently of these."""
         same = copy(self)
         same._coins, same._rates = copied(self._coins), copied(self._rates)
         return same

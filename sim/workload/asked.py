@@ -12,7 +12,7 @@ GOLDEN = "SPEED-Bench coding with thinking, InferenceX golden_al_distribution"
 
 
 class PublishedAcceptance(NamedTuple):
-    """Acceptance that somebody measured, and where it is printed."""
+    """A measured acceptance, and where it is printed."""
 
     acceptance: Acceptance
     source: str
@@ -85,5 +85,5 @@ def drafter_name(pair: str) -> str:
 
 
 def has_rates(traffic: Traffic) -> bool:
-    """Whether the requests are from a file with acceptance rates."""
+    """Return whether the requests are from a file with acceptance rates."""
     return traffic.dataset_name == "custom" and traffic.trace().acceptance is not None

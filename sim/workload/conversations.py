@@ -41,7 +41,7 @@ class Growth:
         self.session, self.turn, self.tokens = -1, turns, 0
 
     def add(self, new: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Of the next turns, given the tokens that are new in each: prompts and outputs; conversation and turn."""
+        """Return prompts and outputs of the next turns from their new tokens, with conversation and turn."""
         rows = []
         for prompt, output in new.tolist():
             if self.turn == self.turns or self.tokens + prompt + output > self.longest:
@@ -101,9 +101,9 @@ def recorded(sessions: Sequence[str], turns: NDArray[np.int64], lengths: NDArray
         rows[conversation[row]].append(row)
     turn = np.zeros(len(conversation), dtype=np.int64)
     origins: list[Origins] = [()] * len(conversation)
-    for mine in rows:
-        turn[mine] = np.arange(len(mine))
-        for row, texts in zip(mine, origins_of([tuple(lengths[row].tolist()) for row in mine]), strict=True):
+    for own_rows in rows:
+        turn[own_rows] = np.arange(len(own_rows))
+        for row, texts in zip(own_rows, origins_of([tuple(lengths[row].tolist()) for row in own_rows]), strict=True):
             origins[row] = texts
     return Recorded(rows, conversation, turn, origins)
 

@@ -80,7 +80,7 @@ def _of_metrics(path: str, text: str) -> tuple[float, float, float, list[float]]
 
 
 def _of_result(path: str, result: dict[str, Any]) -> tuple[float, float, float, list[float]]:
-    """The same from a result of `vllm bench serve` or `pdvsim run`."""
+    """Return the same from a result of `vllm bench serve` or `pdvsim run`."""
     names = ("spec_decode_num_drafts", "spec_decode_draft_tokens", "spec_decode_accepted_tokens")
     drafts, tokens, accepted = (_count(path, name, result.get(name)) for name in names)
     if not drafts > 0:

@@ -103,7 +103,7 @@ def kind_of(path: str) -> str:
 
 
 def is_array(path: str) -> bool:
-    """Whether a file is one JSON array, as ShareGPT is."""
+    """Return whether a file is one JSON array, as ShareGPT is."""
     with opened(path) as file:
         return file.readline(1 << 16).lstrip().startswith("[")
 

@@ -107,12 +107,12 @@ class Workload:
         arrivals = chain.from_iterable(part.tolist() for part in self.arrivals())
         (prefix_len, several), think_s, prefix = self.traffic.prefixes, self.traffic.think_time_s, 0
         replays, shares, numbers = self._replay is not None, self.shares, count()
-        for drawn in self._drawn():
+        for chunk in self._drawn():
             columns = (
-                [default] * len(drawn.lengths) if column is None else column.tolist()
-                for column, default in ((drawn.sessions, -1), (drawn.turns, 0), (drawn.rows, -1))
+                [default] * len(chunk.lengths) if column is None else column.tolist()
+                for column, default in ((chunk.sessions, -1), (chunk.turns, 0), (chunk.rows, -1))
             )
-            lengths, together = drawn.lengths.tolist(), DrawnStreams(self._runs(streams, drawn))
+            lengths, together = chunk.lengths.tolist(), DrawnStreams(self._runs(streams, chunk))
             for place, ((prompt, output), runs, session, turn, row) in enumerate(
                 zip(lengths, together.runs, *columns, strict=True)
             ):
@@ -137,10 +137,10 @@ class Workload:
             return ((ENDLESS, own_text(request.id)),)
         return session_chain(((ENDLESS, 0),) if self._talk is None else self._talk.origins[row], request.session)
 
-    def _runs(self, streams: Streams, drawn: DrawnRequests) -> list[bytes]:
-        outputs = drawn.lengths[:, 1]
+    def _runs(self, streams: Streams, part: DrawnRequests) -> list[bytes]:
+        outputs = part.lengths[:, 1]
         _check_tokens(int(outputs.sum()))
-        return streams.draw(outputs, None if self._rates is None else self._rates[drawn.rows])
+        return streams.draw(outputs, None if self._rates is None else self._rates[part.rows])
 
     def all(self) -> list[Request]:
         """All requests."""
@@ -167,22 +167,22 @@ class Workload:
         if self._replay is not None:
             yield from (self._replay.arrival_s[part] for part in self._parts())
             return
-        rng, reached, rate = copied(self._arrivals), 0.0, self.traffic.request_rate / self.mean_turns
+        rng, at_s, rate = copied(self._arrivals), 0.0, self.traffic.request_rate / self.mean_turns
         for starts in self._starts():
-            arrival_s, reached = _arrivals(rate, self.traffic.burstiness, starts, rng, reached)
+            arrival_s, at_s = _arrivals(rate, self.traffic.burstiness, starts, rng, at_s)
             yield arrival_s
 
     def _starts(self) -> Iterator[int]:
         """Requests of each chunk that do not wait for an answer."""
         if self._talk is None and self.traffic.num_turns == 1:
             return (part.stop - part.start for part in self._parts())
-        return (len(drawn.starts) for drawn in self._drawn())
+        return (len(chunk.starts) for chunk in self._drawn())
 
     @property
     def starts(self) -> int:
         """Requests that begin a conversation or belong to none."""
         replays_turns = self._replay is not None and self._talk is not None
-        return sum(len(drawn.starts) for drawn in self._drawn()) if replays_turns else sum(self._starts())
+        return sum(len(part.starts) for part in self._drawn()) if replays_turns else sum(self._starts())
 
     @cached_property
     def mean_turns(self) -> float:
@@ -190,13 +190,13 @@ class Workload:
         if self._talk is None and self.traffic.num_turns == 1:
             return 1.0
         parts = zip(self._parts(), self._drawn(), strict=True)
-        starts = np.concatenate([part.start + drawn.starts for part, drawn in parts])
+        starts = np.concatenate([part.start + chunk.starts for part, chunk in parts])
         return float(starts[-1]) / (len(starts) - 1) if len(starts) > 1 else 1.0
 
     def lengths(self) -> Iterator[Lengths]:
         """Prompt and output tokens, chunk by chunk."""
-        for drawn in self._drawn():
-            yield drawn.lengths
+        for part in self._drawn():
+            yield part.lengths
 
     def _drawn(self) -> Iterable[DrawnRequests]:
         """Lengths, rows of the file and conversations, chunk by chunk; a single chunk is kept."""
@@ -231,7 +231,7 @@ class Workload:
 
 
 def _arrivals(
-    rate: float, burstiness: float, count: int, rng: np.random.Generator, reached: float
+    rate: float, burstiness: float, count: int, rng: np.random.Generator, at_s: float
 ) -> tuple[NDArray[np.float64], float]:
     """The next arrival times, and the sum of gaps, which was `reached` before.
 
@@ -240,9 +240,9 @@ def _arrivals(
     is num_prompts/rate. That is omitted, as early arrivals would depend on the number of requests.
     """
     if math.isinf(rate) or not count:
-        return np.zeros(count), reached
+        return np.zeros(count), at_s
     gaps = rng.standard_gamma(burstiness, size=count)
-    gaps[0] += reached
+    gaps[0] += at_s
     sums = np.cumsum(gaps)
     arrival_s: NDArray[np.float64] = sums / (rate * burstiness)
     return arrival_s, float(sums[-1])

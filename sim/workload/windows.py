@@ -102,7 +102,7 @@ def _window(trace: Trace, rows: NDArray[np.int64]) -> TraceWindow:
 
 
 def _starts(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """When each request, or its conversation, starts; rows are by arrival."""
+    """Return when each request, or its conversation, starts; rows are by arrival."""
     times_s = trace.arrival_s[rows]
     if trace.turns is None or trace.sessions is None:
         return times_s

@@ -1,4 +1,4 @@
-"""The simulator's speed beside that of another commit, run alternately on this machine.
+"""The simulator's speed against that of another commit, run alternately on this machine.
 
     make bench AGAINST=v0.1.0        (python tests/benchmarks/against.py v0.1.0 [--repeats 5])
 

@@ -3,7 +3,7 @@
     python tests/benchmarks/bench.py [--output bench.json]
 
 Each figure is a fresh process, start-up included, records kept; times are also given as a number of SimPy's bare
-timeouts, whose rate is measured beside each run, so that a noisy machine does not matter.
+timeouts, whose rate is measured with each run, so that a noisy machine does not matter.
 """
 
 from __future__ import annotations

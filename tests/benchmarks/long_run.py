@@ -3,8 +3,8 @@
     python tests/benchmarks/long_run.py [--hours 24]
 
 1. One server, identical requests: every service takes as long at the end of the day as at its beginning, and the whole
-   day is Lindley's recursion, worked out in exact fractions beside it. This is the drift of the clock.
-2. Continuous batching (at most 4 at once, ShareGPT lengths) at 95% of what it can serve, records not kept: nothing is
+   day is Lindley's recursion, worked out in exact fractions. This is the drift of the clock.
+2. Continuous batching (batches of 4, ShareGPT lengths) at 95% of what it can serve, records not kept: nothing is
    lost, Little's law, a GPU that is busy 95% of the time and not more, a queue that does not grow, an empty KV cache.
 """
 

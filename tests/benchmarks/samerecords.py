@@ -59,10 +59,10 @@ def main() -> None:
     for name, load in LOADS.items():
         for arch in ARCHS:
             try:
-                told = digest(pdvsim.run(arch=arch, pair="tinyllama-1.1b:llama-2-7b", **load).result)
+                outcome = digest(pdvsim.run(arch=arch, pair="tinyllama-1.1b:llama-2-7b", **load).result)
             except ValueError as refusal:
-                told = f"refused: {refusal}"
-            print(f"{name:>20} {arch:<15} {told}", flush=True)
+                outcome = f"refused: {refusal}"
+            print(f"{name:>20} {arch:<15} {outcome}", flush=True)
 
 
 if __name__ == "__main__":

@@ -61,16 +61,16 @@ def test_what_is_no_log_is_refused(tmp_path: Path, refused: Callable[..., str]) 
     command = ["calibrate", "--from-vllm", str(path), "--pair", "tinyllama-1.1b:llama-2-7b", "--gpu", "h200"]
     command += ["-o", str(tmp_path / "p.json")]
 
-    def said(text: str) -> str:
+    def refusal(text: str) -> str:
         path.write_text(text, encoding="utf-8")
         return refused(command)
 
-    assert "0 steps, and a fit needs 50" in said("INFO nothing here\n")
-    assert "--no-async-scheduling" in said(START + OLDER.replace("11.64", "0.03") * 60)
-    assert "one without speculation" in said(START + OLDER * 60)
+    assert "0 steps, and a fit needs 50" in refusal("INFO nothing here\n")
+    assert "--no-async-scheduling" in refusal(START + OLDER.replace("11.64", "0.03") * 60)
+    assert "one without speculation" in refusal(START + OLDER * 60)
     bench.write_text(json.dumps({"max_concurrency": None}), encoding="utf-8")
     command += ["--bench", str(bench)]
-    assert "bench with --max-concurrency" in said(START + OLDER * 60)
+    assert "bench with --max-concurrency" in refusal(START + OLDER * 60)
     assert not (tmp_path / "p.json").exists()
 
 
@@ -103,7 +103,7 @@ def test_real_runs_are_predicted_from_a_real_log(tmp_path: Path) -> None:
         assert error["median"] <= 0.04, metric
         assert error["p95"] <= 0.12, metric
     padded_to = fit_steps(read_logs((str(KEPT / "k0.log"), str(KEPT / "k4.log")))).padded_to
-    logged = [size for size in CHUNK_BUCKETS if 256 <= size <= 1536]  # prompts of 180 to 1,147 tokens a step
+    logged = [size for size in CHUNK_BUCKETS if 256 <= size <= 1536]  # prompts of 180 to 1,147 tokens per step
     assert [size for size in padded_to if 256 <= size <= 1536] == logged
 
 
@@ -136,9 +136,9 @@ def test_a_profile_from_a_log_predicts_other_runs(tmp_path: Path) -> None:
     command = ["calibrate", "--from-vllm", *map(str, logs), "--bench", *map(str, benches)]
     assert main([*command, "--pair", "tinyllama-1.1b:llama-2-7b", "--gpu", "h200", "-o", str(profile)]) == 0
     for k, users in ((2, 8), (6, 8), (0, 32), (4, 32), (3, 48)):
-        real, told = (Run(simulate(experiment(k, users, path))).metrics for path in (None, str(profile)))
+        real, predicted = (Run(simulate(experiment(k, users, path))).metrics for path in (None, str(profile)))
         for metric in ("output_throughput", "mean_tpot_ms"):
-            assert told[metric] == pytest.approx(real[metric], rel=0.05), (k, users, metric)
+            assert predicted[metric] == pytest.approx(real[metric], rel=0.05), (k, users, metric)
     with pytest.raises(ValueError, match="whole steps of pdvsim 0: it supports autoregressive and colocated"):
         simulate(Experiment("pdv", server=Server("tinyllama-1.1b:llama-2-7b"), hardware=Hardware(profile=str(profile))))
     other = Server(pair="qwen2-1.5b:qwen2-7b")

@@ -80,14 +80,14 @@ def test_the_layers_go_as_measured_without_attention_between_the_points() -> Non
     at = sorted({*line, *range(40, 2048, 4)})
     straight = np.interp(at, list(line), list(line.values()))
     jagged = {n: float(s) * (1.25 if 548 <= n <= 560 else 1.0) for n, s in zip(at, straight, strict=True)}
-    made = CostModel(spec, replace(smooth, layers=MeasuredLayers(tuple(jagged.items()))))
-    frame, course = measured(made, DESIGN), {n: 0.9 * s for n, s in jagged.items() if n > 32}
+    true = CostModel(spec, replace(smooth, layers=MeasuredLayers(tuple(jagged.items()))))
+    frame, course = measured(true, DESIGN), {n: 0.9 * s for n, s in jagged.items() if n > 32}
     assert not set(tokens_of(frame)) & set(range(545, 575))
     errors = {}
     for known in (None, course):
         latency = CostModel(spec, fit_solo(frame, spec, H200, KERNELS, known).fit)
         errors[known is None] = [
-            latency.price(rows, 9, prompts=[(0, 512)]).seconds_0 / made.price(rows, 9, prompts=[(0, 512)]).seconds_0 - 1
+            latency.price(rows, 9, prompts=[(0, 512)]).seconds_0 / true.price(rows, 9, prompts=[(0, 512)]).seconds_0 - 1
             for rows in (2, 4, 8)
         ]
     assert errors[False] == pytest.approx([0, 0, 0], abs=0.02)
@@ -96,18 +96,18 @@ def test_the_layers_go_as_measured_without_attention_between_the_points() -> Non
 
 @pytest.mark.parametrize("slow", [1.0, 1.08])
 def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
-    """Where the truth has the fit's own form, reading at the card's speed and by one program are told apart.
+    """Where the truth has the fit's own form, reading at the card's speed and by one program are separated.
 
     Attention over 16 and 32 rows may take 8% longer than over others, whatever they read.
     """
     spec = MODELS["llama-2-7b"]
     rows = ((1, 1.0), (8, 1.0), (16, slow), (32, slow), (48, 1.0), (49, 1.0))
-    made = ForwardTerms.read(truth(spec.name).figures() | {"row_factors": rows})
-    frame = measured(CostModel(spec, made), DESIGN)
+    terms = ForwardTerms.read(truth(spec.name).figures() | {"row_factors": rows})
+    frame = measured(CostModel(spec, terms), DESIGN)
     fitted = Model(spec, H200, KERNELS, max(tokens_of(frame)))
     best = fitted.fit(fitted.times(frame), frame["seconds"].to_numpy())
     fit = fitted.result(np.exp(best).tolist())
-    figures, true = fit.figures(), made.figures()
+    figures, true = fit.figures(), terms.figures()
     factors = dict(figures["row_factors"])
     for count, factor in ((8, 1.0), (16, slow), (32, slow), (48, 1.0), (128, 1.0)):
         assert factors[count] / factors[64] == pytest.approx(factor, abs=0.02)
@@ -116,9 +116,9 @@ def test_the_coefficients_that_made_the_samples_come_back(slow: float) -> None:
         assert figures["span_knots"][0][1] == pytest.approx(true["span_knots"][0][1], rel=0.05)
         assert figures["draft_ratio"] == pytest.approx(true["draft_ratio"], rel=0.01)
         assert figures["prompt_wave_s"] == pytest.approx(true["prompt_wave_s"], rel=0.02)
-        for tokens in (1, 16, 64, 256, 1024, 2048):  # what a forward of so many tokens takes, however it is split
+        for tokens in (1, 16, 64, 256, 1024, 2048):  # the time of a forward, however it is split
             again, once = (
-                CostModel(spec, of).price(0, prompts=[(0, tokens)], first_tokens=1).seconds_0 for of in (fit, made)
+                CostModel(spec, of).price(0, prompts=[(0, tokens)], first_tokens=1).seconds_0 for of in (fit, terms)
             )
             assert again == pytest.approx(once, rel=0.03)
 
@@ -140,13 +140,13 @@ def test_a_head_is_fitted_with_what_it_fuses() -> None:
     """Its drafts and prompts, timed as they are predicted for it: held-out points come back, and so does what the first
     forward of a draft has more than the others."""
     spec = model("eagle3-llama-3.1-8b")
-    made = replace(shipped().fit(spec, H200), steps=DraftSteps())
+    terms = replace(shipped().fit(spec, H200), steps=DraftSteps())
     design = [p for p in grid.ordered(grid.design(drafts=True, heads=True), 0) if p.kind in ("draft", "prefill")]
-    solo = fit_solo(measured(CostModel(spec, made), design, 0.005), spec, H200, KERNELS)
+    solo = fit_solo(measured(CostModel(spec, terms), design, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
     for count, width in ((1, 1), (8, 5), (64, 5)):
         again, once = (
-            [CostModel(spec, fit).price(count, width, k).seconds_0 for k in (1, 4)] for fit in (solo.fit, made)
+            [CostModel(spec, fit).price(count, width, k).seconds_0 for k in (1, 4)] for fit in (solo.fit, terms)
         )
         assert again == pytest.approx(once, rel=0.04)
 
@@ -154,12 +154,12 @@ def test_a_head_is_fitted_with_what_it_fuses() -> None:
 def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:
     """The time to read an expert comes back: a token of each of eight requests reads more than eight tokens of one."""
     spec = model("qwen3-30b-a3b")
-    made = shipped().fit(spec, H200)
+    terms = shipped().fit(spec, H200)
     solo = fit_solo(
-        measured(CostModel(spec, made), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
+        measured(CostModel(spec, terms), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
     )
     assert middle(solo.errors)["median"] < 0.02
-    assert solo.fit.experts.expert_s == pytest.approx(made.experts.expert_s, rel=0.1)
+    assert solo.fit.experts.expert_s == pytest.approx(terms.experts.expert_s, rel=0.1)
 
 
 HELD = ContentionFit(
@@ -170,9 +170,9 @@ HELD = ContentionFit(
 
 def group(
     ordered: bool, small: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False,
-    turns: float = 1.0,
+    wait_ratio: float = 1.0,
 ) -> Group:  # fmt: skip
-    """Concurrent launches, as fast as the figures above make them; `turns` are those of the prompt."""
+    """Concurrent launches, as fast as the figures above make them; `wait_ratio` is that of the prompt."""
 
     def member(kind: str, priority: int, *asked: float) -> Member:
         names = ("compute", "bandwidth", "layer_s", "small_kernel_share", "empty")
@@ -187,11 +187,11 @@ def group(
         members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
     for target in members[1:]:
         target.eight_bits, target.model = eight_bits, "a-fp8" if eight_bits else "a"
-    members[-1].prompt, members[-1].turns = round(long_us), turns
-    made = Group("a:b", f"{small} {triple} {long_us}", members)
-    for member, slowdown in zip(members, slowdowns([made], HELD), strict=True):
+    members[-1].prompt, members[-1].wait_ratio = round(long_us), wait_ratio
+    pair = Group("a:b", f"{small} {triple} {long_us}", members)
+    for member, slowdown in zip(members, slowdowns([pair], HELD), strict=True):
         member.measured = 1 / slowdown
-    return made
+    return pair
 
 
 def test_the_sharing_model_explains_slowdowns_it_made() -> None:
@@ -214,8 +214,8 @@ def test_the_figures_of_sharing_come_back() -> None:
     """Pairs and triples made by known figures give figures that predict like them, and the one of triples itself."""
     groups = [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
               for us in (150.0, 380.0, 800.0)]  # fmt: skip
-    fit, turns = fit_groups(groups)
-    assert [*turns.values()] == pytest.approx([1.0] * 3, abs=0.02)
+    fit, wait_ratios = fit_groups(groups)
+    assert [*wait_ratios.values()] == pytest.approx([1.0] * 3, abs=0.02)
     assert np.median(np.abs(errors(groups, fit))) < 0.02
     assert fit.crowd_weight == pytest.approx(1.5, rel=0.1)
     assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
@@ -225,12 +225,12 @@ def test_the_figures_of_sharing_come_back() -> None:
 
 
 def test_how_long_prompts_keep_others_waiting_comes_back() -> None:
-    """A prompt whose kernels let others wait twice as long as its time per layer tells, among others that do not."""
-    groups = [group(o, n, t, us, turns=2.0 if us == 380.0 else 1.0) for o in (True, False) for n in (True, False)
+    """A prompt whose kernels keep others waiting twice as long as its time per layer predicts, and others."""
+    groups = [group(o, n, t, us, wait_ratio=2.0 if us == 380.0 else 1.0) for o in (True, False) for n in (True, False)
               for t in (True, False) for us in (150.0, 250.0, 380.0, 600.0, 800.0)]  # fmt: skip
-    _, turns = fit_groups(groups)
-    others = np.median([factor for (_, us), factor in turns.items() if us != 380])
-    assert turns["a", 380] / others == pytest.approx(2.0, rel=0.15)
+    _, wait_ratios = fit_groups(groups)
+    others = np.median([factor for (_, us), factor in wait_ratios.items() if us != 380])
+    assert wait_ratios["a", 380] / others == pytest.approx(2.0, rel=0.15)
 
 
 def test_the_room_of_8_bit_products_is_fitted_apart() -> None:

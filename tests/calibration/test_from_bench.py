@@ -72,7 +72,7 @@ def fitted(capsys: pytest.CaptureFixture[str], tmp_path: Path, *paths: str, more
 
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
 def test_two_loads_predict_a_third(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A step mostly reads the weights, so batches tell the time per row, but hardly speed from step overhead."""
+    """A step mostly reads the weights, so batches determine the time per row, but hardly speed from step overhead."""
     paths = [bench_of(served(tmp_path, n), tmp_path / f"{n}.json") for n in (4, 64)]
     document = fitted(capsys, tmp_path, *paths)
     assert document["undetermined"] == ["speed"]
@@ -105,7 +105,7 @@ def test_steps_of_different_gpu_times_tell_all(speed: float, step_s: float, row_
 def test_one_load_corrects_but_does_not_separate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], detailed: bool
 ) -> None:
-    """The step is right where it was measured, and the command says what it could not tell."""
+    """The step is right where it was measured, and the command reports what is undetermined."""
     path = bench_of(served(tmp_path, 16), tmp_path / "16.json", detailed)
     document = fitted(capsys, tmp_path, path)
     row = document["results"][0]
@@ -130,7 +130,7 @@ def test_means_of_several_loads_separate_step_and_row(tmp_path: Path, capsys: py
 
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
 def test_results_of_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They name the model otherwise, have an infinite rate as a number, and no start times: means tell one step."""
+    """They name the model otherwise, have an infinite rate as a number, and no start times: means fix one step."""
     more = {"model_id": None, "model": "meta-llama/Llama-3.1-8B-Instruct", "request_rate": float("inf")}
     path = bench_of(served(tmp_path, 16), tmp_path / "16.json", **more, start_times=None)
     document = fitted(capsys, tmp_path, path)
@@ -152,8 +152,8 @@ def test_results_that_say_too_little(tmp_path: Path, refused: Callable[..., str]
     bench_of(result, path, model_id=None)
     assert "do not name one model" in refused(["calibrate", "--from-bench", str(path)])
     bench_of(result, path, detailed=False, mean_tpot_ms=None)
-    said = refused(["calibrate", "--from-bench", str(path), "--model", TARGET, "-o", str(tmp_path / "m.json")])
-    assert "mean_tpot_ms" in said
+    message = refused(["calibrate", "--from-bench", str(path), "--model", TARGET, "-o", str(tmp_path / "m.json")])
+    assert "mean_tpot_ms" in message
     assert not (tmp_path / "m.json").exists()
 
 

@@ -17,7 +17,7 @@ RUN = ServedRun("realrun --arch autoregressive --num-prompts 4", 0, False, {}, {
 
 
 def launches(count: int, join_us: float, every: int, drift: float = 0.0) -> pd.DataFrame:
-    """Plain steps of 8 rows of 5 ms; every so many carries a prompt, and the host is `drift` slower at the end."""
+    """Plain steps of 8 rows of 5 ms; some carry a prompt, and the host is `drift` slower at the end."""
     rng, start, rows = np.random.default_rng(0), 0.0, []
     for number in range(count):
         carries = number % every == every - 1

@@ -38,11 +38,11 @@ def test_kept_launches_are_those_of_the_run(tmp_path: Path) -> None:
     for _ in range(2):
         save_part(tmp_path, run.id, result.launches)
         assert gather(tmp_path) == 1
-    kept, whole = launches_of(run), simulated(EXPERIMENT, builtin("h200"))
+    stored, whole = launches_of(run), simulated(EXPERIMENT, builtin("h200"))
     for name in ("lane", "kind", "role", "rows", "tokens", "steps", "width", "context", "prompt_start"):
-        assert kept[name].tolist() == whole[name].tolist()
+        assert stored[name].tolist() == whole[name].tolist()
     for name in ("start_s", "end_s", "solo_s"):
-        np.testing.assert_allclose(kept[name], whole[name], rtol=0, atol=1.01e-7)
+        np.testing.assert_allclose(stored[name], whole[name], rtol=0, atol=1.01e-7)
     with pytest.raises(ValueError, match="no launches were saved"):
         launches_of(ServedRun(run.command, 1, False, {}, {}, tmp_path))
 

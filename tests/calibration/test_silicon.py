@@ -70,8 +70,8 @@ def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
         "4-bit integers": replace(ROW, weights="int4_wo"),
         "must be 1 to 8, got 36": replace(ROW, tensor_parallel=36, moe_tp=36),
     }
-    for said, row in cases.items():
-        assert said in not_simulated([row])[row.id]
+    for reason, row in cases.items():
+        assert reason in not_simulated([row])[row.id]
     assert not_simulated([ROW]) == {}
 
 
@@ -129,9 +129,9 @@ def test_ranks_take_as_many_requests_as_their_recipes_say() -> None:
         assert experiment.server.max_num_seqs == batch
         assert experiment.server.max_num_batched_tokens >= max(prompt_tokens, row.tokens_in)
         assert experiment.hardware.enable_eplb == (slots > 0)
-    found = {(row.concurrency, row.data_parallel): row.limits[:2] for row in limited if row.tokens_out == 8192}
-    assert found[563, 32] == (16, 0)
-    assert found[8192, 32] == (256, 288)
+    limits = {(row.concurrency, row.data_parallel): row.limits[:2] for row in limited if row.tokens_out == 8192}
+    assert limits[563, 32] == (16, 0)
+    assert limits[8192, 32] == (256, 288)
 
 
 def test_every_option_of_a_row_has_an_effect() -> None:
@@ -223,14 +223,14 @@ def test_rows_that_cannot_be() -> None:
     impossible = replace(ROW, id="too-fast", tpot_ms=0.01, ttft_ms=1.0)
     slower = replace(ROW, id="slower", tpot_ms=6.0)
     waits = replace(ROW, id="waits", ttft_ms=100_000.0)
-    found = oddities(
+    reasons = oddities(
         [ROW, replace(mixture, id="large"), replace(mixture, id="two", moe_tp=2), impossible, slower, waits]
     )
-    assert "do not fit the card" in found["large"]
-    assert "stated as 1 and, for experts, 2" in found["two"]
-    assert "times as long as a whole request" in found["too-fast"]
-    assert "fewer ran concurrently" in found["waits"]
-    assert found["a-row"] == found["slower"] == "rows of the same settings have a TPOT of 5.0 to 6.0 ms"
+    assert "do not fit the card" in reasons["large"]
+    assert "stated as 1 and, for experts, 2" in reasons["two"]
+    assert "times as long as a whole request" in reasons["too-fast"]
+    assert "fewer ran concurrently" in reasons["waits"]
+    assert reasons["a-row"] == reasons["slower"] == "rows of the same settings have a TPOT of 5.0 to 6.0 ms"
 
 
 def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:

@@ -182,7 +182,7 @@ def test_the_shipped_figures_read_back() -> None:
     assert builtin("a100-80gb") == load_profile(SHIPPED / "a100-80gb.json")
 
 
-def test_a_model_that_a_profile_lacks_is_transferred_and_said_so(tmp_path: Path) -> None:
+def test_a_model_that_a_profile_lacks_is_transferred_with_a_note(tmp_path: Path) -> None:
     whole = builtin("h200")
     part = replace(whole, models={n: f for n, f in whole.models.items() if n != "qwen2-7b"})
     both = part.covering(pair("tinyllama-1.1b:qwen2-7b"))

@@ -47,10 +47,10 @@ PAIR = "tinyllama-1.1b:llama-2-7b"
 @pytest.fixture(scope="module")
 def everything(once: Callable[..., Any]) -> Validation:
     """The shipped runs, each predicted for any machine and for its own."""
-    made: Validation = once(
+    validation: Validation = once(
         "predictions", lambda: validate([run for name in SHIPPED for run in read_runs(DATA / name)], jobs=1)
     )
-    return made
+    return validation
 
 
 @pytest.fixture(scope="module")
@@ -112,18 +112,18 @@ def test_a_predicted_lead_in_throughput_or_latency_is_one(shipped: Validation) -
         assert lead["order_right"] == lead["apart"] >= 40
 
 
-def test_the_errors_beside_the_profile_are_those_of_the_runs(shipped: Validation) -> None:
+def test_the_profiles_errors_are_those_of_the_runs(shipped: Validation) -> None:
     """What `run` prints and what a lead must exceed: pdvsim validate --write, again after every change of the model."""
-    told, whole = errors_of(Hardware()), document(shipped)
-    assert told.runs == len(whole["runs"])
-    assert told.reached == pytest.approx(whole["reached"])
+    errors, whole = errors_of(Hardware()), document(shipped)
+    assert errors.runs == len(whole["runs"])
+    assert errors.reached == pytest.approx(whole["reached"])
     # kept to a thousandth: another processor may fall on the other side of it
     for known, by_group in whole["bars"].items():
-        assert told.bars[known].keys() == by_group.keys()
+        assert errors.bars[known].keys() == by_group.keys()
         for group, widths in by_group.items():
-            assert told.bars[known][group] == pytest.approx(widths, abs=1.5e-3)
+            assert errors.bars[known][group] == pytest.approx(widths, abs=1.5e-3)
     off = {name: lead["limit"] for name, lead in whole["leads"]["by_metric"].items()}
-    assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == pytest.approx(told.leads, abs=1.5e-3)
+    assert {name: math.ceil(1e3 * size) / 1e3 for name, size in off.items()} == pytest.approx(errors.leads, abs=1.5e-3)
 
 
 def test_the_results_page_shows_the_tables_of_these_runs(everything: Validation) -> None:
@@ -188,12 +188,12 @@ def test_real_and_simulated_runs_accept_the_same_drafts() -> None:
 
 
 def test_runs_that_were_held_out_are_no_worse_and_within_the_bars(everything: Validation) -> None:
-    """Set aside before anyone looked."""
-    held, told = everything.by_machine(held_out=True), errors_of(Hardware())
+    """Held out before any comparison."""
+    held, errors = everything.by_machine(held_out=True), errors_of(Hardware())
     assert len(held["this machine"]) >= 40
     assert np.median(sizes(held["this machine"])) <= 0.03
     for known, runs in held.items():
-        assert within_a_run(covered(hits_of(runs, told.bars[known])))
+        assert within_a_run(covered(hits_of(runs, errors.bars[known])))
 
 
 SHARED = [run for run in read_runs(DATA / "prefixes.jsonl") if run.metrics.get("prefix_cache_queries")]
@@ -301,10 +301,10 @@ def test_errors_by_hand() -> None:
 def test_leads_by_hand() -> None:
     """Predicted 110 and 100 where 105 (the mean of its runs) and 125 were measured; a tie where 1% and 5% were."""
 
-    def those(arch: str, predicted: float, *measured: float, users: int = 8) -> list[Checked]:
+    def runs_of(arch: str, predicted: float, *measured: float, users: int = 8) -> list[Checked]:
         return checked([made(arch, value, at, users) for at, value in enumerate(measured)], predicted)
 
-    pairs = leads([*those("pd", 110.0, 100.0, 110.0), *those("pdv", 100.0, 125.0), *those("baseline", 1.0, 9.0)])
+    pairs = leads([*runs_of("pd", 110.0, 100.0, 110.0), *runs_of("pdv", 100.0, 125.0), *runs_of("baseline", 1.0, 9.0)])
     assert pairs["pairs"] == 1
     by_metric = pairs["by_metric"]
     assert set(by_metric) == set(METRICS)
@@ -312,21 +312,21 @@ def test_leads_by_hand() -> None:
     assert by_metric["mean_ttft_ms"]["median"] == pytest.approx(1 - 1 / 1.1 / (125 / 105))  # pdv was, and was not
     assert {(lead["apart"], lead["order_right"]) for lead in by_metric.values()} == {(1, 0)}
 
-    tied = [*those("pd", 1.0, 1.00), *those("pdv", 1.0, 1.01), *those("colocated", 1.0, 1.05)]
+    tied = [*runs_of("pd", 1.0, 1.00), *runs_of("pdv", 1.0, 1.01), *runs_of("colocated", 1.0, 1.05)]
     assert leads(tied)["by_metric"]["mean_tpot_ms"]["apart"] == 2
     assert leads(tied)["by_metric"]["mean_tpot_ms"]["order_right"] == 0
-    elsewhere = those("pdv", 100.0, 125.0, users=1)  # no two of these met
-    assert leads([*those("pd", 110.0, 100.0), *elsewhere]) == {"pairs": 0, "by_metric": {}}
+    elsewhere = runs_of("pdv", 100.0, 125.0, users=1)  # no two of these met
+    assert leads([*runs_of("pd", 110.0, 100.0), *elsewhere]) == {"pairs": 0, "by_metric": {}}
 
 
 def test_tails_are_the_further_off_the_further_out() -> None:
-    """A percentile that few pairs have, or that is further off than the next, is told by both."""
+    """A percentile that few pairs have, or that is further off than the next, is reported by both."""
     rising = {"p90": [0.01] * 20, "p95": [0.02] * 20, "p99": [0.03] * 20}
     assert _rising(rising) == pytest.approx({"p90": 0.01, "p95": 0.02, "p99": 0.03})
     # one of forty pairs has a p90, the others a p95: 95% of the forty are off by no more than 3%
     few = {"p90": [0.09], "p95": [0.03] * 39, "p99": [0.07] * 40}
     assert _rising(few) == pytest.approx({"p90": 0.03, "p95": 0.03, "p99": 0.07})
-    # a fifth of them has a p90; together they are further off than p99, which is told with them
+    # a fifth of them has a p90; together they are further off than p99, which is reported with them
     more = {"p90": [0.09] * 8, "p95": [0.03] * 32, "p99": [0.07] * 40}
     assert _rising(more) == pytest.approx(dict.fromkeys(more, 0.09))
     assert _rising({"p99": [0.05] * 2}) == pytest.approx({"p99": 0.05})
@@ -334,7 +334,7 @@ def test_tails_are_the_further_off_the_further_out() -> None:
 
 
 def test_bars_hold_nine_of_ten_by_hand() -> None:
-    """Of 19 ratios 1.01 to 1.19 the 18th holds a new one 9 times of 10; of 8 experiments nothing is told.
+    """Of 19 ratios 1.01 to 1.19 the 18th holds a new one 9 times of 10; of 8 experiments nothing is reported.
 
     Of fewer than 19 the largest ratio would decide, so that only all runs together have a bar.
     """
@@ -372,7 +372,7 @@ def test_held_out_runs_are_apart() -> None:
     }
 
 
-def test_a_slower_machine_is_told_by_its_pace() -> None:
+def test_the_pace_shows_a_slower_machine() -> None:
     """A machine whose forwards take a tenth longer: with its pace, they are predicted to."""
     run = made("autoregressive", users=1)
     usual = builtin("h200").in_service[run.experiment.pair.target.name]
@@ -392,7 +392,7 @@ def test_kinds_of_load_and_data_sets() -> None:
     assert load_kind(Traffic(max_concurrency=4)) == "closed"
     assert load_kind(Traffic(request_rate=4.0, max_concurrency=4)) == "open"
     assert load_kind(Traffic(request_rate=4.0, burstiness=0.5)) == "burst"
-    assert load_kind(Traffic()) == "burst"  # all at once
+    assert load_kind(Traffic()) == "burst"  # all at time 0
     names = {dataset(run.experiment) for run in read_runs(DATA / "plan.jsonl", planned=True)}
     assert names == {"sharegpt", "azure-conv", "azure-code", "long prompts", "short chat"}
 
@@ -446,7 +446,7 @@ def test_the_command_prints_tables_or_one_document(tmp_path: Path, capsys: pytes
 
 
 def test_what_is_written_is_what_run_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Errors of a profile of one's own: beside it, and behind every figure that is predicted with it."""
+    """Errors of a user's own profile: in its file, and after every figure predicted with it."""
     profile, path = tmp_path / "mine.json", tmp_path / "runs.jsonl"
     profile.write_bytes((Path(__file__).parents[2] / "sim" / "hardware" / "data" / "h200.json").read_bytes())
     path.write_text("".join(made(users=n).line for n in range(1, 11)))

@@ -62,9 +62,9 @@ def test_the_load_of_a_result_is_simulated_again(
     """A server that is the simulator itself: nothing is off but the coins of acceptance."""
     result = served(k, **load)
     metrics = compared(capsys, bench_of(result, tmp_path / "bench.json"))["metrics"]
-    told = {"request_throughput", "output_throughput", "total_token_throughput"}
-    told |= {f"{mark}_{name}_ms" for mark in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")}
-    assert set(metrics) == told
+    expected = {"request_throughput", "output_throughput", "total_token_throughput"}
+    expected |= {f"{mark}_{name}_ms" for mark in ("mean", "median", "p99") for name in ("ttft", "tpot", "itl", "e2el")}
+    assert set(metrics) == expected
     for name, row in metrics.items():
         assert row["error"] == row["predicted"] / row["measured"] - 1
         if not k:
@@ -170,8 +170,8 @@ def test_bad_input_is_one_line(
 
 def test_python_compares_as_the_command_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = bench_of(served(2, request_rate=12.0), tmp_path / "bench.json")
-    found = pdvsim.validate(bench=path, pair=PAIR)
-    assert json.loads(dumps(found.document)) == compared(capsys, path)
-    assert repr(found).splitlines()[0].split() == ["measured", "predicted", "error"]
+    comparison = pdvsim.validate(bench=path, pair=PAIR)
+    assert json.loads(dumps(comparison.document)) == compared(capsys, path)
+    assert repr(comparison).splitlines()[0].split() == ["measured", "predicted", "error"]
     with pytest.raises(ValueError, match="unknown option write"):
         pdvsim.validate(write=True)

@@ -181,7 +181,7 @@ def test_help_after_every_command_is_loaded(capsys: pytest.CaptureFixture[str]) 
     assert capsys.readouterr().out.startswith("usage: pdvsim")
 
 
-def test_a_result_that_is_there_is_kept_unless_told_otherwise(
+def test_an_existing_result_is_kept_by_default(
     capsys: pytest.CaptureFixture[str], refused: Callable[..., str], tmp_path: Path
 ) -> None:
     result, timeline = tmp_path / "r.json", tmp_path / "t.json"

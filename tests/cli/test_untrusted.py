@@ -76,9 +76,9 @@ def test_no_file_of_data_runs_a_policy_that_it_names(name: str, capsys: pytest.C
     assert not Path("executed").exists()
     if name not in ("report", "plot", "check"):  # these need no policy
         assert code == 2
-        said = capsys.readouterr().err
-        assert said.count("\n") == 1
-        assert ("is a policy file" in said) or name == "resume"
+        message = capsys.readouterr().err
+        assert message.count("\n") == 1
+        assert ("is a policy file" in message) or name == "resume"
 
 
 def test_a_flag_allows_it() -> None:
@@ -86,7 +86,7 @@ def test_a_flag_allows_it() -> None:
     assert Path("executed").exists()
 
 
-def test_the_command_line_allows_it_beside_a_file_of_flags() -> None:
+def test_the_command_line_allows_it_with_a_file_of_flags() -> None:
     assert main(["run", "--config", "flags.toml", "--arch", ARCH]) == 0
     assert Path("executed").exists()
 

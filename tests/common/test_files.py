@@ -125,7 +125,7 @@ def test_a_page_a_picture_and_a_timeline_that_do_not_fit(capsys: pytest.CaptureF
 def test_one_file_for_two_things_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:
     path = str(tmp_path / "x.json")
     assert f"{path} cannot be written: two options name it" in refused([*RUN, "-o", path, "--trace-out", path])
-    beside = str(tmp_path / "x.requests.parquet")
+    records = str(tmp_path / "x.requests.parquet")
     assert "two options name it" in refused(
         [*RUN, "-o", path, "--save-detailed", "--trace-out", str(tmp_path / "." / "x.requests.parquet")]
     )
@@ -134,7 +134,7 @@ def test_one_file_for_two_things_is_refused(refused: Callable[..., str], tmp_pat
     argv = ["--acceptance-trace", str(trace), "-o", str(trace)]
     assert "cannot be written: the run reads it" in refused([*RUN, *argv])
     assert trace.read_text() == "[4, 2]\n"
-    assert not Path(beside).exists()
+    assert not Path(records).exists()
 
 
 def test_a_label_stays_in_its_folder(refused: Callable[..., str], tmp_path: Path) -> None:
@@ -145,14 +145,14 @@ def test_a_label_stays_in_its_folder(refused: Callable[..., str], tmp_path: Path
     assert [path.parent for path in tmp_path.rglob("*.json")] == [inner]
 
 
-@pytest.mark.parametrize(("done", "beside"), [(b"part", ["map-interrupted.json"]), (None, [])])
+@pytest.mark.parametrize(("done", "partial"), [(b"part", ["map-interrupted.json"]), (None, [])])
 def test_what_is_interrupted_does_not_replace_what_is_finished(
-    done: bytes | None, beside: list[str], tmp_path: Path
+    done: bytes | None, partial: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "map.json").write_text("finished")
     assert save({tmp_path / "map.json": done}, "some of 4 cells") == 130
     assert (tmp_path / "map.json").read_text() == "finished"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [*beside, "map.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [*partial, "map.json"]
 
 
 def writes(path: Path) -> list[str]:

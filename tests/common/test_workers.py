@@ -140,11 +140,11 @@ def sweeping(folder: Path) -> Iterator[subprocess.Popen[str]]:
 def first(running: subprocess.Popen[str], seen: Callable[[], list[Any]]) -> Any:
     """The first of what is waited for."""
     end_s = time.monotonic() + PATIENCE_S
-    while not (found := seen()):
+    while not (events := seen()):
         assert running.poll() is None
         assert time.monotonic() < end_s
         time.sleep(0.002)
-    return found[0]
+    return events[0]
 
 
 def first_child(running: subprocess.Popen[str], words: str) -> int:
@@ -152,7 +152,7 @@ def first_child(running: subprocess.Popen[str], words: str) -> int:
 
 
 def says_how_far(err: str, folder: Path) -> bool:
-    """Whether that is all it says; a busy machine may finish points, and tell so, before it comes to the Ctrl-C."""
+    """Return whether nothing else is printed; a busy machine may report finished points before the Ctrl-C."""
     end = rf"pdvsim: interrupted: \d+ of 300 points are in {re.escape(str(folder))}; continue with --resume\n"
     return (
         re.fullmatch(rf"(pdvsim: \d+ of 300 points after \d+ s(, about \d+ (s|minutes) left)?\n)*{end}", err)

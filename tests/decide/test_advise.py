@@ -140,7 +140,7 @@ def test_the_break_even_acceptance_has_a_winner_on_either_side() -> None:
 
 
 def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
-    """The formula prefers plain decoding of so many requests; the runs, whose batches drain, do not."""
+    """The formula prefers plain decoding at this concurrency; the runs, whose batches drain, do not."""
     goal, job = Goal("throughput"), Traffic(num_prompts=200)
     drafting = Experiment("colocated", job, server=Server(num_speculative_tokens=1, max_num_seqs=256))
     plain = replace(drafting, arch="autoregressive")
@@ -316,8 +316,8 @@ def test_ctrl_c_tells_what_is_known(
     assert err.endswith("interrupted: the above uses the runs that had finished\n")
 
 
-def test_a_load_that_nothing_holds_is_said_so_with_what_it_holds() -> None:
-    """At batch 1 a token reads 13 GB of weights, 3 ms at the card's bandwidth: 8 of them allow under 42 a second."""
+def test_a_load_that_nothing_holds_is_reported_with_what_it_holds() -> None:
+    """At batch 1 a token reads 13 GB of weights, 3 ms at the card's bandwidth: 8 of them allow under 42 per second."""
     advice = pdvsim.advise(
         arch=["autoregressive"], request_rate=100, goodput=["ttft:300"], max_num_seqs=1, gpus=1,
         **OPTIONS | {"output_len": 8, "num_runs": 2, "budget": 60},

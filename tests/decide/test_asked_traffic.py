@@ -69,7 +69,7 @@ def test_a_batch_job_is_for_the_time_to_finish() -> None:
     figures = {str(c.arch): [row["duration"] for row in rows] for c, rows in advice.finals.items()}
     assert min(figures, key=lambda name: sum(figures[name])) == advice.contest.best
     assert advice.flips[0].axis == "requests"
-    assert best.server.max_num_seqs == 64  # 96 at once do not wait for batches of 8
+    assert best.server.max_num_seqs == 64  # 96 concurrent requests do not wait for batches of 8
 
 
 def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
@@ -134,8 +134,8 @@ def test_every_decision_varies_lengths_that_are_given() -> None:
 
 
 def test_the_output_says_how_lengths_vary() -> None:
-    said = {lengths_note(base.traffic)[0] for base in bases(**SHORT)}
-    assert said == {"lengths: random 128 tokens in, 128 out ±30% (--random-range-ratio)"}
+    notes = {lengths_note(base.traffic)[0] for base in bases(**SHORT)}
+    assert notes == {"lengths: random 128 tokens in, 128 out ±30% (--random-range-ratio)"}
     assert "all equal" in lengths_note(Traffic(**SHORT))[0]
     assert lengths_note(Traffic()) == []
 
@@ -233,8 +233,8 @@ def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
     plan = build(CapacityOptions, {"dataset_path": str(path), "goodput": ["ttft:500"]}).question()
     assert plan.base.traffic.num_prompts == 57 * 7
     assert plan.base.traffic.use_trace_timestamps
-    said = replay_note(question.base.traffic)[0]
-    assert said.endswith("short.csv replayed, scaled to the rate, all its requests in order, 57 times; "
+    note = replay_note(question.base.traffic)[0]
+    assert note.endswith("short.csv replayed, scaled to the rate, all its requests in order, 57 times; "
                          "seeds differ in acceptance")  # fmt: skip
 
 

@@ -18,9 +18,9 @@ def drive(steps: Bracketing, edge: float, scale: float) -> tuple[Ends, list[int]
         asked.extend(places.values())
         return [scale * (edge - place) for place in places.values()]
 
-    found: dict[str, Ends] = {}
-    lockstep({"one": steps}, judge, found)
-    return found["one"], asked
+    edges: dict[str, Ends] = {}
+    lockstep({"one": steps}, judge, edges)
+    return edges["one"], asked
 
 
 @given(
@@ -29,9 +29,9 @@ def drive(steps: Bracketing, edge: float, scale: float) -> tuple[Ends, list[int]
 )  # fmt: skip
 def test_it_ends_next_to_the_edge(edge: int, start: int, stride: int, guesses: int, scale: float) -> None:
     limits = Ends(-300, 300)
-    found, asked = drive(find_edge(start, limits, stride, guesses=guesses), edge + 0.5, scale)
+    ends, asked = drive(find_edge(start, limits, stride, guesses=guesses), edge + 0.5, scale)
     low = min(max(edge, limits.low), limits.high - 1)
-    assert found == (low, low + 1)
+    assert ends == (low, low + 1)
     assert len(asked) == len(set(asked))
     assert all(limits.low < place < limits.high for place in asked)
     assert len(asked) <= 2 * math.ceil(math.log2(600)) + guesses + 1
@@ -40,16 +40,16 @@ def test_it_ends_next_to_the_edge(edge: int, start: int, stride: int, guesses: i
 @given(edge=st.integers(1, 63), start=st.integers(1, 63))
 def test_exact_distances_take_at_most_three_more_places(edge: int, start: int) -> None:
     """The place that the first margin points to, and those next to it."""
-    found, asked = drive(find_edge(start, Ends(0, 64), 64, guesses=3), edge + 0.5, 1.0)
-    assert found == (edge, edge + 1)
+    ends, asked = drive(find_edge(start, Ends(0, 64), 64, guesses=3), edge + 0.5, 1.0)
+    assert ends == (edge, edge + 1)
     assert len(asked) <= 4
 
 
 def test_searches_that_are_cut_short_are_not_found() -> None:
-    found: dict[int, Ends] = {}
+    edges: dict[int, Ends] = {}
     searches = {edge: find_edge(1, Ends(0, 1000)) for edge in (1, 700)}
-    lockstep(searches, lambda asked: [edge + 0.5 - place for edge, place in asked.items()], found, rounds=3)
-    assert found == {1: (1, 2)}
+    lockstep(searches, lambda asked: [edge + 0.5 - place for edge, place in asked.items()], edges, rounds=3)
+    assert edges == {1: (1, 2)}
 
 
 @given(places=st.integers(0, 70), edge=st.integers(-5, 75))

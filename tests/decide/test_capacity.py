@@ -72,7 +72,7 @@ def test_a_search_brackets_the_capacity_from_anywhere(
 
 @given(power=st.floats(0.6, 9), rates=st.lists(st.floats(1, 100), min_size=2, max_size=5))
 def test_steepness_is_the_power_with_which_room_falls(power: float, rates: list[float]) -> None:
-    """Each search near a rate of its own; one run each tells nothing, and scatter makes it no steeper."""
+    """Each search near a rate of its own; one run each is inconclusive, and scatter makes it no steeper."""
     near = [math.log(rate) + off for rate in rates for off in (-0.02, 0.0, 0.03)]
     brackets = [
         Bracket(1.0, 2.0, tuple((x, power * (math.log(rate) - x)) for x in near[3 * i : 3 * i + 3]))
@@ -95,7 +95,7 @@ def test_a_search_gives_up_at_the_lowest_rate() -> None:
 
 @pytest.fixture(scope="module")
 def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    """A server of one request at a time, each of which takes 10 ms: only its prompt, at 0.1 ms a token."""
+    """A server of one request at a time, each of which takes 10 ms: only its prompt, at 0.1 ms per token."""
     path = tmp_path_factory.mktemp("profiles") / "queue.json"
     free, slow = (ForwardTerms(RooflineLayers(token_s=token_s)) for token_s in (1e-15, SERVICE_S / 100))
     models = {"llama-3.2-1b": free, "llama-3.1-8b": slow}
@@ -209,7 +209,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 
 @functools.cache
 def answer(name: str) -> Capacities:
-    """Asked for in runs far too short: at most rates all requests of a run are in the server at once."""
+    """Asked for in runs far too short: at most rates all requests of a run are in the server together."""
     return pdvsim.capacity(**QUESTIONS[name], **FIXED, **SMALL, num_prompts=40, num_runs=3, tolerance=0.05, jobs=1)
 
 
@@ -290,7 +290,7 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
 def test_a_lead_within_the_tolerance_or_the_profiles_error_is_none(
     one_by_one: Experiment, tolerance: float, times: float, limit: str, steep: float, sure: bool
 ) -> None:
-    """A lead of so many times the profile's error of throughputs."""
+    """A lead in units of the profile's error of throughputs."""
     goal = Goal("throughput", ("ttft:15",), 0.9)
     gain = 1 + times * lead_error(one_by_one, "output_throughput")
     capacities = Capacities(Plan(one_by_one, ("autoregressive", "colocated"), 5, goal, tolerance))

@@ -72,7 +72,7 @@ def test_significant_is_an_interval_above_the_threshold(
 
 
 @given(values=fields(), sign=signs)
-def test_the_first_is_never_behind_another(values: dict[str, list[float]], sign: int) -> None:
+def test_the_first_is_never_worse_than_another(values: dict[str, list[float]], sign: int) -> None:
     held = contest(values, sign)
     assert next(iter(held.values)) == held.best
     means = [sign * value.mean for value in held.values.values()]

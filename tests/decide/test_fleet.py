@@ -79,12 +79,12 @@ def test_the_splits_compared_follow_the_load(prompt: int, output: int, prefill: 
 def test_a_mixture_has_fleets_with_experts_on_all_gpus() -> None:
     """Qwen3-235B-A22B in 8 bits takes 236 GB, so that two H200s hold it; a rank has a copy of all but the experts."""
     base = Experiment(server=Server("none:qwen3-235b-a22b-fp8"))
-    found = fleets(base, ("autoregressive",), 4)
-    assert [fleet.name for fleet in found] == [
+    kinds = fleets(base, ("autoregressive",), 4)
+    assert [fleet.name for fleet in kinds] == [
         "2x autoregressive tp2", "2x autoregressive tp2 ep", "2x autoregressive dp2 ep",
         "autoregressive tp4", "autoregressive tp4 ep", "autoregressive dp4 ep",
     ]  # fmt: skip
-    assert all(fleet.gpus(base) == 4 for fleet in found)
+    assert all(fleet.gpus(base) == 4 for fleet in kinds)
 
 
 def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:
@@ -320,7 +320,7 @@ def test_the_rate_that_stands_for_a_recording_is_that_of_its_rounds(rate: float,
     assert equivalent_rate(rows) == pytest.approx(rate, abs=0.02)
 
 
-def test_acceptance_is_recorded_or_said_to_be_assumed() -> None:
+def test_acceptance_is_recorded_or_reported_as_assumed() -> None:
     base = Experiment("colocated", Traffic("random", input_len=128), server=Server("llama-3.1-8b"))
     texts = {way.acceptance_text for way in drafters(base, "llama-3.1-8b", THREE, None)}
     assert texts == {

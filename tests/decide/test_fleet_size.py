@@ -1,4 +1,4 @@
-"""The smallest fleet for a load, beside Lindley's recursion of each of its servers."""
+"""The smallest fleet for a load, against Lindley's recursion of each of its servers."""
 
 from __future__ import annotations
 

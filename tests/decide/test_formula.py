@@ -71,7 +71,7 @@ def test_the_better_the_drafter_the_longer_its_drafts(concurrency: int) -> None:
 
 
 def test_what_a_closed_loop_does_not_reach_is_not_kept_up_with() -> None:
-    """Between half and twice the rate at which 64 at once leave: Little's law, with a batch limit of 64."""
+    """Between half and twice the rate at which 64 concurrent requests leave: Little's law, with a batch limit of 64."""
     server = Server(max_num_seqs=64, num_speculative_tokens=2)
     loop = Experiment("colocated", replace(TRAFFIC, max_concurrency=64), server=server)
     per_s = Formula(loop).at(2).tokens_per_s / Formula(loop).output_tokens
@@ -87,7 +87,7 @@ def test_what_a_closed_loop_does_not_reach_is_not_kept_up_with() -> None:
 
 @pytest.mark.parametrize(("pair", "arch"), [(LLAMA, "colocated"), (LLAMA, "pdv"), (QWEN, "pd"), (QWEN, "pdv")])
 def test_the_most_promising_hold_the_best_by_simulation(pair: str, arch: Arch) -> None:
-    """Within 1%, over loads (closed loops, and 10 a second) and acceptance rates."""
+    """Within 1%, over loads (closed loops, and 10 per second) and acceptance rates."""
     for load in (1, 8, 10.0):
         closed = isinstance(load, int)
         traffic = Traffic("random", num_prompts=max(12, 4 * int(load)), input_len=64, output_len=96)
@@ -108,7 +108,7 @@ def test_the_most_promising_hold_the_best_by_simulation(pair: str, arch: Arch) -
 
 
 def test_a_drafter_that_leaves_no_room_for_the_batch_is_not_promising() -> None:
-    """A 7B drafter beside a 34B target, on as much memory as an 80 GB card has: without it many times as many fit."""
+    """A 7B drafter with a 34B target, on as much memory as an 80 GB card has: without it many times as many fit."""
     traffic = Traffic("random", num_prompts=64, input_len=256, output_len=256, max_concurrency=32)
     hardware = Hardware(gpu_memory_utilization=0.55)
     pair = Server(pair="llama-2-7b:codellama-34b")

@@ -22,7 +22,7 @@ CASES: dict[str, dict[str, Any]] = {
         "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0, "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
     },
-    # 25 req/s hold; runs that still had the queue of the cold cache in them said 16
+    # 25 req/s hold; runs that still had the queue of the cold cache in them showed 16
     "long prefixes": {
         "dataset_name": "random", "prefix_len": 6000, "num_prefixes": 50, "input_len": 200, "output_len": 100,
         "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0, "max_num_seqs": 64,

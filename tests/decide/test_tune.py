@@ -83,7 +83,7 @@ def test_tuned_is_never_worse_than_where_it_started(place: Experiment, goal: Goa
     assert {run.traffic.seed for run in bench.asked} == {APART, APART + 1}
     assert max(run.traffic.num_prompts for run in bench.asked) < place.traffic.num_prompts
     # what a setting cannot change is not tried
-    assert {run.server.max_num_seqs for run in bench.asked if run.arch == "pd"} == {128}  # 8 at once, or hardly more
+    assert {run.server.max_num_seqs for run in bench.asked if run.arch == "pd"} == {128}  # concurrency 8 or hardly more
 
 
 def test_drafts_are_tried_on_while_they_get_better() -> None:
@@ -97,7 +97,7 @@ def test_drafts_are_tried_on_while_they_get_better() -> None:
     assert {c.server.num_speculative_tokens for c in search.figures} == promising | set(range(max(promising), 9))
 
 
-def test_what_is_far_behind_on_the_first_seed_runs_no_second_and_keeps_its_place() -> None:
+def test_a_setting_far_worse_on_the_first_seed_runs_no_second() -> None:
     """Made-up figures: by draft length, and on the second seed a tenth less."""
     speeds = {0: 100.0, 1: 99.0, 2: 89.0, 3: 30.0}
     space = Space(("pd",), tuple(speeds), ("fixed",), (128,), (2048,), own=False)
@@ -106,7 +106,7 @@ def test_what_is_far_behind_on_the_first_seed_runs_no_second_and_keeps_its_place
     tuned(search, [LOOP], bench)
     figures = {c.server.num_speculative_tokens: figure for c, figure in search.figures.items()}
     assert figures == pytest.approx({k: 0.95 * speeds[k] for k in figures})
-    start = Formula(LOOP).ranked(space.draft_lengths)[0].k  # it ran before there was anything to be behind
+    start = Formula(LOOP).ranked(space.draft_lengths)[0].k  # it ran before there was anything better
     assert bench.runs == sum(2 if k == start or speeds[k] > 100 / BEHIND else 1 for k in figures)
 
 
@@ -169,7 +169,7 @@ def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
         (0.30, 0.01, None, 5),  # significant with the first seeds
         (0.02, 0.01, None, 5),  # too small to count, however many
         (0.30, 3.00, None, 20),  # scatters too much: four times as many at the most
-        (0.30, 0.30, None, 10),  # ten tell it apart
+        (0.30, 0.30, None, 10),  # ten are significant
         (0.30, 0.30, 19, 5),  # as long as the budget has room for all of them
     ],
 )
@@ -252,7 +252,7 @@ def test_what_is_left_open_is_searched_on_seeds_of_its_own(
     assert {run.traffic.seed for run in tried} == {APART, APART + 1}
     seeds = {run.traffic.seed for run in final}
     assert seeds == set(range(len(seeds)))
-    assert len(seeds) in ((5, 10, 20) if command == "advise" else (2,))  # advice adds seeds while that would tell
+    assert len(seeds) in ((5, 10, 20) if command == "advise" else (2,))  # advice adds seeds while that could decide
     drafting = [run.server for run in tried if run.arch != "autoregressive"]
     assert {server.controller for server in drafting} == set(CONTROLLERS)
     assert len({server.num_speculative_tokens for server in drafting}) > 1

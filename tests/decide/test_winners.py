@@ -98,7 +98,7 @@ def test_where_nobody_keeps_up_nobody_wins() -> None:
 
 
 def test_who_misses_the_levels_cannot_win_where_another_meets_them() -> None:
-    """As in advice; where nobody meets them, whoever is best."""
+    """As in advice; where nobody meets them, the best architecture."""
     of = grid(("colocated", "pd"), 0.6, goal=Goal("e2el", ("ttft:100",)), request_rate=(4.0,), concurrency=())
 
     def rows(e2el_ms: float, in_time: float) -> list[Row]:
@@ -207,15 +207,15 @@ def test_everyone_is_compared_finalist_or_not() -> None:
 def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Batch 1 is far behind everyone; pdv-hybrid is pd while few are there. Four seeds tell nothing."""
+    """Batch 1 loses by far; pdv-hybrid is pd while few requests run. Four seeds are inconclusive."""
     argv = ["map", "--acceptances", "0.6", "--concurrency", "2", *FLAGS, "-o", str(tmp_path)]
     argv += [f"--{name.replace('_', '-')}={value}" for name, value in FIXED.items()]
     few, alike = "too few runs", "not significant"
-    for arch, num_runs, said in (("baseline,pd", 5, ""), ("baseline,pd", 4, few), ("pd,pdv-hybrid", 5, alike)):
+    for arch, num_runs, note in (("baseline,pd", 5, ""), ("baseline,pd", 4, few), ("pd,pdv-hybrid", 5, alike)):
         assert main([*argv, "--arch", arch, "--against", arch.split(",")[0], "--num-runs", str(num_runs)]) == 0
         out = capsys.readouterr().out
         lines = [line for line in out.splitlines() if " output_throughput " in line]
-        assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[said] if said else []]
+        assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[note] if note else []]
         for difference in json.loads((tmp_path / "map.json").read_text())["paired_differences"]:
             apart = difference["relative"]
             beyond = abs(apart["mean"]) - apart["half_width"] > difference["error"]
@@ -224,9 +224,9 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
 
 
 @pytest.mark.parametrize("command", ["map", "capacity", "advise"])
-@pytest.mark.parametrize(("runs", "said"), [(3, True), (5, False)])
-def test_too_few_runs_are_said_before_anything_is_computed(
-    command: str, runs: int, said: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("runs", "noted"), [(3, True), (5, False)])
+def test_too_few_runs_are_reported_before_anything_is_computed(
+    command: str, runs: int, noted: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     class Begun(Exception):
         pass
@@ -241,4 +241,4 @@ def test_too_few_runs_are_said_before_anything_is_computed(
     with pytest.raises(Begun):
         command_class(command).main([*argv, "--arch", "pd", "pdv"], "pdvsim")
     line = f"pdvsim: {runs} runs per point: no difference can be significant; use at least --num-runs 5\n"
-    assert (line in capsys.readouterr().err) is said
+    assert (line in capsys.readouterr().err) is noted

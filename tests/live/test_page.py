@@ -1,4 +1,4 @@
-"""The live page in a real browser: it opens, follows its controls, and belongs to whoever started it."""
+"""The live page in a real browser: it opens, follows its controls, and belongs to the user who started it."""
 
 from __future__ import annotations
 
@@ -147,13 +147,13 @@ def test_a_burst_shows_up_in_the_queues(page: Page) -> None:
     press(page, "Burst of 50")
     press(page, "Advance 1 s")
     until(page, lambda: min(figures(page, "requests in system")) > max(before) + 20)
-    assert figures(page, "main queue now")[1] > 10  # eight at once are served
+    assert figures(page, "main queue now")[1] > 10  # eight are served concurrently
     assert figures(page, "prefill queue now")[0] > 10
     press(page, "Continue")
 
 
-def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, page: Page, live: Served) -> None:
-    """In force within a second, as the other browser tells: a telephone."""
+def test_a_slider_changes_the_load_for_two_browsers(browser: Browser, page: Page, live: Served) -> None:
+    """In force within a second, as the other browser shows: a telephone."""
     other = opened(browser, live.url, 400)
     took_s, rate, tries = 60.0, value(page, "request_rate"), 0
     while took_s > 1.0:  # a busy machine may be late, but not every time
@@ -180,7 +180,7 @@ def test_a_slider_changes_the_load_for_two_browsers_at_once(browser: Browser, pa
     until(page, lambda: now_s(page) > seen_s + 3)
 
 
-def test_what_cannot_be_is_said_and_not_done(page: Page) -> None:
+def test_an_impossible_setting_is_refused_with_a_message(page: Page) -> None:
     page.evaluate("() => document.getElementById('input_len').append(new Option('9000000'))")
     page.locator("#input_len").select_option("9000000")
     until(page, lambda: "tokens" in text(page, "status") and "#b00020" in text(page, "status"))
@@ -198,8 +198,8 @@ def test_a_session_is_saved_as_an_ordinary_result(page: Page, live: Served) -> N
     until(page, lambda: now_s(page) == 3.0)
     press(page, "Save")
     until(page, lambda: "saved" in page.inner_text("main pre"))
-    said = page.inner_text("main pre")
-    assert "a burst of requests" in said
+    command = page.inner_text("main pre")
+    assert "a burst of requests" in command
     [folder] = (live.folder / "results").iterdir()
     for arch in ARCHS:
         document = json.loads((folder / f"{arch}.json").read_text())

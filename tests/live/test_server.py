@@ -159,8 +159,8 @@ def test_a_port_that_is_taken_is_named_before_anything_is_made(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert main(["live", "--no-browser", "--port", str(port)]) == 2
-    said = capsys.readouterr().err
-    assert said == f"pdvsim: error: port {port} is in use: choose another --port, or 0 for any free one\n"
+    captured = capsys.readouterr().err
+    assert captured == f"pdvsim: error: port {port} is in use: choose another --port, or 0 for any free one\n"
     assert main(["live", "--no-browser", "--address", "192.0.2.1", "--port", "0"]) == 2
     assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is not an address of this machine\n"
 

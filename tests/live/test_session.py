@@ -61,14 +61,14 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     sessions = [driven(np.random.default_rng(seed), setup) for seed in (1, 2)]
     assert sessions[0].actions == sessions[1].actions
     assert len(sessions[0].actions) == 4
-    kept = replay(setup, sessions[0].actions, 6.0)
+    replayed = replay(setup, sessions[0].actions, 6.0)
     for session in sessions:
-        for (_, gauge), result in zip(session.gauged(), kept, strict=True):
+        for (_, gauge), result in zip(session.gauged(), replayed, strict=True):
             assert gauge.total_tokens == result.deliveries["tokens"][result.deliveries["time_s"] <= 6.0].sum()
             assert gauge.total_finished == (result.requests["finish_s"] <= 6.0).sum()
-    arrivals = [result.requests["prompt_tokens"] for result in kept]
+    arrivals = [result.requests["prompt_tokens"] for result in replayed]
     assert all(np.array_equal(arrivals[0], other) for other in arrivals)  # the same requests everywhere
-    for result in kept:
+    for result in replayed:
         req = result.requests
         served = np.bincount(result.deliveries["request"], result.deliveries["tokens"], len(req["id"]))
         assert np.array_equal(served, req["output_tokens"])
@@ -150,8 +150,8 @@ TALKS = Traffic(
 def test_conversations_are_those_of_an_ordinary_run() -> None:
     """A turn follows the answer to the last one; conversations begin at their own times."""
     base = replace(BASE, arch="colocated", traffic=TALKS)
-    [kept] = replay(Setup(("colocated",), base), [], 10.0)
-    live, plain = (rows_of(r, r["finish_s"] <= 10.0) for r in (kept.requests, simulate(base).requests))
+    [session] = replay(Setup(("colocated",), base), [], 10.0)
+    live, plain = (rows_of(r, r["finish_s"] <= 10.0) for r in (session.requests, simulate(base).requests))
     assert (plain["turn"] == 3).sum() > 10
     for name in ("session", "turn", "num_cached_tokens"):
         assert live[name].tolist() == plain[name].tolist()
@@ -180,8 +180,8 @@ def test_a_burst_has_texts_of_its_own() -> None:
     """Its requests share the prefix with the others, and nothing else, though they are a second sample."""
     shared = Traffic("random", request_rate=20.0, prefix_len=160, input_len=80, output_len=16, seed=3)
     base = replace(BASE, traffic=shared)
-    [kept] = replay(Setup(("colocated",), base), [Action(1.0)], 2.0)
-    assert kept.requests["num_cached_tokens"].max() == 160
+    [session] = replay(Setup(("colocated",), base), [Action(1.0)], 2.0)
+    assert session.requests["num_cached_tokens"].max() == 160
 
 
 def test_a_burst_and_another_acceptance_show() -> None:

@@ -34,8 +34,8 @@ def test_every_rows_and_tokens_meet_two_contexts_and_every_context_many_rows() -
             assert len({p.rows for p in forwards() if p.context == context and p.tokens == tokens}) >= 4
 
 
-def test_prompts_are_read_far_behind_a_start() -> None:
-    """Else attention over what is cached cannot be told from the layers, whose time is free at every size."""
+def test_prompts_are_read_far_into_a_context() -> None:
+    """Else attention over what is cached is not separable from the layers, whose time is free at every size."""
     starts = {
         size: {p.chunk_start for p in ALL if p.kind == "prefill" and p.chunk_tokens == size} for size in (256, 1024)
     }

@@ -50,9 +50,9 @@ def test_the_seconds_are_those_of_all_layers(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("budget_s", [0.0, -1.0])
 def test_no_size_is_begun_after_the_time_is_up(budget_s: float) -> None:
-    found: list[int] = []
-    count = layers.measure_layers(tiny("tiny-a"), CPU, 0, (), budget_s - 1, lambda n, repeat, s: found.append(n))
-    assert (count, found) == (0, [])
+    sizes: list[int] = []
+    count = layers.measure_layers(tiny("tiny-a"), CPU, 0, (), budget_s - 1, lambda n, repeat, s: sizes.append(n))
+    assert (count, sizes) == (0, [])
 
 
 def test_mixtures_are_left_out() -> None:

@@ -94,9 +94,9 @@ def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path
 
 def test_a_second_run_measures_nothing_again(parts: Path) -> None:
     before = {path: path.read_bytes() for path in parts.glob("*.npz")}
-    said: list[str] = []
-    Profiler(options(parts), tiny, said.append).run()
-    assert said == ["tiny-a: all 17 points are measured already"]
+    messages: list[str] = []
+    Profiler(options(parts), tiny, messages.append).run()
+    assert messages == ["tiny-a: all 17 points are measured already"]
     assert {path: path.read_bytes() for path in parts.glob("*.npz")} == before
 
 
@@ -114,11 +114,11 @@ def test_a_run_that_ends_early_is_resumed_where_it_stopped(tmp_path: Path, monke
     with pytest.raises(KeyboardInterrupt):
         Profiler(options(tmp_path), tiny, quiet, step).run()
     assert len({point[:-1] for point in measured(tmp_path / "tiny-a.npz")}) == 6
-    kept = measured(killed / "tiny-a.npz")
-    assert len({point[:-1] for point in kept}) == 5
+    before = measured(killed / "tiny-a.npz")
+    assert len({point[:-1] for point in before}) == 5
     Profiler(options(killed), tiny, quiet).run()
     after = measured(killed / "tiny-a.npz")
-    assert kept.items() <= after.items()
+    assert before.items() <= after.items()
     assert max(after.values()) == 1
     assert len({point[:-1] for point in after}) == 17
 
@@ -176,12 +176,12 @@ def test_what_does_not_fit_or_fails_is_left_out_and_named(tmp_path: Path, monkey
 def test_recorded_contexts_are_what_the_engine_sees(bed: Rig, point: grid.GridPoint) -> None:
     launch = bed.launcher(point)
     for _ in range(3):
-        drawn = launch.draw()
-        lengths = launch.lane.engine.sequences.length[torch.tensor(drawn.rows)]
+        data = launch.draw()
+        lengths = launch.lane.engine.sequences.length[torch.tensor(data.rows)]
         unread = 2 if point.catch_up else 1  # the newest token is settled, not cached; catching up feeds two
-        assert int((lengths - unread).sum()) == drawn.context_total
-        assert len(set(drawn.rows)) == point.rows
-        launch.fire(drawn)
+        assert int((lengths - unread).sum()) == data.context_total
+        assert len(set(data.rows)) == point.rows
+        launch.fire(data)
 
 
 def test_caches_weights_and_tokens_are_never_zeros(bed: Rig) -> None:
@@ -255,7 +255,7 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
     assert 5 in set(solo[solo["kind"] == "draft"]["tokens"])
 
 
-def test_a_head_beside_its_target_is_not_measured(tmp_path: Path) -> None:
+def test_a_head_with_its_target_is_not_measured(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="measure a head alone"):
         options(tmp_path, pairs=("eagle3-llama-3.1-8b:llama-3.1-8b",))
 

@@ -41,9 +41,9 @@ def test_the_arrivals_are_in_the_published_figures(row: TableRow) -> None:
 @pytest.mark.parametrize("arch", ["baseline", "pdv"])
 def test_no_request_of_five_ended_early(pair: str, arch: str) -> None:
     """Acceptance has one solution in whole numbers with all 100 tokens."""
-    told = load_published().acceptance((pair, arch, 3), COMPARISON)
-    requests = five_requests(told, 100)
-    assert np.mean([tokens / (K * rounds) for tokens, rounds in requests]) == pytest.approx(told["mean"], abs=1e-9)
+    rates = load_published().acceptance((pair, arch, 3), COMPARISON)
+    requests = five_requests(rates, 100)
+    assert np.mean([tokens / (K * rounds) for tokens, rounds in requests]) == pytest.approx(rates["mean"], abs=1e-9)
 
 
 def test_the_seed_of_the_programs_repeats_a_prompt() -> None:

@@ -71,8 +71,8 @@ def test_even_rounds_refuse_what_no_round_emits() -> None:
 
 def test_mean_acceptance_is_that_of_drawn_requests() -> None:
     rng = np.random.default_rng(1)
-    drawn = [drawn_rounds(rng, 0.45, 20) for _ in range(20_000)]
-    shown = np.mean([sum(emits) / (K * len(emits)) for emits in drawn])
+    requests = [drawn_rounds(rng, 0.45, 20) for _ in range(20_000)]
+    shown = np.mean([sum(emits) / (K * len(emits)) for emits in requests])
     assert mean_acceptance(np.array([0.45]), 20)[0] == pytest.approx(shown, abs=0.002)
     assert coin_for(float(shown), 20) == pytest.approx(0.45, abs=0.005)
 
@@ -110,7 +110,7 @@ def test_a_program_of_three_way_waits_for_arrivals() -> None:
 
 
 def test_four_workers_take_turns_on_the_stream_forward_by_forward() -> None:
-    # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues behind them
+    # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues after them
     assert finishes("baseline", [1, 1, 1, 1, 1]) == [18, 20, 22, 24, 30]
 
 
@@ -197,21 +197,21 @@ def test_acceptance_tells_tokens_and_rounds(acceptance: float, tokens: int, expe
 
 @pytest.mark.parametrize("arch", ["baseline", "pd", "pdv"])
 def test_five_requests_have_the_published_acceptance(arch: str) -> None:
-    told = load_published().acceptance(("TinyLlama-1.1B->Llama-2-7b", arch, 3))
-    accepted = [tokens / (K * rounds) for tokens, rounds in five_requests(told, 100)]
-    assert np.mean(accepted) == pytest.approx(told["mean"], abs=1e-9)
+    acceptance = load_published().acceptance(("TinyLlama-1.1B->Llama-2-7b", arch, 3))
+    accepted = [tokens / (K * rounds) for tokens, rounds in five_requests(acceptance, 100)]
+    assert np.mean(accepted) == pytest.approx(acceptance["mean"], abs=1e-9)
     assert (min(accepted), np.median(accepted), max(accepted)) == pytest.approx(
-        (told["min"], told["median"], told["max"])
+        (acceptance["min"], acceptance["median"], acceptance["max"])
     )
 
 
 @pytest.mark.parametrize("arch", ["baseline", "pd", "pdv"])
 @pytest.mark.parametrize(("concurrency", "requests"), [(10, 20), (25, 50)])
 def test_many_requests_have_nearly_the_published_acceptance(arch: str, concurrency: int, requests: int) -> None:
-    told = load_published().acceptance(("TinyLlama-1.1B->Llama-2-7b", arch, concurrency))
-    mix = many_requests(told, requests, 100)
+    acceptance = load_published().acceptance(("TinyLlama-1.1B->Llama-2-7b", arch, concurrency))
+    mix = many_requests(acceptance, requests, 100)
     assert len(mix) == requests
     accepted = [tokens / (K * rounds) for tokens, rounds in mix]
-    assert np.mean(accepted) == pytest.approx(told["mean"], rel=0.03)  # rounds are whole
-    assert np.median(accepted) == pytest.approx(told["median"], rel=0.05)
-    assert (min(accepted), max(accepted)) == pytest.approx((told["min"], told["max"]), rel=0.03)
+    assert np.mean(accepted) == pytest.approx(acceptance["mean"], rel=0.03)  # rounds are whole
+    assert np.median(accepted) == pytest.approx(acceptance["median"], rel=0.05)
+    assert (min(accepted), max(accepted)) == pytest.approx((acceptance["min"], acceptance["max"]), rel=0.03)

@@ -54,8 +54,8 @@ def test_every_throughput_on_ten_completions_within_12_percent(poisson: Reproduc
 def test_the_cells_with_ten_completions_are_the_published_ones(poisson: Reproduction) -> None:
     """Published completions are not given, but throughput times the cut-off over 21 tokens is close."""
     for cell in throughput(poisson, "pd") + throughput(poisson, "pdv-unified"):
-        told = min(cell.requests, cell.published * 60 / 21)
-        assert (cell.completions >= 10) == (told >= 10), cell
+        completed = min(cell.requests, cell.published * 60 / 21)
+        assert (cell.completions >= 10) == (completed >= 10), cell
 
 
 def test_pd_peaks_at_16_and_collapses_from_64_on(poisson: Reproduction) -> None:

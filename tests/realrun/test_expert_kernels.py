@@ -101,9 +101,7 @@ def test_tokens_are_routed_and_grouped_alike(tokens: int, sizes: tuple[int, int]
 
 @pytest.mark.parametrize(("count", "taken"), [(128, 8), (8, 2), (256, 8)])
 @pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 5), (8, 1), (4, 9), (64, 1), (16, 4)])
-def test_pinned_routing_reads_as_many_experts_as_the_simulator_says(
-    count: int, taken: int, rows: int, width: int
-) -> None:
+def test_pinned_routing_reads_as_many_experts_as_simulated(count: int, taken: int, rows: int, width: int) -> None:
     """Over many layers and places, the mean of the distinct experts is the law's within two hundredths."""
     law = Experts(count, taken, 8)
     slots = torch.arange(rows).repeat_interleave(width)

@@ -83,15 +83,15 @@ def block(model: Transformer, layer: LayerWeights, qkv: Tensor, x: Tensor) -> Te
 
 def hidden_states(target: Transformer, tokens: Sequence[int]) -> Tensor:
     """What the target's layers pass on, of every token."""
-    x, kept = target.weights.embedding[torch.tensor(tokens)], []
+    x, states = target.weights.embedding[torch.tensor(tokens)], []
     for at, layer in enumerate(target.weights.layers):
         x = block(target, layer, F.linear(reference_ops.unit_norm(x, 1e-5), layer.qkv), x)
-        kept += [x] * target.passes_on.count(at)
-    return torch.cat(kept, dim=1)
+        states += [x] * target.passes_on.count(at)
+    return torch.cat(states, dim=1)
 
 
 def plainly(head: Head, target: Transformer, tokens: Sequence[int], steps: int) -> list[int]:
-    """Drafts behind `tokens`, all recomputed for each: place t has token t + 1 and the state at t."""
+    """Drafts after `tokens`, all recomputed for each: place t has token t + 1 and the state at t."""
     w, given = head.weights, list(tokens)
     states = hidden_states(target, tokens)[:-1]
     states = states if w.fused is None else F.linear(states, w.fused)
@@ -175,7 +175,7 @@ def served(arch: Arch, kind: HeadKind, **server: Any) -> Experiment:
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Sets every served draft beside a plain recomputation; the rows of each that was."""
+    """Compare every served draft with a plain recomputation; return the rows of each."""
     launched, rows = CudaGPU._draft, []
 
     def watched(
@@ -236,11 +236,11 @@ def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> No
 
 
 def test_what_a_head_cannot_do_here_is_refused() -> None:
-    for chosen, said in (
+    for chosen, message in (
         (served("pdv", "eagle3", controller="goodput"), "--min-speculative-tokens 1"),
         (served("adaptive", "eagle3"), "no adaptive"),
     ):
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises(ValueError, match=message):
             serve(chosen, MACHINE)
 
 
@@ -283,7 +283,7 @@ def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_is_not_the_kernel_behind_its_plan(kind: HeadKind) -> None:
+def test_attention_is_not_the_kernel_of_its_plan(kind: HeadKind) -> None:
     # on a GPU it starts, and reads the plan, while the kernel ahead of it still runs
     for lane in lanes(kind):
         called: list[str] = []

@@ -104,7 +104,7 @@ def test_a_request_that_was_preempted_is_looked_up_as_before() -> None:
     assert outputs == undrafted()
 
 
-def test_the_engine_pads_rows_and_the_simulator_packs_them_unless_told() -> None:
+def test_the_engine_pads_rows_and_the_simulator_packs_them_by_default() -> None:
     """Simulated as it is served, a verify has as many tokens as its longest row times its rows."""
     chosen = replace(served("colocated", 40), acceptance=Acceptance(acceptance_model="instructcoder-ngram"))
     for experiment, exact in ((chosen, False), (as_served(chosen), True)):

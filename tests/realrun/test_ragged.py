@@ -117,7 +117,7 @@ def test_a_verify_of_one_row() -> None:
 
 @pytest.mark.parametrize("arch", ["colocated", "pdv"])
 def test_a_table_with_0_in_it_changes_no_token(arch: Arch) -> None:
-    """At 0 the drafter drafts a token that is not verified, and continues from there later."""
+    """At draft length 0 the drafter drafts a token that is not verified, and continues from there later."""
     table = experiment(arch, controller="table", num_speculative_tokens_per_batch_size=("1:3", "2:0", "4:2"))
     result = serve_and_compare(table, output_len=25)
     verifies = (result.launches["role"] == 1) & (result.launches["rows"] > 0)

@@ -75,10 +75,10 @@ def models(noise: float = 0.2) -> dict[Role, Transformer]:
 
 
 def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> ServingRig:
-    made = models(noise)
+    networks = models(noise)
     if chosen.arch == "autoregressive":
-        made = {"target": made["target"]}
-    return prepare(chosen, OWN, requests, models=made)
+        networks = {"target": networks["target"]}
+    return prepare(chosen, OWN, requests, models=networks)
 
 
 def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[int, list[int]]:
@@ -90,7 +90,7 @@ def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[in
 
 @cache
 def continued(text: tuple[int, ...], tokens: int) -> list[int]:
-    """So many tokens behind a prompt; the same prompts are served by every architecture."""
+    """Output tokens after a prompt; the same prompts are served by every architecture."""
     return generate(alone(), [list(text)], tokens)[0]
 
 
@@ -197,12 +197,12 @@ def test_early_drafts_are_as_simulated(arch: Arch) -> None:
 
 
 def between_rounds_s(result: Result) -> float:
-    """How long the GPU rests between a verify and the draft behind it, at least."""
+    """Return the shortest idle time of the GPU between a verify and the next draft."""
     launches = result.launches
     order = np.argsort(launches["start_s"])
     start_s, end_s, kind = (launches[name][order] for name in ("start_s", "end_s", "kind"))
-    behind = (kind[1:] == DRAFT) & (kind[:-1] == KINDS.index("verify"))
-    return float((start_s[1:] - end_s[:-1])[behind].min())
+    drafts_next = (kind[1:] == DRAFT) & (kind[:-1] == KINDS.index("verify"))
+    return float((start_s[1:] - end_s[:-1])[drafts_next].min())
 
 
 def early(chosen: Experiment) -> Experiment:
@@ -210,7 +210,7 @@ def early(chosen: Experiment) -> Experiment:
 
 
 def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A verify is as wide as its longest draft; what lies behind a shorter one is no draft."""
+    """A verify is as wide as its longest draft; tokens after a shorter one are no draft."""
     lengths, calls = itertools.cycle((1, 3)), []
     verify = GraphLane.verify
 
@@ -228,7 +228,7 @@ def test_each_row_is_judged_on_the_drafts_it_has(monkeypatch: pytest.MonkeyPatch
     assert all(drafts == max(limits) and set(limits) <= {1, 3} for drafts, limits in calls)
 
 
-def test_a_drafter_behind_by_many_tokens_reads_them_first(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_that_lags_by_many_tokens_reads_them_first(monkeypatch: pytest.MonkeyPatch) -> None:
     """A perfect drafter is always right, which it could not be over a hole in its cache."""
     let_adaptive_switch(monkeypatch, *["plain"] * 5, "atomic", "atomic")
     chosen = experiment("adaptive", rate=float("inf"))
@@ -277,12 +277,12 @@ def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pyte
     for name in ("rounds", "drafts", "drafted", "accepted", "bare"):
         np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
     launches, requests = real.launches, real.requests
-    made = {kind: launches["kind"] == KINDS.index(kind) for kind in ("draft", "ahead", "verify")}
-    tokens = {kind: (launches["rows"] * launches["steps"])[which].sum() for kind, which in made.items()}
+    of_kind = {kind: launches["kind"] == KINDS.index(kind) for kind in ("draft", "ahead", "verify")}
+    tokens = {kind: (launches["rows"] * launches["steps"])[which].sum() for kind, which in of_kind.items()}
     assert tokens["ahead"] == requests["ahead_tokens"].sum() > 0
     assert tokens["draft"] + requests["ahead_used"].sum() == requests["drafted"].sum()
     assert requests["ahead_used"].sum() > 0
-    rows = launches["rows"][made["ahead"]]
+    rows = launches["rows"][of_kind["ahead"]]
     assert rows.max() <= 4 * max(1, 4 * fan)  # four requests, of three drafts each
 
 
@@ -343,7 +343,7 @@ def _copy(engine: Engine) -> Engine:
     return same
 
 
-def test_a_warm_up_leaves_nothing_behind() -> None:
+def test_a_warm_up_leaves_no_state() -> None:
     """A run after it is the run without it, token for token."""
     chosen = experiment("pdv")
     outputs: list[dict[int, list[int]]] = [{}, {}]
@@ -383,7 +383,7 @@ def test_a_rig_serves_smaller_runs_and_refuses_larger_ones() -> None:
 
 
 def tight(arch: Arch, kv_cache: KvPolicy, output_len: int = 10) -> Experiment:
-    """All requests at once, over a KV cache that holds two of the longest."""
+    """All requests together, over a KV cache that holds two of the longest."""
     chosen = experiment(arch, rate=float("inf"), num_workers=4, kv_cache=kv_cache)
     chosen = replace(chosen, traffic=replace(chosen.traffic, output_len=output_len))
     requests = make_requests(chosen.traffic, chosen.acceptance)
@@ -407,12 +407,12 @@ def test_a_preempted_request_reads_as_if_it_had_been_alone(arch: Arch, monkeypat
 def test_two_vocabularies_are_cut_to_the_smaller() -> None:
     arch = TINY["target"]
     wide = replace(arch, spec=replace(arch.spec, vocab=600))
-    made: dict[Role, Transformer] = {
+    networks: dict[Role, Transformer] = {
         "draft": Transformer.random(TINY["draft"], 64, CPU, torch.float32, 1),
         "target": Transformer.random(wide, 64, CPU, torch.float32, 2),
     }
     chosen, own = experiment("pd"), replace(MACHINE, verdict="own")
     requests = make_requests(chosen.traffic, chosen.acceptance)
     outputs: dict[int, list[int]] = {}
-    serve(chosen, own, requests=requests, rig=prepare(chosen, own, requests, models=made), outputs=outputs)
+    serve(chosen, own, requests=requests, rig=prepare(chosen, own, requests, models=networks), outputs=outputs)
     assert max(max(tokens) for tokens in outputs.values()) < 512

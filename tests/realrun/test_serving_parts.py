@@ -30,7 +30,7 @@ from pdvsim.sim.workload.requests import make_requests
 
 
 class Coming:
-    """A source that is over after so many polls."""
+    """A source that ends after this number of polls."""
 
     def __init__(self, clock: WallClock, polls: int) -> None:
         self.clock, self.left, self.rests = clock, polls, 0

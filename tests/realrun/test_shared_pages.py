@@ -49,15 +49,15 @@ def tokens_of(chosen: Experiment, noise: float = 0.2) -> tuple[dict[int, list[in
 def one_after_the_other(chosen: Experiment) -> dict[int, list[int]]:
     """Each request's tokens alone and without any cache; a conversation's next prompt begins with the last answer."""
     requests = make_requests(chosen.traffic, chosen.acceptance)
-    drawn = prompts(requests, TINY["target"].spec.vocab, chosen.traffic.seed, CPU)
-    texts = {number: text.tolist() for number, text in drawn.items()}
+    texts_drawn = prompts(requests, TINY["target"].spec.vocab, chosen.traffic.seed, CPU)
+    texts = {number: text.tolist() for number, text in texts_drawn.items()}
     outputs: dict[int, list[int]] = {}
     following = next_turns(requests)
     for request in requests:
         outputs[request.id] = continued(tuple(texts[request.id]), request.output_tokens)
         if (turn := following.get(request.id)) is not None:
-            said = [*texts[request.id], *outputs[request.id]]
-            texts[turn.id][: len(said)] = said
+            conversation = [*texts[request.id], *outputs[request.id]]
+            texts[turn.id][: len(conversation)] = conversation
     return outputs
 
 

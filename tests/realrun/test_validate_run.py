@@ -48,11 +48,11 @@ def test_runs_are_made_kept_and_gone_on_with(tmp_path: Path, capsys: pytest.Capt
     assert output.read_bytes().startswith(first)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["launches.parquet", "plan.jsonl", "runs.jsonl"]
     for run in done:
-        kept = launches_of(run)
-        assert len(kept) == run.metrics["launches"]
+        stored = launches_of(run)
+        assert len(stored) == run.metrics["launches"]
         assert run.meta["longest_request"] == 0  # no file
-        assert kept["start_s"].is_monotonic_increasing
-        assert set(kept["role"]) == ({"draft", "target"} if run.experiment.arch == "pd" else {"target"})
+        assert stored["start_s"].is_monotonic_increasing
+        assert set(stored["role"]) == ({"draft", "target"} if run.experiment.arch == "pd" else {"target"})
     capsys.readouterr()
     picture = tmp_path / "one.png"
     assert main(["validate", str(output), "--run", "1", "--plot", str(picture)]) == 0
@@ -76,8 +76,8 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(runs.Workbench, "served", stopped)
     assert serve(path, output) == 130
-    [kept] = read_runs(output)
-    assert len(launches_of(kept)) == kept.metrics["launches"]
+    [run] = read_runs(output)
+    assert len(launches_of(run)) == run.metrics["launches"]
 
 
 def test_time_that_is_up_starts_nothing(tmp_path: Path) -> None:

@@ -62,8 +62,8 @@ def test_end_of_a_request_is_not_biased() -> None:
     alpha, count = 0.9, 20_000
     runs = draw(Acceptance(acceptance_rate=alpha), [3] * count)
     for j in (1, 8, MAX_DRAFT - 1):
-        reached = sum(run[-1] >= j for run in runs)
-        assert stats.binomtest(reached, count, alpha**j).pvalue > 1e-4
+        accepted = sum(run[-1] >= j for run in runs)
+        assert stats.binomtest(accepted, count, alpha**j).pvalue > 1e-4
     (certain,) = draw(Acceptance(acceptance_rate=1.0), [400])
     assert min(certain) >= MAX_DRAFT - 1
     assert certain[0] == 255

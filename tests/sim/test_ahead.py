@@ -17,7 +17,7 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rate, was_guessed
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import LOADS, check_books, check_streams
+from pdvsim.testing import LOADS, check_counts, check_streams
 
 TWO = Hardware(place=("prefill=1", "verify=1"))
 SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
@@ -111,7 +111,7 @@ def test_nothing_that_is_drafted_ahead_is_lost_or_made_twice(load: str, fan: int
     )
     asked = make_requests(experiment.traffic, experiment.acceptance)
     result = simulate(experiment)
-    check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
     check_streams(result)
     used = result.requests["ahead_used"].sum()
     assert (used > 0) == experiment.speculates
@@ -127,7 +127,7 @@ def test_lanes_have_limits_of_their_own() -> None:
     assert rows["ahead"].max() == 2 * 5  # four drafts, so five outcomes each
 
 
-def test_measured_acceptance_tells_what_lies_behind_a_draft() -> None:
+def test_measured_acceptance_gives_the_tokens_after_a_draft() -> None:
     """A round is drafted ahead if all drafts of the one before were accepted, and the position after them as well."""
     traffic = Traffic("random", num_prompts=20, input_len=32, output_len=200, max_concurrency=1)
     acceptance = Acceptance(acceptance_model="sharegpt-eagle3")
@@ -137,7 +137,7 @@ def test_measured_acceptance_tells_what_lies_behind_a_draft() -> None:
     for request in make_requests(traffic, acceptance):
         guessed, at = 0, 1
         while at < request.output_tokens:
-            behind = request.accept_runs[at] > k
+            accepted_next = request.accept_runs[at] > k
             at += min(request.accept_runs[at], k) + 1
-            guessed += behind and at < request.output_tokens
+            guessed += accepted_next and at < request.output_tokens
         assert used[request.id] == k * guessed

@@ -34,7 +34,7 @@ SMALL = {"dataset_name": "random", "input_len": 32, "output_len": 200, "num_prom
 
 
 def metrics(drafts: int, tokens: int, by_position: list[int], engines: int = 1) -> str:
-    """What vLLM's /metrics says of so many drafts by each engine, among other things."""
+    """vLLM's /metrics with these drafts of each engine, among other lines."""
     lines = ["# HELP vllm:spec_decode_num_drafts_total Number of spec decoding drafts."]
     for engine in range(engines):
         labels = LABELS.format(engine)
@@ -98,7 +98,7 @@ def test_recorded_rounds_are_replayed(tmp_path: Path) -> None:
 
 
 def test_a_run_repeats_what_another_run_says_of_its_drafts(tmp_path: Path) -> None:
-    """Through the file of `pdvsim run`, which has vLLM's keys: as many tokens a round, at each position."""
+    """Through the file of `pdvsim run`, which has vLLM's keys: as many tokens per round, at each position."""
     path = tmp_path / "run.json"
     argv = ["run", "--arch", "colocated", "--pair", EAGLE3, "--num-speculative-tokens", "4", "-o", str(path)]
     flags = [word for name, value in SMALL.items() for word in (f"--{name.replace('_', '-')}", str(value))]
@@ -240,8 +240,8 @@ def test_an_assumed_rate_is_called_so_wherever_it_decides(tmp_path: Path, capsys
         text = capsys.readouterr().out
         assert "acceptance 0.6 is assumed" in text or "0.6, assumed" in text, (name, text)
         decides = name in ("advise", "map", "draft-table")
-        told = "drafting" in text and ("breaks even" in text or "beats plain decoding" in text)
-        assert told or not decides, (name, text)
+        stated = "drafting" in text and ("breaks even" in text or "beats plain decoding" in text)
+        assert stated or not decides, (name, text)
     assert main(["run", *small, *commands["run"], "--acceptance-rate", "0.7"]) == 0
     assert "assumed" not in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""A batch whose rounds pass at once is a batch like any other, to a policy that reads or changes it."""
+"""A batch whose rounds are fast-forwarded is a batch like any other, to a policy that reads or changes it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from pdvsim.sim.records import Deliveries
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.options import Acceptance
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import check_alike, check_books
+from pdvsim.testing import check_alike, check_counts
 
 TRAFFIC = Traffic("random", num_prompts=60, input_len=150, output_len=60, random_range_ratio=0.9, request_rate=30.0)
 SCARCE = Hardware(kv_capacity_tokens=1500)
@@ -87,7 +87,7 @@ class Counting(PDV):
 
 
 @pytest.mark.parametrize(("policy", "hardware"), [(Curious, Hardware()), (Curious, SCARCE), (Restless, Hardware())])
-def test_whoever_looks_at_rows_or_reorders_them_gets_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
+def test_reading_or_reordering_rows_gives_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
     experiment = Experiment(named(policy), TRAFFIC, server=Server(num_speculative_tokens=3), hardware=hardware)
     Curious.seen.clear()
     at_once, seen = simulate(experiment), dict(Curious.seen)
@@ -98,7 +98,7 @@ def test_whoever_looks_at_rows_or_reorders_them_gets_the_same_run(policy: type[C
     for moment, figures in seen.items():
         assert figures == pytest.approx(Curious.seen[moment], rel=1e-9)
     requests = at_once.requests
-    check_books(at_once, requests["output_tokens"].tolist(), requests["arrival_s"].tolist())
+    check_counts(at_once, requests["output_tokens"].tolist(), requests["arrival_s"].tolist())
     assert hardware is not SCARCE or requests["preemptions"].sum() > 0
 
 
@@ -178,7 +178,7 @@ def test_a_request_in_a_batch_of_its_own_is_foreseen_no_longer() -> None:
     assert rows.reserve(kv, 2)
     forecast = rows.foresee(2, kv, deliveries, rereads=False)
     contexts, lags = forecast.sums(3)
-    assert contexts == [150, 158, 166]  # 2, 3 and 3 tokens a round
+    assert contexts == [150, 158, 166]  # 2, 3 and 3 tokens per round
     assert lags == [0, 1, 1]
     forecast.pass_rounds([0.1, 0.2])
     assert [row.state.emitted for row in rows] == [5, 7, 7]

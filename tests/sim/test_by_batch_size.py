@@ -76,7 +76,7 @@ def test_the_length_is_looked_up_in_every_step() -> None:
     ]  # fmt: skip
 
 
-def test_a_hysteresis_keeps_a_length_until_the_border_is_well_behind() -> None:
+def test_a_hysteresis_keeps_a_length_until_well_past_the_border() -> None:
     controller = ByBatchSize(served(tiers="1:4 20:2", table_hold=0.1).server)
     lengths = []
     for controller.scheduled in (19, 20, 21, 22, 20, 19, 18, 17, 21):
@@ -99,7 +99,7 @@ def test_a_jump_to_0_costs_far_more_than_one_to_the_next_length() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tiers", "said"),
+    ("tiers", "message"),
     [
         ((), "needs --num-speculative-tokens-per-batch-size"),
         (("2:3",), "must begin with 1 and rise"),
@@ -108,6 +108,6 @@ def test_a_jump_to_0_costs_far_more_than_one_to_the_next_length() -> None:
         (("1:99",), "from 0 to 32"),
     ],
 )
-def test_bad_tables_are_refused(tiers: tuple[str, ...], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_bad_tables_are_refused(tiers: tuple[str, ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Server(controller="table", num_speculative_tokens_per_batch_size=tiers)

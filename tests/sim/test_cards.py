@@ -99,7 +99,7 @@ def test_a_profile_of_another_card_is_refused(tmp_path: Path, refused: Callable[
     assert "is for a100-80gb, not for --gpu l40s" in refused(argv)
 
 
-def test_ceilings_said_to_be_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:
+def test_ceilings_declared_as_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:
     """No kernel of the card was timed."""
     path = tmp_path / "card.toml"
     path.write_text(CARD + "measured = true\n")
@@ -110,9 +110,9 @@ def test_ceilings_said_to_be_measured_do_not_narrow_the_bar(tmp_path: Path) -> N
 def test_every_foundation_of_a_table_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--jobs", "1", "-o", str(tmp_path / "s")]
     assert main(["sweep", "--arch", "pd", "--concurrency", "2", "--vary", "gpu=h200,h100-pcie", *small]) == 0
-    said = capsys.readouterr().out
-    assert "measured on NVIDIA H200" in said
-    assert "transferred from the H200's kernels, not measured; forward times within 27%" in said
+    output = capsys.readouterr().out
+    assert "measured on NVIDIA H200" in output
+    assert "transferred from the H200's kernels, not measured; forward times within 27%" in output
 
 
 def test_a_missing_card_file_is_refused() -> None:

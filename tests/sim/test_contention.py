@@ -1,4 +1,4 @@
-"""How works share a GPU: the sharing rule's laws, and a planner that foresees what a GPU does."""
+"""How launches share a GPU: the sharing rule's laws, and a planner that foresees what a GPU does."""
 
 from __future__ import annotations
 
@@ -86,26 +86,26 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
     return sum(x.rate * x.compute for x in loads), sum(x.rate * x.bandwidth for x in loads)
 
 
-def hold(fit: ContentionFit, load: Load, beside: Sequence[Load]) -> float:
+def hold(fit: ContentionFit, load: Load, others: Sequence[Load]) -> float:
     """What a load holds of the GPU among those that it shares turns with."""
     shrunk = 1 / (1 + load.layer_s / fit.hold_layer_s) if fit.hold_layer_s else 1.0
     held = min(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * load.compute) * (1 - load.empty)
     held *= fit.hold_8bit if load.eight_bits else 1.0
-    return held * fit.crowd_hold if len(beside) > 2 else held
+    return held * fit.crowd_hold if len(others) > 2 else held
 
 
 def rates(sharing: Sharing, loads: Sequence[Load]) -> list[float]:
-    """The loads' rates, as of works that have just come."""
+    """Return the loads' rates, as of launches that have just begun."""
     for load in loads:
         load.share = load.rate = 0.0
     sharing.solve(loads)
     return [load.rate for load in loads]
 
 
-def lacks_something(load: Load, beside: Sequence[Load], held: dict[int, float]) -> bool:
-    """Whether something that the load needs is used up by the works that it has to share with, and itself."""
-    used_c, used_b = used_up(beside)
-    left = 1 - sum(x.rate * held[id(x)] for x in beside)
+def lacks_something(load: Load, others: Sequence[Load], held: dict[int, float]) -> bool:
+    """Whether something that the load needs is used up by itself and the launches that it shares with."""
+    used_c, used_b = used_up(others)
+    left = 1 - sum(x.rate * held[id(x)] for x in others)
     needs = ((load.compute, 1 - used_c), (load.bandwidth, 1 - used_b), (held[id(load)], left))
     return any(need > 0 and left <= TINY for need, left in needs)
 
@@ -121,7 +121,7 @@ def lacks_something(load: Load, beside: Sequence[Load], held: dict[int, float]) 
 def test_max_min_is_feasible_conserving_and_fair(
     loads: list[Load], data: st.DataObject, compute: float, bandwidth: float, room: float
 ) -> None:
-    """No limit or capacity is exceeded; whoever is held back needs a full resource, with the highest level there."""
+    """No limit or capacity is exceeded; a launch held back needs a full resource, with the highest level there."""
     n = len(loads)
     weight = data.draw(st.lists(weights, min_size=n, max_size=n))
     limit = data.draw(st.lists(st.floats(0.05, 1.0), min_size=n, max_size=n))
@@ -165,7 +165,7 @@ def test_the_short_cut_for_two_is_max_min(a: Load, b: Load, wa: float, wb: float
 def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: ContentionFit) -> None:
     """Whatever the priority: nobody is faster than alone, and neither resource nor the room is given out twice.
 
-    Nor is any wasted: whoever is held back lacks something, and together they get on as fast as one after the other.
+    Nor is any wasted: a launch held back lacks something, and together they get on as fast as one after the other.
     """
     sharing = Sharing("fluid", priority, fit)
     speeds = rates(sharing, loads)
@@ -181,8 +181,8 @@ def test_sharing_keeps_to_the_gpu(loads: list[Load], priority: Priority, fit: Co
     assert sum(speeds) >= 1 - NEAR
     for load in loads:
         if load.rate < 1 - NEAR:
-            beside = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
-            assert lacks_something(load, beside, held)
+            others = [x for x in loads if x.priority >= load.priority] if priority == "preemptive" else loads
+            assert lacks_something(load, others, held)
 
 
 @given(loads=lanes_at_work(2), fit=st.one_of(ideal, measured), levels=st.tuples(*[st.integers(0, 2)] * 3))
@@ -268,7 +268,7 @@ def test_priorities_range_from_none_to_preemptive(loads: list[Load], fit: Conten
 
 
 def test_a_launch_of_small_kernels_that_goes_first_has_more_of_the_turns() -> None:
-    """By hand: turns go by the root of 4 to 1; for one that goes first, beside a model that yields, all are alike.
+    """By hand: turns go by the root of 4 to 1; for one of higher priority, with a model that yields, all are alike.
 
     A launch with small kernels in part has that power of it. Without priority, and to others, it is nothing.
     """
@@ -298,7 +298,7 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
 
 def test_a_prompt_whose_kernels_keep_others_waiting_has_more_of_the_turns() -> None:
     sharing = Sharing("fluid", "stream", ContentionFit(stream_weight=1.0, turn_exponent=0.5))
-    assert rates(sharing, [Load(0.0, 1.0, 0, turns=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
+    assert rates(sharing, [Load(0.0, 1.0, 0, wait_ratio=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
 
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:
@@ -329,7 +329,7 @@ def test_the_ablations(loads: list[Load], priority: Priority) -> None:
     assert newcomer.rate == 0.0
 
 
-# the H200's works ---------------------------------------------------------------------------------------------------
+# the H200's launches ------------------------------------------------------------------------------------------------
 
 
 def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
@@ -343,7 +343,7 @@ def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
 @pytest.mark.parametrize("priority", ["none", "stream", "preemptive"])
 @pytest.mark.parametrize(("rows", "k"), [(1, 4), (5, 3), (16, 8), (64, 1), (128, 4)])
 def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k: int) -> None:
-    """A draft beside the verify of another batch of the same size: until both are done, whoever is held back."""
+    """A draft concurrent with the verify of an equal batch, until both are done; either may be held back."""
     gpu, plan, log = h200(priority)
     mine, others = batch(rows, 300), batch(rows, 300)
     gpu.launch(Launch("draft", "draft", "decode", mine, tokens=1, steps=k, priority=2))
@@ -354,7 +354,7 @@ def test_the_planner_foresees_what_the_gpu_does(priority: Priority, rows: int, k
     assert ends.max() == pytest.approx(plan.overlapped_s(rows, rows * 300, k), rel=1e-12)
 
 
-def beside_others(gpu: SimulatedGPU, launch: Launch) -> Job:
+def co_running(gpu: SimulatedGPU, launch: Launch) -> Job:
     """The work as those that share the GPU with it see it."""
     job = gpu.launch(launch)
     gpu.demand(job)
@@ -362,16 +362,16 @@ def beside_others(gpu: SimulatedGPU, launch: Launch) -> Job:
 
 
 def test_the_small_kernels_of_a_draft_are_those_of_its_steps() -> None:
-    """Kernels of up to 32 tokens find room beside others; only the first of a draft's steps has two tokens a row.
+    """Kernels of up to 32 tokens co-run with others; only the first of a draft's steps has two tokens per row.
 
     A draft's turn is a layer of one step, whatever their number.
     """
     gpu, *_ = h200("stream")
     rows = batch(20, 300)
     for tokens, steps, share in ((1, 1, 1.0), (2, 1, 0.0), (1, 4, 1.0), (2, 4, 0.75)):
-        job = beside_others(gpu, Launch("draft", "draft", "decode", rows, tokens, steps))
+        job = co_running(gpu, Launch("draft", "draft", "decode", rows, tokens, steps))
         assert job.small_kernel_share == share
         assert job.layer_s == pytest.approx(job.solo_s / (steps * pair(PAIR).draft.layers))
-    assert not beside_others(gpu, Launch("draft", "draft", "decode", batch(33, 300), 1, 4)).small_kernel_share
+    assert not co_running(gpu, Launch("draft", "draft", "decode", batch(33, 300), 1, 4)).small_kernel_share
     # a large model's products take most of its time, and leave no room
-    assert 0 < beside_others(gpu, Launch("verify", "target", "verify", rows, 1)).small_kernel_share < 0.5
+    assert 0 < co_running(gpu, Launch("verify", "target", "verify", rows, 1)).small_kernel_share < 0.5

@@ -70,7 +70,7 @@ def tokens_per_s(result: Result) -> float:
 
 
 def test_estimate_is_the_maximum_likelihood_rate() -> None:
-    """Drafts behind the first rejected one were never judged: with 10,000 rounds of 4 at 0.7 it finds 0.7, not less."""
+    """Drafts after the first rejected one were never judged: with 10,000 rounds of 4 at 0.7 it finds 0.7, not less."""
     rng = np.random.default_rng(0)
     estimate = AcceptanceEstimate(memory=1e6)
     for _ in range(10_000):
@@ -85,7 +85,7 @@ def test_estimate_is_the_maximum_likelihood_rate() -> None:
 SPECULATING = [arch for arch in ARCHS if arch != "autoregressive"]
 
 
-def test_estimate_follows_a_step_at_once() -> None:
+def test_estimate_follows_a_step_immediately() -> None:
     """10,000 verdicts at 0.8 do not outweigh the next 300 at 0.3."""
     rng = np.random.default_rng(0)
     estimate = AcceptanceEstimate()
@@ -97,7 +97,7 @@ def test_estimate_follows_a_step_at_once() -> None:
 
 @pytest.mark.parametrize("arch", SPECULATING)
 def test_length_0_runs_no_drafter_and_is_foreseen(arch: Arch) -> None:
-    """Only the target works, every round is one plain token, and the fast path gives the same records."""
+    """Only the target runs, every round is one plain token, and the fast path gives the same records."""
     loads: list[dict[str, Any]] = [{"max_concurrency": 8}, {"request_rate": 10.0}]
     for load in loads:
         traffic = Traffic("random", num_prompts=24, input_len=700, output_len=40, random_range_ratio=0.5, **load)
@@ -124,7 +124,7 @@ def test_without_drafts_one_lane_is_the_yardstick(server: Server) -> None:
 
 
 class Scripted(Controller):
-    """The next of a cycle of lengths, whoever asks."""
+    """Return the next of a cycle of lengths."""
 
     learns = True  # so that it is asked in every round
 
@@ -147,7 +147,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch, arch: Arch, lengths: Sequence[int]
 
 @pytest.mark.parametrize("arch", SPECULATING)
 def test_rounds_with_and_without_drafts_may_be_mixed(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each delivery is what the coins at its position grant a round of 0 or of 3 drafts, and the books agree."""
+    """Each delivery is what the coins at its position grant a round of 0 or of 3 drafts, and the counts agree."""
     gather = {"verify_gather": "always"} if arch in ("pdv", "pdv-hybrid") else {}
     lengths = (0, 3, 3, 0, 0) if arch != "adaptive" else (0, 0, *[3] * 20)  # it takes its time to begin
     result = scripted(monkeypatch, arch, lengths, hybrid_threshold=1, **gather)
@@ -239,7 +239,7 @@ def test_feedback_adjusts_after_ten_verdicts_over_the_last_hundred() -> None:
 
 
 def test_feedback_stays_inside_its_limits() -> None:
-    """2 and 8 as published, unless told otherwise; and never 0, where it would learn nothing more."""
+    """2 and 8 as published, unless given; and never 0, where it would learn nothing more."""
     assert feedback(k=0).k == 2
     assert feedback(k=9, min_speculative_tokens=3, max_speculative_tokens=6).k == 6
     assert feedback(max_speculative_tokens=1).k == 1
@@ -391,7 +391,7 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
         assert set(lengths) == {0, Goodput.TRY_LENGTH}
         tries.append(np.count_nonzero(lengths))
         plain_s, try_s = (plan.full_round_s(64, 64 * 500, k, 0.0) for k in (0, Goodput.TRY_LENGTH))
-        lost = (try_s + plan.behind_s(rows)) / plain_s - 1
+        lost = (try_s + plan.lag_s(rows)) / plain_s - 1
         assert 2 <= tries[-1] <= 1 + Learner.BUDGET * 4000 / lost
     assert tries[0] > 3 * tries[1]
 
@@ -429,7 +429,7 @@ def test_overlapped_batches_are_handed_over_twice(contention: Contention, togeth
 
 
 def adaptive(plan: Planner, rate: float, in_flight: int, mode: str) -> Adaptive:
-    """An adaptive policy in `mode` with so many requests in flight, that believes in `rate`."""
+    """An adaptive policy in `mode` with `rows` requests in flight, whose estimate is `rate`."""
     settings = Server(num_speculative_tokens=4)
     device: Any = SimpleNamespace(host=SimulatedHost(HostTimes()), foresees=False)
     nothing: Any = None
@@ -521,7 +521,7 @@ def test_adaptive_does_not_lose_to_its_own_plain_mode(concurrency: int, prompt: 
     assert tokens_per_s(simulated(Experiment("adaptive", traffic, Acceptance(acceptance_rate=0.6)))) >= 0.97 * best
 
 
-def test_rows_left_behind_are_read_as_prompts_a_few_at_a_time() -> None:
+def test_rows_that_lag_are_read_as_prompts_a_few_at_a_time() -> None:
     """Six rows that owe 10 tokens each, in one forward of four and one of two; a seventh owes nothing."""
     model = CostModel(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft))
     rows = batch(7, 100)

@@ -50,8 +50,8 @@ def test_the_next_turn_is_sent_a_think_time_after_the_answer() -> None:
     later = rows[rows.turn > 0]
     before = rows.shift(1)[rows.turn > 0]
     waited = (later.arrival_s - before.finish_s).to_numpy()
-    drawn = [request.think_s for request in requests.values() if request.turn]
-    assert waited == pytest.approx(drawn)  # all are in the order of conversations and turns
+    think_times = [request.think_s for request in requests.values() if request.turn]
+    assert waited == pytest.approx(think_times)  # all are in the order of conversations and turns
     many = make_requests(replace(traffic, num_prompts=20_000), Acceptance())
     assert np.mean([request.think_s for request in many if request.turn]) == pytest.approx(3.0, rel=0.03)
     assert len(rows) == 200
@@ -224,8 +224,8 @@ def test_traffic_says_how_much_repeats(mooncake: str, talks: str, capsys: pytest
 
 def test_sharegpt_has_turns_of_its_own(tmp_path: Path) -> None:
     """Four characters are a token here: prompts of 10 and 5 tokens, answers of 20 and 8."""
-    said = [("human", 40), ("gpt", 80), ("human", 20), ("gpt", 32), ("human", 4)]
-    talk = {"conversations": [{"from": who, "value": "x" * length} for who, length in said]}
+    messages = [("human", 40), ("gpt", 80), ("human", 20), ("gpt", 32), ("human", 4)]
+    talk = {"conversations": [{"from": who, "value": "x" * length} for who, length in messages]}
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps([talk, {"conversations": talk["conversations"][:2]}]), encoding="utf-8")
     one = Workload(Traffic(dataset_path=str(path), num_prompts=2), Acceptance()).all()

@@ -199,8 +199,8 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def talk(*turns: tuple[str, int | str]) -> dict[str, Any]:
-    said = [(who, "word " * text if isinstance(text, int) else text) for who, text in turns]
-    return {"id": "x", "conversations": [{"from": who, "value": text} for who, text in said]}
+    messages = [(who, "word " * text if isinstance(text, int) else text) for who, text in turns]
+    return {"id": "x", "conversations": [{"from": who, "value": text} for who, text in messages]}
 
 
 def test_sharegpt_counts_the_first_exchange_under_vllms_filter(write: Write, tokenizer: str) -> None:
@@ -218,13 +218,13 @@ def test_sharegpt_counts_the_first_exchange_under_vllms_filter(write: Write, tok
         {"id": "no turns"},
     ]
     path = write(json.dumps(talks))
-    kept = read_sharegpt(path, tokenizer, 100, np.random.default_rng(0)).lengths.tolist()
-    assert sorted(kept) == [[5, 4], [10, 20], [12, 13], [1024, 1024]]
-    assert read_sharegpt(path, tokenizer, 2, np.random.default_rng(0)).lengths.tolist() == kept[:2]
+    lengths = read_sharegpt(path, tokenizer, 100, np.random.default_rng(0)).lengths.tolist()
+    assert sorted(lengths) == [[5, 4], [10, 20], [12, 13], [1024, 1024]]
+    assert read_sharegpt(path, tokenizer, 2, np.random.default_rng(0)).lengths.tolist() == lengths[:2]
 
     traffic = Traffic(dataset_path=path, tokenizer=tokenizer, num_prompts=9)
     requests = make_requests(traffic, Acceptance())
-    assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(p, o) for p, o in kept}
+    assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(p, o) for p, o in lengths}
 
 
 def test_sharegpt_with_nothing_left_is_refused(write: Write, tokenizer: str) -> None:

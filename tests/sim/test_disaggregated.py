@@ -23,7 +23,7 @@ from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable, refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import check_alike, check_books, check_streams
+from pdvsim.testing import check_alike, check_counts, check_streams
 
 FREE_HOST = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
 PAIR = "tinyllama-1.1b:llama-2-7b"
@@ -255,7 +255,7 @@ def test_every_request_is_served_once(load: str, server: dict[str, Any], hardwar
     experiment = applicable(apart("2p2d", LOADS[load], server, **hardware))
     asked = make_requests(experiment.traffic, experiment.acceptance)
     result = simulate(experiment)
-    check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
     check_streams(result)
     check_alike(result, simulate(experiment, blocks=False))
     assert result.meta["gpus"] == experiment.gpus == 4
@@ -269,7 +269,7 @@ def test_engines_may_have_ranks_and_spread_experts(engine: Any) -> None:
     burst = replace(FIXED, num_prompts=24, max_concurrency=12)
     experiment = apart("1p1d", burst, {"pair": "none:qwen3-30b-a3b-fp8"}, profile=None, engine=engine, **layout)
     result = simulate(experiment)
-    check_books(result, [30] * 24, [0.0] * 24)
+    check_counts(result, [30] * 24, [0.0] * 24)
     check_streams(result)
     assert experiment.gpus == 6
     assert set(result.launches["gpu"]) == set(range(6))

@@ -152,7 +152,7 @@ def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
     assert 4 * first < target.price(1, 5).seconds_0
 
 
-def test_a_head_left_behind_by_more_than_a_draft_reads_that_as_a_prompt() -> None:
+def test_a_head_that_lags_by_more_than_a_draft_reads_it_as_a_prompt() -> None:
     experiment = serving("eagle3")
     head = covering_profile(experiment).cost_model(pair(experiment.server.pair).draft)
     row = Request(0, 0.0, 100, 200, bytes(200))
@@ -177,13 +177,13 @@ def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
     assert not np.any(result.launches["role"] == 0)
 
 
-def test_no_error_is_claimed_that_no_real_run_told() -> None:
-    """Heads were served; n-gram drafts too, but padded to one length, which a simulated run does not unless told to."""
-    told = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none", "eagle3")}
-    assert "output_throughput_error" in told["none"]
-    assert "output_throughput_error" in told["eagle3"]
-    assert not [name for name in told["ngram"] if name.endswith("_error")]
-    assert told["ngram"]["error_range"].startswith("none: real runs padded")
+def test_no_error_is_claimed_without_a_real_run() -> None:
+    """Heads were served; n-gram drafts too, but padded to one length, which a simulated run does not by default."""
+    bands = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none", "eagle3")}
+    assert "output_throughput_error" in bands["none"]
+    assert "output_throughput_error" in bands["eagle3"]
+    assert not [name for name in bands["ngram"] if name.endswith("_error")]
+    assert bands["ngram"]["error_range"].startswith("none: real runs padded")
 
 
 # who has drafts ------------------------------------------------------------------------------------------------------
@@ -223,10 +223,10 @@ def test_rounds_gain_what_was_recorded_and_most_have_no_drafts(name: str) -> Non
     ("kind", "acceptance"), [("eagle3", "sharegpt-eagle3"), ("mtp", "sharegpt-eagle3"), ("ngram", "sharegpt-ngram")]
 )
 def test_the_formula_is_near_the_simulation(kind: str, acceptance: str) -> None:
-    drawn = Acceptance(acceptance_model=acceptance)
+    given = Acceptance(acceptance_model=acceptance)
     for k, rows in ((1, 4), (4, 4), (3, 48)):
         experiment = serving(kind, k, num_prompts=6 * rows, max_concurrency=rows)
-        experiment = replace(experiment, acceptance=drawn, hardware=Hardware(band=False))
+        experiment = replace(experiment, acceptance=given, hardware=Hardware(band=False))
         result = simulate(experiment)
         simulated = result.requests["output_tokens"].sum() / result.requests["finish_s"].max()
         assert Formula(experiment).at(k).tokens_per_s == pytest.approx(simulated, rel=0.12), (k, rows)

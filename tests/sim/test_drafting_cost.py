@@ -36,9 +36,9 @@ def profile(experiment: Experiment, round_s: float, draft_s: float) -> Profile:
 
 
 def formula(experiment: Experiment, round_s: float, draft_s: float) -> Formula:
-    made = Formula(experiment)
-    made.__dict__["planner"] = ServerParts(experiment, profile(experiment, round_s, draft_s)).planner
-    return made
+    result = Formula(experiment)
+    result.__dict__["planner"] = ServerParts(experiment, profile(experiment, round_s, draft_s)).planner
+    return result
 
 
 @pytest.mark.parametrize("rows", [1, 16, 200])
@@ -117,6 +117,6 @@ def test_a_search_that_finds_nothing_costs_no_round(engine: str) -> None:
     assert (kind == KINDS.index("decode")).sum() > 0
     assert (kind == KINDS.index("verify")).sum() > 0
     decode_s = (run.requests["finish_s"] - run.requests["first_token_s"]).sum()
-    made = Formula(experiment)
+    predicted = Formula(experiment)
     rounds = np.isin(kind, [KINDS.index("verify"), KINDS.index("decode")]).sum()
-    assert decode_s / rounds == pytest.approx(made.round_s(1, K), rel=0.03)
+    assert decode_s / rounds == pytest.approx(predicted.round_s(1, K), rel=0.03)

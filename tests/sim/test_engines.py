@@ -114,9 +114,9 @@ def test_more_never_takes_less(engine, card):
 
 def test_constants_add_to_every_forward():
     tables, spec = tables_of("vllm", "h200"), model("llama-3.1-8b")
-    bare, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
+    without, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
     for tokens in TOKENS:
-        more = with_layers.layers.seconds(tokens, 0.0) - bare.layers.seconds(tokens, 0.0)
+        more = with_layers.layers.seconds(tokens, 0.0) - without.layers.seconds(tokens, 0.0)
         assert more == pytest.approx(spec.layers * 1e-5)
 
 
@@ -178,7 +178,7 @@ def test_requests_arrive_late_alike_on_the_fast_path():
         assert fast.requests[column] == pytest.approx(plain.requests[column], rel=1e-9)
 
 
-def test_a_request_waits_for_those_before_it_to_be_read():
+def test_a_request_waits_for_the_prefills_before_it():
     """Four prompts sent together are read one after the other, so the last is admitted after four readings."""
     experiment = replace(served("vllm"), traffic=replace(served("vllm").traffic, num_prompts=4, random_range_ratio=0.0))
     profile = covering_profile(experiment)
@@ -226,8 +226,8 @@ def test_a_command_for_another_engine_says_so():
 
 
 def test_results_find_an_engines_profile_again():
-    found = known_profile("h100-sxm", "h100-sxm-vllm", Config())
-    assert found.name == "h100-sxm-vllm"
+    profile = known_profile("h100-sxm", "h100-sxm-vllm", Config())
+    assert profile.name == "h100-sxm-vllm"
     assert known_profile("h100-sxm", "l40s-vllm", Config()) is None
 
 

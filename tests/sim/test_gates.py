@@ -37,8 +37,8 @@ def waits_s(result: Result) -> np.ndarray:
 
 def with_prompts(result: Result) -> np.ndarray:
     """Which launches read prompts: they have more new tokens than rows."""
-    found: np.ndarray = result.launches["tokens"] > result.launches["rows"]
-    return found
+    prefills: np.ndarray = result.launches["tokens"] > result.launches["rows"]
+    return prefills
 
 
 def steps_between(result: Result) -> list[int]:

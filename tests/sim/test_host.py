@@ -21,7 +21,7 @@ P, C, LOOK = 10e-6, 30e-6, 1e-6
 
 
 def spent(idle_lanes: float, cost_s: float, period_s: float = P, look_s: float = LOOK) -> float:
-    """What an operation takes on a host that so many idle lanes poll."""
+    """The time of an operation on a host that `lanes` idle lanes poll."""
     host = SimulatedHost(HostTimes(idle_poll_s=period_s, idle_poll_cost_s=look_s))
     host.idle(idle_lanes)  # type: ignore[arg-type]  # parts of a lane, to see that nothing jumps between whole ones
     return host.spend(0.0, cost_s, "launch")
@@ -74,18 +74,18 @@ def test_a_woken_lane_starts_later_by_the_time_it_takes_to_wake(arch: Arch) -> N
 def test_lanes_that_are_woken_cost_nothing_while_they_sleep() -> None:
     """Unlike a wait with a time-out of 100 ms, which nobody cuts short, waking takes its own time and no more."""
     options = {"arch": "pdv", "dataset_name": "random", "input_len": 64, "output_len": 32, "num_prompts": 4}
-    told, woken, timed_out = (
+    notified, woken, timed_out = (
         summarise(simulate(replace(build(Experiment, options), host=host)))["duration"]
         for host in (Host(), Host(host="python-threads"), Host(idle_poll_s=0.1))
     )
     hand_overs = 4 * 32 * 2
-    assert told < woken < told + hand_overs * 50e-6
-    assert timed_out > told + 0.1
+    assert notified < woken < notified + hand_overs * 50e-6
+    assert timed_out > notified + 0.1
 
 
 @pytest.mark.parametrize("drafted_by", ["none", "ngram", "suffix"])
 def test_operations_are_logged_by_what_they_are_not_by_what_they_cost(drafted_by: str) -> None:
-    """All three cost the same, so that nothing but their names tells them apart; a search has a cost of its own."""
+    """All three cost the same, so that only their names differ; a search has a cost of its own."""
     traffic = Traffic("random", num_prompts=12, input_len=50, output_len=20, max_concurrency=4)
     server = Server(drafter=drafted_by)
     host = Host(launch_s=1e-5, completion_s=1e-5, handoff_s=1e-5)

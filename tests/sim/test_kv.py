@@ -25,7 +25,7 @@ def ask(prompt: int, output: int, id: int = 0) -> Request:
     return Request(id, 0.0, prompt, output, bytes(output))
 
 
-def test_blocks_come_one_by_one_and_go_all_at_once() -> None:
+def test_blocks_come_one_by_one_and_go_together() -> None:
     kv = KvCache(capacity_tokens=70, lookahead=2, paged=True)  # four blocks and a rest that is no block
     first, second = ask(17, 9), ask(10, 9, 1)
     assert kv.need(first) == 32
@@ -158,8 +158,8 @@ def test_a_context_is_read_from_the_configuration(tmp_path: Path, refused: Calla
     config_file(tmp_path, vocab_size=32_000, max_position_embeddings=300)
     assert pair(f"tinyllama-1.1b:{tmp_path}").target.max_position_embeddings == 300
     lengths = ["--dataset-name", "random", "--input-len", "295", "--output-len", "6", "--num-prompts", "2"]
-    said = refused(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *lengths])
-    assert f"request 0 has 301 tokens but the context of {tmp_path} ends at 300" in said
+    message = refused(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *lengths])
+    assert f"request 0 has 301 tokens but the context of {tmp_path} ends at 300" in message
     config_file(tmp_path, max_position_embeddings=0)
     with pytest.raises(ValueError, match="max_position_embeddings: must be 1 to"):
         pair(f"tinyllama-1.1b:{tmp_path}")

@@ -1,4 +1,4 @@
-"""Host memory and SSD behind the KV cache of a GPU: what they keep, what a fetch costs, and when it is not worth it."""
+"""Offload of the KV cache to host memory and SSD: what they keep, what a fetch costs, and when it is not worth it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import check_alike, check_books
+from pdvsim.testing import check_alike, check_counts
 
 TALKS = Traffic(
     "random", num_prompts=60, input_len=600, output_len=40, num_turns=6, max_concurrency=10, think_time_s=1.0,
@@ -52,7 +52,7 @@ def by_tier(result: Result) -> list[float]:
 
 @pytest.mark.parametrize("arch", ["colocated", "pd", "pdv"])
 def test_an_endless_tier_hits_like_an_endless_cache(arch: str) -> None:
-    """A turn finds all that its conversation has computed, on the GPU or behind it."""
+    """A turn finds all that its conversation has computed, on the GPU or offloaded."""
     small, tier, large = (
         served(TALKS, arch, **options) for options in ({}, {"kv_offload_gb": ENDLESS_GB}, {"kv_capacity_tokens": 10**7})
     )
@@ -100,7 +100,7 @@ def test_a_fetch_costs_its_bytes(server: dict[str, Any]) -> None:
     assert later_s.sum() == pytest.approx(expected_s, rel=1e-3)
 
 
-def test_an_ssd_is_behind_the_host() -> None:
+def test_an_ssd_follows_host_memory() -> None:
     """What the host has lost comes from the SSD; only what is faster to compute is missing of all hits."""
     pair = {"pair": "none:qwen2.5-72b", "drafter": None}  # whose prefill takes long
     card = {"tensor_parallel_size": 4, "kv_capacity_tokens": 12_000}
@@ -134,7 +134,7 @@ def test_a_tier_forgets_the_least_recently_used(stored: list[tuple[int, int]], c
 
 
 def test_fetches_take_turns_on_the_link() -> None:
-    """A second of latency, 16 tokens a second."""
+    """A second of latency, 16 tokens per second."""
     tier = KvTier("host", LinkSpec(1.0, 16.0, "made up"), 10**6, 1.0)
     assert [tier.fetch(0.0, 32), tier.fetch(1.0, 16), tier.fetch(10.0, 16)] == [3.0, 4.0, 12.0]
     assert tier.hit_tokens == 64
@@ -150,7 +150,7 @@ def test_every_request_is_served_once(arch: str, load: dict[str, Any]) -> None:
     result = simulate(experiment)
     outputs = result.requests["output_tokens"].tolist()
     assert sorted(outputs) == sorted(r.output_tokens for r in make_requests(traffic, experiment.acceptance))
-    check_books(result, outputs, [0.0] * len(outputs))
+    check_counts(result, outputs, [0.0] * len(outputs))
     check_alike(result, simulate(experiment, blocks=False))
     assert np.all(result.requests["num_cached_tokens"] < result.requests["prompt_tokens"])
     assert result.meta["kv_host_hit_tokens"] > 0

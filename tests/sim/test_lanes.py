@@ -49,7 +49,7 @@ def test_a_limit_above_the_common_one_is_refused(name: str) -> None:
 
 
 def test_a_level_for_each_patience_and_at_most_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So whoever waits long enough goes before everybody, and nobody is below its lane's own level."""
+    """So a launch that waits long enough is scheduled first, and none is below its lane's own level."""
     seen: list[tuple[str, int, float]] = []
     enter = SimulatedGPU.launch
 

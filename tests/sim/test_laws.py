@@ -34,7 +34,7 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import GpuSpec
 from pdvsim.sim.workload.acceptance import Streams
-from pdvsim.testing import check_alike, check_books
+from pdvsim.testing import check_alike, check_counts
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 DRAFT = KINDS.index("draft")
@@ -69,7 +69,7 @@ class Scenario:
 
 
 def arrivals(kind: str, count: int, rate: float, rng: np.random.Generator) -> tuple[float, ...]:
-    """All at once, Poisson, or on a grid of milliseconds where several coincide."""
+    """All at time 0, Poisson, or on a grid of milliseconds where several coincide."""
     if kind == "burst":
         return (0.0,) * count
     times = np.cumsum(rng.exponential(1 / rate, count))
@@ -221,7 +221,7 @@ def by_gpu(result: Result) -> Iterator[tuple[tuple[int, int], Columns]]:
 
 
 def busy_periods(works: Columns) -> list[NDArray[np.int64]]:
-    """Indices of the works in each stretch of time in which something is running, from works by start."""
+    """Indices of the launches in each stretch of time in which something runs, from launches by start."""
     ends = np.maximum.accumulate(works["end_s"])
     gaps = np.flatnonzero(works["start_s"][1:] >= ends[:-1]) + 1
     return np.split(np.arange(len(ends)), gaps)
@@ -241,16 +241,16 @@ def profiles(profile_folder: Path) -> tuple[str | None, ...]:
 def came_and_went(scenario: Scenario, result: Result) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """When each request came and when it left, from what was asked and the tokens that left the server alone.
 
-    A request leaves with the token that makes up its output. Of those due it is sent at once, or, where the loop is
+    A request leaves with the token that makes up its output. Of those due it is sent immediately, or, where the loop is
     closed, when so many have left that it is its turn.
     """
     asked, deliveries = scenario.workload, result.deliveries
     left = np.full(len(asked.outputs), np.inf)
     for id, output in enumerate(asked.outputs):
         mine = deliveries["request"] == id
-        reached = np.cumsum(deliveries["tokens"][mine]) >= output
-        if reached.any():
-            left[id] = deliveries["time_s"][mine][np.argmax(reached)]
+        complete = np.cumsum(deliveries["tokens"][mine]) >= output
+        if complete.any():
+            left[id] = deliveries["time_s"][mine][np.argmax(complete)]
     came = np.array(asked.arrival_s)
     limit = scenario.experiment.traffic.max_concurrency
     if limit is not None and limit < len(came):
@@ -322,7 +322,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
     """What runs on each GPU keeps to its streams, its solo times and its capacities."""
     hardware, server = result.experiment.hardware, result.experiment.server
     gpu, fit = profile.gpu, profile.contention
-    hot = hottest(profile)
+    hottest_gpu = hottest(profile)
     for _, works in by_gpu(result):
         start, end, solo = works["start_s"], works["end_s"], works["solo_s"]
         for lane in np.unique(works["lane"]):
@@ -332,13 +332,13 @@ def check_gpus(result: Result, profile: Profile) -> None:
         assert np.all(end - start >= solo * (1 - 1e-12) - rounding_s)  # never faster than alone
         periods = busy_periods(works)
         alone = np.array([p[0] for p in periods if len(p) == 1], np.int64)
-        assert np.all((end - start - hot * solo)[alone] <= rounding_s[alone])
+        assert np.all((end - start - hottest_gpu * solo)[alone] <= rounding_s[alone])
         if hardware.contention == "max":
-            assert np.all(end - start - hot * solo <= rounding_s)
+            assert np.all(end - start - hottest_gpu * solo <= rounding_s)
             continue
         if server.priority == "preemptive":  # nothing is above decode, so nothing slows it
             top = works["lane"] == LANES.index("decode")
-            assert np.all((end - start - hot * solo)[top] <= rounding_s[top])
+            assert np.all((end - start - hottest_gpu * solo)[top] <= rounding_s[top])
         compute = np.minimum(1.0, works["flops"] / (solo * gpu.flops_per_s))
         pair, fits = result.experiment.pair, profile.models
         layers = np.array([spec.layers for spec in (pair.draft, pair.target)])[works["role"]]
@@ -361,7 +361,7 @@ def check_gpus(result: Result, profile: Profile) -> None:
             assert np.sum(works["bytes"][period]) <= gpu.bandwidth_bytes_per_s * (busy_s + slack)
             assert np.sum(works["flops"][period]) <= gpu.flops_per_s * (busy_s + slack)
             assert np.sum((solo * held)[period]) <= busy_s + slack
-            assert busy_s <= hot * np.sum(solo[period]) + slack
+            assert busy_s <= hottest_gpu * np.sum(solo[period]) + slack
             if hardware.contention == "serial":
                 assert busy_s >= np.sum(solo[period]) - slack
 
@@ -374,7 +374,7 @@ def test_conservation(arch: Arch, profiles: tuple[str | None, ...]) -> None:
     @settings(max_examples=25)
     def check(scenario: Scenario) -> None:
         result = scenario.run()
-        check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
+        check_counts(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
         check_gpus(result, covering_profile(scenario.experiment))
         assert 0 < result.meta["kv_peak_tokens"] <= result.meta["kv_capacity_tokens"]
@@ -392,7 +392,7 @@ def assert_same(one: Result, other: Result) -> None:
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_block_changes_nothing(arch: Arch, profiles: tuple[str | None, ...]) -> None:
-    """Rounds that pass at once give the same records as the event queue, round by round."""
+    """Fast-forwarded rounds give the same records as the event queue, round by round."""
 
     @given(scenario=st.one_of(scenarios(arch, profiles), long_blocks(arch)))
     @settings(max_examples=36)
@@ -458,7 +458,7 @@ def test_a_verify_waits_for_its_draft(arch: Arch, place: tuple[str, ...]) -> Non
 
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"adaptive"}))
 def test_rounds_are_leviathans(arch: Arch) -> None:
-    """With a fixed draft length, a request's deliveries follow from its coins alone, whoever drafts, whatever goes on.
+    """With a fixed draft length, a request's deliveries follow from its coins alone, whatever drafts or runs.
 
     Left out: `adaptive`, which may decode plainly for a while, and who was preempted, as reading again gives a token.
     """
@@ -506,7 +506,7 @@ ONE_STREAM = ("autoregressive", "baseline", "colocated")
 def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     """In a saturated closed loop of equal requests all finish, and none is overtaken by more than two loops' worth.
 
-    This is where works overlap most, and the GPU's laws are hardest to keep.
+    Here launches overlap most, and the GPU's laws are hardest to keep.
     """
     options = {"traffic.max_concurrency": 12, "server.max_num_seqs": 6, "hardware.contention": contention}
     experiment = _settled(arch, options | {"server.priority": priority, "server.max_decode_queue": 2})
@@ -628,7 +628,7 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
         times = arrivals(str(rng.choice(["burst", "poisson"])), 14, 200.0, rng)
         scenario = Scenario(_settled(arch, options), Workload(times, tuple(prompts), tuple(outputs), seed))
         result = scenario.run(blocks=False)
-        check_books(result, scenario.workload.outputs, scenario.workload.arrival_s)
+        check_counts(result, scenario.workload.outputs, scenario.workload.arrival_s)
         check_littles_law(scenario, result)
         assert_same(scenario.run(), result)
         assert result.meta["kv_peak_tokens"] <= room

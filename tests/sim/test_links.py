@@ -1,4 +1,4 @@
-"""Links between GPUs: queueing, what is sent, and that the planner knows of it."""
+"""Links between GPUs: queueing, what is sent, and that the planner accounts for it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from pdvsim.sim.records import LANES
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import LOADS, check_books, check_streams
+from pdvsim.testing import LOADS, check_counts, check_streams
 
 GEMMA = "gemma-2b:gemma-7b"
 
@@ -34,7 +34,7 @@ def placed(arch: Arch, *place: str, server: dict[str, Any] | None = None, **hard
 
 
 def test_transfers_queue_for_the_ports() -> None:
-    """10 bytes a second, 1 s of latency. Out of one port and into one port, first come first served; ways are apart."""
+    """10 bytes per second, 1 s of latency. Out of one port and into one port, first come first served; ways differ."""
     fabric = Fabric(LinkSpec(1.0, 10.0, "made up"), 3)
     assert fabric.send(0.0, 0, 1, 20) == 3.0  # 0 -> 2, and the latency
     assert fabric.send(0.5, 0, 2, 10) == 4.0  # 0 sends until 2
@@ -71,8 +71,8 @@ def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch
     reads = (launches["kind"] == KINDS.index("prefill")) & target
     for at in range(placement.gpus):
         here = launches["gpu"] == at
-        made = (launches["rows"] * launches["steps"])[drafts & here].sum()
-        add(at, placement.verify, made * 4)
+        tokens = (launches["rows"] * launches["steps"])[drafts & here].sum()
+        add(at, placement.verify, tokens * 4)
         add(placement.verify, at, 8 * launches["rows"][drafts & here].sum())
         add(at, placement.verify, launches["tokens"][reads & here].sum() * models.target.kv_bytes_per_token)
     expected = {way: size for way, size in expected.items() if size}
@@ -124,7 +124,7 @@ def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds:
 
 
 def test_the_planner_counts_transfers_and_no_contention() -> None:
-    """Apart, a draft beside a verify takes as long as the longer of the two with what it is sent."""
+    """On two GPUs, a draft alongside a verify takes as long as the longer of the two with what it is sent."""
     together = placed("pdv", server={"pair": GEMMA, "num_speculative_tokens": 8})
     apart = replace(together, hardware=replace(together.hardware, place=("prefill=1", "verify=1"), link="100gbe"))
     profile = covering_profile(together)
@@ -151,7 +151,7 @@ def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end(
 
 
 def test_each_card_has_its_own_profile() -> None:
-    """A drafter on an L4 is slower than on an H200; the target beside it is not."""
+    """A drafter on an L4 is slower than on an H200; the target on the other GPU is not."""
     slow, fast = (
         simulate(placed("pdv", "decode=1", cards=cards)).launches for cards in (("h200", "l4"), ("h200", "h200"))
     )
@@ -167,10 +167,10 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
     """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
     traffic = Traffic("random", num_prompts=30, input_len=64, output_len=64, max_concurrency=8)
     hardware = Hardware(place=("prefill=1", "verify=1"), cards=("l4", "h200"), band=False)
-    kept = simulate(Experiment("pdv", traffic, hardware=hardware))
+    result = simulate(Experiment("pdv", traffic, hardware=hardware))
     run = simulate(Experiment("pdv", traffic, hardware=hardware, scoring=Scoring(detailed=detailed)))
-    lanes, launches = summarise(run)["lanes"], kept.launches
-    span_s = kept.requests["finish_s"].max() - kept.requests["arrival_s"].min()
+    lanes, launches = summarise(run)["lanes"], result.launches
+    span_s = result.requests["finish_s"].max() - result.requests["arrival_s"].min()
     for lane, cards in (("decode", ("l4",)), ("verify", ("h200",)), ("prefill", ("l4", "h200"))):
         shares = []
         for card in cards:
@@ -213,14 +213,14 @@ GROUPS: dict[Arch, tuple[str, ...]] = {
 
 @pytest.mark.parametrize("load", LOADS)
 @pytest.mark.parametrize("arch", GROUPS)
-def test_groups_of_several_gpus_a_lane_keep_the_books(arch: Arch, load: str) -> None:
-    """Two such groups behind the router: every token once, each stream one work at a time, every GPU at work."""
+def test_groups_of_several_gpus_per_lane_keep_the_counts(arch: Arch, load: str) -> None:
+    """Two such groups under the router: every token once, each stream one launch at a time, every GPU busy."""
     base = LOADS[load]
     hardware = replace(base.hardware, place=GROUPS[arch], replicas=2, router="least-loaded")
     experiment = applicable(replace(base, arch=arch, hardware=hardware))
     asked = make_requests(experiment.traffic, experiment.acceptance)
     result = simulate(experiment)
-    check_books(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
     check_streams(result)
     if load == "all sent at time 0":
         works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))

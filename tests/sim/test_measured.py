@@ -11,7 +11,7 @@ from planning import walk
 from pdvsim.sim.config import ACCEPTANCE_MODELS, Acceptance
 from pdvsim.sim.workload.acceptance import LONGEST, Streams, mean_round, measured
 
-# Mean tokens a round for drafts of 1 to 7 tokens: the recorded answers of SpecDecode-Bench (Llama-3.1-8B) gone through
+# Mean tokens per round for drafts of 1 to 7 tokens: the recorded answers of SpecDecode-Bench (Llama-3.1-8B) read
 # round by round, once.
 RECORDED: dict[str, tuple[float, ...]] = {
     "cnn-eagle3": (1.674, 2.083, 2.329, 2.483, 2.578, 2.645, 2.694),
@@ -28,7 +28,7 @@ RECORDED: dict[str, tuple[float, ...]] = {
     "sharegpt-suffix": (1.419, 1.583, 1.657, 1.696, 1.722, 1.7385, 1.751),
 }
 LENGTH = {"cnn": 323, "gsm8k": 166, "instructcoder": 262, "sharegpt": 728}  # mean tokens of the recorded answers
-# 10th, 50th and 90th percentile over requests of their mean tokens a round at k = 7, of the same recording.
+# 10th, 50th and 90th percentile over requests of their mean tokens per round at k = 7, of the same recording.
 SPREAD: dict[str, tuple[float, float, float]] = {
     "cnn-eagle3": (2.21, 2.68, 3.25),
     "cnn-ngram": (1.18, 1.37, 1.71),
@@ -72,7 +72,7 @@ def test_requests_differ_as_recorded(name: str) -> None:
 
 def test_mean_round_is_a_walk() -> None:
     runs = [bytes([9, 2, 0, 0, 1, 0, 3]), bytes([0, 0])]  # the first position is the prompt's token
-    # k=2: 2+1, 1+1, 3 of which two fall behind the end; then 1
+    # k=2: 2+1, 1+1, 3 of which two lie past the end; then 1
     assert mean_round(runs, 2) == pytest.approx(((3 + 2 + 3 + 1) / 4, 4 / 2))
     drawn_runs = drawn("sharegpt-ngram", [40] * 50)
     rounds = [[1 + accepted for accepted in walk(one, 3, start=1)] for one in drawn_runs]

@@ -108,7 +108,7 @@ def test_goodput_counts_requests_within_every_level() -> None:
     assert summarise(two_requests(goodput=("e2el:100",)))["request_goodput"] == 0.0
 
 
-def test_behind_a_warm_up_what_is_delivered_in_the_window_counts() -> None:
+def test_after_a_warm_up_what_is_delivered_in_the_window_counts() -> None:
     """Request 7 arrives at 1 and is the warm-up; the window is request 3's life, from 4 to 4.5, or a second longer."""
     run = two_requests(warmup_requests=1)
     m = summarise(run)
@@ -223,7 +223,7 @@ def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bo
 def test_parts_give_what_the_whole_gives(
     seed: int, count: int, rate: float, warmup: int, hardware: Hardware, rows: int, lost: bool
 ) -> None:
-    """Also where works of a lane overlap, and where a request was never served. Percentiles to the last bit."""
+    """Also where launches of a lane overlap, and where a request was never served. Percentiles to the last bit."""
     run = served(count, rate, seed, hardware, Scoring(("ttft:20", "e2el:150"), warmup_requests=warmup))
     if lost:
         run.requests["finish_s"][0] = -1

@@ -223,9 +223,9 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(
     base: dict[str, Any], more: dict[str, Any], why: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
     path = config_file(tmp_path, **base | more)
-    said = refused(["run", "--pair", f"tinyllama-1.1b:{path}", "--num-prompts", "4"])
-    assert re.search(why, said)
-    assert str(path) in said
+    message = refused(["run", "--pair", f"tinyllama-1.1b:{path}", "--num-prompts", "4"])
+    assert re.search(why, message)
+    assert str(path) in message
 
 
 def test_layers_without_experts_are_counted() -> None:

@@ -1,4 +1,4 @@
-"""Names that people type: what they mean, that it is said, and what is said of those that mean nothing."""
+"""Names that people type: what they mean, the note about it, and the error for unknown names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "taken", "said"),
+    ("typed", "taken", "noted"),
     [
         ("h100", "h100-sxm", True),
         ("H100", "h100-sxm", True),
@@ -36,11 +36,11 @@ def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
         ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
     ],
 )
-def test_cards(typed: str, taken: str, said: bool) -> None:
+def test_cards(typed: str, taken: str, noted: bool) -> None:
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
         assert Hardware(gpu=typed).gpu == taken
-    assert [str(note.message) for note in notes] == [f"{typed} is read as {taken}"] * said
+    assert [str(note.message) for note in notes] == [f"{typed} is read as {taken}"] * noted
 
 
 @pytest.mark.parametrize(
@@ -93,9 +93,7 @@ def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest
 
 
 @pytest.mark.parametrize("command", ["run", "sweep", "advise", "capacity", "map"])
-def test_a_name_of_nothing_is_refused_at_once_with_the_nearest(
-    capsys: pytest.CaptureFixture[str], command: str
-) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest(capsys: pytest.CaptureFixture[str], command: str) -> None:
     rate = ["--goodput", "ttft:500"] if command == "capacity" else ["--request-rate", "2"]
     assert main([command, *rate, "--gpu", "h1000"]) == 2
     assert capsys.readouterr().err.startswith("pdvsim: error: unknown gpu 'h1000' (did you mean h100-sxm?)")

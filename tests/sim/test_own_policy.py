@@ -1,4 +1,4 @@
-"""A policy means what it says: whoever changes a line of one gets exactly that, and a deadlock says who waits."""
+"""A policy means what it says: a changed line has exactly its effect, and a deadlock names what waits."""
 
 from __future__ import annotations
 
@@ -75,10 +75,10 @@ def test_a_changed_line_acts(blocks: bool) -> None:
 def test_a_deadlock_says_who_waits(blocks: bool) -> None:
     with pytest.raises(RuntimeError) as stuck:
         run(Patient, 4, blocks)
-    said = str(stuck.value)
-    assert said.startswith("deadlock at 0.0")
-    assert "waiting lanes: decode, prefill, verify" in said
-    assert "requests inside: 0, 1, 2, 3 (4 in total, 64 of 64 not served)" in said
+    message = str(stuck.value)
+    assert message.startswith("deadlock at 0.0")
+    assert "waiting lanes: decode, prefill, verify" in message
+    assert "requests inside: 0, 1, 2, 3 (4 in total, 64 of 64 not served)" in message
 
 
 OWN = """

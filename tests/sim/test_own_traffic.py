@@ -51,7 +51,7 @@ def test_csv_and_json_lines_hold_the_same(tmp_path: Path, delimiter: str) -> Non
         assert trace.notes == ()  # the documented names are not worth a word
 
 
-def test_every_other_name_is_known_and_said(tmp_path: Path) -> None:
+def test_every_other_name_is_known_and_noted(tmp_path: Path) -> None:
     for role, names in NAMES.items():
         for name in names:
             if role in ("prompt_tokens", "output_tokens", "acceptance", "session"):
@@ -125,7 +125,7 @@ def test_a_published_trace_is_known_by_its_columns(tmp_path: Path) -> None:
     assert kind_of(csv_file(tmp_path)) == "custom"
 
 
-def test_a_replay_takes_all_rows_unless_told_otherwise(tmp_path: Path) -> None:
+def test_a_replay_takes_all_rows_by_default(tmp_path: Path) -> None:
     path = csv_file(tmp_path)
     traffic = Traffic("custom", path, use_trace_timestamps=True)
     assert traffic.num_prompts == 3
@@ -148,7 +148,7 @@ def test_each_request_has_the_acceptance_of_its_row(tmp_path: Path) -> None:
     assert all(set(request.accept_runs) == {0} for request in given)  # an option overrides the column
 
 
-def test_what_the_columns_were_taken_for_is_said_once(tmp_path: Path) -> None:
+def test_what_the_columns_were_taken_for_is_noted_once(tmp_path: Path) -> None:
     path = csv_file(tmp_path, ("ts", *HEADER[1:]))
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -173,7 +173,7 @@ def test_vllms_custom_prompts_are_counted(tmp_path: Path) -> None:
         read_own(csv_file(tmp_path), folder)
 
 
-def test_text_without_a_tokenizer_is_estimated_and_said(tmp_path: Path) -> None:
+def test_text_without_a_tokenizer_is_estimated_with_a_note(tmp_path: Path) -> None:
     trace = read_own(json_file(tmp_path, {"prompt": "a" * 41}, {"prompt": ""}))
     assert trace.lengths.tolist() == [[11, 256], [1, 256]]  # 4 characters per token
     assert trace.notes == (f"{tmp_path}/mine.jsonl: no --tokenizer: lengths are estimated at 4 characters per token",)
@@ -260,8 +260,8 @@ def test_a_replay_at_a_rate_is_the_trace_scaled(tmp_path: Path) -> None:
         arrival_s = np.array([request.arrival_s for request in requests])
         assert [r.prompt_tokens - 10 for r in requests] == [i % 40 for i in range(100)]
         known = [i for i in range(99) if i % 40 != 39]  # the gap to the next lap is a mean one
-        own, told = gaps[[i % 40 for i in known]], np.diff(arrival_s)[known]
-        assert told == pytest.approx(own * told.sum() / own.sum(), abs=1e-9)
+        own, replayed = gaps[[i % 40 for i in known]], np.diff(arrival_s)[known]
+        assert replayed == pytest.approx(own * replayed.sum() / own.sum(), abs=1e-9)
         assert 90 / 8 < arrival_s[-1] < 100 / 8
         twice = make_requests(replace(traffic, seed=seed, num_prompts=100, request_rate=16.0), Acceptance())
         assert [r.arrival_s for r in twice] == pytest.approx((arrival_s / 2).tolist())
@@ -306,9 +306,9 @@ def test_burstiness_is_that_of_the_gaps(tmp_path: Path) -> None:
     """Gamma gaps of a known shape give it back, and in the long run the dispersion of counts is 1 over it."""
     rng = np.random.default_rng(0)
     for shape in (0.3, 1.0, 4.0):
-        made = [np.cumsum(rng.gamma(shape, 1 / (shape * 5.0), 20_000)) for _ in range(30)]
+        arrivals = [np.cumsum(rng.gamma(shape, 1 / (shape * 5.0), 20_000)) for _ in range(30)]
         lengths = np.full((20_000, 2), 10)
-        summaries = [Account.of("made", Trace(times, lengths)).summary() for times in made]
+        summaries = [Account.of("made", Trace(times, lengths)).summary() for times in arrivals]
         for name, expected in (("burstiness", shape), ("request_rate", 5.0), ("index_of_dispersion", 1 / shape)):
             assert np.mean([one[name] for one in summaries]) == pytest.approx(expected, rel=0.1), name
     even = Account.of("even", read_own(csv_file(tmp_path, HEADER[:3], [(i, 10, 20) for i in range(100)]))).summary()
@@ -318,16 +318,16 @@ def test_burstiness_is_that_of_the_gaps(tmp_path: Path) -> None:
 
 
 def test_the_traffic_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path, drawn = csv_file(tmp_path), tmp_path / "t.png"
-    assert main(["traffic", path, "-o", str(drawn)]) == 0
+    path, picture = csv_file(tmp_path), tmp_path / "t.png"
+    assert main(["traffic", path, "-o", str(picture)]) == 0
     out = capsys.readouterr().out
     assert "mine.csv: 3 requests" in out
     assert "2 sessions of 1.5 requests" in out
     replay = next(line for line in out.splitlines() if line.startswith("replay it: pdvsim "))
     assert main(replay.removeprefix("replay it: pdvsim ").split()) == 0
-    assert drawn.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(b"\x89PNG")
     capsys.readouterr()
-    assert main(["traffic", path, "-o", str(drawn)]) == 2
+    assert main(["traffic", path, "-o", str(picture)]) == 2
     assert "exists already; use --overwrite to replace it" in capsys.readouterr().err
     assert main(["traffic", path, "--json"]) == 0
     document = json.loads(capsys.readouterr().out)

@@ -1,4 +1,4 @@
-"""What a card over its power limit does to works: by hand, as laws, and the same whichever way the clock goes."""
+"""The effect of a power limit on launches: by hand, as laws, and the same whichever way the clock goes."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ def ask(tokens: int, *texts: tuple[int, int] | int, output: int = 1, id: int = 0
 
 
 def served(kv: KvCache, request: Request, answer: int = 0) -> int:
-    """Read a prompt, decode so many tokens, leave; returns the tokens that were cached."""
+    """Prefill a prompt, decode, leave; return the tokens that were cached."""
     cached = kv.cached(request)
     assert kv.admit(request, request.prompt_tokens)
     assert request.state.prefilled == cached
@@ -56,7 +56,7 @@ def test_the_least_recently_used_block_goes_first_and_of_a_prompt_the_last() -> 
     assert served(kv, c) == 0  # two blocks, one is free: the last of A's goes
     assert (kv.cached_tokens, kv.prefixes.evictions) == (5 * BLOCK, 1)
     assert kv.cached(a) == 2 * BLOCK
-    assert served(kv, b) == 2 * BLOCK  # used again, and so behind C
+    assert served(kv, b) == 2 * BLOCK  # used again, and so after C
     assert served(kv, d) == 0  # four blocks, one is free: two of A, and C
     assert kv.prefixes.evictions == 4
     assert [kv.cached(request) for request in (a, b, c, d)] == [0, 2 * BLOCK, 0, 3 * BLOCK]
@@ -206,7 +206,7 @@ class PlainLru:
     st.integers(8, 20),
 )
 def test_one_request_at_a_time_equals_a_plain_list_of_tokens(asked: list[tuple[int, int, int, int]], room: int) -> None:
-    """Prompts of a text and another behind it, with real tokens on the other side: the hits are the same."""
+    """Prompts of a text and another after it, with real tokens on the other side: the hits are the same."""
     kv, plain = KvCache(room * BLOCK, 0, True, Reuse()), PlainLru(room)
     for first, length, second, more in asked:
         pair = 100 + 10 * first + second + 1000 * length  # a text implies the one before it

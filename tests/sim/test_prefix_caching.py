@@ -166,7 +166,7 @@ def test_a_prefix_aware_router_leaves_a_server_that_has_far_more_to_do() -> None
     assert 0.3 < share < 0.7
 
 
-# what is said of it ---------------------------------------------------------------------------------------------------
+# its notes ------------------------------------------------------------------------------------------------------------
 
 RUN = ["run", "--arch", "pd", "--dataset-name", "prefix_repetition", "--num-prompts", "40", "--request-rate", "20"]
 FLAGS = ["--prefix-repetition-prefix-len", "128", "--prefix-repetition-suffix-len", "64"]

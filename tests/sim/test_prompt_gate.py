@@ -46,7 +46,7 @@ def steps(timeout: int, gathering: int, *standing: str) -> list[bool]:
     for letters in standing:
         gate.ranks = ranks = [Standing(one in "pb", one in "db") for one in letters]
         may_begin.append(not any(gate.holds(rank, 1, 0) for rank in ranks))
-        assert may_begin[-1] == all(not gate.holds(rank, 1, 0) for rank in ranks)  # every rank is told the same
+        assert may_begin[-1] == all(not gate.holds(rank, 1, 0) for rank in ranks)  # every rank gets the same answer
         group.steps += 1
     return may_begin
 

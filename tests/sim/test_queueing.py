@@ -91,7 +91,7 @@ def waits(result: Result) -> Floats:
     return wait
 
 
-COOL = replace(builtin("h200"), power=None)  # on a card that heats up a service takes longer behind others
+COOL = replace(builtin("h200"), power=None)  # on a card that heats up a service takes longer after others
 
 arrivals_and_prompts = st.lists(st.tuples(st.floats(0.0, 0.05), st.integers(1, 3000)), min_size=1, max_size=40)
 
@@ -222,12 +222,12 @@ class OfCustomer(ciw.dists.Distribution):  # type: ignore[misc]
 
 
 def ciw_waits(arrival_s: Floats, service_s: Floats, router: str, replicas: int) -> tuple[Floats, list[int]]:
-    """Waits and servers by Ciw: a door that takes no time, and a single-server node for each replica behind it."""
-    behind = list(range(2, replicas + 2))
+    """Waits and servers by Ciw: a router that takes no time, and a single-server node for each replica."""
+    servers = list(range(2, replicas + 2))
     route = (
-        ciw.routing.LoadBalancing(behind, tie_break="order")
+        ciw.routing.LoadBalancing(servers, tie_break="order")
         if router == "least-loaded"
-        else ciw.routing.Cycle(behind)
+        else ciw.routing.Cycle(servers)
     )  # fmt: skip
     gaps = np.diff(arrival_s, prepend=0.0).tolist()
     network = ciw.create_network(
@@ -245,7 +245,7 @@ def ciw_waits(arrival_s: Floats, service_s: Floats, router: str, replicas: int) 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 @pytest.mark.parametrize("router", ["round-robin", "least-loaded"])
-def test_replicas_behind_a_router_wait_as_ciw_says(router: Any, replicas: int, seed: int, by_token: Hardware) -> None:
+def test_replicas_after_a_router_wait_as_in_ciw(router: Any, replicas: int, seed: int, by_token: Hardware) -> None:
     """Customer by customer: which replica each goes to, and how long it waits there."""
     rng = np.random.default_rng(seed)
     count = 400

@@ -43,9 +43,9 @@ def requests(*sizes: tuple[float, int, int]) -> list[Request]:
 
 def costs(one: Experiment) -> SpreadCosts:
     profile = covering_profile(one)
-    found = profile.cost_model(one.pair.target)
-    assert isinstance(found, SpreadCosts)
-    return found
+    costs_of = profile.cost_model(one.pair.target)
+    assert isinstance(costs_of, SpreadCosts)
+    return costs_of
 
 
 class GroupOfOne(Cluster):
@@ -150,7 +150,7 @@ def test_every_request_is_served_on_one_rank() -> None:
 
 
 def test_each_rank_has_room_of_its_own() -> None:
-    """Two requests of which one fills a rank: on two ranks both run at once, and a third waits."""
+    """Two requests of which one fills a rank: on two ranks both run concurrently, and a third waits."""
     one = experiment(2, kv_capacity_tokens=1000)
     result = simulate(one, requests=requests((0, 700, 100), (0, 700, 100), (0, 700, 100)))
     admitted, finished = result.requests["admitted_s"], result.requests["finish_s"]
@@ -230,8 +230,8 @@ def test_the_longest_draft_pays() -> None:
     launches = result.launches
     drafts, targets = launches["role"] == 0, launches["role"] == 1
     prompt = np.flatnonzero(targets & (launches["gpu"] == 1))[0]
-    beside = np.flatnonzero(drafts & (launches["gpu"] == 0) & (launches["end_s"] == launches["start_s"][prompt]))
-    assert beside.size == 1  # the prompt of one rank begins when the draft of the other ends
+    blocked = np.flatnonzero(drafts & (launches["gpu"] == 0) & (launches["end_s"] == launches["start_s"][prompt]))
+    assert blocked.size == 1  # the prompt of one rank begins when the draft of the other ends
 
 
 def test_ranks_are_dealt_as_engines_do() -> None:
@@ -242,11 +242,11 @@ def test_ranks_are_dealt_as_engines_do() -> None:
         load = requests((0, 100, 2000), (0.1, 100, 3), (5.0, 100, 3), (10.0, 100, 3))
         result = simulate(one, requests=load, traced=True)
         assert result.carried is not None
-        found: dict[int, int] = {}
+        rank_of: dict[int, int] = {}
         for gpu, (_, prompts) in zip(result.launches["gpu"].tolist(), result.carried, strict=True):
             for request in prompts:
-                found[request] = gpu
-        return [found[at] for at in range(4)]
+                rank_of[request] = gpu
+        return [rank_of[at] for at in range(4)]
 
     assert ranks("sglang") == [0, 1, 0, 1]
     assert ranks("vllm") == ranks("trtllm") == [0, 1, 1, 1]

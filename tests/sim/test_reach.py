@@ -1,4 +1,4 @@
-"""What lies outside the measurements is counted right, alike on every path, and said."""
+"""What lies outside the measurements is counted right, alike on every path, and reported."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CROWD = Traffic("random", num_prompts=220, input_len=600, output_len=24, max_con
 
 
 def launches(*rows: dict[str, Any]) -> Columns:
-    """Launches of the target on one GPU; lanes and kinds by name, one row of one token unless told."""
+    """Launches of the target on one GPU; lanes and kinds by name, one row of one token by default."""
     usual = {"role": 1, "rows": 1, "tokens": 1, "steps": 1, "width": 1, "lane": "main", "kind": "decode"}
     full = [usual | row for row in rows]
     coded = [row | {"lane": LANES.index(row["lane"]), "kind": KINDS.index(row["kind"])} for row in full]
@@ -58,9 +58,9 @@ def test_a_launch_beyond_its_own_model_counts_whole() -> None:
 
 
 def test_works_side_by_side_count_while_they_are() -> None:
-    """A verify of 20 rows runs from 0 to 10, a draft from 6 to 12, another verify beside nobody from 12 to 20.
+    """A verify of 20 rows runs from 0 to 10, a draft from 6 to 12, another verify alone from 12 to 20.
 
-    Side by side 16 rows were measured: 4 s of the verify and 4 s of the draft beside it, of 24 s.
+    Co-running, 16 rows were measured: 4 s of the verify and 4 s of the concurrent draft, of 24 s.
     """
     work = {"kind": "verify", "lane": "verify", "rows": 20, "tokens": 20}
     works = [
@@ -76,13 +76,13 @@ def test_works_side_by_side_count_while_they_are() -> None:
     assert outside(Reaches(alone, alone, Reach(rows=16)), *elsewhere) == {"share": 0.0}
 
 
-def test_nothing_is_said_where_no_range_is_known() -> None:
+def test_there_is_no_note_where_no_range_is_known() -> None:
     assert Outside(Reaches()).metrics() == {}
     assert "outside_measured" not in pdvsim.run(arch="pd", num_prompts=2, output_len=4, profile="roofline").metrics
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sizes_are_those_of_the_launches(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
     seen: list[tuple[float, ...]] = []
     note = Ledger.note
@@ -108,7 +108,7 @@ def test_sizes_are_those_of_the_works(arch: Arch, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.parametrize("arch", ["colocated", "pd", "pdv", "pdv-hybrid"])
 def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By either way to the last bit; streamed to rounding, also where works side by side are booked apart."""
+    """By either way to the last bit; streamed to rounding, also where co-running launches are counted apart."""
     server = LARGE if arch in ("pdv", "pdv-hybrid") else replace(LARGE, verify_gather="auto")
     experiment = Experiment(arch, CROWD, server=server)
     queued, in_blocks = (summarise(simulate(experiment, blocks=blocks)) for blocks in (False, True))
@@ -131,11 +131,11 @@ def test_a_run_outside_says_which_way_and_how_far() -> None:
     options["pair"] = "llama-3.2-1b:llama-3.1-8b"
     run = pdvsim.run(arch="colocated", max_concurrency=1, **options)
     assert run.metrics["outside_measured"]["share"] > 0.5
-    said = next(line for line in run.table().splitlines() if "utside the measured range" in line)
-    assert "context up to 30,00" in said
-    assert "(measured to 8,000), prompt cached before up to 28,672 (7,700)" in said
-    assert "% of GPU time: " in said
-    assert said in run.table()
+    note = next(line for line in run.table().splitlines() if "utside the measured range" in line)
+    assert "context up to 30,00" in note
+    assert "(measured to 8,000), prompt cached before up to 28,672 (7,700)" in note
+    assert "% of GPU time: " in note
+    assert note in run.table()
     assert "prompt cached before up to 28,672" in run._repr_html_()
 
 
@@ -146,13 +146,13 @@ def test_tables_of_many_runs_name_the_furthest() -> None:
     options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}
     points = pdvsim.sweep(arch=["colocated"], concurrency=[2, 300], num_runs=2, jobs=1, **options)
     assert points["outside_measured_share"].tolist()[:2] == [0.0, 0.0]
-    said = [
+    notes = [
         line for line in str(comparison_table(over_replications(points))).splitlines() if "utside the measured" in line
     ]
-    assert len(said) == 1
-    assert said[0].startswith("colocated, outside the measured range: ")
-    assert "rows up to " in said[0]
-    assert "(measured to 256)" in said[0]
+    assert len(notes) == 1
+    assert notes[0].startswith("colocated, outside the measured range: ")
+    assert "rows up to " in notes[0]
+    assert "(measured to 256)" in notes[0]
 
 
 # where the ranges come from ----------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ def test_a_packed_column_comes_back_bit_for_bit(column: np.ndarray[Any, Any], ti
     columns=st.lists(arrays("f8", array_shapes(max_dims=1)), min_size=1, max_size=4),
     held_bytes=st.sampled_from((0, 20, 1 << 25)),
 )
-def test_a_packed_table_is_its_parts_one_behind_the_other(columns: list[np.ndarray[Any, Any]], held_bytes: int) -> None:
+def test_a_packed_table_is_its_parts_in_order(columns: list[np.ndarray[Any, Any]], held_bytes: int) -> None:
     """Whether they are held in memory, or all or the last of them on disk."""
     table = PackedTable()
     with pytest.MonkeyPatch.context() as patch:

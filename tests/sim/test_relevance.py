@@ -1,4 +1,4 @@
-"""Options that do nothing are refused, by one line; what looks like a mistake is said once."""
+"""Options that do nothing are refused, by one line; what looks like a mistake is noted once."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--nu
 def test_an_option_that_does_nothing_is_refused(flags: str, refused: Callable[..., str]) -> None:
     """Also those whose refusal depends on others; each option alone is refused below, in every architecture."""
     given = flags.split() if "--arch" in flags else ["--arch", "pdv", *flags.split()]
-    said = refused(["run", *R, *given])
-    assert any(flag in said for flag in flags.split() if flag.startswith("--"))
+    message = refused(["run", *R, *given])
+    assert any(flag in message for flag in flags.split() if flag.startswith("--"))
 
 
 def changed(need: Any, experiment: Experiment) -> Experiment:
@@ -76,13 +76,13 @@ GUESSED = ("acceptance_rate", "acceptance_concentration")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_what_is_said_to_do_nothing_does_nothing(arch: Arch) -> None:
-    """Every option that the table sets aside for an architecture: with and without it the records are the same."""
+def test_options_declared_idle_do_nothing(arch: Arch) -> None:
+    """Every option that the table drops for an architecture: with and without it the records are the same."""
     plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
     expected = simulate(plain).launches
     for need in NEEDS:
         if arch == "pdv-ahead" and need.group == "acceptance" and need.name not in GUESSED:
-            continue  # refused before: nobody knows what lies behind a draft then
+            continue  # refused before: what comes after a draft is unknown then
         other = changed(need, plain)
         if need.idle(other) and need.name not in ("tokenizer", "acceptance_trace"):
             assert applicable(other) == plain
@@ -201,7 +201,7 @@ def test_the_recorded_acceptance_of_a_drafter_counts_as_not_given(drafter: str) 
         pdvsim.run(arch="autoregressive", acceptance_rate=0.9, **small)
 
 
-def test_what_needs_an_option_that_is_set_aside_is_set_aside_too() -> None:
+def test_what_needs_a_dropped_option_is_dropped_too() -> None:
     server = Server(controller="goodput", min_speculative_tokens=2, max_speculative_tokens=6)
     plain = applicable(Experiment("autoregressive", server=server))
     assert plain == Experiment("autoregressive")

@@ -1,4 +1,4 @@
-"""Hand-worked schedules: tiny scenarios whose every launch and delivery is worked out on paper beside the expectation.
+"""Hand-worked schedules: tiny scenarios whose every launch and delivery is worked out by hand next to the expectation.
 
 The toy GPU (times in ms):
 
@@ -7,7 +7,7 @@ The toy GPU (times in ms):
   row), verify 10 + 0.3n, plain decode 10 + 0.1n; a prompt of P tokens is read in 10 + P/10 by the target and 1 + P/100
   by the draft;
 - the one host thread takes 0.1 (h) to launch, 0.2 (c) to complete, 0.5 (o) to hand over between lanes;
-- every work alone draws the whole bandwidth, so works side by side split it by weight: each is worth `stream_weight`
+- every work alone draws the whole bandwidth, so co-running launches split it by weight: each is worth `stream_weight`
   times the next below it of those that run together (decode over verify over prefill), so any two split it
   `stream_weight` to 1; with priority none they split it evenly.
 
@@ -181,7 +181,7 @@ def check(result: Result, lanes: list[str], deliveries: list[Deliveries], *more:
     for id, (received, due) in enumerate(zip(delivered(result), deliveries, strict=True)):
         assert [tokens for _, tokens in received] == [tokens for _, tokens in due], id
         assert [at for at, _ in received] == pytest.approx([at for at, _ in due], abs=NEAR), id
-    # and a request's books agree with its deliveries
+    # and a request's counts agree with its deliveries
     columns = result.requests
     assert columns["first_token_s"] / MS == pytest.approx([d[0][0] for d in deliveries], abs=NEAR)
     assert columns["finish_s"] / MS == pytest.approx([d[-1][0] for d in deliveries], abs=NEAR)
@@ -196,7 +196,7 @@ def times_ms(result: Result, column: str) -> Any:
 
 
 def test_autoregressive(run: Run) -> None:
-    """One stream, one token a step for everyone running; a waiting prompt rides along. Each cached token costs 0.01.
+    """One stream, one token per step for every running request; with a waiting prompt. Each cached token costs 0.01.
 
     0       R0 arrives: launch 0.1; its 100 tokens take 10 + 10 + 100 * 0.01 = 21 -> 21.1; completion -> 21.3.
     5       R1 arrives; the step under way is not disturbed.
@@ -218,7 +218,7 @@ def test_baseline(run: Run) -> None:
     0       worker A, R0: draft reads 0.1 -> 2.1, target (launched at 0.2) 2.1 -> 22.1; first token 22.3.
     4       worker B, R1 of 200 tokens, lines up: draft 3 ms 22.1 -> 25.1, target 30 ms -> 55.1; first token 55.3.
     6       R2 finds no worker.
-    22.3    A: R0's round lines up behind R1's prompt: draft 2.02 -> 57.12, verify 10.3 -> 67.42; 67.62: both accepted.
+    22.3    A: R0's round runs after R1's prompt: draft 2.02 -> 57.12, verify 10.3 -> 67.42; 67.62: both accepted.
     55.3    B: R1's round: draft 67.42 -> 69.44, verify -> 79.74; 79.94: one accepted, so 2 tokens and R1 is done.
     67.62   A: R0's drafter also reads the last draft: 2.03, 79.74 -> 81.77, verify -> 92.07; 92.27: none accepted.
     79.94   B takes R2: draft 92.07 -> 94.07, target -> 114.07; its only token at 114.27.
@@ -242,7 +242,7 @@ def test_baseline(run: Run) -> None:
 
 
 def test_colocated(run: Run) -> None:
-    """One stream; each step drafts and verifies whoever runs. The verify carries the waiting prompt, which the drafter
+    """One stream; each step drafts and verifies for all. The verify carries the waiting prompt, which the drafter
     reads in a forward of its own before its first step.
 
     0       R0: draft reads 0.1 -> 2.1, target -> 22.1; first token 22.3.
@@ -293,7 +293,7 @@ def look_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, look_up: None) -> None:
-    """The host takes 0.4 a row to look; R0 has drafts where one is accepted, R1 never. No drafter reads the prompts.
+    """The host takes 0.4 per row to look; R0 has drafts where one is accepted, R1 never. No drafter reads the prompts.
 
     0       both prompts in one forward of 200 tokens: 0.1 -> 30.1; first tokens 30.3.
     30.3    the host looks for both, 0.8 -> 31.1; R0 has 2 drafts and R1 none, so the verify has 3 + 1 tokens, 10.4:
@@ -328,11 +328,11 @@ def test_ngram_drafts_in_three_lanes(run: Run, look_up: None) -> None:
 
 
 def test_pd(run: Run) -> None:
-    """Prefill beside an atomic decode lane. Weight 4: decode runs at 0.8, prefill at 0.2.
+    """Prefill concurrent with an atomic decode lane. Weight 4: decode runs at 0.8, prefill at 0.2.
 
     0       R0: target 0.1 -> 20.1 (first token 20.3), draft 20.1 -> 22.1, completed 22.3, handed over 22.8.
-    22.8    draft 22.9 -> 24.92, verify from 24.92 (launched at 23.0, behind the draft).
-    25      R1 of 10 tokens (target 11, draft 1.1) is launched, from 25.1 beside the verify, which has 10.12 left:
+    22.8    draft 22.9 -> 24.92, verify from 24.92 (launched at 23.0, after the draft).
+    25      R1 of 10 tokens (target 11, draft 1.1) is launched, from 25.1 with the verify, which has 10.12 left:
             / 0.8 = 12.65 -> 37.75. R1 has 11 - 2.53 = 8.47 left.
     37.95   R0 gained 3. Until its draft is launched R1 is alone: 0.3, 8.17 left at 38.05.
             Catch-up draft 2.03 / 0.8 = 2.5375 -> 40.5875; verify 10.3 / 0.8 = 12.875 -> 53.4625; R1 does a quarter
@@ -409,7 +409,7 @@ def test_pdv(run: Run) -> None:
 
 
 def test_pdv_always_gathers(run: Run) -> None:
-    """As `test_pdv` until R0's verdict at 75.025; then R1's draft waits for R0's, and both are verified at once.
+    """As `test_pdv` until R0's verdict at 75.025; then R1's draft waits for R0's, and both are verified together.
 
     R0 is handed over 75.525, drafted 75.625 -> 77.645 alone, completed 77.845, handed over 78.345.
     Verify of two rows 10.6: 78.445 -> 89.045; 89.245.
@@ -529,7 +529,7 @@ def test_pdv_hybrid(run: Run) -> None:
 
 
 @pytest.mark.parametrize("gather", ["auto", "always", "never"])
-def test_pdv_hybrid_leaves_nobody_behind_in_the_verify_queue(run: Run, gather: str) -> None:
+def test_pdv_hybrid_leaves_no_request_in_the_verify_queue(run: Run, gather: str) -> None:
     """Threshold 2, three requests. R0 and R1 are being verified, R2 is drafted and queued for verify, when R0 finishes.
 
     R1 goes back to decode, and since it is on its way there, the verify lane may wait to take it with R2. Two requests
@@ -653,12 +653,12 @@ def test_a_full_paged_cache_preempts_the_request_admitted_last(run: Run) -> None
 
 
 def test_nobody_is_let_in_while_somebody_is_preempted(run: Run) -> None:
-    """Four blocks, 32 tokens a forward. R1 is preempted, and the first stretch of it would fit again at once.
+    """Four blocks, 32 tokens a forward. R1 is preempted, and the first stretch of it would fit again immediately.
 
     0       R0's 16 tokens and 16 of R1's 32: 13.2: 0.1 -> 13.3; 13.5 R0's first token.
     13.5    R0's 17 tokens are two blocks, R1's 32 as well: 17 tokens take 11.7: 13.6 -> 25.3; 25.5 a token each.
     25.5    33 tokens of R1 are three blocks: it gives its two up, and R0 goes on alone: 25.6 -> 35.7; 35.9.
-    35.9    31 of R1's 33 tokens fit beside R0's one: 36 -> 49.2; 49.4 R0 has its four tokens.
+    35.9    31 of R1's 33 tokens fit with R0's one: 36 -> 49.2; 49.4 R0 has its four tokens.
     49.4    The other two, 10.2: 49.5 -> 59.7; 59.9 the second token of R1, its last.
     """
     result = run("autoregressive", [(0, 16, 4, {}), (0, 32, 2, {})], max_num_batched_tokens=32, kv_capacity_tokens=64)
@@ -710,12 +710,12 @@ def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     Concurrent launches get an equal share. A prompt of 100: target 20, draft 31; a draft of one row 60.02.
 
     0        R0 alone is admitted (100 tokens are a full forward): target 0.1 -> 20.1, first token 20.3, draft -> 51.1.
-    51.3     R0 is queued for decode, so R1 is refused; decode takes R0 at 51.8 and opens the door.
+    51.3     R0 is queued for decode, so R1 is refused; decode takes R0 at 51.8 and opens admission.
     51.8     R0's draft launched 51.9, R1's target 52.0, R1's draft 52.1.
     52.0     R0's draft has 59.92 left. R1's target 20 at 1/2 -> 92.0, first token 92.2; its draft 31 at 1/2 -> 154.0.
              R0's draft has 59.92 - 20 - 31 = 8.92 left: alone -> 162.92.
     154.2    R1 is queued for decode, so R2 is refused.
-    163.12   R0's draft completed, hand-over until 163.62. Decode takes R1 at 163.12 and opens the door. The host then
+    163.12   R0's draft completed, hand-over until 163.62. Decode takes R1 at 163.12 and opens admission. The host then
              launches R1's draft 163.72, R2's target 163.82, R2's draft 163.92, R0's verify 164.02.
     164.02   R1's draft has 60.02 - 0.1 - 0.1 = 59.82 left, R2's target 19.9. Three at 1/3: the verify 10.3 -> 194.92,
              verdict 195.12, R0 done. R1's draft 49.52, R2's target 9.6 left.
@@ -749,7 +749,7 @@ def test_a_request_on_its_way_back_to_decode_is_in_its_queue(run: Run) -> None:
 
 
 def test_chunked_prefill_in_colocated(run: Run) -> None:
-    """103 tokens a step: R0's draft and bonus token take 3, so R1's prompt of 250 comes in 100, 100 and 50.
+    """103 tokens per step: R0's draft and bonus token take 3, so R1's prompt of 250 comes in 100, 100 and 50.
 
     22.3   R0 and 100: the drafter (1 + 1) + 2.02 = 4.02, 22.4 -> 26.42; verify 103 tokens 20.3 -> 46.72; 46.92.
     46.92  the same: 47.02 -> 51.04 -> 71.34; 71.54.
@@ -804,7 +804,7 @@ def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) 
     )
 
 
-# R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify behind.
+# R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify next.
 OVERLAP: list[Asked] = [(0, 100, 4, {1: 1, 3: 0}), (24, 5, 3, {1: 1})]
 BEFORE = ["prefill: prefill 0.1-20.1, prefill 20.1-22.1"]
 
@@ -849,7 +849,7 @@ def test_drafts_of_two_are_verified_one_by_one(run: Run, gather: str) -> None:
     )
 
 
-# R0 decodes one token a round; R1 is read beside it, and R2 comes while it is.
+# R0 decodes one token per round; R1 is prefilled with it, and R2 comes while it is.
 LATE: list[Asked] = [(0, 100, 5, {}), (24, 5, 1, {}), (25, 5, 1, {})]
 LATE_START = [
     "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 24.1-73, prefill 73-78.25",
@@ -859,10 +859,10 @@ LATE_START = [
 
 
 def test_a_prompt_that_waited_goes_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamic priority with a patience of 15 ms; weight 4: the higher of two works runs at 0.8, the lower at 0.2.
+    """Dynamic priority with a patience of 15 ms; weight 4: the higher of two launches runs at 0.8, the lower at 0.2.
 
     22.8   R0's first round: 2, more than waits elsewhere, so 3. R1 at 24: 0, more than waits elsewhere, so 1.
-    38.2   from here on R2 waits, so R0's rounds are at 2: still above R1's prompt, which is read at 0.2 beside them
+    38.2   from here on R2 waits, so R0's rounds are at 2: still above R1's prompt, prefilled at 0.2 with them
            and alone for 0.3 between: until 73.0, its draft prompt 1.05 / 0.2 until 78.25; completed 78.45.
     78.45  R2's prompt has waited 53.45, three times the patience: 0 + 1 + 3 is above the verify under way at 2.
     78.55  10.5 / 0.8 = 13.125 -> 91.675, first token 91.875; its draft prompt 1.05 / 0.8 = 1.3125 -> 92.9875.
@@ -906,7 +906,7 @@ def test_preemptive_priority(run: Run) -> None:
 def test_serial_ablation(run: Run) -> None:
     """No overlap, first come first served: each work runs to its end before another begins to move.
 
-    24.1   R1's prompt waits for the draft (-> 24.92), then goes before the verify, which came to the head of its
+    24.1   R1's prompt waits for the draft (-> 24.92), then precedes the verify, which came to the head of its
            stream at 24.92: 10.5 -> 35.42, first token 35.62. Then the verify -> 45.72; 45.92: 2 tokens.
     45.72  R1's draft prompt (at the head since 35.42) -> 46.77; completed 46.97. R0's draft, launched at 46.02,
            -> 48.79, its verify -> 59.09; 59.29: R0's last token. R1 was handed over at 47.47 and joins.
@@ -982,7 +982,7 @@ def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     """GPUs 0 and 1 read for the target, GPU 2 drafts and verifies. A token's KV is 4 bytes, 0.1 ms on the link.
 
     0      R0: target 0.1 -> 20.1 on GPU 0; draft 0.2 -> 2.2 on GPU 2.
-    1      R1: target 1.1 -> 16.1 on GPU 1, whose reader is free; draft behind R0's on the stream, 2.2 -> 3.7.
+    1      R1: target 1.1 -> 16.1 on GPU 1, whose reader is free; draft after R0's on the stream, 2.2 -> 3.7.
     16.3   R1's first token; its 200 bytes of KV leave GPU 1, are in by 21.3 and there 22.3. Hand-over 16.8; draft 16.9
            -> 18.92, the verify waits for the KV: 22.3 -> 32.6; 32.8.
     20.3   R0's first token; its 400 bytes wait for GPU 2's way in: 21.3 -> 31.3, there 32.3. Decode is busy.
@@ -1049,7 +1049,7 @@ def test_drafting_ahead_as_a_chain(run: Run) -> None:
 
 
 def test_drafting_ahead_for_every_outcome(run: Run) -> None:
-    """As above, with one token guessed behind each of 0, 1, 2 accepted: 3 rows, 3 steps of 1.03. Guesses hold.
+    """As above, with one token guessed after each of 0, 1, 2 accepted: 3 rows, 3 steps of 1.03. Guesses hold.
 
     34.22  one of two accepted, and foreseen: verify 34.82 -> 45.12. Two tokens are missing: nothing is drafted ahead.
     45.32  none accepted: 45.82, draft 45.92 -> 47.94, 48.14, 48.64; verify 48.74 -> 59.04, 59.24.
@@ -1090,7 +1090,7 @@ def test_idle_lane_notices_work_at_its_next_look(run: Run) -> None:
 def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
     """An idle lane looks for 0.25 out of every 1.25 ms: with one lane idle all else on the host takes 1/0.8 as long.
 
-    Launch 0.125, completion 0.25, hand-over 0.4 / 0.8 = 0.5. Decode is idle while prefill works, and the reverse.
+    Launch 0.125, completion 0.25, hand-over 0.4 / 0.8 = 0.5. Decode is idle while prefill runs, and the reverse.
 
     0       0.125 -> 20.125, first token 20.375; draft -> 22.125, completed 22.375, handed over 22.875: decode, idle
             since 0, looks at 23.0.

@@ -100,22 +100,22 @@ def test_what_vllm_would_not_divide_is_refused(capsys: pytest.CaptureFixture[str
         shard(odd, 4)
     argv = ["run", "--pair", "qwen2-1.5b:qwen2.5-72b", "--tensor-parallel-size", "8", "--arch", "colocated"]
     assert main(argv) == 2
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "give --draft-tensor-parallel-size 1" in said
+    message = capsys.readouterr().err
+    assert message.count("\n") == 1
+    assert "give --draft-tensor-parallel-size 1" in message
     simulate(over(8, pair="qwen2-1.5b:qwen2.5-72b", draft_tensor_parallel_size=1))
 
 
 @pytest.mark.parametrize(
-    ("flags", "said"),
+    ("flags", "message"),
     [
         ({"tensor_parallel_size": 3}, "one of 1, 2, 4, 8"),
         ({"tensor_parallel_size": 16}, "tensor-parallel-size"),
         ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "must be 1 or tensor-parallel-size, 4"),
     ],
 )
-def test_sizes_that_there_are_not(flags: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValueError, match=said):
+def test_sizes_that_there_are_not(flags: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
         Hardware(**flags)
 
 
@@ -238,9 +238,9 @@ def test_what_does_not_fit_says_over_how_many_it_would() -> None:
 
 def test_the_output_says_what_was_not_measured() -> None:
     experiment = over(2)
-    said = simulate(experiment).meta
-    assert "transferred: llama-3.2-1b/tp2, llama-3.1-70b/tp2; all-reduces as published" in said["foundation"]
-    assert said["forward_error_bar"] == ServerParts(experiment).bar
+    meta = simulate(experiment).meta
+    assert "transferred: llama-3.2-1b/tp2, llama-3.1-70b/tp2; all-reduces as published" in meta["foundation"]
+    assert meta["forward_error_bar"] == ServerParts(experiment).bar
     whole = over(2, draft_tensor_parallel_size=1)
     assert "transferred: llama-3.1-70b/tp2;" in simulate(whole).meta["foundation"]  # the drafter was measured
     assert "as a ring's" in simulate(over(2, link="pcie5")).meta["foundation"]
@@ -265,8 +265,8 @@ def test_all_reduces_widen_the_band() -> None:
     band = spanned(simulate(experiment), ends(experiment))
     assert slow < band["output_throughput"] < fast
     assert (band["output_throughput_low"], band["output_throughput_high"]) == pytest.approx((slow, fast))
-    bare = roofline(GPUS["h200"]).covering(experiment.pair)
-    assert bare.bar(experiment.pair.target) == 0
+    profile = roofline(GPUS["h200"]).covering(experiment.pair)
+    assert profile.bar(experiment.pair.target) == 0
 
 
 def test_what_engines_are_started_with() -> None:

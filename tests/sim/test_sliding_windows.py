@@ -78,10 +78,10 @@ def test_a_window_bounds_what_its_layers_read(name: str, rows: int, tokens: int,
     latency = CostModel(spec, ForwardTerms.roofline(spec, H200))
     whole = CostModel(unbounded(spec), latency.terms)
     within = min(context, rows * spec.reach)
-    kept = spec.attending_layers * spec.kv_layer_bytes * context + windowed_bytes(spec) * within
+    cached_bytes = spec.attending_layers * spec.kv_layer_bytes * context + windowed_bytes(spec) * within
     seconds, moved, flops = priced(latency, rows, tokens, context)
     most = priced(whole, rows, tokens, context)
-    assert moved == pytest.approx(priced(whole, rows, tokens, 0)[1] + kept)
+    assert moved == pytest.approx(priced(whole, rows, tokens, 0)[1] + cached_bytes)
     assert seconds <= most[0] * (1 + 1e-9)
     assert flops <= most[2] * (1 + 1e-9)
     if context <= rows * spec.reach:

@@ -21,7 +21,7 @@ from pdvsim.sim.run import simulate
 
 
 def queue(load: float, count: int, servers: int, spread: float, seed: int) -> Columns:
-    """Poisson arrivals at `load` a second, served by `servers` that together can do one a second."""
+    """Poisson arrivals at `load` per second, served by `servers` that together can do one per second."""
     rng = np.random.default_rng(seed)
     arrival_s = rng.exponential(1 / load, count).cumsum()
     sigma = math.sqrt(math.log(1 + spread))
@@ -40,7 +40,7 @@ def labels(load: float, count: int, servers: int, spread: float, seeds: int) -> 
 
 @pytest.mark.parametrize("servers", [1, 16, 128])
 @pytest.mark.parametrize("spread", [0.0, 1.0])
-def test_textbook_queues_are_told_apart(servers: int, spread: float) -> None:
+def test_textbook_queues_are_classified(servers: int, spread: float) -> None:
     """M/D/c and M/G/c, 2000 requests: never the wrong label far from saturation, and seldom none."""
     seeds = 10
     below, above = labels(0.8, 2000, servers, spread, seeds), labels(1.2, 2000, servers, spread, seeds)
@@ -58,7 +58,7 @@ def test_at_saturation_no_label_is_given_lightly(servers: int) -> None:
     assert given["overloaded"] <= 6
 
 
-def test_a_run_shorter_than_its_requests_cannot_be_told() -> None:
+def test_a_run_shorter_than_its_requests_is_inconclusive() -> None:
     assert set(labels(0.8, 300, 128, 1.0, 10)) == {"inconclusive"}
     at_s = np.array([0.0, 1e-4])
     brief = {"arrival_s": at_s, "admitted_s": at_s + 1, "finish_s": at_s + 100}
@@ -66,7 +66,7 @@ def test_a_run_shorter_than_its_requests_cannot_be_told() -> None:
 
 
 def test_a_line_that_grows_slowly_is_an_overload() -> None:
-    """32 requests a second at a server that admits 29: requests in service hide the growth, those in line do not."""
+    """32 requests per second at a server that admits 29: requests in service hide the growth, those in line do not."""
     number = np.arange(1000)
     arrival_s = number / 32
     admitted_s = np.maximum(arrival_s, number / 29)
@@ -114,7 +114,7 @@ def test_a_timeline_against_all_of_its_times(times: list[float], share: float) -
 
 @pytest.mark.parametrize(("rate", "label"), [(20.0, "stable"), (45.0, "overloaded")])
 def test_a_served_run_kept_or_not(rate: float, label: str) -> None:
-    """pd holds 31.5 requests a second of ShareGPT's lengths."""
+    """pd holds 31.5 requests per second of ShareGPT's lengths."""
     traffic = Traffic(num_prompts=600, request_rate=rate, seed=1)
     for detailed in (True, False):
         experiment = Experiment("pd", traffic, scoring=Scoring(detailed=detailed))

@@ -141,14 +141,14 @@ def test_the_metrics_are_those_of_the_records(arch: Arch, monkeypatch: pytest.Mo
 
 
 def test_a_closed_loop_draws_no_request_before_its_turn() -> None:
-    """However many are due, those held back at the door are not made."""
-    drawn = 0
+    """However many are due, requests held back by the client are not made."""
+    count = 0
 
     class Counting(Workload):
         def __iter__(self) -> Any:
-            nonlocal drawn
+            nonlocal count
             for request in super().__iter__():
-                drawn += 1
+                count += 1
                 yield request
 
     from pdvsim.sim.client import Client
@@ -164,7 +164,7 @@ def test_a_closed_loop_draws_no_request_before_its_turn() -> None:
     env = Clock()
     client = Client(env, Counting(traffic, Acceptance(), chunk=1), Experiment(traffic=traffic), Nowhere(), None)
     env.run()
-    assert (len(client.inside), drawn) == (8, 9)
+    assert (len(client.inside), count) == (8, 9)
 
 
 def test_what_needs_records_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -212,8 +212,8 @@ def test_memory_does_not_grow_with_saved_records(tmp_path: Path) -> None:
     peaks = []
     for n in ("2000", "8000"):
         command = [sys.executable, "-c", code, n, str(tmp_path / f"{n}.json")]
-        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        peaks.append(float(said.splitlines()[-1]))
+        output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        peaks.append(float(output.splitlines()[-1]))
     assert peaks[1] < peaks[0] + 16 * 1024  # kB
 
 

@@ -190,7 +190,7 @@ def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays:
 # commands ------------------------------------------------------------------------------------------------------------
 
 
-def test_what_to_measure_is_said_for_look_ups_and_for_models() -> None:
+def test_what_to_measure_is_stated_for_look_ups_and_for_models() -> None:
     assert "acceptance --texts" in measure_notes([served(4)])[0]
     modelled = replace(served(4), acceptance=Acceptance(), server=Server("llama-3.2-1b:llama-3.1-8b"))
     assert "--acceptance-from" in measure_notes([served(4), modelled])[0]

@@ -111,7 +111,7 @@ def test_a_request_has_its_stages_and_the_launches_in_them() -> None:
         assert outer["ts"] + outer["dur"] == pytest.approx(finish[id] * 1e6, abs=1e-2)
         assert list(stages)[-2:] == ["prefill", "decode"]
         assert sum(e["dur"] for e in stages.values()) == pytest.approx(outer["dur"], abs=1e-2)
-        # rounds it took part in: as many drafts as verifies, as the request's own books have it
+        # rounds it took part in: as many drafts as verifies, as the request itself counts them
         drafts, verifies = ([e for e in mine if e["name"] == name] for name in ("draft", "verify"))
         assert len(drafts) == len(verifies) == outer["args"]["rounds"]
     launches = {e["name"] for e in events if e["ph"] == "X" and e["pid"] < HOSTS}

@@ -98,7 +98,7 @@ def test_an_oracle_verifies_exactly_what_is_accepted() -> None:
 
 
 def test_estimates_are_means_of_beta_posteriors() -> None:
-    """Drafts behind the first refused one have no verdict; a request without verdicts has the mean of all."""
+    """Drafts after the first refused one have no verdict; a request without verdicts has the mean of all."""
     controller = AdaptiveVerification(Server(controller=ADAPTIVE), Flat())
     rows = rows_of(5, 1, 0, k=5)
     controller.observe(rows[:2], [5, 1], 0.0)
@@ -228,7 +228,7 @@ def test_every_request_gets_its_tokens_in_every_architecture(arch: Arch, early: 
 
 @pytest.mark.parametrize("rereads", [False, True])
 def test_the_drafter_has_read_its_drafts_whether_they_are_verified_or_not(rereads: bool) -> None:
-    """It lags only behind accepted drafts that it reads again, or its own last one."""
+    """It lags only by accepted drafts that it reads again, or its own last one."""
     rows = rows_of(9, 9, 9, k=5)
     for row, width in zip(rows, (5, 3, 0), strict=True):
         row.state.k, row.state.left_out = width, 5 - width

@@ -28,9 +28,9 @@ SMS = 132
         ([(3000, 1024)], 16, 256, 4024 + 3512),  # and 256, the second wave from the ninth of 16 blocks on
         ([(4000, 256)], 32, 64, UNSHARED * 4256),  # small heads: 64 programs have their multiprocessors to themselves
         ([(3000, 512)], 32, 64, 3512),  # 128 do not
-        ([(3000, 1024)], 32, 64, 4024),  # 256 run at once, ...
+        ([(3000, 1024)], 32, 64, 4024),  # 256 run concurrently, ...
         ([(4000, 2048)], 32, 64, 6048 + 5024),  # ... 512 do not: 264 are the eight longest blocks and some of the ninth
-        ([(3000, 512), (0, 64)], 32, 128, 3512 + 64),  # 128 long programs, 32 short ones, four of which are beside them
+        ([(3000, 512), (0, 64)], 32, 128, 3512 + 64),  # 128 long programs, 32 short ones, four of which co-run
         ([(0, 64), (3000, 512)], 32, 128, 3512 + 64),
         ([(2000, 256)] * 3, 32, 128, 2256 + 2128),  # 96 programs of each context
         ([], 32, 128, 0),
@@ -43,7 +43,7 @@ def test_waves_by_hand(chunks: list[tuple[int, int]], heads: int, head_dim: int,
 def test_the_room_that_attention_leaves() -> None:
     """Of a second, half of it attention: 64 programs fill 64 of 132 multiprocessors, 256 in two waves 256 of 264.
 
-    Without prompts, or on a card whose attention does not go in waves, nothing is said.
+    Without prompts, or on a card whose attention has no waves, there is no note.
     """
     spec = MODELS["llama-2-7b"]  # 32 heads of 128
 
@@ -70,11 +70,11 @@ sizes = st.tuples(st.sampled_from([1, 8, 12, 32, 64]), st.sampled_from([64, 128,
 
 @given(several, sizes, st.integers(0, 3000), st.integers(0, 600), st.tuples(st.integers(0, 8000), st.integers(1, 2500)))
 def test_more_to_read_is_never_faster(
-    chunks: list[tuple[int, int]], size: tuple[int, int, int], back: int, more: int, beside: tuple[int, int]
+    chunks: list[tuple[int, int]], size: tuple[int, int, int], back: int, more: int, decoding: tuple[int, int]
 ) -> None:
     least, (start, tokens) = in_waves(chunks, *size), chunks[0]
     assert in_waves([(start + back, tokens + more), *chunks[1:]], *size) >= least
-    assert in_waves([*chunks, beside], *size) >= least
+    assert in_waves([*chunks, decoding], *size) >= least
 
 
 @given(several, sizes)

@@ -108,7 +108,7 @@ def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
 
 
 def test_adaptive_counts_its_drafting_rounds_alone() -> None:
-    """At 128 at once it decodes plainly, but for the few rounds at the end."""
+    """At concurrency 128 it decodes plainly, but for the few rounds at the end."""
     traffic = Traffic(num_prompts=160, max_concurrency=128, **R128)
     for blocks in (True, False):
         run = simulate(Experiment("adaptive", traffic), blocks=blocks)

@@ -36,14 +36,14 @@ def daily(count: int = 20_000) -> np.ndarray[Any, np.dtype[np.float64]]:
 
 
 def talks(count: int, each: int = 4, over_s: float = 60.0) -> Trace:
-    """Conversations of so many turns, each of which repeats all that was said before."""
+    """Conversations whose turns each repeat all earlier text."""
     rng, rows = np.random.default_rng(1), []
     for session in range(count):
-        at_s, said = rng.uniform(0, over_s), 0
+        at_s, cached = rng.uniform(0, over_s), 0
         for turn in range(each):
             new, output = rng.integers(50, 300), rng.integers(50, 200)
-            rows.append((at_s, said + new, output, session, turn))
-            said, at_s = said + new + output, at_s + rng.uniform(5, 15)
+            rows.append((at_s, cached + new, output, session, turn))
+            cached, at_s = cached + new + output, at_s + rng.uniform(5, 15)
     rows.sort()
     table = np.array(rows)
     sessions = tuple(str(int(session)) for session in table[:, 3])
@@ -131,10 +131,10 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
 
 def test_a_window_needs_a_replay(refused: Any, tmp_path: Path) -> None:
     path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens", [(0, 10, 5), (1, 10, 5)])
-    said = refused(["run", "--dataset-path", path, "--window", "peak"])
-    assert "--window has no effect here: it needs --use-trace-timestamps" in said
-    said = refused(["advise", "--dataset-path", path, "--concurrency", "4", "--window", "peak"])
-    assert "--window is a part of a replayed file" in said
+    message = refused(["run", "--dataset-path", path, "--window", "peak"])
+    assert "--window has no effect here: it needs --use-trace-timestamps" in message
+    message = refused(["advise", "--dataset-path", path, "--concurrency", "4", "--window", "peak"])
+    assert "--window is a part of a replayed file" in message
 
 
 def test_all_conversations_are_whole_at_every_rate_and_seed(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ def lengths(requests: list[Request]) -> list[tuple[int, int]]:
 
 @pytest.fixture
 def mooncake(tmp_path: Path) -> str:
-    """Fifty requests whose lengths tell them apart, the later half written first."""
+    """Fifty requests with distinct lengths, the later half written first."""
     path = tmp_path / "trace.jsonl"
     rows = [{"timestamp": 5000 + 100 * i, "input_length": i + 1, "output_length": 2 * i + 1} for i in range(50)]
     path.write_text("\n".join(json.dumps(row) for row in rows[25:] + rows[:25]))
@@ -49,7 +49,7 @@ def test_gaps_follow_the_gamma_law(burstiness: float) -> None:
     assert gaps.min() >= 0
 
 
-def test_rate_inf_is_all_at_once() -> None:
+def test_rate_inf_sends_all_at_time_0() -> None:
     assert {r.arrival_s for r in make_requests(Traffic(num_prompts=20), ALPHA)} == {0.0}
 
 
@@ -118,8 +118,8 @@ def test_random_lengths_fill_their_range_evenly() -> None:
     fixed = make_requests(Traffic("random", num_prompts=5), ALPHA)
     assert lengths(fixed) == [(1024, 128)] * 5
     traffic = Traffic("random", num_prompts=20_000, input_len=10, output_len=5, random_range_ratio=0.35)
-    drawn = np.array(lengths(make_requests(traffic, ALPHA)))
-    for column, (low, high) in zip(drawn.T, ((6, 14), (3, 7)), strict=True):  # floor and ceil, as vLLM
+    sample = np.array(lengths(make_requests(traffic, ALPHA)))
+    for column, (low, high) in zip(sample.T, ((6, 14), (3, 7)), strict=True):  # floor and ceil, as vLLM
         counts = np.bincount(column, minlength=high + 1)
         assert counts[:low].sum() == 0
         assert len(counts) == high + 1
@@ -152,11 +152,11 @@ def test_lengths_given_by_hand_override_the_data_set(mooncake: str) -> None:
 
 def test_a_file_is_shuffled_and_drawn_again_when_it_is_too_small(mooncake: str) -> None:
     rows = [(i + 1, 2 * i + 1) for i in range(50)]
-    drawn = lengths(make_requests(Traffic("mooncake", mooncake, num_prompts=130), ALPHA))
-    assert sorted(drawn[:50]) == rows
-    assert drawn[:50] != rows
-    assert set(drawn[50:]) <= set(rows)
-    assert drawn[:50] != lengths(make_requests(Traffic("mooncake", mooncake, num_prompts=50, seed=1), ALPHA))
+    sample = lengths(make_requests(Traffic("mooncake", mooncake, num_prompts=130), ALPHA))
+    assert sorted(sample[:50]) == rows
+    assert sample[:50] != rows
+    assert set(sample[50:]) <= set(rows)
+    assert sample[:50] != lengths(make_requests(Traffic("mooncake", mooncake, num_prompts=50, seed=1), ALPHA))
 
 
 def test_timestamps_are_replayed_in_order_from_zero(mooncake: str) -> None:

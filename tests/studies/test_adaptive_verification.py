@@ -25,12 +25,12 @@ def test_the_docs_have_the_figures_of_the_cells() -> None:
     assert len(cells) == 60
     text = (ROOT / "docs" / "choosing.md").read_text(encoding="utf-8")
     for label, way in ROWS.items():
-        said = []
+        cells_text = []
         for over in ("k=7", "best fixed"):
             gains = 100 * np.array(study.gains(cells, over, way))
             mean = f"{gains.mean():+.0f}%" if round(gains.mean()) else "0%"
-            said.append(f"{gains.min():+.0f}% to {gains.max():+.0f}%, mean {mean}")
-        assert "| " + " | ".join([label, *said]) + " |" in text
+            cells_text.append(f"{gains.min():+.0f}% to {gains.max():+.0f}%, mean {mean}")
+        assert "| " + " | ".join([label, *cells_text]) + " |" in text
 
 
 def test_a_cell_comes_out_again() -> None:

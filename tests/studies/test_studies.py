@@ -218,8 +218,8 @@ def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatc
 
     for arch in TINY.values():
         reference = peers.reference(arch, torch.device("cpu"), torch.float32)
-        found = from_config(reference.config.to_dict(), arch.spec.name).spec
-        assert replace(found, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
+        spec = from_config(reference.config.to_dict(), arch.spec.name).spec
+        assert replace(spec, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
     tiny = {str(role): arch for role, arch in TINY.items()}
     with monkeypatch.context() as patch:
         patch.setattr(peers, "TOKENS", 6)
@@ -231,7 +231,7 @@ def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatc
     assert max(measured, predicted) < ceiling
 
 
-def test_the_validation_plan_is_balanced_and_a_third_is_set_aside() -> None:
+def test_the_validation_plan_is_balanced_and_a_third_is_held_out() -> None:
     plan = validation_plan
     every = read_runs(H200 / "plan.jsonl", planned=True)
     drafters = [run for run in every if run.experiment.traffic.seed >= plan.DRAFTER_SEED]

@@ -162,8 +162,8 @@ def test_other_units_are_refused(tmp_path: Path, factor: float) -> None:
 
 def test_shards_are_compared_with_shards_and_with_the_whole(tmp_path: Path) -> None:
     """Made by the formula they have no error; twice as slow, they are off by that, and so is their share."""
-    reached = shipped().bandwidth_share, shipped().flops_share
-    whole, half = mlp(LLAMA, *reached), mlp(shard(LLAMA, 2), *reached, workers=2)
+    shares = shipped().bandwidth_share, shipped().flops_share
+    whole, half = mlp(LLAMA, *shares), mlp(shard(LLAMA, 2), *shares, workers=2)
     shape = (LLAMA.heads, LLAMA.kv_heads, LLAMA.hidden, LLAMA.intermediate)  # Vidur names the whole model's
     for name, value in zip(vidur.SHAPE, shape, strict=True):
         half[name] = value

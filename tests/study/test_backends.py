@@ -71,7 +71,7 @@ def outcomes(task: Any, argument: Any, backend: Backend) -> list[Outcome]:
 
 @pytest.mark.parametrize("name", ["loky", "dask"])
 def test_a_point_that_kills_its_worker_is_found_out(name: str, request: pytest.FixtureRequest) -> None:
-    """Only it fails, not those that ran beside it; and the others are not lost."""
+    """Only it fails, not concurrent points; and the others are not lost."""
     where = Backend(scheduler=request.getfixturevalue("dask").scheduler_address)
     ended = outcomes(deadly, 3, Backend(jobs=2) if name == "loky" else where)
     assert [outcome.index for outcome in ended if outcome.row is None] == [3]
@@ -178,7 +178,7 @@ def test_a_cluster_that_fails_in_the_middle_is_reported_and_not_waited_for_for_e
 
 
 def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path, cluster: Cluster) -> None:
-    """No worker is said; when the scheduler is killed, what is done is named and kept, and gone on with elsewhere."""
+    """A missing worker is reported. When the scheduler is killed, finished points are named, kept and resumed."""
     address, folder = cluster.address, tmp_path / "s"
     argv = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1", "--num-runs", "300", "-o", str(folder)]
     program = "import sys, pdvsim.study.backends as c; c.PATIENCE_S = 30; from pdvsim.cli import main; sys.exit(main())"
@@ -188,8 +188,8 @@ def test_a_scheduler_that_dies_in_the_middle(tmp_path: Path, cluster: Cluster) -
         stderr=subprocess.PIPE,
         text=True,
     )
-    said = sweep.stderr.readline()
-    assert said.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting up to 600 s")
+    message = sweep.stderr.readline()
+    assert message.startswith(f"pdvsim: the Dask cluster at {address} has no workers: waiting up to 600 s")
     cluster.start_worker()
     while len(list(folder.glob("parts/*.json"))) < 3:
         assert sweep.poll() is None

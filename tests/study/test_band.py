@@ -53,7 +53,7 @@ def test_a_machine_whose_pace_is_known_has_bars_of_its_own(errors: Errors, tmp_p
     assert errors.bars["this machine"]["any"]["mean_tpot_ms"] < errors.bars["any machine"]["any"]["mean_tpot_ms"]
 
 
-def test_groups_are_told_by_load_lanes_and_what_is_demanding() -> None:
+def test_groups_differ_by_load_lanes_and_what_is_demanding() -> None:
     closed = serving("pdv")
     assert groups(closed, 100.0, 0.0) == ("closed, lanes", "closed", "any")
     assert groups(closed, 4000.0, 0.0)[0] == "closed, lanes, demanding"

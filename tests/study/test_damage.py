@@ -1,4 +1,4 @@
-"""Damage to a result: `sweep --check` and whoever reads it name the file, and --resume makes it as it was."""
+"""Damage to a result: `sweep --check` and every reader name the file, and --resume restores it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("quick_plots")
 
 
 def altered(path: Path) -> None:
-    """Other figures in the same form: only the digest tells."""
+    """Other figures in the same form: only the digest differs."""
     text = path.read_text()
     changed = text.replace('"output_throughput": ', '"output_throughput": 1')
     path.write_text(changed if changed != text else text.replace('"date": "2', '"date": "3'))

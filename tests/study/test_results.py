@@ -43,8 +43,8 @@ def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
         saved = records(row)
         assert results.warmup(row) == WARMUP
         same = simulate(experiment(row["arch"], row["load"], int(row["seed"])))
-        for read, made in ((saved.requests, same.requests), (saved.launches, same.launches)):
-            assert all(np.array_equal(read[name], made[name]) for name in made)
+        for read, expected in ((saved.requests, same.requests), (saved.launches, same.launches)):
+            assert all(np.array_equal(read[name], expected[name]) for name in expected)
         seconds = latencies_s(saved.requests, saved.deliveries, WARMUP)
         assert len(seconds["ttft"]) == BASE.traffic.num_prompts - WARMUP
         for metric, values in seconds.items():  # what the histograms hold is what the metrics were taken over
@@ -175,7 +175,7 @@ def test_what_one_sweep_varies_another_has_from_its_configuration(copy: Path, tm
     [(8, 0, []), (20, 0, ["copy: 8 of 20 points"]), (20, 2, ["copy: 8 of 20 points, 2 failed"])],
 )
 @pytest.mark.usefixtures("quick_plots")
-def test_a_sweep_that_lacks_points_is_said_to(
+def test_a_sweep_that_lacks_points_says_so(
     copy: Path, asked: int, failed: int, says: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     edited(copy / "sweep.json", num_points=asked)
@@ -185,8 +185,8 @@ def test_a_sweep_that_lacks_points_is_said_to(
     assert load([copy]).incomplete == says
     for argv in (["plot", str(copy), "--var-y", "duration"], ["report", str(copy), "-o", str(tmp_path / "r.html")]):
         assert main(argv) == 0
-        said = capsys.readouterr().err.splitlines()
-        assert [line for line in said if " points" in line] == [f"pdvsim: {line}" for line in says]
+        lines = capsys.readouterr().err.splitlines()
+        assert [line for line in lines if " points" in line] == [f"pdvsim: {line}" for line in says]
 
 
 def drop(folder: Path, column: str) -> None:

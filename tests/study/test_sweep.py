@@ -29,11 +29,11 @@ def test_points_are_the_product_with_common_seeds() -> None:
     assert all(math.isinf(p.experiment.traffic.request_rate) for p in points)
 
 
-def test_every_architecture_serves_the_same_requests_and_progress_is_told() -> None:
+def test_every_architecture_serves_the_same_requests_and_progress_is_reported() -> None:
     points = Sweep(("pdv", "colocated"), request_rate=(2.0, 20.0), base=SMALL).points()
-    told: list[int] = []
-    one = run_sweep(points, Backend(1), told.append)
-    assert told == [1, 2, 3, 4]
+    progress: list[int] = []
+    one = run_sweep(points, Backend(1), progress.append)
+    assert progress == [1, 2, 3, 4]
     assert one["load"].tolist() == [2.0, 2.0, 20.0, 20.0]
     assert one["total_input_tokens"].nunique() == one["total_output_tokens"].nunique() == 1
 
@@ -136,14 +136,14 @@ def test_scoring_reaches_the_rows() -> None:
     assert {"p90_ttft_ms", "request_goodput"} <= set(rows.columns)
 
 
-@pytest.mark.parametrize(("prompts", "said"), [(10, True), (400, False)])
-def test_a_table_says_when_a_closed_loop_was_mostly_on_its_way_down(prompts: int, said: bool) -> None:
-    """Ten requests at 8 at once: most of the time fewer are there."""
+@pytest.mark.parametrize(("prompts", "noted"), [(10, True), (400, False)])
+def test_a_table_says_when_a_closed_loop_was_mostly_on_its_way_down(prompts: int, noted: bool) -> None:
+    """Ten requests at concurrency 8: most of the time fewer are there."""
     base = Experiment(traffic=Traffic(num_prompts=prompts, input_len=16, output_len=32, dataset_name="random"))
     entries = over_replications(run_sweep(Sweep(concurrency=(8,), base=base).points(), Backend(1)))
     there = entries[0]["request_throughput"].mean * entries[0]["mean_e2el_ms"].mean / 1e3
-    assert (there < 0.8 * 8) is said
-    assert ("as the loop fills and drains" in str(comparison_table(entries))) is said
+    assert (there < 0.8 * 8) is noted
+    assert ("as the loop fills and drains" in str(comparison_table(entries))) is noted
     assert "one replication: no interval" in str(comparison_table(entries))
 
 

@@ -147,7 +147,7 @@ def test_a_lock_that_is_a_link_is_refused(refused: Callable[..., str], tmp_path:
 
 
 def ended(pid: str) -> bool:
-    """Whether a process is gone, or would be if whoever has inherited it asked for its exit code."""
+    """Whether a process is gone, or would be once its parent collects its exit code."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -264,7 +264,7 @@ def test_results_of_another_configuration_are_not_taken(capsys: pytest.CaptureFi
 
 
 def test_every_file_that_is_read_is_part_of_the_sweep(tmp_path: Path) -> None:
-    """A tokenizer's folder too, but for the weights beside it; and a model's, a card, a profile, a trace."""
+    """A tokenizer's folder too, but for the weights next to it; and a model's, a card, a profile, a trace."""
     tokenizer, model = tmp_path / "tokenizer", tmp_path / "model"
     for folder in (tokenizer, model):
         folder.mkdir()
@@ -328,12 +328,12 @@ def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeyp
 def test_a_long_list_of_points_is_made_once(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[Experiment] = []
+    experiments: list[Experiment] = []
     asked: list[Experiment] = []
     check = Experiment.__post_init__
-    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (made.append(self), check(self))[1])
+    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (experiments.append(self), check(self))[1])
     monkeypatch.setattr("pdvsim.study.band.wanted", lambda experiment: bool(asked.append(experiment)))
     assert main(["sweep", *SMALL, *ONE, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
     assert "400 of 400 points to run" in capsys.readouterr().out
-    assert 400 <= len(made) < 450
+    assert 400 <= len(experiments) < 450
     assert len(asked) == 1

@@ -1,4 +1,4 @@
-"""Intervals of percentiles over few replications cover what they are said to."""
+"""Intervals of percentiles over few replications have their stated coverage."""
 
 from __future__ import annotations
 

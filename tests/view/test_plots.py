@@ -1,4 +1,4 @@
-"""Pictures: their figures are those of the statistics, and what cannot be told apart is not shown as if it could."""
+"""Pictures: their figures are those of the statistics, and no insignificant difference is shown as significant."""
 
 from __future__ import annotations
 
@@ -128,13 +128,13 @@ def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
 
 
 @pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("inconclusive", False)])
-def test_points_whose_queue_grew_are_hollow_and_said_to_be(stability: str, marked: bool) -> None:
+def test_points_whose_queue_grew_are_hollow_with_a_note(stability: str, marked: bool) -> None:
     results = made_up(stability=stability)
     figure = latency_figure(results.points)
     markers = [line for axes in figure.axes for line in axes.lines if line.get_marker() not in ("None", "")]
-    drawn = [line for line in markers if len(line.get_xdata())]
-    assert drawn
-    assert all((line.get_markerfacecolor() == "white") is marked for line in drawn)
+    visible = [line for line in markers if len(line.get_xdata())]
+    assert visible
+    assert all((line.get_markerfacecolor() == "white") is marked for line in visible)
     assert ("kept growing" in figure.get_supxlabel()) is marked
     assert all(cell.text.endswith("†") is marked for cell in cells(results, "mean_ttft_ms", "pd"))
 
@@ -149,7 +149,7 @@ def test_curves_are_means_over_replications() -> None:
 
 
 def test_settings_in_one_picture_have_panels_of_their_own() -> None:
-    """As in the picture that a sweep leaves behind: never one line through the points of two models."""
+    """As in the picture of a sweep: never one line through the points of two models."""
     results = made_up(("a:b", "c:d"))
     figure = sweep_figure(results.points)
     assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["pair a:b", "pair c:d"]
@@ -171,9 +171,9 @@ def test_a_picture_of_many_settings_says_what_it_leaves_out() -> None:
 
 def test_settings_of_one_architecture_keep_its_colour() -> None:
     points = made_up(("a:b", "c:d")).points.query("arch == 'pdv'")
-    drawn = {to_hex(line.get_color()) for line in sweep_figure(points).axes[0].lines}
-    assert ARCH_COLOURS["pdv"] in drawn
-    assert not drawn & (set(ARCH_COLOURS.values()) - {ARCH_COLOURS["pdv"]})
+    colours = {to_hex(line.get_color()) for line in sweep_figure(points).axes[0].lines}
+    assert ARCH_COLOURS["pdv"] in colours
+    assert not colours & (set(ARCH_COLOURS.values()) - {ARCH_COLOURS["pdv"]})
 
 
 def test_acceptance_is_that_of_architectures_with_drafts() -> None:
@@ -266,8 +266,8 @@ def test_the_command_saves_what_it_names(tmp_path: Path, capsys: pytest.CaptureF
     assert names == [
         "acceptance.svg", "improvement-mean-e2el.svg", "latency.svg", "throughput.svg", "utilisation.svg"
     ]  # fmt: skip
-    said = capsys.readouterr().err
-    assert all(f"saved {folder / 'plots' / name}" in said for name in names)
+    output = capsys.readouterr().err
+    assert all(f"saved {folder / 'plots' / name}" in output for name in names)
     assert "difference from pdv" in (folder / "plots" / "improvement-mean-e2el.svg").read_text()
     mine = ["--var-y", "mean-ttft-ms", "--var-x", "arch", "--curve-by", "load", "-o", str(tmp_path / "own")]
     assert main(["plot", str(folder), *mine]) == 0
@@ -300,11 +300,11 @@ def test_a_forest_draws_paired_differences(counts: bool) -> None:
     judged = [d | {"significant": counts, "error": 0.035} for d in paired]
     axes = forest_figure(entries, judged, "").axes[0]
     first = [d["relative"] for d in paired if d["load"] == 1.0]
-    lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # behind the reference
+    lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # drawn over the reference
     assert [list(x) for x in lines] == [pytest.approx([d.mean - d.half_width, d.mean + d.half_width]) for d in first]
     marks = [line for line in axes.lines if line.get_marker() not in ("None", "")][1:]
     assert all((mark.get_markerfacecolor() == mark.get_color()) is counts for mark in marks)
-    drawn = {mark.get_marker(): mark.get_color() for mark in marks}
-    assert drawn == {ARCH_MARKERS[arch]: ARCH_COLOURS[arch] for arch in ("pdv", "colocated")}
+    colours = {mark.get_marker(): mark.get_color() for mark in marks}
+    assert colours == {ARCH_MARKERS[arch]: ARCH_COLOURS[arch] for arch in ("pdv", "colocated")}
     assert "accepted 40% of drafted" in axes.get_yticklabels()[0].get_text()
     assert any(text.get_text().endswith(" k=2") for text in axes.texts)

@@ -42,11 +42,11 @@ COUNTED = BASE.traffic.num_prompts - WARMUP
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of three architectures; pdv is labelled overloaded at the higher load, the foundation is no friend."""
-    made = sweep_folder(tmp_path_factory.mktemp("report") / "sweep", ARCHS, num_points=15)
-    points = pd.read_parquet(made / "summary.parquet")
+    target = sweep_folder(tmp_path_factory.mktemp("report") / "sweep", ARCHS, num_points=15)
+    points = pd.read_parquet(target / "summary.parquet")
     points["stability"] = np.where((points["arch"] == "pdv") & (points["load"] == 400.0), "overloaded", "stable")
-    points.assign(foundation=HOSTILE).to_parquet(made / "summary.parquet", index=False)
-    return made
+    points.assign(foundation=HOSTILE).to_parquet(target / "summary.parquet", index=False)
+    return target
 
 
 @pytest.fixture(scope="module")
@@ -165,10 +165,10 @@ def test_without_records_the_page_says_so(browser: Browser, tmp_path: Path, caps
     assert boxes == ["Output throughput", "Latency", "At one load", "Where a request's time goes", "Provenance"]
     assert "--save-detailed" in opened.locator("#unrecorded").inner_text()
     assert opened.locator(".facts:visible").count() == 0  # folded until somebody asks
-    made = build(load([bare]))
-    assert made["histograms"] == []
-    assert made["entries"][0]["series"] is None
-    assert made["sources"][0]["provenance"]["host"] == "assumed"  # of the roofline, by the name of the profile
+    document = build(load([bare]))
+    assert document["histograms"] == []
+    assert document["entries"][0]["series"] is None
+    assert document["sources"][0]["provenance"]["host"] == "assumed"  # of the roofline, by the name of the profile
 
 
 @pytest.fixture(scope="module")
@@ -231,7 +231,7 @@ def test_overloaded_points_are_marked(shown: Page) -> None:
     assert "2 replications" in shown.inner_text("#latency-note")
 
 
-def test_a_sweep_that_lacks_points_is_said_to(shown: Page) -> None:
+def test_a_sweep_that_lacks_points_says_so(shown: Page) -> None:
     assert shown.inner_text("#incomplete") == "Not complete. sweep: 12 of 15 points."
 
 
@@ -331,11 +331,11 @@ def test_levels_error_bars_and_the_setting_are_in_the_document(folder: Path) -> 
     points = results.points.assign(output_throughput_low=1.0, output_throughput_high=2.0)
     config = results.sources[0].config.model_copy(deep=True)
     config.scoring["goodput"] = ["ttft:200", "tpot:30"]
-    made = build(replace(results, points=points, sources=(replace(results.sources[0], config=config),)))
-    assert made["levels"] == {"ttft": [200.0], "tpot": [30.0]}
-    assert all(entry["bands"]["output_throughput"] == [1.0, 2.0] for entry in made["entries"])
-    assert all(entry["drafts"] for entry in made["entries"])
-    assert str(points["pair"].iloc[0]) in made["lead"]
+    document = build(replace(results, points=points, sources=(replace(results.sources[0], config=config),)))
+    assert document["levels"] == {"ttft": [200.0], "tpot": [30.0]}
+    assert all(entry["bands"]["output_throughput"] == [1.0, 2.0] for entry in document["entries"])
+    assert all(entry["drafts"] for entry in document["entries"])
+    assert str(points["pair"].iloc[0]) in document["lead"]
 
 
 def test_a_sheet_holds_text_as_text_and_loads_nothing() -> None:
@@ -347,12 +347,12 @@ def test_a_sheet_holds_text_as_text_and_loads_nothing() -> None:
         Highlight([HOSTILE, HOSTILE], {HOSTILE: HOSTILE}),
     ]
     facts = {"a": HOSTILE, "b": {HOSTILE: [1, 2]}}
-    made = Sheet(HOSTILE, HOSTILE, [(HOSTILE, parts)], {"other": figure}, facts).html()
-    assert "default-src 'none'" in made
-    assert "<img src=x" not in made
-    assert "<script" not in made
-    assert not re.search(r"https?://|@import|url\(", made.replace(page_css(), ""))
-    assert made.count("data:image/png;base64,") == 1
+    html = Sheet(HOSTILE, HOSTILE, [(HOSTILE, parts)], {"other": figure}, facts).html()
+    assert "default-src 'none'" in html
+    assert "<img src=x" not in html
+    assert "<script" not in html
+    assert not re.search(r"https?://|@import|url\(", html.replace(page_css(), ""))
+    assert html.count("data:image/png;base64,") == 1
 
 
 def test_what_is_printed_keeps_its_columns_and_wraps_its_lines() -> None:
@@ -369,10 +369,10 @@ def test_a_run_has_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     path = tmp_path / "run.html"
     argv = ["run", "--arch", "autoregressive", "--num-prompts", "6", "--input-len", "32", "--output-len", "8"]
     assert main([*argv, "--goodput", "ttft:500", "--html", str(path)]) == 0
-    made = path.read_text(encoding="utf-8")
-    assert "autoregressive: 6 requests served" in made
-    assert "no drafts, all sent at time 0, seed 0" in made
-    assert "Serving Benchmark Result" in made
+    html = path.read_text(encoding="utf-8")
+    assert "autoregressive: 6 requests served" in html
+    assert "no drafts, all sent at time 0, seed 0" in html
+    assert "Serving Benchmark Result" in html
     capsys.readouterr()
     assert main([*argv, "--no-detailed", "--html", str(path)]) == 2
     assert "--html need" in capsys.readouterr().err

@@ -113,10 +113,10 @@ def test_detail_is_intervals_and_decimals_but_not_those_of_differences(monkeypat
 
 def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "10")
-    made = TextTable([{"who": "<b>", "ms": "5651.23 ±12.10"}], ("ms",), ["a <note>"]).html()
-    assert '<td style="text-align:left">&lt;b&gt;</td>' in made
-    assert "5651.23 ±12.10" in made
-    assert "a &lt;note&gt;" in made
+    html = TextTable([{"who": "<b>", "ms": "5651.23 ±12.10"}], ("ms",), ["a <note>"]).html()
+    assert '<td style="text-align:left">&lt;b&gt;</td>' in html
+    assert "5651.23 ±12.10" in html
+    assert "a &lt;note&gt;" in html
 
 
 def test_folded_rows_are_all_on_the_page_and_printed() -> None:

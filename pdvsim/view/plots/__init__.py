@@ -46,8 +46,8 @@ def standing(results: Results, metric: str | None, against: str) -> Iterator[tup
     for setting, points in settings:
         words = label(setting)
         suffix = f"-{slug(words)}" if len(settings) > 1 else ""
-        for name, drawn in STANDING.items():
-            figure = drawn(points, words, points_line(points, replace(results, points=points).configs))
+        for name, plot in STANDING.items():
+            figure = plot(points, words, points_line(points, replace(results, points=points).configs))
             if figure is not None:
                 yield name + suffix, figure
     kinds = results.by_load_kind()
