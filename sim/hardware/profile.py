@@ -121,6 +121,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "nimble_weight": _WEIGHT,
     "yielding": _EXPONENT,
     "expert_weight": _WEIGHT,
+    "wait_ratios": Range(0.1, 10),
     "weight_8bit": _WEIGHT,
     "hold": Range(0, 1),
     "past_share": Range(0, 1),
@@ -393,6 +394,9 @@ def _check(path: str | Path, where: str, given: dict[str, Any], known: Set[str])
             raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
     for name, value in sorted(given.items()):
         many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        if name == "wait_ratios":
+            _check_tokens(f"profile {path}: {where}{name}", value)
+            many = value
         figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}
         for place, figure in figures.items():
             if name in PROFILE_RANGES and isinstance(figure, (int, float)) and not PROFILE_RANGES[name].holds(figure):
@@ -405,9 +409,10 @@ def _check(path: str | Path, where: str, given: dict[str, Any], known: Set[str])
 
 def _check_knots(where: str, knots: list[tuple[int, float]]) -> None:
     """Refuse knots that no measurement gives: they rise in tokens, take time, and never take much less for more."""
-    at, seconds = [tokens for tokens, _ in knots], [time_s for _, time_s in knots]
-    if len(at) == 1 or at != sorted(set(at)) or at[0] < 0 or at[-1] > MAX_TOKENS:
-        raise ValueError(f"{where}: needs two or more (tokens, seconds) pairs, increasing up to {MAX_TOKENS} tokens")
+    seconds = [time_s for _, time_s in knots]
+    if len(knots) == 1:
+        raise ValueError(f"{where}: needs two or more (tokens, seconds) pairs")
+    _check_tokens(where, knots)
     if not all(_TIME_S.holds(time_s) for time_s in seconds):
         raise ValueError(f"{where}: seconds must be {_TIME_S}")
     if not any(seconds) or (where.endswith(".layer_knots") and not all(seconds)):
@@ -416,6 +421,13 @@ def _check_knots(where: str, knots: list[tuple[int, float]]) -> None:
         raise ValueError(f"{where}: more tokens must not take less than a third of the time of fewer")
     if seconds[-1] < seconds[-2]:  # what lies beyond would be less than nothing
         raise ValueError(f"{where}: the last pair's seconds must not fall")
+
+
+def _check_tokens(where: str, pairs: list[tuple[int, float]]) -> None:
+    """Refuse pairs whose numbers of tokens do not increase."""
+    at = [tokens for tokens, _ in pairs]
+    if at != sorted(set(at)) or (at and (at[0] < 0 or at[-1] > MAX_TOKENS)):
+        raise ValueError(f"{where}: the tokens of its pairs must increase, up to {MAX_TOKENS}")
 
 
 def builtin(gpu_name: str) -> Profile:

@@ -183,7 +183,9 @@ class SmallKernels(Term):
         return cls(tokens, large / bytes_per_s)
 
     def wait_ratio(self, prompt_tokens: int) -> float:
-        """Return the ratio on the time per layer of a launch with `prompt_tokens`."""
+        """Return the ratio for a number of prompt tokens; outside the measured ones, that of the nearest."""
+        if len(self.wait_ratios) == 1:
+            return self.wait_ratios[0][1]
         return interpolate(self.wait_ratios, min(prompt_tokens, self.wait_ratios[-1][0]))
 
     def share(self, tokens: int, forward_s: float) -> float:

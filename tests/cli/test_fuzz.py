@@ -39,8 +39,8 @@ def small_profile(profile: Profile) -> dict[str, Any]:
     return document  # type: ignore[no-any-return]
 
 
-def knots(*pairs: list[float]) -> dict[str, Any]:
-    return builtin("h200").models["tinyllama-1.1b"].figures() | {"layer_knots": list(pairs)}
+def knots(*pairs: list[float], name: str = "layer_knots") -> dict[str, Any]:
+    return builtin("h200").models["tinyllama-1.1b"].figures() | {name: list(pairs)}
 
 
 PROFILES = {"measured": small_profile(builtin("h200")), "roofline": small_profile(roofline(GPUS["h200"]))}
@@ -92,6 +92,8 @@ def test_any_changed_profile_serves_or_is_refused(kind: str, tmp_path: Path) -> 
         (("models", "tinyllama-1.1b", knots([1, 2e-3], [2, 1e-3])), "layer_knots: the last pair's seconds must not"),
         (("models", "tinyllama-1.1b", knots([1, 0], [2, 0])), "tinyllama-1.1b.layer_knots: seconds must be above 0"),
         (("models", "tinyllama-1.1b", knots([1, 3e-3], [2, 9e-4], [4, 3e-3])), "must not take less than a third"),
+        (("models", "tinyllama-1.1b", knots([64, 99.0], name="wait_ratios")), "wait_ratios.64: must be 0.1 to 10, got"),
+        (("models", "tinyllama-1.1b", knots([64, 1.0], [64, 2.0], name="wait_ratios")), "wait_ratios: the tokens of"),
         (("models", "tinyllama-1.1b", knots()), "tinyllama-1.1b.weights_s: a forward would take no time"),
     ],
 )

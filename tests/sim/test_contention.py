@@ -17,6 +17,7 @@ from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
+from pdvsim.sim.hardware.terms import SmallKernels
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
@@ -294,6 +295,13 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
         assert rates(none, [prompt, rows]) == pytest.approx([1 / 2, 1 / 2])
     prompt = Load(0.0, 1.0, 0, eight_bits=True)
     assert rates(stream, [prompt, Load(0.0, 1.0, 1)]) == pytest.approx([1 / 4, 3 / 4])
+
+
+@pytest.mark.parametrize(("tokens", "ratio"), [(1, 0.8), (64, 0.8), (96, 1.0), (128, 1.2), (4096, 1.2)])
+def test_wait_ratios_hold_beyond_the_measured_numbers_of_tokens(tokens: int, ratio: float) -> None:
+    """A profile of one number of prompt tokens has one ratio, as `profile --quick` measures it."""
+    assert SmallKernels(wait_ratios=((64, 0.8), (128, 1.2))).wait_ratio(tokens) == pytest.approx(ratio)
+    assert SmallKernels(wait_ratios=((256, 0.7),)).wait_ratio(tokens) == 0.7
 
 
 def test_a_prompt_whose_kernels_keep_others_waiting_has_more_of_the_turns() -> None:
