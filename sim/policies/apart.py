@@ -47,7 +47,7 @@ class KvShipping:
     handover_s: float = 0.0  # of every request besides: router, connector, and waits for a step of either engine
 
     def bytes_after(self, tokens: int) -> float:
-        """Return the seconds of the first `tokens` tokens of a prompt."""
+        """Return the bytes of the first `tokens` tokens of a prompt."""
         return self.token_bytes * held_tokens(tokens, self.windows)
 
 

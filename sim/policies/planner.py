@@ -156,7 +156,7 @@ class Planner:
         return (1 - exp(-joining)) * waiting_s
 
     def _catch_up_s(self, rows: int, context: int, k: int, rate: float) -> float:
-        """Return the mean tokens that the first forward of a draft reads beyond each row's newest token.
+        """Return the mean time in which the first forward of a draft reads more than each row's newest token.
 
         A row whose drafts were all accepted has the drafter read the last of them; a head reads all accepted ones.
         """
