@@ -15,7 +15,6 @@ Not modelled: the GPU's caches, the order of thread blocks inside a kernel, and 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import sqrt
 
 from pdvsim.sim.hardware.costs import Load
 from pdvsim.sim.hardware.options import Contention, Priority
@@ -180,7 +179,8 @@ class Sharing:
     def _preference(self, load: Load, below: Load) -> float:
         """Return the weight of a launch's higher priority over one `below`, if that has short blocks."""
         if below.experts_read:
-            return float(self.fit.expert_weight ** (sqrt(1.0 - load.small_kernel_share) * below.experts_read))
+            large = 1.0 - load.small_kernel_share * load.small_kernel_share
+            return float(self.fit.expert_weight ** (large * below.experts_read))
         return self.fit.weight_8bit if below.eight_bits else 1.0
 
     def _share(self, load: Load) -> float:
