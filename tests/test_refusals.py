@@ -58,6 +58,7 @@ REFUSED = [
     ("sweep --arch pdv,pdv", "names a value twice"),
     ("sweep --num-runs 9999 --vary num-speculative-tokens=1,2,3", "at most 100000 are accepted"),
     ("sweep --preset pdverify", "--preset: invalid choice 'pdverify'; one of pd-verify"),
+    ("sweep --scheduler tcp://127.0.0.1:9 --jobs 2", "--jobs"),
     ("sweep --check none", "neither a sweep's folder nor a run's JSON file"),
     ("map --num-runs 9999", "at most 100000 are accepted"),
     ("advise --request-rate 1 --gpus 99999", "gpus must be 1 to 1024"),
