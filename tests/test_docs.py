@@ -114,7 +114,7 @@ def reduced(argv: list[str]) -> list[str]:
             at = argv.index(flag) + 1
             end = next((i for i in range(at, len(argv)) if argv[i].startswith("-")), len(argv))
             values = [value for word in argv[at:end] for value in word.split(",")]
-            few = 1 if argv[1] == "map" and flag == "--concurrency" else FEW
+            few = 1 if flag == "--concurrency" and (argv[1] == "map" or "--vary" in argv) else FEW
             argv = [*argv[:at], ",".join(values[:few]), *argv[end:]]
     for name, most in (BUDGET | SMALLER.get(argv[1], {})).items():
         if name not in flags(command):
