@@ -178,11 +178,3 @@ def test_there_is_one_writer() -> None:
     sources = [path for room in ROOMS for path in (ROOT / room).rglob("*.py")]
     ours = {path.resolve() for path in sources} - {(ROOT / "pdvsim" / "common" / "files.py").resolve()}
     assert [line for path in sorted(ours) for line in writes(path)] == []
-
-
-@pytest.mark.parametrize("command", ["advise --request-rate 8", "capacity --goodput ttft:500", "map", "sweep"])
-def test_a_folder_is_not_named_as_a_file(command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Before anything is simulated, and nothing is left there."""
-    assert main([*command.split(), "--output", str(tmp_path / "answer.json")]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert not any(tmp_path.iterdir())
