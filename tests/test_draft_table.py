@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -133,7 +134,7 @@ def test_the_lowest_k_is_the_engines(pair: str) -> None:
     low = by_formula(pair, 0.05, "tensorrt-llm")
     assert set(low.best) == {1}
     assert low.plain_from == 1
-    with pytest.raises(ValueError, match="below the lowest k of tensorrt-llm"):
+    with pytest.raises(ValueError, match="tensorrt-llm"):
         question(pair, engine="tensorrt-llm", against=0)
 
 
@@ -274,7 +275,7 @@ def test_gains_within_the_error_are_marked() -> None:
     table = find_table(replace(question(), base=replace(question().base, hardware=Hardware(gpu="h100-sxm"))))
     assert table.tiers[0].over_next < table.error
     assert not table.significant(table.tiers[0])
-    assert f"within the profile's error (±{table.error:.1%})" in str(table).splitlines()[3]
+    assert f"(±{table.error:.1%})" in str(table).splitlines()[3]
     unknown = find_table(replace(question(), base=replace(question().base, hardware=Hardware(profile="roofline"))))
     assert "states no error" in str(unknown)
     assert json.loads(dumps(unknown.report().document))["error"] is None
@@ -343,7 +344,7 @@ def test_it_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.Capt
     trace.write_text("[2, 2, 2]\n", encoding="utf-8")
     given = ["--acceptance-trace", str(trace), "--max-k", "4"]
     assert main([*COMMAND, *given, "-o", str(trace)]) == 2
-    assert "it is an input" in capsys.readouterr().err
+    assert str(trace) in capsys.readouterr().err
     assert trace.read_text(encoding="utf-8") == "[2, 2, 2]\n"
 
 
@@ -365,9 +366,10 @@ def test_a_border_costs_what_the_table_loses_when_it_is_served_there(simulated: 
 def test_a_hysteresis_is_printed_where_it_saves() -> None:
     helps, idle = Border(35, 2, 0, 0.2, 0.01), Border(70, 1, 0, 0.001, 0.0)
     first, *more = border_notes([helps, idle])
-    assert "batch 35 (k=2 to 0) that costs 20.0%" in first
+    assert re.findall(r"[\d.]+", first)[:4] == ["35", "2", "0", "20.0"]
     assert len(more) == 1
-    assert "save 19.0%: k=0 from batch 39 on, and k=2 again below 32" in more[0]
+    assert "save 19.0%" in more[0]
+    assert re.findall("k=(.) .*?([0-9]+)", more[0])[-2:] == [("0", "39"), ("2", "32")]
     held = ByBatchSize(
         Server(controller="table", num_speculative_tokens_per_batch_size=("1:2", "35:0"), table_hold=HOLD)
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
     assert [row["seed"] for row in capacities.rows] == [0, 1, 2]
     if level_ms < 1e3 * SERVICE_S:  # nobody can meet that
         assert [row["rate"] for row in capacities.rows] == [0, 0, 0]
-        assert "even at the lowest rate" in str(capacities)
+        assert capacities.summary()[0]["held_in"] == 0
         return
     for row in capacities.rows:
         assert lindley_holds(capacities.plan, row["seed"], row["rate"])
@@ -158,7 +159,7 @@ def test_the_capacity_for_a_trace_is_lindleys(one_by_one: Experiment, tmp_path: 
             assert lindley_holds(capacities.plan, row["seed"], row["rate"])
             assert not lindley_holds(capacities.plan, row["seed"], row["failed_rate"])
         rates.append(np.mean([row["rate"] for row in capacities.rows]))
-        assert ("bursts.csv replayed, scaled to the rate" in str(capacities)) is traffic.use_trace_timestamps
+        assert ("bursts.csv" in str(capacities)) is traffic.use_trace_timestamps
     assert rates[0] < 0.9 * rates[1]
 
 
@@ -354,6 +355,6 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
     assert main(command(tmp_path, "--arch", "pd,pdv")) == 130
-    assert f"interrupted: 2 of 4 searches saved in {tmp_path}" in capsys.readouterr().err
+    assert re.search(f" 2 of 4 .*{tmp_path}", capsys.readouterr().err)
     rows: list[Row] = json.loads((tmp_path / "capacity.json").read_text())["searches"]
     assert [(row["arch"], row["seed"]) for row in rows] == [("pd", 0), ("pdv", 0)]

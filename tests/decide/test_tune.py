@@ -159,7 +159,7 @@ def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
     changes: list[dict[str, Any]] = [{"objective": "tpot"}, {"goodput": ["tpot:20"]}]
     for change in changes:
         options = TINY | {"arch": ["autoregressive", "pd"], "request_rate": 9, "output_len": 1} | change
-        with pytest.raises(ValueError, match="every output is a single token"):
+        with pytest.raises(ValueError, match="single token"):
             pdvsim.advise(**options)
 
 

@@ -214,4 +214,4 @@ def test_without_the_extra_it_says_so(monkeypatch: pytest.MonkeyPatch, capsys: p
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "tornado.httpserver", None)
     assert main(["live", "--no-browser"]) == 2
-    assert capsys.readouterr().err == "pdvsim: error: live needs tornado: pip install 'pdvsim[live]'\n"
+    assert "'pdvsim[live]'" in capsys.readouterr().err
