@@ -71,16 +71,21 @@ def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
-    """Run a command that has to be refused: exit code 2, nothing printed but one line, which is returned."""
+    """Run a command, of `realrun` if it is named, that has to be refused.
+
+    Exit code 2, nothing printed but one line, which is returned.
+    """
 
     def run(argv: Sequence[str]) -> str:
         from pdvsim.cli import main
+        from pdvsim.cli.realrun import main as realrun
 
+        program = "realrun" if argv[0] == "realrun" else "pdvsim"
         capsys.readouterr()
-        assert main([*argv]) == 2
+        assert (realrun([*argv[1:]]) if program == "realrun" else main([*argv])) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert captured.err.startswith("pdvsim: error: ")
+        assert captured.err.startswith(f"{program}: error: ")
         assert captured.err.count("\n") == 1
         return captured.err
 
