@@ -61,12 +61,24 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _draw_nothing(patch: pytest.MonkeyPatch) -> None:
+    end = b"IEND\xaeB`\x82"
+    patch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: end)
+    patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))
+
+
 @pytest.fixture
 def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture is tested elsewhere, and takes longer than the small runs of these tests: only its file is made."""
-    end = b"IEND\xaeB`\x82"
-    monkeypatch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: end)
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))
+    _draw_nothing(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def quick_plots_in_module() -> Iterator[None]:
+    """The same for a whole file, its fixtures included."""
+    with pytest.MonkeyPatch.context() as patch:
+        _draw_nothing(patch)
+        yield
 
 
 @pytest.fixture

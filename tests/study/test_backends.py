@@ -27,7 +27,7 @@ SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "
 
 PATIENCE_S = 60  # with what has to start or to end, on a busy machine
 
-pytestmark = pytest.mark.usefixtures("quick_plots")
+pytestmark = pytest.mark.usefixtures("quick_plots_in_module")
 
 
 def result(folder: Path, *where: str) -> dict[str, bytes]:

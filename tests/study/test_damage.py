@@ -19,7 +19,7 @@ from pdvsim.sim.run import simulate
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6", "--save-detailed"]
 SWEEP = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1,2", "--jobs", "1"]
 
-pytestmark = pytest.mark.usefixtures("quick_plots")
+pytestmark = pytest.mark.usefixtures("quick_plots_in_module")
 
 
 def altered(path: Path) -> None:

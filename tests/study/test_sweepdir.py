@@ -32,7 +32,7 @@ from pdvsim.study.sweep import Point, Sweep, run_point
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6", "--jobs", "1"]
 LOADS = ["--concurrency", "1,2,4,8", "--arch", "pdv,colocated"]
 
-pytestmark = pytest.mark.usefixtures("quick_plots")
+pytestmark = pytest.mark.usefixtures("quick_plots_in_module")
 
 
 ONE = ["--arch", "pdv"]
