@@ -61,26 +61,43 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _draw_nothing(patch: pytest.MonkeyPatch) -> None:
+    end = b"IEND\xaeB`\x82"
+    patch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: end)
+    patch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))
+
+
 @pytest.fixture
 def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture is tested elsewhere, and takes longer than the small runs of these tests: only its file is made."""
-    end = b"IEND\xaeB`\x82"
-    monkeypatch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: end)
-    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda figure, buffer, **_: buffer.write(end))
+    _draw_nothing(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def quick_plots_in_module() -> Iterator[None]:
+    """The same for a whole file, its fixtures included."""
+    with pytest.MonkeyPatch.context() as patch:
+        _draw_nothing(patch)
+        yield
 
 
 @pytest.fixture
 def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[Sequence[str]], str]:
-    """Run a command that has to be refused: exit code 2, nothing printed but one line, which is returned."""
+    """Run a command, of `realrun` if it is named, that has to be refused.
+
+    Exit code 2, nothing printed but one line, which is returned.
+    """
 
     def run(argv: Sequence[str]) -> str:
         from pdvsim.cli import main
+        from pdvsim.cli.realrun import main as realrun
 
+        program = "realrun" if argv[0] == "realrun" else "pdvsim"
         capsys.readouterr()
-        assert main([*argv]) == 2
+        assert (realrun([*argv[1:]]) if program == "realrun" else main([*argv])) == 2
         captured = capsys.readouterr()
         assert captured.out == ""
-        assert captured.err.startswith("pdvsim: error: ")
+        assert captured.err.startswith(f"{program}: error: ")
         assert captured.err.count("\n") == 1
         return captured.err
 

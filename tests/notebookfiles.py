@@ -8,10 +8,13 @@ from __future__ import annotations
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import nbformat
+from jupyter_client.manager import KernelManager
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[1] / "notebooks"
@@ -23,8 +26,8 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 UNTUNED = """
 import functools, pdvsim, pdvsim.common.workers
 pdvsim.common.workers.cores = lambda: 1
-small = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048, "controller": "fixed"}
 def reduced(call, **given):
+    small = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048, "controller": "fixed"}
     return call(**small | given | {"output_len": min(16, given.get("output_len", 16))})
 pdvsim.winner_map = functools.partial(reduced, pdvsim.winner_map)
 """
@@ -34,20 +37,28 @@ def paths() -> list[Path]:
     return sorted(FOLDER.glob("*.ipynb"))
 
 
-def execute(path: Path, prompts: int | None = None) -> Any:
-    """Run a notebook in its own folder, on its full budget or a reduced one; an error in a cell is raised."""
-    notebook = nbformat.read(path, as_version=4)
+@contextmanager
+def kernel(prompts: int | None = None) -> Iterator[KernelManager]:
+    """A kernel in the notebooks' folder, for their full budget or a reduced one."""
     env = {key: value for key, value in os.environ.items() if key != BUDGET}
-    patience = {"timeout": 1800, "startup_timeout": 600}  # in seconds: a busy machine is no reason to fail
-    client = NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": FOLDER}}, **patience)
     with tempfile.TemporaryDirectory() as settings:
         if prompts:
             env |= {BUDGET: str(prompts), "IPYTHONDIR": settings}
             startup = Path(settings) / "profile_default" / "startup"
             startup.mkdir(parents=True)
             (startup / "untuned.py").write_text(UNTUNED, encoding="utf-8")
-        client.execute(env=env)
-    return notebook
+        running = KernelManager(kernel_name="python3")
+        running.start_kernel(env=env, cwd=str(FOLDER))
+        try:
+            yield running
+        finally:
+            running.shutdown_kernel(now=True)
+
+
+def execute(notebook: Any, running: KernelManager) -> Any:
+    """Run a notebook in a kernel and return it; an error in a cell is raised."""
+    patience = {"timeout": 1800, "startup_timeout": 600}  # in seconds: a busy machine is no reason to fail
+    return NotebookClient(notebook, km=running, **patience).execute()
 
 
 def clean(notebook: Any) -> Any:
@@ -61,7 +72,8 @@ def clean(notebook: Any) -> Any:
 
 def main() -> None:
     for path in paths():
-        nbformat.write(clean(execute(path)), path)
+        with kernel() as running:
+            nbformat.write(clean(execute(nbformat.read(path, as_version=4), running)), path)
         print(f"{path.name}: {path.stat().st_size / 1e3:.0f} kB", file=sys.stderr)
 
 

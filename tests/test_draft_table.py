@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -52,10 +53,10 @@ def by_formula(pair: str = PAIRS[0], rate: float = 0.6, engine: EngineName = "vl
 
 
 @pytest.fixture
-def simulated(once: Callable[..., Any], pair: str) -> DraftTable:
-    """The table of a pair by simulations, made once for all tests."""
-    asked = question(pair, 0.65, indifference=0.01)
-    table: DraftTable = once(f"draft-table-{PAIRS.index(pair)}", lambda: find_table(asked, Bench(1)))
+def simulated(once: Callable[..., Any]) -> DraftTable:
+    """A table by simulations, made once for all tests: of several lengths, and borders between them."""
+    asked = question(PAIRS[1], 0.65, indifference=0.01)
+    table: DraftTable = once("draft-table", lambda: find_table(asked, Bench(1)))
     return table
 
 
@@ -67,7 +68,6 @@ def k_at(table: DraftTable, rows: int) -> int:
     return next(tier.k for tier in table.tiers if tier.last >= rows)
 
 
-@pytest.mark.parametrize("pair", PAIRS[:2])
 def test_simulations_agree_at_every_edge(simulated: DraftTable) -> None:
     """On seeds that the table has not seen: its gain over plain decoding, and that no neighbour is ahead.
 
@@ -85,7 +85,6 @@ def test_simulations_agree_at_every_edge(simulated: DraftTable) -> None:
             assert max(rivals, default=0.0) < asked.indifference + 0.03, (rows, tier)
 
 
-@pytest.mark.parametrize("pair", PAIRS[:2])
 def test_plain_decoding_wins_where_simulations_say_so(simulated: DraftTable) -> None:
     """Both sides of where the table says that a drafter no longer pays were simulated, and are on their sides."""
     table = simulated
@@ -135,7 +134,7 @@ def test_the_lowest_k_is_the_engines(pair: str) -> None:
     low = by_formula(pair, 0.05, "tensorrt-llm")
     assert set(low.best) == {1}
     assert low.plain_from == 1
-    with pytest.raises(ValueError, match="below the lowest k of tensorrt-llm"):
+    with pytest.raises(ValueError, match="tensorrt-llm"):
         question(pair, engine="tensorrt-llm", against=0)
 
 
@@ -203,7 +202,6 @@ def test_the_fewest_ranges(speeds: list[list[int]], indifference: float) -> None
     assert (len(ranges), lost) == pytest.approx(min(ways))
 
 
-@pytest.mark.parametrize("pair", PAIRS[:2])
 def test_no_batch_of_a_range_gains_less_than_its_worst(simulated: DraftTable) -> None:
     """Of all that were simulated with the range's length, within its ends too."""
     table = simulated
@@ -277,7 +275,7 @@ def test_gains_within_the_error_are_marked() -> None:
     table = find_table(replace(question(), base=replace(question().base, hardware=Hardware(gpu="h100-sxm"))))
     assert table.tiers[0].over_next < table.error
     assert not table.significant(table.tiers[0])
-    assert f"within the profile's error (±{table.error:.1%})" in str(table).splitlines()[3]
+    assert f"(±{table.error:.1%})" in str(table).splitlines()[3]
     unknown = find_table(replace(question(), base=replace(question().base, hardware=Hardware(profile="roofline"))))
     assert "states no error" in str(unknown)
     assert json.loads(dumps(unknown.report().document))["error"] is None
@@ -307,31 +305,25 @@ COMMAND = ["draft-table", "--dataset-name", "random", "--input-len", "64", "--ou
 QUICK = ["--num-prompts", "6", "--num-runs", "2", "--jobs", "1"]
 
 
-def test_the_document_and_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_document_the_file_and_python_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "new" / "table.json"
     assert main([*COMMAND, *QUICK, "--json", "-o", str(path)]) == 0
     captured = capsys.readouterr()
     document = json.loads(captured.out)
     assert json.loads(path.read_text(encoding="utf-8")) == document
-    assert f"saved {path}" in captured.err
-    assert document["num_speculative_tokens_per_batch_size"] == [
-        [t["first"], t["last"], t["k"]] for t in document["tiers"]
-    ]
-    assert len(document["best"]) == 8
-    assert document["deployment"][0]["text"].startswith("vllm serve meta-llama/Llama-3.1-8B-Instruct --max-num-seqs 8")
-    assert document["question"]["base"]["server"]["pair"] == Server.pair
-    assert {point["k"] for point in document["simulated"]} >= {"plain", 1}
-
-
-def test_python_and_the_command_agree(capsys: pytest.CaptureFixture[str]) -> None:
+    assert str(path) in captured.err
     table = pdvsim.draft_table(
         dataset_name="random", input_len=64, output_len=16, max_num_seqs=8, num_prompts=6, num_runs=2, jobs=1
     )
-    assert main([*COMMAND, *QUICK]) == 0
-    printed, mine = capsys.readouterr().out.splitlines(), repr(table).splitlines()
-    assert len(printed) == len(mine)
-    for line, other in zip(printed, mine, strict=True):
-        assert line == other or line.startswith("- profile ")  # which ends with the time it took
+    again = json.loads(dumps(table.report().document))
+    assert {key for key in document if document[key] != again[key]} <= {"spent_s"}
+    assert document["num_speculative_tokens_per_batch_size"] == [list(span) for span in table.ranges()]
+    assert len(document["best"]) == 8
+    command, *options = document["deployment"][0]["text"].split(" --")
+    assert command.startswith("vllm serve ")
+    assert "max-num-seqs 8" in options
+    assert document["question"]["base"]["server"]["pair"] == Server.pair
+    assert {point["k"] for point in document["simulated"]} >= {"plain", 1}
     assert table.runs == 2 * (len(table.simulated) + 2 * len(table.borders))
 
 
@@ -352,11 +344,10 @@ def test_it_does_not_overwrite_what_it_reads(tmp_path: Path, capsys: pytest.Capt
     trace.write_text("[2, 2, 2]\n", encoding="utf-8")
     given = ["--acceptance-trace", str(trace), "--max-k", "4"]
     assert main([*COMMAND, *given, "-o", str(trace)]) == 2
-    assert "it is an input" in capsys.readouterr().err
+    assert str(trace) in capsys.readouterr().err
     assert trace.read_text(encoding="utf-8") == "[2, 2, 2]\n"
 
 
-@pytest.mark.parametrize("pair", PAIRS[1:2])
 def test_a_border_costs_what_the_table_loses_when_it_is_served_there(simulated: DraftTable) -> None:
     """Against the better of both lengths in the same closed loop."""
     table = simulated
@@ -375,9 +366,10 @@ def test_a_border_costs_what_the_table_loses_when_it_is_served_there(simulated: 
 def test_a_hysteresis_is_printed_where_it_saves() -> None:
     helps, idle = Border(35, 2, 0, 0.2, 0.01), Border(70, 1, 0, 0.001, 0.0)
     first, *more = border_notes([helps, idle])
-    assert "batch 35 (k=2 to 0) that costs 20.0%" in first
+    assert re.findall(r"[\d.]+", first)[:4] == ["35", "2", "0", "20.0"]
     assert len(more) == 1
-    assert "save 19.0%: k=0 from batch 39 on, and k=2 again below 32" in more[0]
+    assert "save 19.0%" in more[0]
+    assert re.findall("k=(.) .*?([0-9]+)", more[0])[-2:] == [("0", "39"), ("2", "32")]
     held = ByBatchSize(
         Server(controller="table", num_speculative_tokens_per_batch_size=("1:2", "35:0"), table_hold=HOLD)
     )

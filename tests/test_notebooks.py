@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import nbformat
 import notebookfiles
 import pytest
+from jupyter_client.manager import KernelManager
 
 PROMPTS = 8
 MOST_BYTES = 1_500_000
@@ -17,9 +19,18 @@ SHOWS = ("print(", "plt.show()", "display(")
 ALL = pytest.mark.parametrize("path", notebookfiles.paths(), ids=lambda path: path.stem)
 
 
+@pytest.fixture(scope="module")
+def kernel() -> Iterator[KernelManager]:
+    """One kernel for all of them: each would import the same for seconds."""
+    with notebookfiles.kernel(PROMPTS) as running:
+        yield running
+
+
 @ALL
-def test_it_runs(path: Path) -> None:
-    done = notebookfiles.execute(path, PROMPTS)
+def test_it_runs(path: Path, kernel: KernelManager) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    notebook.cells.insert(0, nbformat.v4.new_code_cell("%reset -f"))  # the names of another notebook
+    done = notebookfiles.execute(notebook, kernel)
     assert any(cell.get("outputs") for cell in done.cells)
 
 

@@ -149,6 +149,7 @@ def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[
     assert config["sweep"]["loads"] == [{"kind": "concurrency", "load": 1.0}, {"kind": "concurrency", "load": 4.0}]
 
 
+@pytest.mark.usefixtures("quick_plots")
 def test_sweep_json_is_one_document(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     loads = ["--arch", "pdv", "colocated", "--request-rate", "4", "inf", "--num-runs", "2", "--jobs", "1"]
     document = one_document(capsys, "sweep", *SMALL, *loads, "-o", str(tmp_path), "--json")

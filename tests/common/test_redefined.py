@@ -31,9 +31,9 @@ def test_what_is_given_is_the_same_in_both_and_checked_by_the_group() -> None:
     args = build(Tuned, {"num_speculative_tokens": "7", "max_num_seqs": 512, "max_draft_batch": 300})
     assert args.num_speculative_tokens == args.server.num_speculative_tokens == 7
     assert args.server == Server(num_speculative_tokens=7, max_num_seqs=512, max_draft_batch=300)
-    with pytest.raises(ValueError, match="num-speculative-tokens must be 0 to 32, got 33"):
+    with pytest.raises(ValueError, match=r"num-speculative-tokens .* 32, got 33"):
         build(Tuned, {"num_speculative_tokens": 33})
-    with pytest.raises(ValueError, match="max-draft-batch must be at most max-num-seqs, 256, got 300"):
+    with pytest.raises(ValueError, match=r"max-draft-batch .* max-num-seqs, 256, got 300"):
         build(Tuned, {"max_draft_batch": 300})
 
 

@@ -74,6 +74,6 @@ def test_the_vllm_command_enables_it(context_len: int, environment: list[str]) -
 def test_other_commands_say_what_they_do() -> None:
     blocks = {block.label.partition(" ")[0]: block for block in deployment(served())}
     assert not blocks["SGLang"].text
-    assert "no flag for adaptive verification" in blocks["SGLang"].notes[0]
+    assert "adaptive verification" in blocks["SGLang"].notes[0]
     for label in ("pdvsim", "realrun"):
         assert f"--controller {ADAPTIVE}" in blocks[label].text

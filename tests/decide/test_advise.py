@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from dataclasses import replace
 from functools import cache
@@ -296,9 +297,7 @@ def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser,
     assert complaints == []
 
 
-@pytest.mark.parametrize(
-    ("batches", "known"), [(1, "No simulation has finished"), (2, "Not decided"), (3, "Recommendation")]
-)
+@pytest.mark.parametrize(("batches", "known"), [(1, "No simulation"), (2, "Not decided"), (3, "Recommendation")])
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:
@@ -313,7 +312,7 @@ def test_ctrl_c_tells_what_is_known(
     assert main(SMALL_COMMAND) == 130
     out, err = capsys.readouterr()
     assert known in out
-    assert err.endswith("interrupted: the above uses the runs that had finished\n")
+    assert "interrupted" in err.splitlines()[-1]
 
 
 def test_a_load_that_nothing_holds_is_reported_with_what_it_holds() -> None:
@@ -323,9 +322,9 @@ def test_a_load_that_nothing_holds_is_reported_with_what_it_holds() -> None:
         **OPTIONS | {"output_len": 8, "num_runs": 2, "budget": 60},
     )  # fmt: skip
     assert not advice.met
-    assert str(advice).startswith("Nothing meets TTFT <= 300 ms at 100 req/s; closest:\n")
+    assert re.match(r"Nothing meets .* 300 ms at 100 req/s", str(advice))
     assert "Recommendation" not in str(advice)
     held = advice.capacity.summary()[0]["rate"].mean
     assert 0 < held < 42
-    assert f"on 1 GPU it holds {held:.3g} req/s" in str(advice)
+    assert f" {held:.3g} req/s" in str(advice)
     assert f"the load is {100 / held:.3g} times that" in str(advice)

@@ -135,7 +135,7 @@ def test_every_decision_varies_lengths_that_are_given() -> None:
 
 def test_the_output_says_how_lengths_vary() -> None:
     notes = {lengths_note(base.traffic)[0] for base in bases(**SHORT)}
-    assert notes == {"lengths: random 128 tokens in, 128 out ±30% (--random-range-ratio)"}
+    assert [re.findall(r"\d+%?|--[a-z-]+", note) for note in notes] == [["128", "128", "30%", "--random-range-ratio"]]
     assert "all equal" in lengths_note(Traffic(**SHORT))[0]
     assert lengths_note(Traffic()) == []
 
@@ -206,7 +206,7 @@ def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys
         traffic = asked(**given)
         assert traffic.request_rate == pytest.approx(5)
         assert traffic.use_trace_timestamps
-        assert f"{trace} is replayed at its own rate of 5 requests per second" in capsys.readouterr().err
+        assert re.search(rf"{re.escape(trace)} .* 5 requests", capsys.readouterr().err)
     for given in ({}, {"use_trace_timestamps": True}):
         scaled = asked(request_rate=20.0, **given)
         assert (scaled.request_rate, scaled.use_trace_timestamps, scaled.num_prompts) == (20, True, 400)
@@ -221,7 +221,7 @@ def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys
         )
     assert not asked(concurrency=4).use_trace_timestamps
     assert capsys.readouterr().err == ""
-    with pytest.raises(ValueError, match="give --request-rate, not --concurrency"):
+    with pytest.raises(ValueError, match="--request-rate, not --concurrency"):
         asked(concurrency=4, use_trace_timestamps=True)
 
 
@@ -233,9 +233,8 @@ def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
     plan = build(CapacityOptions, {"dataset_path": str(path), "goodput": ["ttft:500"]}).question()
     assert plan.base.traffic.num_prompts == 57 * 7
     assert plan.base.traffic.use_trace_timestamps
-    note = replay_note(question.base.traffic)[0]
-    assert note.endswith("short.csv replayed, scaled to the rate, all its requests in order, 57 times; "
-                         "seeds differ in acceptance")  # fmt: skip
+    [note] = replay_note(question.base.traffic)
+    assert re.search("short.csv .* 57 times", note)
 
 
 def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> None:
@@ -246,11 +245,11 @@ def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> 
     assert grid.request_rate == (2.5, 5, 10, 20)
     assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
     assert build(MapOptions, replayed | {"request_rate": 3.0}).question().request_rate == (3.0,)
-    with pytest.raises(ValueError, match="give --request-rate, not --concurrency"):
+    with pytest.raises(ValueError, match="--request-rate, not --concurrency"):
         build(MapOptions, replayed | {"concurrency": 1}).question()
     untimed = tmp_path / "untimed.csv"
     untimed.write_text("prompt_tokens,output_tokens\n10,5\n")
-    with pytest.raises(ValueError, match=r"untimed\.csv has no arrival times to replay"):
+    with pytest.raises(ValueError, match=r"untimed\.csv .* arrival"):
         build(MapOptions, replayed | {"dataset_path": str(untimed)}).question()
 
 

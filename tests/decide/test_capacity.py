@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -134,7 +135,7 @@ def test_the_capacity_of_a_single_server_is_lindleys(one_by_one: Experiment, lev
     assert [row["seed"] for row in capacities.rows] == [0, 1, 2]
     if level_ms < 1e3 * SERVICE_S:  # nobody can meet that
         assert [row["rate"] for row in capacities.rows] == [0, 0, 0]
-        assert "even at the lowest rate" in str(capacities)
+        assert capacities.summary()[0]["held_in"] == 0
         return
     for row in capacities.rows:
         assert lindley_holds(capacities.plan, row["seed"], row["rate"])
@@ -158,7 +159,7 @@ def test_the_capacity_for_a_trace_is_lindleys(one_by_one: Experiment, tmp_path: 
             assert lindley_holds(capacities.plan, row["seed"], row["rate"])
             assert not lindley_holds(capacities.plan, row["seed"], row["failed_rate"])
         rates.append(np.mean([row["rate"] for row in capacities.rows]))
-        assert ("bursts.csv replayed, scaled to the rate" in str(capacities)) is traffic.use_trace_timestamps
+        assert ("bursts.csv" in str(capacities)) is traffic.use_trace_timestamps
     assert rates[0] < 0.9 * rates[1]
 
 
@@ -167,7 +168,7 @@ def test_two_servers_hold_at_least_twice_what_one_does(one_by_one: Experiment) -
     held = []
     for servers in (1, 2):
         base = replace(one_by_one, hardware=replace(one_by_one.hardware, replicas=servers))
-        plan = Plan(base, ("autoregressive",), 3, Goal("throughput", ("ttft:15",), 0.9))
+        plan = Plan(base, ("autoregressive",), 1, Goal("throughput", ("ttft:15",), 0.9))
         capacities = find_capacities(plan, Bench(1), gpu_hour_usd=3.6)
         held.append(capacities.summary()[0]["rate"].mean)
         for row in capacities.rows:  # 3.60 $ an hour are a dollar for 1000 s
@@ -308,21 +309,19 @@ def test_a_batch_limit_that_binds_only_above_where_settings_were_tuned_is_raised
     goal, traffic = Goal("throughput", ("ttft:500", "tpot:50"), 0.9), Traffic("random", num_prompts=400, output_len=64)
     traffic = replace(traffic, input_len=64, request_rate=10.0)
     base = Experiment("colocated", traffic, server=Server(max_num_seqs=32))
-    plan = Plan(
-        base, ("colocated",), 1, goal, 0.1, space=Space(("colocated",), (1,), ("fixed",), (16, 32, 64), (2048,))
-    )
+    plan = Plan(base, ("colocated",), 1, goal, 0.1, space=Space(("colocated",), (1,), ("fixed",), (32, 64), (2048,)))
     [tuned] = find_capacities(plan, Bench(1)).rows
-    limits = [replace(base.server, num_speculative_tokens=1, max_num_seqs=rows) for rows in (16, 32, 64)]
+    limits = [replace(base.server, num_speculative_tokens=1, max_num_seqs=rows) for rows in (32, 64)]
     rates = []
     for server in limits:
         [row] = find_capacities(replace(plan, base=replace(base, server=server), space=None), Bench(1)).rows
         rates.append(row["rate"])
-    assert tuned["rate"] >= 0.9 * max(rates) > 1.1 * rates[1]
+    assert tuned["rate"] >= 0.9 * rates[1] > 1.1 * rates[0]
 
 
 def command(tmp_path: Path, *more: str) -> list[str]:
     small = ["--dataset-name", "random", "--num-prompts", "40", "--input-len", "64", "--output-len", "8"]
-    levels = ["--goodput", "ttft:60", "tpot:20", "--tolerance", "0.2", "--num-runs", "2", "--jobs", "1"]
+    levels = ["--goodput", "ttft:60", "tpot:20", "--tolerance", "0.5", "--num-runs", "2", "--jobs", "1"]
     fixed = ["--num-speculative-tokens", "1", "--max-num-seqs", "32", "--max-num-batched-tokens", "2048"]
     return ["capacity", *small, *levels, *fixed, "-o", str(tmp_path), *more]
 
@@ -342,6 +341,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     )
 
 
+@pytest.mark.usefixtures("quick_plots")
 def test_ctrl_c_keeps_the_searches_that_are_done(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -355,6 +355,6 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
     assert main(command(tmp_path, "--arch", "pd,pdv")) == 130
-    assert f"interrupted: 2 of 4 searches saved in {tmp_path}" in capsys.readouterr().err
+    assert re.search(f" 2 of 4 .*{tmp_path}", capsys.readouterr().err)
     rows: list[Row] = json.loads((tmp_path / "capacity.json").read_text())["searches"]
     assert [(row["arch"], row["seed"]) for row in rows] == [("pd", 0), ("pdv", 0)]

@@ -55,7 +55,7 @@ def test_fewer_than_five_seeds_never_tell_apart(values: dict[str, list[float]], 
     held = contest(values, sign)
     assert not held.sure
     assert held.unsure == held.others
-    assert "seeds give no significance: use at least 5" in threshold_text([held], 0.0)
+    assert f"at least {LEAST_SEEDS}" in threshold_text([held], 0.0)
 
 
 @given(values=fields(LEAST_SEEDS), sign=signs, threshold=st.floats(0, 0.5), comparisons=st.integers(1, 50))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
@@ -96,16 +97,16 @@ def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:
     assert [(f.name, f.hardware.draft_tensor_parallel_size) for f in qwen] == [
         ("4x colocated tp2", None), ("2x colocated tp4", None), ("colocated tp8", 1),
     ]  # fmt: skip
-    with pytest.raises(ValueError, match="does not fit on 2 GPUs"):
+    with pytest.raises(ValueError, match="2 GPUs"):
         fleets(replace(large, hardware=Hardware(gpu="l4")), ARCHS, 2)
-    with pytest.raises(ValueError, match="at least two ways"):
+    with pytest.raises(ValueError, match="two ways"):
         fleets(large, ("autoregressive", "pdv-ahead"), 2)
 
 
 @pytest.mark.parametrize(
     ("make", "refusal"),
     [
-        (lambda: fleets(Experiment(), ("pdv-unified",), 2), "at least two ways"),
+        (lambda: fleets(Experiment(), ("pdv-unified",), 2), "two ways"),
         (lambda: fleets(Experiment(hardware=Hardware(replicas=2)), ARCHS, 2), "leave out --place"),
         (lambda: fleets(Experiment(hardware=Hardware(tensor_parallel_size=2)), ARCHS, 2), "leave out --place"),
     ],
@@ -225,7 +226,7 @@ def test_a_target_alone_has_its_natural_drafter(target: str, pair: str) -> None:
 
 
 def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
-    with pytest.raises(ValueError, match="no preset drafts for mixtral-8x7b; write --pair draft:target"):
+    with pytest.raises(ValueError, match=r"mixtral-8x7b.*--pair"):
         Server("mixtral-8x7b", drafter="model")
 
 
@@ -294,7 +295,7 @@ def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
     verdict = str(advice).partition("Expected\n")[0]
     note = "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3; drafting"
     assert note in verdict
-    assert "breaks even with plain decoding at an acceptance between" in verdict
+    assert "breaks even" in verdict
     own = pdvsim.advise(model="llama-3.1-8b", drafter="eagle3", **fixed, **load | {"budget": 9})
     assert "recorded with" not in str(own).partition("Expected\n")[0]
 
@@ -305,8 +306,8 @@ def test_a_published_acceptance_is_named_in_the_verdict_and_ones_own_is_asked_fo
     advice = pdvsim.advise(model="mimo-7b", drafter="mtp", **fixed, **load)
     assert advice.recommended.speculates
     verdict, _, rest = str(advice).partition("Expected\n")
-    assert "note: acceptance of mtp as published: MT-Bench at k=2, vLLM pull request 25136" in verdict
-    assert "acceptance of your own server is the best answer: --acceptance-from" in rest
+    assert re.search("note: .*mtp.* published: .*25136", verdict)
+    assert "--acceptance-from" in rest
     own = pdvsim.advise(model="mimo-7b", drafter="mtp", acceptance_rate=0.8, **fixed, **load)
     assert "as published" not in str(own)
 

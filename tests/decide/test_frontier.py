@@ -24,7 +24,10 @@ coordinates = st.integers(0, 6).map(float) | st.floats(0, 10)
 
 def swept(folder: Path, *flags: str) -> Path:
     small = "--dataset-name random --num-prompts 20 --input-len 600 --output-len 8 --jobs 1"
-    assert main(["sweep", *small.split(), "--vary", "max-num-batched-tokens=128,1024", *flags, "-o", str(folder)]) == 0
+    argv = ["sweep", *small.split(), "--vary", "max-num-batched-tokens=128,1024", *flags, "-o", str(folder)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: b"")  # tested elsewhere
+        assert main(argv) == 0
     return folder
 
 
@@ -115,11 +118,11 @@ def test_the_command_prints_and_draws_who_keeps_up(tmp_path: Path, capsys: pytes
     assert main(["plot", str(folder), "--frontier", "--var-y", "p99-itl-ms"]) == 0
     out = capsys.readouterr().out
     assert "none keeps up" in out
-    assert "2 seeds give no significance: use at least 5" in out
+    assert "at least 5" in out
     assert (folder / "plots" / "frontier.png").read_bytes().startswith(b"\x89PNG")
     assert main(["plot", str(folder), "--frontier", "--var-y", "p7-itl-ms"]) == 2
-    assert "p7_itl_ms is missing" in capsys.readouterr().err
+    assert "p7_itl_ms" in capsys.readouterr().err
     assert main(["plot", str(folder), "--frontier", "--row-by", "arch"]) == 2
     both = swept(tmp_path / "loads", "--arch", "pd", "--concurrency", "1,2")
     assert main(["plot", str(both), "--frontier"]) == 2
-    assert "a frontier needs one load" in capsys.readouterr().err
+    assert "one load" in capsys.readouterr().err

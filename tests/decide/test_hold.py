@@ -9,39 +9,34 @@ import pytest
 
 import pdvsim
 from pdvsim.decide.runs import Bench, keeps_up
+from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.metrics.steady import Length
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.run import simulate
 from pdvsim.study import length
 
-FIXED: dict[str, Any] = {"arch": ["colocated"], "num_runs": 1, "tolerance": 0.1, "controller": "fixed"}
+FIXED: dict[str, Any] = {
+    "arch": ["colocated"], "num_runs": 1, "tolerance": 0.1, "controller": "fixed", "max_num_batched_tokens": 2048,
+    "goodput": ["ttft:500", "tpot:50"],
+}  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
-    # simulated at length: 20 req/s hold, 21 do not
-    "conversations": {"num_turns": 5, "think_time_s": 2.0, "goodput": ["ttft:500", "tpot:50"], "max_num_seqs": 64},
-    # 42 req/s hold, 45 do not, once every prefix is in the cache
+    # runs of the first length showed 7.4
+    "conversations": {"num_turns": 4, "think_time_s": 1.0, "num_speculative_tokens": 2, "max_num_seqs": 16},
+    # runs that still had the queue of the cold cache in them showed 26
     "prefixes": {
-        "dataset_name": "random", "prefix_len": 2000, "num_prefixes": 150, "input_len": 200, "output_len": 100,
-        "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0, "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
-    },
-    # 25 req/s hold; runs that still had the queue of the cold cache in them showed 16
-    "long prefixes": {
-        "dataset_name": "random", "prefix_len": 6000, "num_prefixes": 50, "input_len": 200, "output_len": 100,
-        "goodput": ["ttft:500", "tpot:50"], "num_speculative_tokens": 0, "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
+        "dataset_name": "random", "prefix_len": 6000, "num_prefixes": 20, "input_len": 200, "output_len": 50,
+        "num_speculative_tokens": 0, "max_num_seqs": 64,
     },
 }  # fmt: skip
-SETTINGS = {"num_speculative_tokens": 2, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
-HELD = {"conversations": (18.0, 22.0), "prefixes": (38.0, 46.0), "long prefixes": (22.0, 27.0)}
+HELD = {"conversations": (8.1, 9.9), "prefixes": (34.0, 41.0)}  # simulated at length: 9 and 37 req/s hold
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_capacity_holds_three_times_as_long_on_another_seed(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth below the rate that was found holds in a long run, a fifth above it does not.
-
-    The search may take runs of 5,000 requests, so that three times as long is within the limit of a run.
-    """
+    """A tenth below the rate that was found holds in a long run, a fifth above it does not."""
     with monkeypatch.context() as search:
-        search.setattr(length, "MOST", 5000)
-        capacities = pdvsim.capacity(**FIXED | (SETTINGS | CASES[name]))
+        search.setattr(length, "MOST", 2000)  # no longer than these loads need
+        capacities = pdvsim.capacity(**FIXED | CASES[name])
     [entry], plan = capacities.summary(), capacities.plan
     rate = entry["rate"].mean
     low, high = HELD[name]
@@ -54,6 +49,21 @@ def test_a_capacity_holds_three_times_as_long_on_another_seed(name: str, monkeyp
         [row] = Bench(1).rows([replace(long, hardware=replace(long.hardware, band=False))])
         verdicts.append(plan.goal.attains(row) and keeps_up(row))
     assert verdicts == [True, False]
+
+
+def test_a_sized_run_is_long_enough_for_its_own_figures() -> None:
+    """The first run is too short to show the queue of a cold cache, and the one that it asks for is as well."""
+    asked: list[int] = []
+
+    def measure(run: Experiment) -> dict[str, Any]:
+        asked.append(run.traffic.num_prompts)
+        return summarise(simulate(run))
+
+    load = Traffic("random", request_rate=32.0, prefix_len=6000, num_prefixes=20, input_len=200, output_len=50)
+    run = length.sized(Experiment("colocated", load, server=Server(max_num_seqs=64, num_speculative_tokens=0)), measure)
+    assert asked == sorted(asked)
+    assert len(asked) > 2
+    assert length.needed_length(run, measure(run)).total <= length.CLOSE * run.traffic.num_prompts
 
 
 def test_conversations_of_a_closed_loop_are_all_there() -> None:

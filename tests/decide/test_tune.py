@@ -159,7 +159,7 @@ def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
     changes: list[dict[str, Any]] = [{"objective": "tpot"}, {"goodput": ["tpot:20"]}]
     for change in changes:
         options = TINY | {"arch": ["autoregressive", "pd"], "request_rate": 9, "output_len": 1} | change
-        with pytest.raises(ValueError, match="every output is a single token"):
+        with pytest.raises(ValueError, match="single token"):
             pdvsim.advise(**options)
 
 
@@ -282,14 +282,15 @@ def test_the_same_question_has_the_same_answer_on_any_number_of_cores() -> None:
 
 def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
     """Beyond it are only the finals, which are always run."""
+    few: dict[str, Any] = {"controller": "fixed", "max_num_batched_tokens": 2048}
     for budget in (1, 24):
-        advice = answer(budget=budget, goodput=["ttft:500"])
+        advice = answer(budget=budget, goodput=["ttft:500"], **few)
         finals = sum(map(len, advice.finals.values()))
         assert advice.runs <= max(budget, SEEDS + finals + budget // 2)
         assert {len(rows) for rows in advice.finals.values()} == {5}
         assert advice.left_out
         assert advice.report().document["search"]["left_out"] == advice.left_out
-    whole = answer(budget=5000)
+    whole = answer(budget=5000, **few)
     assert not whole.left_out
     assert not whole.search.skipped
 
@@ -327,7 +328,7 @@ QUESTIONS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", QUESTIONS)
 def test_the_same_question_has_the_same_answer(name: str) -> None:
     """To the last bit: who is taken, with which settings, by which lead; and capacity, as closely, what advice says."""
-    ask = QUESTIONS[name] | {"num_prompts": 60}
+    ask = QUESTIONS[name] | {"num_prompts": 40}
     advice = pdvsim.advise(**ask, budget=200)  # enough for all but the flips
     [cell] = (winner_map := pdvsim.winner_map(**ask | {"request_rate": [ask["request_rate"]]}, acceptances=[0.6])).cells
     best = advice.recommended

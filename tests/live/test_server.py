@@ -9,7 +9,7 @@ import re
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +17,6 @@ import pytest
 from liveserver import Served, ended, served
 from tornado.httpclient import AsyncHTTPClient
 from tornado.websocket import websocket_connect
-
-from pdvsim.cli import main
 
 
 @pytest.fixture(scope="module")
@@ -153,16 +151,13 @@ def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
 
 
 def test_a_port_that_is_taken_is_named_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
 ) -> None:
     monkeypatch.setattr("pdvsim.live.pace.Feed", None)
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["live", "--no-browser", "--port", str(port)]) == 2
-    captured = capsys.readouterr().err
-    assert captured == f"pdvsim: error: port {port} is in use: choose another --port, or 0 for any free one\n"
-    assert main(["live", "--no-browser", "--address", "192.0.2.1", "--port", "0"]) == 2
-    assert capsys.readouterr().err == "pdvsim: error: host 192.0.2.1 is not an address of this machine\n"
+        port = str(taken.getsockname()[1])
+        assert f"port {port} " in refused(["live", "--no-browser", "--port", port])
+    assert "192.0.2.1" in refused(["live", "--no-browser", "--address", "192.0.2.1", "--port", "0"])
 
 
 def test_elsewhere_a_token_is_needed(tmp_path: Path) -> None:

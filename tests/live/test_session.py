@@ -264,7 +264,7 @@ def silent(pipe: Connection) -> None:
 
 def test_a_session_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pdvsim.live.pace.START_S", 0.1)
-    with pytest.raises(ValueError, match=r"its process sent nothing in 0\.1 s"):
+    with pytest.raises(ValueError, match=r"0\.1 s"):
         Feed(silent)
 
 

@@ -65,7 +65,7 @@ def test_even_rounds_spread_all_tokens(rounds: int, data: st.DataObject) -> None
 
 
 def test_even_rounds_refuse_what_no_round_emits() -> None:
-    with pytest.raises(ValueError, match="25 rounds emit 25 to 100 tokens, not 101"):
+    with pytest.raises(ValueError, match=r"25 to 100 .* 101"):
         even_rounds(101, 25)
 
 

@@ -12,17 +12,12 @@ from typing import Any
 from pdvsim.cli import main
 
 
-def deadly(index: int, victim: int) -> dict[str, int]:
-    """Point `victim` kills the process it runs in."""
-    if index == victim:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return {"index": index}
-
-
-def deadly_once(index: int, marker: str) -> dict[str, int]:
-    """Point 3 kills the process it first runs in."""
-    if index == 3 and not Path(marker).exists():
-        Path(marker).touch()
+def deadly(index: int, victims: tuple[Any, ...]) -> dict[str, int]:
+    """Point `victims[0]` kills the process it runs in; `victims[1]` the first one, which leaves a file `victims[2]`."""
+    always, once, marker = (*victims, None, None, None)[:3]
+    if index == always or (index == once and not Path(marker).exists()):
+        if index == once:
+            Path(marker).touch()
         os.kill(os.getpid(), signal.SIGKILL)
     return {"index": index}
 

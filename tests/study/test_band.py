@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,22 +88,20 @@ def test_long_prompts_have_bars_of_their_own(metric: str, factor: float) -> None
 @pytest.mark.parametrize(
     ("experiment", "why"),
     [
-        (serving(named(Mine)), "Mine was never validated against real runs"),
-        (
-            replace(serving(named(Mine)), hardware=Hardware(gpu="a100-80gb")),
-            "Mine was never validated against real runs",
-        ),
-        (replace(serving(), hardware=Hardware(replicas=2)), "no real run used several GPUs"),
-        (replace(serving(), hardware=Hardware(contention="max")), "--contention max is an ablation"),
-        (replace(serving(), hardware=Hardware(profile="roofline")), "a roofline is a bound, not a prediction"),
-        (replace(serving(), host=Host(launch_s=1e-3)), "the host costs are not the measured ones"),
-        (serving(priority="preemptive"), "no real run had this --priority"),
-        (serving(max_prompts_per_forward=2), "no real run had this --max-prompts-per-forward"),
+        (serving(named(Mine)), "Mine"),
+        (replace(serving(named(Mine)), hardware=Hardware(gpu="a100-80gb")), "Mine"),
+        (replace(serving(), hardware=Hardware(replicas=2)), "several GPUs"),
+        (replace(serving(), hardware=Hardware(contention="max")), "--contention max"),
+        (replace(serving(), hardware=Hardware(profile="roofline")), "roofline"),
+        (replace(serving(), host=Host(launch_s=1e-3)), "host costs"),
+        (serving(priority="preemptive"), "--priority"),
+        (serving(max_prompts_per_forward=2), "--max-prompts-per-forward"),
     ],
 )
 def test_what_no_real_run_was_like_has_no_bar_and_says_why(experiment: Experiment, why: str) -> None:
     metrics = spanned(simulate(experiment), ends(experiment))
-    assert metrics["error_range"] == f"none: {why}"
+    assert metrics["error_range"].startswith("none: ")
+    assert why in metrics["error_range"]
     assert not bars(metrics)
     assert not [name for name in metrics if name.endswith(("_low", "_high"))]
 
@@ -111,10 +110,9 @@ def test_sizes_that_no_real_run_reached_have_no_bar() -> None:
     """Real runs went a little beyond what was measured; ±3.8% stood next to 83% of the GPU time outside."""
     options: dict[str, Any] = {"dataset_name": "random", "output_len": 4, "num_prompts": 3, "pair": LONG}
     far = pdvsim.run(arch="colocated", max_concurrency=1, input_len=30_000, **options)
-    assert far.metrics["error_range"].startswith("none: real runs never had context of 30,00")
-    assert "(at most 8,0" in far.metrics["error_range"]
+    assert re.match("none: .*context of 30,00.* 8,0", far.metrics["error_range"])
     assert not bars(far.metrics)
-    assert "none: real runs never had context" in far.table()
+    assert far.metrics["error_range"] in " ".join(far.table().split())
     near = pdvsim.run(arch="colocated", max_concurrency=1, input_len=8_000, **options)
     assert near.metrics["outside_measured"]["share"] > 0.01
     assert near.metrics["output_throughput_error"] > 0
@@ -126,6 +124,6 @@ def test_tables_say_what_their_brackets_are() -> None:
         dataset_name="random", input_len=32, output_len=4, num_prompts=8,
     )  # fmt: skip
     table = str(comparison_table(over_replications(sweep)))
-    assert "error range in brackets: holds 90% of comparable real runs\n" in table
+    assert re.search("in brackets.* 90%", table)
     bar = sweep["output_throughput_error"].iloc[0]
     assert f"(±{100 * bar:.1f}%)" in table

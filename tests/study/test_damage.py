@@ -19,7 +19,7 @@ from pdvsim.sim.run import simulate
 SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6", "--save-detailed"]
 SWEEP = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1,2", "--jobs", "1"]
 
-pytestmark = pytest.mark.usefixtures("quick_plots")
+pytestmark = pytest.mark.usefixtures("quick_plots_in_module")
 
 
 def altered(path: Path) -> None:
@@ -125,7 +125,7 @@ def test_files_of_nobody_are_named_and_left(whole: Path, tmp_path: Path, capsys:
     capsys.readouterr()
     assert main(["sweep", "--check", str(folder)]) == 0
     out = capsys.readouterr().out
-    assert "unknown files, ignored: parts/0001.json, parts/99999.json, parts/abc.parquet\n" in out
+    assert "parts/0001.json, parts/99999.json, parts/abc.parquet\n" in out
     assert (folder / "parts" / "abc.parquet").read_bytes() == b"stranger"
 
 

@@ -43,7 +43,7 @@ def test_a_narrow_terminal_keeps_the_tail_and_the_label(
     for row in table.rows:
         assert {row["arch"], *row["stability"].split()} <= set(shown)
         assert any(word.startswith(row["P99 TTFT ms"].split(".")[0]) for word in shown)
-    assert lines[-1].startswith(f"left out to fit {columns} columns: tok/round")
+    assert f" {columns} columns: tok/round" in lines[-1]
 
 
 def test_headings_are_folded_before_the_metric_and_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +64,7 @@ def test_closed_loops_do_without_their_stability(monkeypatch: pytest.MonkeyPatch
     *lines, left_out = fitted_table(table.rows, table.spare)
     assert max(map(len, lines)) <= 80
     assert len(lines) == 2 + 1 + len(archs)
-    assert left_out.startswith("left out to fit 80 columns: tok/round, req/s, stability, ")
+    assert " 80 columns: tok/round, req/s, stability, " in left_out
 
 
 def test_brackets_that_are_left_out_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,7 +72,9 @@ def test_brackets_that_are_left_out_are_not_explained(monkeypatch: pytest.Monkey
     table = TextTable(rows, (DETAIL,), ("error range in brackets: of real runs", "±: of seeds"))
     assert "in brackets" in str(table)
     monkeypatch.setenv("COLUMNS", "24")
-    assert str(table).splitlines()[-2:] == [f"left out to fit 24 columns: {DETAIL}", "±: of seeds"]
+    *_, left_out, note = str(table).splitlines()
+    assert left_out.endswith(f" 24 columns: {DETAIL}")
+    assert note == "±: of seeds"
 
 
 def test_the_list_of_profiles_fits_a_terminal(
@@ -108,7 +110,7 @@ def test_detail_is_intervals_and_decimals_but_not_those_of_differences(monkeypat
     row = {"arch": "pd", "tok/s": "5651.23 ±12.10 (±2.0%)", "ms": "3.21 (0 to 4.00)", "gain %": "+2.31 ±0.20"}
     *_, line, left_out = fitted_table([row], (DETAIL,))
     assert line.split() == ["pd", "5651", "3.21", "+2.31", "±0.20"]
-    assert left_out == f"left out to fit 40 columns: {DETAIL}"
+    assert left_out.endswith(f" 40 columns: {DETAIL}")
 
 
 def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
