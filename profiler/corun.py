@@ -214,7 +214,7 @@ class Duo:
         sequences.tokens.random_(0, min(s.vocab for s in specs))
         self.engines: dict[str, Engine] = {}
         for arch, roles in ((draft, ("draft", "read")), (target, ("verify", "decode", "prefill", "mixed"))):
-            engine = Engine(Transformer.random(arch, CAPACITY, device, dtype, seed), sequences, seed=seed)
+            engine = Engine(Transformer.random(arch, CAPACITY, device, dtype, seed), sequences)
             engine.cache.randomize(seed)
             self.engines |= dict.fromkeys(roles, engine)
         self.device = device

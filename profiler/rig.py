@@ -107,7 +107,7 @@ class Rig:
             for states in (sequences.states, sequences.chunk_states):
                 assert states is not None
                 states.normal_()
-        engine = Engine(model, sequences, seed=seed)
+        engine = Engine(model, sequences)
         engine.cache.randomize(seed)
         self.lane = GraphLane(engine)
         self.lane.timing = self.lane.gpu

@@ -94,7 +94,7 @@ class ServingRig:
         if experiment.server.async_scheduling:  # an early draft writes further ahead, also for rows that have left
             slots, pool = slots + needs.rows, pool + 2 * needs.slots
         sequences = Sequences(slots, needs.capacity, models["target"].device, pool)
-        seed, rows, chunks = experiment.traffic.seed, needs.row_buckets, needs.chunk_buckets
+        rows, chunks = needs.row_buckets, needs.chunk_buckets
         if isinstance(head := models.get("draft"), Head):
             head.read_from(models["target"])
             sequences.keep_states(states_width(head.arch), chunks[-1], head.dtype)
@@ -102,7 +102,6 @@ class ServingRig:
             role: Engine(
                 model,
                 sequences,
-                seed=seed,
                 row_buckets=needs.draft_buckets if role == "draft" else rows,
                 chunk_buckets=chunks,
                 offered=max(needs.draft_lengths) if needs.looks_up else 0,

@@ -68,10 +68,8 @@ class Sequences:
         self.tokens = torch.zeros(slots + 1, capacity, dtype=torch.int32, device=device)
         # the scratch slot keeps this length forever, so that padded rows have a position to work at
         self.length = torch.full((slots + 1,), 2, dtype=torch.int32, device=device)
-        self.proposals: Tensor | None = None
         self.states: Tensor | None = None  # of the target, at a slot's last RING positions, for a head that drafts
         self.chunk_states: Tensor | None = None  # of the prompts that it read last
-        self._streams = 0
 
     def deal(self, slots: range, each: int, rng: np.random.Generator, among: range | None = None) -> None:
         """Give every slot of a range `each` pages of the pool or of some, which lie about as after long service."""
@@ -81,10 +79,6 @@ class Sequences:
         self.pages[slots.start : slots.stop, :each] = dealt.to(self.device)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # lanes' streams do not wait for this one
-
-    def keep_proposals(self, drafts: int, vocab: int, dtype: torch.dtype) -> None:
-        """Make room for the drafter's logits after each draft, which judging sampled drafts needs."""
-        self.proposals = torch.zeros(self.slots + 1, drafts, vocab, dtype=dtype, device=self.device)
 
     def keep_states(self, width: int, chunk: int, dtype: torch.dtype) -> None:
         """Make room for what the target passes on to a head: of a slot's last positions, and of a forward's prompts."""
@@ -108,11 +102,6 @@ class Sequences:
     def usable(self) -> int:
         """Tokens a request may have in all, prompt and output."""
         return self.capacity - HEADROOM
-
-    def fresh_seed(self, seed: int) -> int:
-        """A seed of its own for each lane: a drafter and its judge must not share coins."""
-        self._streams += 1
-        return int(np.random.SeedSequence([seed, self._streams]).generate_state(1, np.uint32)[0])
 
     def put(self, slot: int, tokens: Sequence[int], settled: bool = False) -> None:
         """Write a request's tokens from position 0; with `settled` its length too, for a request resumed elsewhere."""

@@ -16,7 +16,6 @@ from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, most_promp
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.engine.sampling import Sampler
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +73,6 @@ class Engine:
         model: Transformer,
         sequences: Sequences,
         *,
-        temperature: float = 0.0,
-        seed: int = 0,
         row_buckets: tuple[int, ...] = ROW_BUCKETS,
         chunk_buckets: tuple[int, ...] = CHUNK_BUCKETS,
         offered: int = 0,
@@ -87,19 +84,18 @@ class Engine:
             raise ValueError(f"sequences of {sequences.capacity} tokens exceed the capacity {model.capacity}")
         self.model, self.sequences = model, sequences
         self.cache = model.new_cache(sequences.pool)
-        self.temperature, self.seed = temperature, seed
         self.row_buckets, self.chunk_buckets = row_buckets, chunk_buckets
 
     @property
     def device(self) -> torch.device:
         return self.model.device
 
-    def run(self, shape: LaunchShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+    def run(self, shape: LaunchShape, inputs: Inputs) -> Tensor:
         """Do a shape's work; returns the integers the host wants, flattened. Capturable: nothing here waits."""
         self.model.ops.turn_pages(self.sequences.pages, inputs.page_places, inputs.page_numbers)
         if isinstance(shape, DraftShape):
-            return self._draft(shape, inputs, sampler)
-        return self._forward(shape, inputs, sampler)
+            return self._draft(shape, inputs)
+        return self._forward(shape, inputs)
 
     def _batch(self, inputs: Inputs, rows: int, tokens_per_row: int, chunk: int, first: int) -> ForwardBatch:
         prompts = most_prompts(chunk)
@@ -116,9 +112,9 @@ class Engine:
             first=first,
         )
 
-    def _draft(self, shape: DraftShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+    def _draft(self, shape: DraftShape, inputs: Inputs) -> Tensor:
         if self.model.arch.spec.parallel:
-            return self._draft_in_parallel(shape, inputs, sampler)
+            return self._draft_in_parallel(shape, inputs)
         drafts = []
         newest: Residual | None = None
         for step in range(shape.steps):
@@ -129,10 +125,7 @@ class Engine:
             else:
                 hidden = self.model.forward(batch, self.cache, self.sequences)
             newest = Residual(hidden.stream.x[width - 1 :: width], None) if width > 1 else hidden.stream
-            logits = self.model.logits(newest)
-            if self.sequences.proposals is not None and not sampler.greedy:
-                self.sequences.proposals[inputs.row_slots[: shape.rows].long(), step] = logits
-            ids = sampler.draw(logits)
+            ids = self.model.ops.argmax(self.model.logits(newest))
             last = slice(width - 1, None, width)
             self.model.ops.append(
                 ids, self.sequences.tokens, hidden.slots[last].contiguous(), hidden.positions[last].contiguous()
@@ -140,7 +133,7 @@ class Engine:
             drafts.append(ids)
         return torch.stack(drafts, dim=1).flatten()
 
-    def _draft_in_parallel(self, shape: DraftShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+    def _draft_in_parallel(self, shape: DraftShape, inputs: Inputs) -> Tensor:
         """Mask tokens after each row's last one; every position from that on gives the draft token that follows it."""
         rows, steps, sequences = shape.rows, shape.steps, self.sequences
         width = shape.width + steps - 1
@@ -150,14 +143,11 @@ class Engine:
         sequences.tokens[slots, places[:, :-1]] = masks
         hidden = self.model.forward(self._batch(inputs, rows, width, 0, -shape.width), self.cache, sequences)
         drafting = hidden.stream.x.view(rows, width, -1)[:, shape.width - 1 :].reshape(rows * steps, -1)
-        logits = self.model.logits(Residual(drafting, None))
-        if sequences.proposals is not None and not sampler.greedy:
-            sequences.proposals[slots[:, 0], :steps] = logits.view(rows, steps, -1)
-        ids = sampler.draw(logits)
+        ids: Tensor = self.model.ops.argmax(self.model.logits(Residual(drafting, None)))
         sequences.tokens[slots, places] = ids.view(rows, steps).to(sequences.tokens.dtype)
         return ids
 
-    def _forward(self, shape: ForwardShape, inputs: Inputs, sampler: Sampler) -> Tensor:
+    def _forward(self, shape: ForwardShape, inputs: Inputs) -> Tensor:
         sequences, rows = self.sequences, shape.rows
         if self.offered and shape.tokens_per_row > 1:
             self._offer(inputs, rows, shape.tokens_per_row - 1)
@@ -178,12 +168,15 @@ class Engine:
         results = []
         if rows:
             limits, pins = inputs.limits[:rows], inputs.pins[:rows]
-            agreed, chosen = sampler.judge(batch, logits[: batch.computed], limits, pins, sequences)
+            chosen = self.model.ops.argmax(logits[: batch.computed])
+            chosen = (chosen if batch.places is None else chosen[batch.places]).view(rows, shape.tokens_per_row)
+            agreed = _leading(chosen[:, :-1] == _drafts_of(batch, sequences))
             settled = self.model.ops.settle(agreed, chosen, batch, limits, pins, sequences.tokens, sequences.length)
             results.append(settled.flatten())
         if shape.emit:
             final = inputs.chunk_final[: len(batch.chunk_slots)] > 0
-            results.append(self._emit(batch, final, hidden.positions[ends], sampler.draw(logits[batch.computed :])))
+            first = self.model.ops.argmax(logits[batch.computed :])
+            results.append(self._emit(batch, final, hidden.positions[ends], first))
         return torch.cat(results)
 
     def _offer(self, inputs: Inputs, rows: int, drafts: int) -> None:
@@ -200,6 +193,18 @@ class Engine:
         # unfinished prompts rewrite the scratch slot's own length
         self.sequences.length[slots.long()] = positions + 2
         return torch.where(final, ids, -1)
+
+
+def _drafts_of(batch: ForwardBatch, sequences: Sequences) -> Tensor:
+    """The drafts that a verify's rows carry: (rows, tokens_per_row - 1)."""
+    slots = batch.row_slots.long()[:, None]
+    column = torch.arange(batch.tokens_per_row - 1, device=sequences.device)
+    return sequences.tokens[slots, sequences.length[slots] + column]
+
+
+def _leading(passed: Tensor) -> Tensor:
+    """Return how many of each row's first columns are true before the first false one."""
+    return passed.int().cumprod(1).sum(1, dtype=torch.int32)
 
 
 def output_size(shape: LaunchShape) -> int:

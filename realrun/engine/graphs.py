@@ -23,7 +23,6 @@ from pdvsim.realrun.engine.batch import MAX_ROW_TOKENS
 from pdvsim.realrun.engine.buckets import most_prompts, packed_size
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.engine import DraftShape, Engine, ForwardShape, Inputs, LaunchShape, output_size
-from pdvsim.realrun.engine.sampling import Sampler
 
 MOST_WAIT_S = 60.0  # for one launch, which takes milliseconds
 STAGES = 8  # launches whose host buffers are kept apart; a ninth waits for the first
@@ -143,7 +142,6 @@ class GraphLane:
         self.gpu = device.type == "cuda"
         self.streams = (streams or OrderedStreams.of(device, [priority])) if self.gpu else None
         self.pool = torch.cuda.graph_pool_handle() if self.gpu else None
-        self.sampler = Sampler(engine.temperature, device, engine.sequences.fresh_seed(engine.seed))
         self.timing = False
         self.graphs_by_priority: dict[int, dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]]] = {
             each: {} for each in (self.streams.by_priority if self.streams is not None else ())
@@ -284,7 +282,7 @@ class GraphLane:
             if self.gpu:
                 self._replay(shape, ticket, self._host_outputs[stage])
             else:
-                result = self.engine.run(shape, self.inputs, self.sampler)
+                result = self.engine.run(shape, self.inputs)
                 self._host_outputs[stage][: result.shape[0]] = result
         return ticket
 
@@ -351,10 +349,9 @@ class GraphLane:
         self._fill(self._host_views[0], shape, (), (), (), ())
         with torch.cuda.stream(self.stream):
             self._device_inputs.copy_(self._host_inputs[0])
-            self.engine.run(shape, self.inputs, self.sampler)
+            self.engine.run(shape, self.inputs)
         self.stream.synchronize()
         graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.sampler.generator)
         with torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
-            result = self.engine.run(shape, self.inputs, self.sampler)
+            result = self.engine.run(shape, self.inputs)
         self.graphs[shape] = (graph, result)

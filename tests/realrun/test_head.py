@@ -269,7 +269,7 @@ def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
     target, draft = lanes("eagle3", layers=3)
     sequences, head = target.engine.sequences, draft.engine.model
     assert isinstance(head, Head)
-    target.engine.model.ops = head.ops = target.sampler.ops = draft.sampler.ops = gpu
+    target.engine.model.ops = head.ops = gpu
     for slot, prompt in enumerate((PROMPTS[0], [11])):
         sequences.put(slot, prompt)
         for start in range(0, len(prompt), 4):

@@ -88,9 +88,9 @@ def test_every_ragged_launch_finds_its_graph_prepared() -> None:
     [(place, lane)] = [(place, lane) for place, lane in rig.lanes.items() if place[1] == "target"]
     launched, run = set[Any](), lane.engine.run
 
-    def watched(shape, inputs, sampler):  # type: ignore[no-untyped-def]
+    def watched(shape, inputs):  # type: ignore[no-untyped-def]
         launched.add(shape)
-        return run(shape, inputs, sampler)
+        return run(shape, inputs)
 
     lane.engine.run = watched  # type: ignore[method-assign]
     serve(chosen, MACHINE, requests=requests, rig=rig)

@@ -257,9 +257,9 @@ def test_every_launch_finds_its_graph_prepared(
     launched = {place: set[object]() for place in rig.lanes}
     for place, lane in rig.lanes.items():
 
-        def watched(shape, inputs, sampler, run=lane.engine.run, place=place):  # type: ignore[no-untyped-def]
+        def watched(shape, inputs, run=lane.engine.run, place=place):  # type: ignore[no-untyped-def]
             launched[place].add(shape)
-            return run(shape, inputs, sampler)
+            return run(shape, inputs)
 
         lane.engine = _copy(lane.engine)  # one for each lane, so that it is known who launched
         lane.engine.run = watched  # type: ignore[method-assign]

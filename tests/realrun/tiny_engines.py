@@ -40,9 +40,9 @@ class Stage:
         return self.target.engine.sequences
 
 
-def engine(arch: ModelArchitecture, sequences: Sequences, seed: int, temperature: float = 0.0) -> Engine:
+def engine(arch: ModelArchitecture, sequences: Sequences, seed: int) -> Engine:
     model = Transformer.random(arch, sequences.capacity, CPU, torch.float32, seed)
-    return Engine(model, sequences, temperature=temperature, row_buckets=(1, 2, 4, 8), chunk_buckets=(4, 8, 16, 32, 64))
+    return Engine(model, sequences, row_buckets=(1, 2, 4, 8), chunk_buckets=(4, 8, 16, 32, 64))
 
 
 def stage(target_seed: int = 1, draft_seed: int = 2, slots: int = 8, capacity: int = 128) -> Stage:
