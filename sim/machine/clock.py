@@ -113,6 +113,13 @@ class Clock(simpy.Environment):
                 horizon_s = machine.due[0]
         return horizon_s
 
+    def catch_up(self) -> None:
+        """Let happen what was due until now, each at its time."""
+        now_s = self._now
+        while self._queue and self._queue[0][0] <= now_s:
+            self.step()
+        self._now = now_s
+
     def _take_in(self) -> None:
         while self.launched:
             self.launched.pop().take_in()

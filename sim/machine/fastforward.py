@@ -49,10 +49,13 @@ class FastForwardGPU(SimulatedGPU):
         else:
             super().take_in()
 
+    def _horizon(self) -> float:
+        """The time of the next event that may change what the GPU does."""
+        return self.env.horizon(self, not self.arrivals_queue or self.host.idle_lanes > 0)
+
     def _run_alone(self, jobs: list[Job]) -> bool:
         """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
-        matters = not self.arrivals_queue or self.host.idle_lanes > 0
-        horizon_s, lane, last = self.env.horizon(self, matters), jobs[0].launch.lane, jobs[-1]
+        horizon_s, lane, last = self._horizon(), jobs[0].launch.lane, jobs[-1]
         end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
         for job in jobs:
             if job.launch.lane != lane or job.launch.watched != (job is last):
@@ -81,15 +84,16 @@ class FastForwardGPU(SimulatedGPU):
         """Go through rounds of `batch` that are over before anything else happens; returns how many.
 
         The last is at most the one with which the first row finishes; where rows are handed over, the one before it.
+        Or it is one during which a request arrives that has to wait for its end.
         """
         env, host, handed, forecast, rows = self.env, self.host, lanes[0] != lanes[1], batch.forecast, len(batch)
         if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
         prices = self._prices(lanes, rows, forecast.k, forecast.context)
-        horizon_s = env.horizon(self)
+        horizon_s, arrival_s = self._horizon(), env.horizon(self)
         most = min(ROUNDS, forecast.end - forecast.round - handed)
-        if horizon_s < inf:  # no round is shorter than its verify
-            most = min(most, int((horizon_s - env._now) / prices.least_s))
+        if arrival_s < inf:  # no round is shorter than its verify
+            most = min(most, int((arrival_s - env._now) / prices.least_s) + (arrival_s < horizon_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
             return 0
         contexts, lags = forecast.sums(most)
@@ -99,8 +103,12 @@ class FastForwardGPU(SimulatedGPU):
                 lags = lags[:most]
         if max(lags) >= len(prices.by_lag):
             return 0
-        over, spent_s = self._go_through(forecast, rows, handed, depth, prices, contexts, lags, horizon_s, enough)
+        over, spent_s = self._go_through(
+            forecast, rows, handed, depth, prices, contexts, lags, horizon_s, arrival_s, enough
+        )
         forecast.spend(*spent_s)
+        if over and env._now >= arrival_s:
+            env.catch_up()
         return over
 
     def _prices(self, lanes: tuple[str, str], rows: int, k: int, context: int) -> RoundPrices:
@@ -129,9 +137,10 @@ class FastForwardGPU(SimulatedGPU):
         contexts: list[int],
         lags: list[int],
         horizon_s: float,
+        arrival_s: float,
         enough: Callable[[], bool] | None,
     ) -> tuple[int, tuple[float, float, float]]:
-        """Launch by launch, as the host and the GPU take them, until the horizon.
+        """Launch by launch, as the host and the GPU take them, until the horizon or the end of a round with an arrival.
 
         Returns the number of rounds; and the seconds of drafts, of waits for the verify, and of verifies.
         """
@@ -189,6 +198,8 @@ class FastForwardGPU(SimulatedGPU):
                 over_s.clear()
                 if enough():
                     break
+            if at_s >= arrival_s:
+                break
         if not over:
             return 0, (0.0, 0.0, 0.0)
         if over_s:
