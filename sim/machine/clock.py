@@ -73,8 +73,9 @@ class Clock(simpy.Environment):
 
     def run_to(self, last: Event) -> None:
         """Run until `last` has happened; an EmptySchedule where nothing is due before that."""
+        step = self.step
         while last.callbacks is not None:
-            self.step()
+            step()
 
     def peek(self) -> float:
         """Return the time of the next event."""

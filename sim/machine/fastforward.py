@@ -89,9 +89,11 @@ class FastForwardGPU(SimulatedGPU):
         env, host, handed, forecast, rows = self.env, self.host, lanes[0] != lanes[1], batch.forecast, len(batch)
         if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
+        most = min(ROUNDS, forecast.end - forecast.round - handed)
+        if most < 1:
+            return 0
         prices = self._prices(lanes, rows, forecast.k, forecast.context)
         horizon_s, arrival_s = self._horizon(), env.horizon(self)
-        most = min(ROUNDS, forecast.end - forecast.round - handed)
         if arrival_s < inf:  # no round is shorter than its verify
             most = min(most, int((arrival_s - env._now) / prices.least_s) + (arrival_s < horizon_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
@@ -118,12 +120,12 @@ class FastForwardGPU(SimulatedGPU):
         if prices is None:
             ledger, factors = self.ledger, self.flop_factors
             number, verify = ledger.kind(lanes[1], "verify" if k else "decode", "target", rows, k + 1, 1, context)
-            by_lag: list[list[tuple[float, ...]]] = [[(number, *verify, factors["target"])]]
+            by_lag: list[list[tuple[float, ...]]] = [[(float(number), *verify, factors["target"])]]
             if k:
                 by_lag *= ledger.models["draft"].widest
             for lag in range(len(by_lag) if k else 0):
                 number, draft = ledger.kind(lanes[0], "draft", "draft", rows, 1 + lag, k, context)
-                by_lag[lag] = [(number, *draft, factors["draft"]), *by_lag[lag]]
+                by_lag[lag] = [(float(number), *draft, factors["draft"]), *by_lag[lag]]
             prices = self._round_prices[key] = RoundPrices(by_lag, verify.seconds_0)
         return prices
 
@@ -134,7 +136,7 @@ class FastForwardGPU(SimulatedGPU):
         handed: bool,
         depth: int,
         prices: RoundPrices,
-        contexts: list[int],
+        contexts: list[float],
         lags: list[int],
         horizon_s: float,
         arrival_s: float,
@@ -150,6 +152,7 @@ class FastForwardGPU(SimulatedGPU):
         completion_s, parts = times.completed_s(rows), len(by_lag[0])
         rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
         launches: list[float] = []
+        queued = float(depth)
         over_s: list[float] = []  # when the host knew of verdicts that the forecast has not passed yet
         over, wait_s = 0, 0.0
         for context, lag in zip(contexts, lags, strict=False):
@@ -175,7 +178,7 @@ class FastForwardGPU(SimulatedGPU):
                     now_w = watts + (now_w - watts) * exp((start_s - end_s) / settle_s)
                 else:
                     end_s = start_s + solo_s
-                launches += (number, depth, context, start_s, end_s)
+                launches += (number, queued, context, start_s, end_s)
                 if handed:  # the host sees it through, and hands the rows over
                     waited_s, seen_s = handing_s, (end_s if end_s > free_s else free_s) + completion_s
                     free_s = seen_s + handoff_s

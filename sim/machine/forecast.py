@@ -245,12 +245,12 @@ class Forecast:
             return 0
         return self._late[1] if self._late[0] == self.round else self._lags.item(self.round)
 
-    def sums(self, rounds: int) -> tuple[list[int], list[int]]:
-        """Context and drafter lag before each of the next rounds."""
+    def sums(self, rounds: int) -> tuple[list[float], list[int]]:
+        """Context and drafter lag before each of the next rounds; the context as what prices are computed from."""
         here = slice(self.round, self.round + rounds)
         lags = self._lags[here].tolist()
         lags[0] = self.drafter_lag
-        return self._contexts[here].tolist(), lags
+        return self._contexts[here].astype(float).tolist(), lags
 
     def reserve(self) -> bool:
         """Reserve room in the KV cache for the next round; False if there is none."""

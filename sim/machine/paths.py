@@ -99,7 +99,10 @@ class PathsTogether:
     def __getitem__(self, place: int) -> RequestPath:
         first, last = self._ends[place] + 1, self._ends[place + 1]
         return RequestPath(
-            self._gains[first:last], self._contexts[first : last + 1], self._held[first:last], self._lags[first : last - 1]
+            self._gains[first:last],
+            self._contexts[first : last + 1],
+            self._held[first:last],
+            self._lags[first : last - 1],
         )
 
 
