@@ -40,26 +40,22 @@ class RequestPath(NamedTuple):
 
 
 @lru_cache(maxsize=4096)  # a search serves the same requests again and again
-def _gains(runs: bytes, k: int, at: int, end: int) -> bytes:
-    """Of the rounds of k draft tokens from token `at` on."""
-    if not k:
-        return b"\1" * (end - at)
-    rounds, runs = [], runs.translate(gains_by_run(k))
-    while at < end:
-        gained = runs[at]
-        rounds.append(gained)
-        at += gained
-    return bytes(rounds)
-
-
-def _path(row: Request, k: int, rereads: bool, kv: KvCache) -> RequestPath:
-    """The rounds of k draft tokens of one request."""
-    gains = _gains(row.accept_runs, k, row.state.emitted, row.output_tokens)
+def _path(
+    runs: bytes, k: int, at: int, end: int, context: int, rereads: bool
+) -> tuple[bytes, NDArray[np.int64], NDArray[np.uint8]]:
+    """Gains, contexts and lags of the rounds of k draft tokens from token `at` on."""
+    gains = b"\1" * (end - at)
+    if k:
+        rounds, runs = [], runs.translate(gains_by_run(k))
+        while at < end:
+            gained = runs[at]
+            rounds.append(gained)
+            at += gained
+        gains = bytes(rounds)
     contexts = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64)  # summing bytes takes four times as long
-    contexts[0] = row.state.context
+    contexts[0] = context
     contexts.cumsum(out=contexts)
-    lags = np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8)
-    return RequestPath(gains, contexts, kv.all_blocks(contexts[:-1], k + 1), lags)
+    return gains, contexts, np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8)
 
 
 class PathsTogether:
@@ -108,13 +104,14 @@ class PathsTogether:
 
 def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> RequestPath:
     """The rounds of k draft tokens that a request has yet to go through."""
-    drawn, runs = row.drawn, row.accept_runs
+    drawn, runs, at, end, context = row.drawn, row.accept_runs, row.state.emitted, row.output_tokens, row.state.context
     if (
-        not k or drawn is None or row.state.emitted != 1 or row.state.context != row.prompt_tokens
-        or len(drawn.runs) < TOGETHER or drawn.runs[row.place] is not runs or len(runs) != row.output_tokens
-        or drawn.prompt_tokens[row.place] != row.prompt_tokens
+        not k or at != 1 or drawn is None or len(drawn.runs) < TOGETHER
+        or drawn.runs[row.place] is not runs or len(runs) != end
+        or not drawn.prompt_tokens[row.place] == row.prompt_tokens == context
     ):  # fmt: skip
-        return _path(row, k, rereads, kv)
+        gains, contexts, lags = _path(runs, k, at, end, context, rereads)
+        return RequestPath(gains, contexts, kv.all_blocks(contexts[:-1], k + 1), lags)
     key = (k, rereads, kv.room)
     paths = drawn.rounds.get(key)
     if paths is None:
