@@ -144,7 +144,7 @@ class Forecast:
     def join(self, row: Request) -> None:
         """A row joins before the next round, or in the midst of one that it was drafted for."""
         state, first, k = row.state, self.round, self.k
-        path = path_of(row, k, self.rereads, self.kv)
+        path, blocks = path_of(row, k, self.rereads, self.kv)
         foreseen = self.states[row] = ForeseenState(self, state, path)
         if self.busy:  # it has waited for the verify since its own draft
             row.taken.wait_s += self.ready_s - state.ready_s
@@ -163,7 +163,7 @@ class Forecast:
         if self.kv.paged:
             self.held_tokens += state.held_tokens
             held = self._held[first:end]
-            held += path.held
+            held += blocks
         if self.end > end or not self.ends:
             self.end = end
         self.ends.setdefault(end, []).append(row)

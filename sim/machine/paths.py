@@ -35,15 +35,12 @@ class RequestPath(NamedTuple):
 
     gains: bytes  # of each round
     contexts: NDArray[np.int64]  # cached tokens before each round, and after the last
-    held: NDArray[np.int64]  # of the KV cache, in each round
     lags: NDArray[np.uint8]  # what the drafter has yet to read after each but the last
 
 
 @lru_cache(maxsize=4096)  # a search serves the same requests again and again
-def _path(
-    runs: bytes, k: int, at: int, end: int, context: int, rereads: bool
-) -> tuple[bytes, NDArray[np.int64], NDArray[np.uint8]]:
-    """Gains, contexts and lags of the rounds of k draft tokens from token `at` on."""
+def _path(runs: bytes, k: int, at: int, end: int, context: int, rereads: bool) -> RequestPath:
+    """The rounds of k draft tokens from token `at` on."""
     gains = b"\1" * (end - at)
     if k:
         rounds, runs = [], runs.translate(gains_by_run(k))
@@ -55,7 +52,7 @@ def _path(
     contexts = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64)  # summing bytes takes four times as long
     contexts[0] = context
     contexts.cumsum(out=contexts)
-    return gains, contexts, np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8)
+    return RequestPath(gains, contexts, np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8))
 
 
 class PathsTogether:
@@ -92,29 +89,25 @@ class PathsTogether:
         self._gains, self._ends = gains.tobytes(), [-1, *lasts.tolist()]
         self._lags = np.frombuffer(self._gains.translate(lags_by_gain(k, rereads)), np.uint8)
 
-    def __getitem__(self, place: int) -> RequestPath:
+    def __getitem__(self, place: int) -> tuple[RequestPath, NDArray[np.int64]]:
         first, last = self._ends[place] + 1, self._ends[place + 1]
-        return RequestPath(
-            self._gains[first:last],
-            self._contexts[first : last + 1],
-            self._held[first:last],
-            self._lags[first : last - 1],
-        )
+        path = RequestPath(self._gains[first:last], self._contexts[first : last + 1], self._lags[first : last - 1])
+        return path, self._held[first:last]
 
 
-def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> RequestPath:
-    """The rounds of k draft tokens that a request has yet to go through."""
+def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> tuple[RequestPath, NDArray[np.int64]]:
+    """The rounds of k draft tokens that a request has yet to go through, and what it holds of the KV cache in each."""
     drawn, runs, at, end, context = row.drawn, row.accept_runs, row.state.emitted, row.output_tokens, row.state.context
     if (
         not k or at != 1 or drawn is None or len(drawn.runs) < TOGETHER
         or drawn.runs[row.place] is not runs or len(runs) != end
         or not drawn.prompt_tokens[row.place] == row.prompt_tokens == context
     ):  # fmt: skip
-        gains, contexts, lags = _path(runs, k, at, end, context, rereads)
-        return RequestPath(gains, contexts, kv.all_blocks(contexts[:-1], k + 1), lags)
+        path = _path(runs, k, at, end, context, rereads)
+        return path, kv.all_blocks(path.contexts[:-1], k + 1)
     key = (k, rereads, kv.room)
     paths = drawn.rounds.get(key)
     if paths is None:
         paths = drawn.rounds[key] = PathsTogether(drawn, k, rereads, kv)
-    path: RequestPath = paths[row.place]
-    return path
+    together: PathsTogether = paths
+    return together[row.place]
