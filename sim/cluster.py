@@ -286,8 +286,8 @@ class Cluster:
         else:
             at, self._turn = self._turn, (self._turn + 1) % len(replicas)
         request.taken.replica = at
-        ranks = [rank for rank in replicas[at] if isinstance(rank, Policy)]
-        return replicas[at][0] if len(ranks) < 2 else self._rank(at, ranks)
+        fronts = replicas[at]
+        return fronts[0] if len(fronts) == 1 else self._rank(at, [rank for rank in fronts if isinstance(rank, Policy)])
 
     def _rank(self, replica: int, ranks: Sequence[Policy]) -> Policy:
         """The rank that takes a request, as engines deal them by default.

@@ -80,7 +80,8 @@ class DrawnStreams:
     """Acceptance streams that were drawn together, and what is worked out for all of them when one is needed."""
 
     runs: list[bytes]
-    rounds: dict[tuple[int, bool], Any] = field(default_factory=dict)  # as `machine.paths` keeps them
+    prompt_tokens: list[int]
+    rounds: dict[Any, Any] = field(default_factory=dict)  # as `machine.paths` keeps them
 
 
 @dataclass(slots=True, eq=False)

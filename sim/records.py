@@ -39,8 +39,7 @@ _REQUEST_COLUMNS = (
 )  # fmt: skip
 REQUEST_DTYPES = {name: "f8" if name.endswith("_s") else "i8" for name in _REQUEST_COLUMNS} | {"replica": "i4"}
 _ASKED = {"id", "arrival_s", "prompt_tokens", "output_tokens", "session", "turn"}
-_COLUMNS = {name: attrgetter(name if name in _ASKED else f"taken.{name}") for name in _REQUEST_COLUMNS}
-_COLUMNS["bare"] = attrgetter("taken.undrafted_rounds")
+_COLUMNS = {name: attrgetter(name) for name in _REQUEST_COLUMNS} | {"bare": attrgetter("undrafted_rounds")}
 LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
 
 LAUNCH_DTYPES: dict[str, str] = {
@@ -219,8 +218,10 @@ class Result:
 def request_columns(requests: Sequence[Request]) -> Columns:
     """The requests as columns, in their order."""
     columns: Columns = {}
+    taken = [request.taken for request in requests]
     for name, dtype in REQUEST_DTYPES.items():
-        columns[name] = np.fromiter(map(_COLUMNS[name], requests), dtype, len(requests))
+        rows = requests if name in _ASKED else taken
+        columns[name] = np.fromiter(map(_COLUMNS[name], rows), dtype, len(rows))
     return columns
 
 
@@ -350,8 +351,8 @@ class Reader:
     def finished(self, request: Request) -> None:
         """A request has all its tokens, and they are in the log."""
         self.served.append(request)
-        rows = max(len(self.log.launches), len(self.log.deliveries))
-        if len(self.served) >= self._at_once or rows >= ROWS:
+        log = self.log
+        if len(self.served) >= self._at_once or len(log.launches) >= ROWS or len(log.deliveries) >= ROWS:
             self.take(request.taken.finish_s)
 
     def take(self, now_s: float) -> None:

@@ -267,7 +267,8 @@ class CostModel:
             attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
         share = small.share(padded * tokens + attended.tokens, step_s)
         if steps > 1:  # the first forward of a draft may have several tokens per row, and so larger kernels
-            share = (share + (steps - 1) * small.share(padded, step_s)) / steps
+            later = share if tokens == 1 and not prompts else small.share(padded, step_s)
+            share = (share + (steps - 1) * later) / steps
         load.small_kernel_share = share
         if prompts:
             share = min(1.0, attended.attention_s / solo_s)

@@ -69,8 +69,11 @@ class Power:
 
     def taken_s(self, mean_w: float, draw: Draw, solo_s: float) -> float:
         """Duration of a launch that runs alone on a GPU with this mean draw before it, including its own."""
+        fit = self.fit
+        if draw.watts <= fit.limit_w and mean_w <= fit.limit_w:
+            return solo_s
         over = self.over(mean_w, draw.watts, solo_s)
-        return solo_s * (1.0 + self.fit.slope * draw.follows * over) if over > 0.0 else solo_s
+        return solo_s * (1.0 + fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
     def run(self, mean_w: float, price: Price, flop_factor: float, start_s: float) -> tuple[float, float]:
         """Return the end of a launch that runs alone from `start_s`, and the mean draw then."""
@@ -92,8 +95,8 @@ class Power:
 
         The mean draw goes from `mean_w` towards `watts`; while it is below the limit, nothing is gained.
         """
-        limit_w, settle_s = self.fit.limit_w, self.fit.settle_s
-        x = seconds / settle_s
+        limit_w = self.fit.limit_w
+        x = seconds / self.fit.settle_s
         if x <= 1e-9:
             return max(0.0, mean_w / limit_w - 1.0)
         begin, end = 0.0, x  # of the stretch above the limit, in settling times

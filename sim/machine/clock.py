@@ -73,8 +73,9 @@ class Clock(simpy.Environment):
 
     def run_to(self, last: Event) -> None:
         """Run until `last` has happened; an EmptySchedule where nothing is due before that."""
+        step = self.step
         while last.callbacks is not None:
-            self.step()
+            step()
 
     def peek(self) -> float:
         """Return the time of the next event."""
@@ -112,6 +113,13 @@ class Clock(simpy.Environment):
             if machine is not device and machine.due[0] < horizon_s:
                 horizon_s = machine.due[0]
         return horizon_s
+
+    def catch_up(self) -> None:
+        """Let happen what was due until now, each at its time."""
+        now_s = self._now
+        while self._queue and self._queue[0][0] <= now_s:
+            self.step()
+        self._now = now_s
 
     def _take_in(self) -> None:
         while self.launched:

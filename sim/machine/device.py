@@ -223,5 +223,6 @@ class SimulatedGPU:
                 rate = job.rate
                 more_w += rate * (job.draw.watts - rest_w)
                 job.remaining_s -= elapsed * rate
-            self.mean_w = power.mean_w(self.mean_w, elapsed, rest_w + more_w)
+            if elapsed > 0.0:
+                self.mean_w = power.mean_w(self.mean_w, elapsed, rest_w + more_w)
         self.time_s = time_s

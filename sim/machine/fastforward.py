@@ -49,10 +49,13 @@ class FastForwardGPU(SimulatedGPU):
         else:
             super().take_in()
 
+    def _horizon(self) -> float:
+        """The time of the next event that may change what the GPU does."""
+        return self.env.horizon(self, not self.arrivals_queue or self.host.idle_lanes > 0)
+
     def _run_alone(self, jobs: list[Job]) -> bool:
         """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
-        matters = not self.arrivals_queue or self.host.idle_lanes > 0
-        horizon_s, lane, last = self.env.horizon(self, matters), jobs[0].launch.lane, jobs[-1]
+        horizon_s, lane, last = self._horizon(), jobs[0].launch.lane, jobs[-1]
         end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
         for job in jobs:
             if job.launch.lane != lane or job.launch.watched != (job is last):
@@ -81,15 +84,18 @@ class FastForwardGPU(SimulatedGPU):
         """Go through rounds of `batch` that are over before anything else happens; returns how many.
 
         The last is at most the one with which the first row finishes; where rows are handed over, the one before it.
+        Or it is one during which a request arrives that has to wait for its end.
         """
         env, host, handed, forecast, rows = self.env, self.host, lanes[0] != lanes[1], batch.forecast, len(batch)
         if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
-        prices = self._prices(lanes, rows, forecast.k, forecast.context)
-        horizon_s = env.horizon(self)
         most = min(ROUNDS, forecast.end - forecast.round - handed)
-        if horizon_s < inf:  # no round is shorter than its verify
-            most = min(most, int((horizon_s - env._now) / prices.least_s))
+        if most < 1:
+            return 0
+        prices = self._prices(lanes, rows, forecast.k, forecast.context)
+        horizon_s, arrival_s = self._horizon(), env.horizon(self)
+        if arrival_s < inf:  # no round is shorter than its verify
+            most = min(most, int((arrival_s - env._now) / prices.least_s) + (arrival_s < horizon_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
             return 0
         contexts, lags = forecast.sums(most)
@@ -99,8 +105,12 @@ class FastForwardGPU(SimulatedGPU):
                 lags = lags[:most]
         if max(lags) >= len(prices.by_lag):
             return 0
-        over, spent_s = self._go_through(forecast, rows, handed, depth, prices, contexts, lags, horizon_s, enough)
+        over, spent_s = self._go_through(
+            forecast, rows, handed, depth, prices, contexts, lags, horizon_s, arrival_s, enough
+        )
         forecast.spend(*spent_s)
+        if over and env._now >= arrival_s:
+            env.catch_up()
         return over
 
     def _prices(self, lanes: tuple[str, str], rows: int, k: int, context: int) -> RoundPrices:
@@ -110,12 +120,12 @@ class FastForwardGPU(SimulatedGPU):
         if prices is None:
             ledger, factors = self.ledger, self.flop_factors
             number, verify = ledger.kind(lanes[1], "verify" if k else "decode", "target", rows, k + 1, 1, context)
-            by_lag: list[list[tuple[float, ...]]] = [[(number, *verify, factors["target"])]]
+            by_lag: list[list[tuple[float, ...]]] = [[(float(number), *verify, factors["target"])]]
             if k:
                 by_lag *= ledger.models["draft"].widest
             for lag in range(len(by_lag) if k else 0):
                 number, draft = ledger.kind(lanes[0], "draft", "draft", rows, 1 + lag, k, context)
-                by_lag[lag] = [(number, *draft, factors["draft"]), *by_lag[lag]]
+                by_lag[lag] = [(float(number), *draft, factors["draft"]), *by_lag[lag]]
             prices = self._round_prices[key] = RoundPrices(by_lag, verify.seconds_0)
         return prices
 
@@ -126,12 +136,13 @@ class FastForwardGPU(SimulatedGPU):
         handed: bool,
         depth: int,
         prices: RoundPrices,
-        contexts: list[int],
+        contexts: list[float],
         lags: list[int],
         horizon_s: float,
+        arrival_s: float,
         enough: Callable[[], bool] | None,
     ) -> tuple[int, tuple[float, float, float]]:
-        """Launch by launch, as the host and the GPU take them, until the horizon.
+        """Launch by launch, as the host and the GPU take them, until the horizon or the end of a round with an arrival.
 
         Returns the number of rounds; and the seconds of drafts, of waits for the verify, and of verifies.
         """
@@ -141,6 +152,7 @@ class FastForwardGPU(SimulatedGPU):
         completion_s, parts = times.completed_s(rows), len(by_lag[0])
         rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
         launches: list[float] = []
+        queued = float(depth)
         over_s: list[float] = []  # when the host knew of verdicts that the forecast has not passed yet
         over, wait_s = 0, 0.0
         for context, lag in zip(contexts, lags, strict=False):
@@ -166,7 +178,7 @@ class FastForwardGPU(SimulatedGPU):
                     now_w = watts + (now_w - watts) * exp((start_s - end_s) / settle_s)
                 else:
                     end_s = start_s + solo_s
-                launches += (number, depth, context, start_s, end_s)
+                launches += (number, queued, context, start_s, end_s)
                 if handed:  # the host sees it through, and hands the rows over
                     waited_s, seen_s = handing_s, (end_s if end_s > free_s else free_s) + completion_s
                     free_s = seen_s + handoff_s
@@ -189,6 +201,8 @@ class FastForwardGPU(SimulatedGPU):
                 over_s.clear()
                 if enough():
                     break
+            if at_s >= arrival_s:
+                break
         if not over:
             return 0, (0.0, 0.0, 0.0)
         if over_s:

@@ -36,8 +36,8 @@ class ForeseenState:
 
     def gained(self, until: int) -> int:
         """Tokens that it gains from its first unwritten round to the one before `until`."""
-        before = self.path.before.item
-        return before(until - self.start) - before(self.first - self.start)
+        context = self.path.contexts.item
+        return context(until - self.start) - context(self.first - self.start)
 
     @property
     def context(self) -> int:
@@ -144,7 +144,7 @@ class Forecast:
     def join(self, row: Request) -> None:
         """A row joins before the next round, or in the midst of one that it was drafted for."""
         state, first, k = row.state, self.round, self.k
-        path = path_of(row, k, self.rereads)
+        path, blocks = path_of(row, k, self.rereads, self.kv)
         foreseen = self.states[row] = ForeseenState(self, state, path)
         if self.busy:  # it has waited for the verify since its own draft
             row.taken.wait_s += self.ready_s - state.ready_s
@@ -153,8 +153,8 @@ class Forecast:
             self._contexts, self._lags, self._held = (
                 np.concatenate((sums, np.zeros(end, sums.dtype))) for sums in (self._contexts, self._lags, self._held)
             )
-        contexts, all_contexts = path.before[:-1] + state.context, self._contexts[first:end]
-        all_contexts += contexts
+        contexts = self._contexts[first:end]
+        contexts += path.contexts[:-1]
         if k:
             later = self._lags[first + 1 : end]
             np.maximum(later, path.lags, out=later)
@@ -163,7 +163,7 @@ class Forecast:
         if self.kv.paged:
             self.held_tokens += state.held_tokens
             held = self._held[first:end]
-            held += self.kv.all_blocks(contexts, k + 1)
+            held += blocks
         if self.end > end or not self.ends:
             self.end = end
         self.ends.setdefault(end, []).append(row)
@@ -245,12 +245,12 @@ class Forecast:
             return 0
         return self._late[1] if self._late[0] == self.round else self._lags.item(self.round)
 
-    def sums(self, rounds: int) -> tuple[list[int], list[int]]:
-        """Context and drafter lag before each of the next rounds."""
+    def sums(self, rounds: int) -> tuple[list[float], list[int]]:
+        """Context and drafter lag before each of the next rounds; the context as what prices are computed from."""
         here = slice(self.round, self.round + rounds)
         lags = self._lags[here].tolist()
         lags[0] = self.drafter_lag
-        return self._contexts[here].tolist(), lags
+        return self._contexts[here].astype(float).tolist(), lags
 
     def reserve(self) -> bool:
         """Reserve room in the KV cache for the next round; False if there is none."""

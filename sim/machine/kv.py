@@ -212,6 +212,11 @@ class KvCache:
             tokens = ceil(held_tokens(tokens, self.windows))
         return ((tokens + self._block - 1) & -self._block) + self.state_tokens
 
+    @property
+    def room(self) -> tuple[int, Windows, int]:
+        """What the blocks of a number of tokens depend on."""
+        return self._block, self.windows, self.state_tokens
+
     def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:
         """Return the same of each of `tokens`, and `more`."""
         if self.windows:

@@ -11,7 +11,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.core import Request
+from pdvsim.sim.core import DrawnStreams, Request
+from pdvsim.sim.machine.kv import KvCache
 
 TOGETHER = 256  # requests, from which on working out all of them pays
 STRIDE = 16  # rounds between two looks at who is through
@@ -33,12 +34,12 @@ class RequestPath(NamedTuple):
     """The rounds of a request to its end."""
 
     gains: bytes  # of each round
-    before: NDArray[np.int64]  # gained before each round, and in all
+    contexts: NDArray[np.int64]  # cached tokens before each round, and after the last
     lags: NDArray[np.uint8]  # what the drafter has yet to read after each but the last
 
 
 @lru_cache(maxsize=4096)  # a search serves the same requests again and again
-def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
+def _path(runs: bytes, k: int, at: int, end: int, context: int, rereads: bool) -> RequestPath:
     """The rounds of k draft tokens from token `at` on."""
     gains = b"\1" * (end - at)
     if k:
@@ -48,8 +49,10 @@ def _path(runs: bytes, k: int, at: int, end: int, rereads: bool) -> RequestPath:
             rounds.append(gained)
             at += gained
         gains = bytes(rounds)
-    before = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64).cumsum()  # in one step it takes four times as long
-    return RequestPath(gains, before, np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8))
+    contexts = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64)  # summing bytes takes four times as long
+    contexts[0] = context
+    contexts.cumsum(out=contexts)
+    return RequestPath(gains, contexts, np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8))
 
 
 class PathsTogether:
@@ -59,7 +62,8 @@ class PathsTogether:
     visited tokens are the rounds.
     """
 
-    def __init__(self, runs: list[bytes], k: int, rereads: bool) -> None:
+    def __init__(self, drawn: DrawnStreams, k: int, rereads: bool, kv: KvCache) -> None:
+        runs = drawn.runs
         gains = np.frombuffer(b"".join(runs).translate(gains_by_run(k)) + b"\0", np.uint8)
         counts = np.array([len(one) for one in runs], np.int32)
         ends = counts.cumsum(dtype=np.int32)
@@ -79,25 +83,31 @@ class PathsTogether:
         rounds = np.flatnonzero(visited)
         gains, lasts = gains[rounds], np.searchsorted(rounds, ends)
         rounds[lasts] = rounds[lasts - 1] + gains[lasts - 1]  # the last round may go beyond the end
-        self._before = rounds - np.repeat(starts + 1, np.diff(lasts, prepend=-1))
+        before = np.array(drawn.prompt_tokens) - (starts + 1)
+        self._contexts = rounds + np.repeat(before, np.diff(lasts, prepend=-1))
+        self._held = kv.all_blocks(self._contexts, k + 1)
         self._gains, self._ends = gains.tobytes(), [-1, *lasts.tolist()]
         self._lags = np.frombuffer(self._gains.translate(lags_by_gain(k, rereads)), np.uint8)
 
-    def __getitem__(self, place: int) -> RequestPath:
+    def __getitem__(self, place: int) -> tuple[RequestPath, NDArray[np.int64]]:
         first, last = self._ends[place] + 1, self._ends[place + 1]
-        return RequestPath(self._gains[first:last], self._before[first : last + 1], self._lags[first : last - 1])
+        path = RequestPath(self._gains[first:last], self._contexts[first : last + 1], self._lags[first : last - 1])
+        return path, self._held[first:last]
 
 
-def path_of(row: Request, k: int, rereads: bool) -> RequestPath:
-    """The rounds of k draft tokens that a request has yet to go through."""
-    drawn, runs, at, end = row.drawn, row.accept_runs, row.state.emitted, row.output_tokens
+def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> tuple[RequestPath, NDArray[np.int64]]:
+    """The rounds of k draft tokens that a request has yet to go through, and what it holds of the KV cache in each."""
+    drawn, runs, at, end, context = row.drawn, row.accept_runs, row.state.emitted, row.output_tokens, row.state.context
     if (
         not k or at != 1 or drawn is None or len(drawn.runs) < TOGETHER
         or drawn.runs[row.place] is not runs or len(runs) != end
+        or not drawn.prompt_tokens[row.place] == row.prompt_tokens == context
     ):  # fmt: skip
-        return _path(runs, k, at, end, rereads)
-    paths = drawn.rounds.get((k, rereads))
+        path = _path(runs, k, at, end, context, rereads)
+        return path, kv.all_blocks(path.contexts[:-1], k + 1)
+    key = (k, rereads, kv.room)
+    paths = drawn.rounds.get(key)
     if paths is None:
-        paths = drawn.rounds[k, rereads] = PathsTogether(drawn.runs, k, rereads)
-    path: RequestPath = paths[row.place]
-    return path
+        paths = drawn.rounds[key] = PathsTogether(drawn, k, rereads, kv)
+    together: PathsTogether = paths
+    return together[row.place]

@@ -97,12 +97,13 @@ class Rounds(Admission):
         """
         if not rows:
             return rows
+        waiting = len(self.waiting)
         if passed := fast_forward(self, rows, k, self.draft_lane):
             self.decode_steps += passed
             if finished := rows.finished():
                 _leave(self, finished)
                 return rows
-            if self.draft_length(rows) != k or not rows.reserve(self.kv, k):
+            if len(self.waiting) > waiting or self.draft_length(rows) != k or not rows.reserve(self.kv, k):
                 return rows
         verdict = yield self.step(rows, k)
         self.decode_steps += 1

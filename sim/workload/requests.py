@@ -112,7 +112,8 @@ class Workload:
                 [default] * len(chunk.lengths) if column is None else column.tolist()
                 for column, default in ((chunk.sessions, -1), (chunk.turns, 0), (chunk.rows, -1))
             )
-            lengths, together = chunk.lengths.tolist(), DrawnStreams(self._runs(streams, chunk))
+            lengths, prompts = chunk.lengths.tolist(), chunk.lengths[:, 0].tolist()
+            together = DrawnStreams(self._runs(streams, chunk), prompts)
             for place, ((prompt, output), runs, session, turn, row) in enumerate(
                 zip(lengths, together.runs, *columns, strict=True)
             ):

@@ -201,12 +201,14 @@ def test_rounds_are_the_same_whether_worked_out_together_or_one_by_one(
     acceptance: Acceptance, rereads: bool, k: int
 ) -> None:
     requests = make_requests(Traffic(num_prompts=300), acceptance)
+    kv = KvCache(1 << 20, k, paged=True)
     for request in requests:
-        request.state.emitted = 1
-        together = path_of(request, k, rereads)
+        request.state.emitted, request.state.context = 1, request.prompt_tokens
+        together, held_together = path_of(request, k, rereads, kv)
         request.drawn = None
-        alone = path_of(request, k, rereads)
+        alone, held_alone = path_of(request, k, rereads, kv)
         if request.output_tokens > 1:
             assert together.gains == alone.gains
-            assert np.array_equal(together.before, alone.before)
+            assert np.array_equal(together.contexts, alone.contexts)
+            assert np.array_equal(held_together, held_alone)
             assert np.array_equal(together.lags, alone.lags)
