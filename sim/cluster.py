@@ -228,7 +228,8 @@ class Cluster:
         with own_errors(self.experiment.arch):
             policy = kind(context)
             if isinstance(device, FastForwardGPU):
-                device.arrivals_queue = kind.submit is Policy.submit  # a user's own may launch right away
+                own = kind.submit is not Policy.submit or kind.wake_prefill is not Policy.wake_prefill
+                device.arrivals_queue = not own  # a user's own may launch right away
             for process in policy.processes():
                 self.env.process(process)
         return policy
