@@ -289,7 +289,7 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
     """By hand: turns alike but for the weight, of which small kernels have nothing next to experts."""
     fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, expert_weight=4.0, weight_8bit=3.0)
     stream, none = Sharing("fluid", "stream", fit), Sharing("fluid", "none", fit)
-    for small, weight in ((0.0, 4.0), (0.75, 2.0), (1.0, 1.0)):
+    for small, weight in ((0.0, 4.0), (0.5**0.5, 2.0), (1.0, 1.0)):
         rows, prompt = Load(0.0, 1.0, 1, small_kernel_share=small), Load(0.0, 1.0, 0, experts_read=1.0)
         assert rates(stream, [prompt, rows]) == pytest.approx([1 / (1 + weight), weight / (1 + weight)])
         assert rates(none, [prompt, rows]) == pytest.approx([1 / 2, 1 / 2])
