@@ -151,7 +151,7 @@ def calibrate(
         name=f"{name}-measured",
         foundation=f"measured on {header.device.name}, {min(part.date for part in header.parts)[:10]}",
         gpu=gpu,
-        models={model: _with_wait_ratios(model, solo.fit, corun) for model, solo in solos.items()},
+        models={model: _with_ratios(model, solo.fit, corun) for model, solo in solos.items()},
         host=host,
         contention=corun.fit if corun else ContentionFit(),
         power=heated.fit if heated else None,
@@ -169,11 +169,15 @@ def calibrate(
     return Calibration(in_service(profile, served, join_s) if served else profile, solos, corun, heated)
 
 
-def _with_wait_ratios(model: str, terms: ForwardTerms, corun: Corun | None) -> ForwardTerms:
-    """A model's terms with how long its prompts keep others waiting, where that was measured."""
-    known = corun.wait_ratios if corun else {}
-    factors = sorted((tokens, factor) for (name, tokens), factor in known.items() if name == model)
-    return replace(terms, small=replace(terms.small, wait_ratios=tuple(factors)))
+def _with_ratios(model: str, terms: ForwardTerms, corun: Corun | None) -> ForwardTerms:
+    """A model's terms with how long its prompts keep others waiting and what they occupy, where that was measured."""
+    if corun is None:
+        return terms
+    wait, room = (
+        tuple(sorted((tokens, ratio) for (name, tokens), ratio in ratios.items() if name == model))
+        for ratios in (corun.ratios.wait, corun.ratios.room)
+    )
+    return replace(terms, small=replace(terms.small, wait_ratios=wait, room_ratios=room))
 
 
 def _unfitted(spec: ModelSpec, gpu: GpuSpec, engine: Kernels) -> CostModel:

@@ -3,8 +3,8 @@
 All coefficients but five are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of priority
 among three, the only case with a choice of the next launch, and the additional room of three. The others are the effect
 of priority between mixtures of experts, from groups that have them, and the room and the effect of priority of 8-bit
-products, from dense ones. How long the kernels of a prompt keep others waiting is fitted to each model and number of
-prompt tokens: the library has other kernels for each.
+products, from dense ones. How long the kernels of a prompt keep others waiting, and how much of the GPU they occupy, is
+fitted to each model and number of prompt tokens: the library has other kernels for each.
 Co-running launches are measured while the GPU reaches its power limit and single launches on a cool one, so the effect
 of the limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models
 and priorities), models where several pairs were measured, and triples with a fit to pairs alone.
@@ -12,13 +12,14 @@ and priorities), models where several pairs were measured, and triples with a fi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.calibration.fit.pairs import LEAST_RATE, Pairs, Prompt, Ratios
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
@@ -34,10 +35,9 @@ if TYPE_CHECKING:
 SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]
 SAME_SOLO = ["pair", *SHAPE, "priority"]
 FOLDS = 5
-LEAST_RATE = 1e-3
 RATE_AND_DRAW_ITERATIONS = 5
-WAIT_RATIO_BOUNDS = (-1.0, 1.0)  # of logarithms
-WAIT_RATIO_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a group
+RATIO_BOUNDS = {"wait": (-1.0, 1.0), "room": (-0.7, 0.3)}  # of logarithms
+RATIO_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a group
 LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
 
 
@@ -50,6 +50,10 @@ class Member(Load):
     prompt: int = 0  # tokens, padded, of one that only prefills
     measured: float  # the work it did while all were busy, over what it would have done alone on a card as throttled
     draw: Draw | None = None  # where the card's power is known
+
+    @property
+    def sized(self) -> Prompt:
+        return self.model, self.prompt
 
 
 @dataclass(frozen=True)
@@ -83,15 +87,12 @@ class Group:
         return [1 / max(member.measured, LEAST_RATE) for member in self.members]
 
 
-WaitRatios = dict[tuple[str, int], float]
-
-
 @dataclass(frozen=True)
 class Corun:
     """The fitted figures, and a row a member with its measured slowdown and what fits without it predict."""
 
     fit: ContentionFit
-    wait_ratios: WaitRatios  # by model and prompt tokens
+    ratios: Ratios
     # models, sort, shapes, launches, ordered, kind, measured, and predicted with these shapes or models held out (nan
     # where nothing is left to fit) or no triples fitted: by_shape, by_models, no_triples
     frame: pd.DataFrame
@@ -119,15 +120,15 @@ def groups_of(
         if within is None:
             continue
         members = []
-        for part, intervals in zip(parts, spans, strict=True):
-            first = part.iloc[0]
+        firsts = [part.iloc[0] for part in parts]
+        for part, first, intervals in zip(parts, firsts, spans, strict=True):
             solo = float(solos[tuple(first[key] for key in SAME_SOLO)])
             rate = overlap.work_done_s(intervals, solo, within) / (within[1] - within[0])
             context, model = float(part["context_total"].mean()), models[first["model"]]
             members.append(_member(first, rate, context, solo, gpu, model, power))
         if power:
             _cool(members, spans, within, power)
-        shapes = " + ".join(" ".join(str(part.iloc[0][key]) for key in SHAPE) for part in parts)
+        shapes = " + ".join(" ".join(str(first[key]) for key in SHAPE) for first in firsts)
         groups.append(Group(str(pair), shapes, members))
     return groups
 
@@ -175,16 +176,17 @@ def _member(
     return member
 
 
-def slowdowns(groups: Sequence[Group], fit: ContentionFit, wait_ratios: WaitRatios | None = None) -> Floats:
-    """Predicted slowdown of every member; without `wait_ratios`, with those of the members."""
+def slowdowns(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios | None = None) -> Floats:
+    """Predicted slowdown of every member; without `ratios`, with those of the members."""
     sharing = {True: Sharing("fluid", "stream", fit), False: Sharing("fluid", "none", fit)}
     predicted = []
     for group in groups:
         model, members = sharing[group.ordered], group.members
         for member in members:
             member.share = 0.0  # another fit, another share
-            if wait_ratios is not None:
-                member.wait_ratio = wait_ratios.get((member.model, member.prompt), 1.0)
+            if ratios is not None:
+                member.wait_ratio = ratios.wait.get(member.sized, 1.0)
+                member.room_ratio = ratios.room.get(member.sized, 1.0)
         model.solve(members)
         predicted += [1 / max(member.rate, LEAST_RATE) for member in members]
     return np.array(predicted)
@@ -195,9 +197,9 @@ def measured(groups: Sequence[Group]) -> Floats:
     return np.array([slowdown for group in groups for slowdown in group.measured])
 
 
-def errors(groups: Sequence[Group], fit: ContentionFit, wait_ratios: WaitRatios | None = None) -> Floats:
+def errors(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios | None = None) -> Floats:
     """Predicted over measured slowdown, less one, of every member."""
-    return np.asarray(slowdowns(groups, fit, wait_ratios) / measured(groups) - 1)
+    return np.asarray(slowdowns(groups, fit, ratios) / measured(groups) - 1)
 
 
 def fit_of(x: Floats) -> ContentionFit:
@@ -217,104 +219,107 @@ def fit_of(x: Floats) -> ContentionFit:
 START = np.array([-0.2, 0.0, -1.8, 1.2, -2.1, -7.8])
 
 
-def fit_groups(groups: Sequence[Group]) -> tuple[ContentionFit, WaitRatios] | None:
-    """Least mean relative errors of all groups, then how long prompts keep others waiting, then the former again.
+def fit_groups(groups: Sequence[Group]) -> tuple[ContentionFit, Ratios] | None:
+    """The figures of all launches and the ratios of prompts, in turns.
 
     None without pairs.
     """
-    wait_ratios: WaitRatios = {}
-    fit = _fit_alike(groups, wait_ratios)
-    if fit is None:
+    pairs, more = _by_size(groups)
+    if not pairs:
         return None
-    wait_ratios = _fit_wait_ratios(groups, fit)
-    if not wait_ratios:
-        return fit, wait_ratios
-    again = _fit_alike(groups, wait_ratios)
-    assert again is not None
-    return again, wait_ratios
+    sorts = {sort: [group for group in pairs if group.sort == sort] for sort in ("dense", "mixtures", "8-bit")}
+    triples = [group for group in more if group.sort == "dense"] or more
+    ratios, start = Ratios(), START
+    for names in (("wait",), ("room", "wait"), ()):
+        fit, start = _fit_alike(sorts, ratios, start)
+        if any(group.ordered for group in triples):
+            fit = _fit_crowd(triples, fit, ratios)
+        for name in names:
+            ratios = _fit_ratios(groups, fit, ratios, name)
+    return fit, ratios
 
 
-def _fit_wait_ratios(groups: Sequence[Group], fit: ContentionFit) -> WaitRatios:
-    """The factors on the times per layer of prompts, one by one for a model and number of tokens.
+def _fit_ratios(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name: str) -> Ratios:
+    """The known ratios, those of this name fitted again one by one: for a model and its number of prompt tokens."""
+    by_prompt: dict[Prompt, list[Group]] = {}
+    for group in groups:
+        for prompt in {member.sized for member in group.members if member.prompt}:
+            by_prompt.setdefault(prompt, []).append(group)
+    for prompt, subset in sorted(by_prompt.items()):
+        known = _fit_ratio(subset, fit, known, name, prompt)
+    return known
 
-    Of few groups they are nearer to 1.
-    """
+
+def _fit_ratio(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name: str, prompt: Prompt) -> Ratios:
+    """The known ratios with that of a prompt, which is nearer to 1 where it is in few groups."""
     from scipy.optimize import minimize_scalar
 
-    by_prompt: dict[tuple[str, int], list[Group]] = {}
-    for group in groups:
-        for member in group.members:
-            if member.prompt:
-                by_prompt.setdefault((member.model, member.prompt), []).append(group)
-    wait_ratios: WaitRatios = {}
-    for key, subset in sorted(by_prompt.items()):
+    pairs, more = _by_size(groups)
+    arrays = Pairs(pairs)
 
-        def loss(x: float, key: tuple[str, int] = key, subset: Sequence[Group] = subset) -> float:
-            penalty = WAIT_RATIO_PRIOR * x * x / len(subset)
-            return _loss(subset, fit, {**wait_ratios, key: float(np.exp(x))}) + penalty
+    def of(x: float) -> Ratios:
+        figures: dict[str, Any] = {name: {**getattr(known, name), prompt: float(np.exp(x))}}
+        return replace(known, **figures)
 
-        wait_ratios[key] = float(np.exp(minimize_scalar(loss, bounds=WAIT_RATIO_BOUNDS, method="bounded").x))
-    return wait_ratios
+    def loss(x: float) -> float:
+        off = np.concatenate([arrays.log_errors(fit, of(x)), np.log1p(errors(more, fit, of(x)))])
+        return float(np.mean(np.abs(off))) + RATIO_PRIOR * x * x / len(groups)
+
+    return of(minimize_scalar(loss, bounds=RATIO_BOUNDS[name], method="bounded", options={"xatol": 1e-3}).x)
 
 
-def _fit_alike(groups: Sequence[Group], wait_ratios: WaitRatios) -> ContentionFit | None:
-    """The figures of all launches: of dense pairs, then, with two more, of dense triples, then of other sorts."""
-    for group in groups:
-        for member in group.members:
-            member.wait_ratio = wait_ratios.get((member.model, member.prompt), 1.0)
-    sorts = {sort: [group for group in groups if group.sort == sort] for sort in ("dense", "mixtures", "8-bit")}
-    fit = _fit_dense(sorts["dense"] or list(groups))
-    if fit is None:
-        return None
+def _by_size(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
+    """Pairs and larger groups."""
+    return [group for group in groups if len(group.members) == 2], [group for group in groups if len(group.members) > 2]
+
+
+def _fit_alike(sorts: Mapping[str, Sequence[Group]], ratios: Ratios, start: Floats) -> tuple[ContentionFit, Floats]:
+    """The figures of dense pairs, then of pairs of other sorts; and where the search for the former ended."""
+    from scipy.optimize import minimize
+
+    dense = Pairs(sorts["dense"] or [group for groups in sorts.values() for group in groups])
+    options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
+    best = minimize(lambda x: _loss(dense, fit_of(x), ratios), start, method="Nelder-Mead", options=options)
+    fit = fit_of(best.x)
     if sorts["dense"] and sorts["8-bit"]:
-        fit = _fit_one(sorts["8-bit"], fit, "hold_8bit", (-1.0, 0.0))
+        pairs = Pairs(sorts["8-bit"])
+        fit = _fit_one(pairs, fit, ratios, "hold_8bit", (-1.0, 0.0))
         if any(group.ordered for group in sorts["8-bit"]):
-            fit = _fit_one(sorts["8-bit"], fit, "weight_8bit", (0.0, 2.0))
-            fit = _fit_one(sorts["8-bit"], fit, "hold_8bit", (-1.0, 0.0))
+            fit = _fit_one(pairs, fit, ratios, "weight_8bit", (0.0, 2.0))
+            fit = _fit_one(pairs, fit, ratios, "hold_8bit", (-1.0, 0.0))
     if any(group.ordered for group in sorts["mixtures"]):
-        fit = _fit_one(sorts["mixtures"], fit, "expert_weight", (0.0, 3.0))
-    return fit
+        fit = _fit_one(Pairs(sorts["mixtures"]), fit, ratios, "expert_weight", (0.0, 3.0))
+    return fit, best.x
 
 
-def _fit_one(groups: Sequence[Group], fit: ContentionFit, name: str, log_bounds: tuple[float, float]) -> ContentionFit:
-    """The fit with one more figure, from the groups that depend on it."""
+def _fit_one(
+    pairs: Pairs, fit: ContentionFit, ratios: Ratios, name: str, log_bounds: tuple[float, float]
+) -> ContentionFit:
+    """The fit with one more figure, from the pairs that depend on it."""
     from scipy.optimize import minimize_scalar
 
     def of(x: float) -> ContentionFit:
         figures: dict[str, Any] = {name: float(np.exp(x))}
         return replace(fit, **figures)
 
-    return of(minimize_scalar(lambda x: _loss(groups, of(x)), bounds=log_bounds, method="bounded").x)
+    return of(minimize_scalar(lambda x: _loss(pairs, of(x), ratios), bounds=log_bounds, method="bounded").x)
 
 
-def _loss(groups: Sequence[Group], fit: ContentionFit, wait_ratios: WaitRatios | None = None) -> float:
-    return float(np.mean(np.abs(np.log1p(errors(groups, fit, wait_ratios)))))
+def _loss(pairs: Pairs, fit: ContentionFit, ratios: Ratios) -> float:
+    return float(np.mean(np.abs(pairs.log_errors(fit, ratios))))
 
 
-def _fit_dense(groups: Sequence[Group]) -> ContentionFit | None:
+def _fit_crowd(triples: Sequence[Group], fit: ContentionFit, ratios: Ratios) -> ContentionFit:
+    """The fit with what holds among three."""
     from scipy.optimize import minimize
 
-    pairs, triples = ([g for g in groups if (len(g.members) == 2) == two] for two in (True, False))
-    if not pairs:
-        return None
-
-    def of_pairs(x: Floats) -> float:
-        return _loss(pairs, fit_of(x))
-
-    options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-    best = minimize(of_pairs, START, method="Nelder-Mead", options=options)
-    fit = fit_of(best.x)
-    if not any(group.ordered for group in triples):
-        return fit
-
-    def of_crowd(x: Floats) -> ContentionFit:
+    def of(x: Floats) -> ContentionFit:
         return replace(fit, crowd_weight=1 + float(np.exp(x[0])), crowd_hold=float(min(np.exp(x[1]), 1.0)))
 
-    def of_triples(x: Floats) -> float:
-        return _loss(triples, of_crowd(x))
+    def loss(x: Floats) -> float:
+        return float(np.mean(np.abs(np.log1p(errors(triples, of(x), ratios)))))
 
-    crowd = minimize(of_triples, np.array([-0.5, -0.05]), method="Nelder-Mead")
-    return of_crowd(crowd.x)
+    return of(minimize(loss, np.array([-0.5, -0.05]), method="Nelder-Mead").x)
 
 
 def fit_corun(
@@ -331,7 +336,7 @@ def fit_corun(
     fitted = fit_groups(groups)
     if fitted is None:
         return None
-    fit, wait_ratios = fitted
+    fit, ratios = fitted
     shapes = sorted({group.shapes for group in groups})
     fold = dict(zip(shapes, (np.random.default_rng(0).permutation(len(shapes)) % FOLDS).tolist(), strict=True))
     rows = pd.DataFrame(
@@ -345,8 +350,8 @@ def fit_corun(
     rows["measured"] = measured(groups)
     rows["by_shape"] = _held_out(groups, [fold[g.shapes] for g in groups], progress)
     rows["by_models"] = _held_out(groups, [g.models for g in groups], progress)
-    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0), wait_ratios)
-    return Corun(fit, wait_ratios, rows)
+    rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0), ratios)
+    return Corun(fit, ratios, rows)
 
 
 def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Floats:

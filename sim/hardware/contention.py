@@ -214,4 +214,5 @@ class Sharing:
             held = 1.0
         if load.eight_bits:
             held *= fit.hold_8bit
-        return held * (1.0 - load.empty)
+        held *= load.room_ratio
+        return (held if held < 1.0 else 1.0) * (1.0 - load.empty)

@@ -30,7 +30,7 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.attention import Prompts, pairs
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S, SUFFIX_ROW_S
-from pdvsim.sim.hardware.terms import RooflineLayers
+from pdvsim.sim.hardware.terms import RooflineLayers, ratio_at
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.specs import ModelSpec
 
@@ -90,6 +90,7 @@ class Load:
     solo_s: float = 0.0
     eight_bits: bool = False  # whether its model multiplies in 8 bits
     wait_ratio: float = 1.0  # on `layer_s`: how long its kernels keep others waiting
+    room_ratio: float = 1.0  # on the part of the GPU that it occupies
 
 
 NOTHING = AffineCost(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
@@ -274,7 +275,9 @@ class CostModel:
             share = min(1.0, attended.attention_s / solo_s)
             load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
             if small.wait_ratios and not rows:
-                load.wait_ratio = small.wait_ratio(self.terms.graphs.prompt(attended.tokens))
+                prompt_tokens = self.terms.graphs.prompt(attended.tokens)
+                load.wait_ratio = ratio_at(small.wait_ratios, prompt_tokens)
+                load.room_ratio = ratio_at(small.room_ratios, prompt_tokens)
         load.eight_bits = self._eight_bits
         if self.spec.experts is not None:
             experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)

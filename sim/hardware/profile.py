@@ -121,7 +121,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "nimble_weight": _WEIGHT,
     "yielding": _EXPONENT,
     "expert_weight": _WEIGHT,
-    "wait_ratios": Range(0.1, 10),
+    **dict.fromkeys(("wait_ratios", "room_ratios"), Range(0.1, 10)),
     "weight_8bit": _WEIGHT,
     "hold": Range(0, 1),
     "past_share": Range(0, 1),
@@ -394,7 +394,7 @@ def _check(path: str | Path, where: str, given: dict[str, Any], known: Set[str])
             raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
     for name, value in sorted(given.items()):
         many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-        if name == "wait_ratios":
+        if name.endswith("_ratios"):
             _check_tokens(f"profile {path}: {where}{name}", value)
             many = value
         figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}

@@ -22,6 +22,13 @@ def interpolate(knots: Sequence[tuple[int, float]], at: int) -> float:
     return y0 + (y1 - y0) * (max(at, knots[0][0]) - x0) / (x1 - x0)
 
 
+def ratio_at(ratios: Knots, tokens: int) -> float:
+    """The ratio for a number of tokens; outside the measured ones, that of the nearest; 1 without any."""
+    if len(ratios) < 2:
+        return ratios[0][1] if ratios else 1.0
+    return interpolate(ratios, min(tokens, ratios[-1][0]))
+
+
 def larger(memory_s: float, compute_s: float, sharpness: float | None) -> float:
     """The larger of two times; with a sharpness, their p-norm of that p."""
     top = memory_s if memory_s > compute_s else compute_s
@@ -170,9 +177,10 @@ class SmallKernels(Term):
 
     nimble_tokens: int = 0  # most tokens of such a forward
     large_s: float = 0.0  # its time in large products, whose kernels are not
-    # By prompt tokens: how long its kernels keep others waiting, over what its time per layer predicts. The library
-    # has other kernels for other sizes, whose last blocks leave more or less of the GPU free.
-    wait_ratios: tuple[tuple[int, float], ...] = ()
+    # By prompt tokens: how long its kernels keep others waiting and how much of the GPU they occupy, over what its time
+    # per layer predicts. The library has other kernels for other sizes, and their last blocks leave parts of it free.
+    wait_ratios: Knots = ()
+    room_ratios: Knots = ()
 
     @classmethod
     def of(cls, spec: ModelSpec, tokens: int, small_bytes: float, bytes_per_s: float) -> SmallKernels:
@@ -181,12 +189,6 @@ class SmallKernels(Term):
         kinds = [(count, [inputs * outputs * item for inputs, outputs in layer]) for count, layer in spec.layer_kinds]
         large = sum(count * sum(size for size in sizes if size > small_bytes) for count, sizes in kinds)
         return cls(tokens, large / bytes_per_s)
-
-    def wait_ratio(self, prompt_tokens: int) -> float:
-        """Return the ratio for a number of prompt tokens; outside the measured ones, that of the nearest."""
-        if len(self.wait_ratios) == 1:
-            return self.wait_ratios[0][1]
-        return interpolate(self.wait_ratios, min(prompt_tokens, self.wait_ratios[-1][0]))
 
     def share(self, tokens: int, forward_s: float) -> float:
         """Share of the time of a forward over `tokens` in small kernels."""

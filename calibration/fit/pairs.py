@@ -1,0 +1,110 @@
+"""The sharing model over measured groups of two: what `Sharing` computes for one, in arrays for all of them.
+
+A fit evaluates it thousands of times. A test compares the two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from pdvsim.calibration.fit.points import Floats
+from pdvsim.sim.hardware.profile import ContentionFit
+
+if TYPE_CHECKING:
+    from pdvsim.calibration.fit.corun import Group, Member
+
+LEAST_RATE = 1e-3
+FIGURES = (
+    "compute", "bandwidth", "layer_s", "empty", "small_kernel_share", "priority", "experts_read", "eight_bits",
+    "measured",
+)  # fmt: skip
+Prompt = tuple[str, int]  # a model and a number of tokens, 0 for forwards of rows
+Side = Any  # one launch of every pair: a structured array with a field per figure
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """How long prompts keep others waiting and how much of the GPU they occupy, over what their time predicts."""
+
+    wait: dict[Prompt, float] = field(default_factory=dict)
+    room: dict[Prompt, float] = field(default_factory=dict)
+
+
+class Pairs:
+    """Groups of two launches, that of higher priority first."""
+
+    def __init__(self, groups: Sequence[Group]) -> None:
+        pairs = [sorted(group.members, key=lambda member: -member.priority) for group in groups]
+        self._prompts = [[pair[side].sized for pair in pairs] for side in (0, 1)]
+        self._sides = [_side([pair[side] for pair in pairs]) for side in (0, 1)]
+
+    def log_errors(self, fit: ContentionFit, ratios: Ratios) -> Floats:
+        """Logarithms of predicted over measured slowdown, of both launches of all pairs."""
+        wait, room = (
+            [np.array([known.get(prompt, 1.0) for prompt in prompts]) for prompts in self._prompts]
+            for known in (ratios.wait, ratios.room)
+        )
+        rates = _rates(*self._sides, fit, wait, room)
+        return np.concatenate([
+            np.log(np.maximum(side["measured"], LEAST_RATE) / np.maximum(rate, LEAST_RATE))
+            for side, rate in zip(self._sides, rates, strict=True)
+        ])  # fmt: skip
+
+
+def _side(members: Sequence[Member]) -> Side:
+    rows = [tuple(float(getattr(member, name)) for name in FIGURES) for member in members]
+    return np.array(rows, dtype=[(name, np.float64) for name in FIGURES])
+
+
+def _rates(
+    first: Side, second: Side, fit: ContentionFit, wait: Sequence[Floats], room: Sequence[Floats]
+) -> tuple[Floats, Floats]:
+    """The progress rates of both; see `Sharing`."""
+    layers_s = [side["layer_s"] * ratio for side, ratio in zip((first, second), wait, strict=True)]
+    one, other = (
+        layer_s**fit.turn_exponent * (1 - side["empty"]) * fit.nimble_weight ** side["small_kernel_share"] ** 2
+        for side, layer_s in zip((first, second), layers_s, strict=True)
+    )
+    preferred = fit.stream_weight * _preference(first, second, fit) * _first(first, layers_s[1], fit)
+    one = np.where(first["priority"] > second["priority"], one * preferred, one)
+    swapped = one < other
+
+    def by_share(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
+        return np.where(swapped, theirs, ours), np.where(swapped, ours, theirs)
+
+    heavy, light = by_share(one, other)
+    weight = heavy / light
+    demands = [
+        by_share(first["compute"], second["compute"]),
+        by_share(first["bandwidth"], second["bandwidth"]),
+        by_share(_hold(first, fit, room[0]), _hold(second, fit, room[1])),
+    ]
+    full = 1 / np.max([weight * ours + theirs for ours, theirs in demands], axis=0)
+    left = np.min([(1 - ours) / theirs for ours, theirs in demands], axis=0)
+    shared = weight * full < 1  # something is used up before the heavier one has its full speed
+    return by_share(np.where(shared, weight * full, 1.0), np.where(shared, full, np.clip(left, 0.0, 1.0)))
+
+
+def _preference(side: Side, below: Side, fit: ContentionFit) -> Floats:
+    large = 1 - side["small_kernel_share"] ** 2
+    next_to_8_bits = np.where(below["eight_bits"] > 0, fit.weight_8bit, 1.0)
+    experts = below["experts_read"]
+    return np.asarray(np.where(experts > 0, fit.expert_weight ** (large * experts), next_to_8_bits))
+
+
+def _first(side: Side, other_s: Floats, fit: ContentionFit) -> Floats:
+    share = (other_s / side["layer_s"]) ** fit.yielding / fit.stream_weight
+    return np.asarray(np.maximum(share, 1.0) ** side["small_kernel_share"])
+
+
+def _hold(side: Side, fit: ContentionFit, room: Floats) -> Floats:
+    free = 1 - fit.hold
+    if fit.hold_layer_s:
+        free = free / (1 + side["layer_s"] / fit.hold_layer_s)
+    held = np.minimum(1 - free + fit.hold_compute * side["compute"], 1.0)
+    held = held * np.where(side["eight_bits"] > 0, fit.hold_8bit, 1.0) * room
+    return np.asarray(np.minimum(held, 1.0) * (1 - side["empty"]))
