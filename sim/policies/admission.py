@@ -84,10 +84,6 @@ class Admission(PolicyTraits):
         """Requests that it has."""
         return self.in_flight + len(self.waiting)
 
-    def cached(self, request: Request) -> int:
-        """Tokens of a prompt that it has cached."""
-        return self.kv.cached(request)
-
     def submit(self, request: Request) -> None:
         """A request arrives."""
         self.waiting.append(request)

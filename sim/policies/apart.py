@@ -203,10 +203,6 @@ class Disaggregated:
         waiting = sum(engine.in_flight + len(engine.waiting) for engine in self.prefill)
         return waiting + sum(engine.load for engine in self.decode)
 
-    def cached(self, request: Request) -> int:
-        """Tokens of a prompt that a prefill engine has cached."""
-        return max(engine.kv.cached(request) for engine in self.prefill)
-
     def submit(self, request: Request) -> None:
         """A request arrives."""
         copy = replace(request, output_tokens=1, accept_runs=b"", state=RequestState())
