@@ -282,7 +282,7 @@ class Needs:
             prompts=together,
             splits_from=least if max(prompts) > least else None,
             batched_tokens=most,
-            branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
+            branches=most_branches(server) if policy.drafts_ahead and max(lengths) else 0,
             rereads=server.drafted_by in (*HEADS, "pard"),
             looks_up=server.drafted_by == "ngram" and max(lengths) > 0,
             packs=server.controller == "adaptive-verification" and max(lengths) > 0,

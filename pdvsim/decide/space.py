@@ -149,7 +149,7 @@ def settings_text(candidate: Experiment) -> list[str]:
     if candidate.has_drafter:
         moved = "{} controller, k {} to {}".format(server.controller, *server.draft_range)
         words.append(moved if server.varies_length else drafts_text(candidate))
-    if candidate.base_arch == "baseline":
+    if policy_of(candidate.arch).workers == "requests":
         words.append(f"{server.num_workers} workers")
     else:
         words.append(f"batch {server.max_num_seqs}")
