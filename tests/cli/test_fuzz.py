@@ -150,13 +150,13 @@ def test_the_law_can_be_broken(yard: fuzzcases.Yard, monkeypatch: pytest.MonkeyP
 
         return call
 
-    def judged(call: Callable[[], object]) -> str | None:
+    def trouble(call: Callable[[], object]) -> str | None:
         return fuzzcases.violation(fuzzcases.Case(0, "", call=call), yard)
 
-    assert judged(lambda: None) is None
-    assert judged(fails(ValueError("one line"))) is None
-    assert judged(fails(ValueError("two\nlines"))) is not None
-    assert judged(fails(OverflowError("too large"))) == "OverflowError: too large"
-    assert judged(fails(RecursionError())) is not None
+    assert trouble(lambda: None) is None
+    assert trouble(fails(ValueError("one line"))) is None
+    assert trouble(fails(ValueError("two\nlines"))) is not None
+    assert trouble(fails(OverflowError("too large"))) == "OverflowError: too large"
+    assert trouble(fails(RecursionError())) is not None
     monkeypatch.setattr(fuzzcases, "MOST_CPU_S", 0.05)
-    assert "processor time" in str(judged(lambda: [None for _ in iter(int, 1)]))
+    assert "processor time" in str(trouble(lambda: [None for _ in iter(int, 1)]))
