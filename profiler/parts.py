@@ -94,7 +94,7 @@ class Part:
         return part
 
     def add(self, **values: Any) -> None:
-        """One row; what is not named does not apply."""
+        """Append one row; columns that are not named do not apply."""
         self.rows.append({**_DEFAULTS, **values})
 
     def done(self) -> set[tuple[Any, ...]]:

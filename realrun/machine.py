@@ -99,7 +99,7 @@ def _only_simulated(experiment: Experiment) -> list[tuple[bool, str]]:
 
 
 def _refuse_head(experiment: Experiment, machine: Machine) -> None:
-    """What a head cannot do on the real device, where hidden states of the last rounds alone are kept."""
+    """Refuse a head that the real device cannot serve: it keeps hidden states of the last rounds alone."""
     server = experiment.server
     if server.drafted_by in LAYERS:
         raise ValueError(f"--drafter {server.drafted_by} is for pdvsim run; of parallel drafters realrun serves pard")

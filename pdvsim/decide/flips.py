@@ -116,7 +116,7 @@ class Rivalry:
 
     @property
     def runs(self) -> int:
-        """At one place."""
+        """Simulations at one place."""
         return (1 + len(self.rivals)) * self.num_runs
 
     def placed(self, candidate: Experiment, drafting: bool = False) -> Experiment:

@@ -47,7 +47,7 @@ class Alone:
     speculation_gain: Interval | None  # TPOT of plain decoding over the recommendation's; None if it does not draft
 
     def text(self, best: str) -> str:
-        """How the recommendation of this name stands."""
+        """The recommendation of this name against the other finalists, as text."""
         contest = self.e2el_ms
         text = f"at concurrency 1 E2EL is {cell(contest.values[best], 0)} ms"
         alike = [name for name in (contest.best, *contest.unsure) if name != best]
@@ -92,7 +92,7 @@ class BreakEven:
     wins_at: float | None  # lowest at which drafting is better; None: never
 
     def text(self, best: str) -> str:
-        """Where drafting pays, for a recommendation of this name."""
+        """The acceptance from which drafting pays, for a recommendation of this name, as text."""
         subject = "drafting" if self.who == best else f"drafting ({self.who})"
         if self.wins_at is None:
             return f"{subject} does not beat plain decoding by the objective, even with every draft accepted"
@@ -191,7 +191,7 @@ class Balance:
 
     @property
     def text(self) -> str:
-        """What the draft model costs and yields."""
+        """Cost and yield of the draft model as text."""
         share = self.draft_s / (self.draft_s + self.verify_s)
         text = (
             f"{self.arch} at {self.rows} rows: a draft step costs {self.step_ratio:.2f} of a target step, "

@@ -144,7 +144,7 @@ def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, 
 
 
 def settings_text(candidate: Experiment) -> list[str]:
-    """Its settings, one by one."""
+    """The settings of a candidate, one by one."""
     server, words = candidate.server, []
     if candidate.has_drafter:
         moved = "{} controller, k {} to {}".format(server.controller, *server.draft_range)
@@ -163,7 +163,7 @@ def settings_text(candidate: Experiment) -> list[str]:
 
 
 def drafts_text(candidate: Experiment) -> str:
-    """Its draft length as short text: k=2, goodput, or empty without drafts."""
+    """The draft length as short text: k=2, goodput, or empty without drafts."""
     if not candidate.has_drafter:
         return ""
     server = candidate.server

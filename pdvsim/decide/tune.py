@@ -96,7 +96,7 @@ def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
 def tuned(
     search: Search, places: Sequence[Experiment], bench: Bench, alone: bool = False
 ) -> list[dict[str, Experiment]]:
-    """For each place, all contenders that can run there, tuned, by name, best first.
+    """The tuned contenders of each place that can run there, by name, best first.
 
     With `alone` only the architecture of the place's experiment.
     """

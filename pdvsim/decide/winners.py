@@ -207,7 +207,7 @@ def _lines(answer: WinnerMap) -> list[str]:
 
 
 def _without_drafts(answer: WinnerMap) -> list[str]:
-    """In how many cells drafts do not pay, of those that compare some."""
+    """The number of cells in which drafts do not pay, of those that compare some, as text."""
     compared = [cell for cell in answer.cells if any(mine.has_drafter for mine in cell.settings.values())]
     plain = [cell for cell in compared if cell.winner in cell.settings and not cell.settings[cell.winner].speculates]
     where = f"{len(plain)} of {len(compared)} cells"

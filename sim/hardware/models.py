@@ -186,7 +186,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
 
 @cache
 def drafter_kind(pair: str) -> DrafterKind:
-    """Who drafts, of a pair written draft:target."""
+    """The kind of drafter of a pair written draft:target."""
     draft, _, _ = pair.partition(":")
     unmodelled: tuple[DrafterKind, ...] = (*LOOKED_UP, "none")
     named = [kind for kind in unmodelled if draft == kind]

@@ -20,7 +20,7 @@ STRIDE = 16  # rounds between two looks at who is through
 
 @cache
 def gains_by_run(k: int) -> bytes:
-    """What a round of k draft tokens gains, by how many would be accepted: these, and one token of the target's."""
+    """Tokens that a round of k drafts gains, by how many would be accepted: these, and one of the target's."""
     return bytes(min(run, k) + 1 for run in range(256))
 
 

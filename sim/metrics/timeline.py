@@ -178,7 +178,7 @@ def _hits(requests: Columns) -> Iterator[list[str]]:
 
 
 def _host(result: Result) -> Iterator[list[str]]:
-    """What each replica's host thread did, one operation at a time."""
+    """Spans of each replica's host thread, one operation at a time."""
     spans = result.host or ()
     replicas = sorted({replica for replica, *_ in spans})
     for replica in replicas:

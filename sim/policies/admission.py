@@ -81,7 +81,7 @@ class Admission(PolicyTraits):
 
     @property
     def load(self) -> int:
-        """Requests that it has."""
+        """Number of its requests, admitted or not."""
         return self.in_flight + len(self.waiting)
 
     def submit(self, request: Request) -> None:
@@ -154,7 +154,7 @@ class Admission(PolicyTraits):
 
 
 def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
-    """What the next waiting request reads first; None if it is not let in yet. Some fetch a prefix before they read."""
+    """The first chunk of the next waiting request; None if it is not admitted yet. Some first fetch a prefix."""
     tiers = policy.kv.tiers
     while policy.waiting and policy.admits():
         request = policy.waiting[0]

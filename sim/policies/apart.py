@@ -199,7 +199,7 @@ class Disaggregated:
 
     @property
     def load(self) -> int:
-        """Requests that it has."""
+        """Number of its requests, admitted or not."""
         waiting = sum(engine.in_flight + len(engine.waiting) for engine in self.prefill)
         return waiting + sum(engine.load for engine in self.decode)
 

@@ -80,12 +80,12 @@ class Controller:
 
     @property
     def acceptance(self) -> float | None:
-        """As it sees it."""
+        """The estimated acceptance rate; None without an estimate."""
         return None
 
     @property
     def drafting(self) -> bool:
-        """Whether drafts are made these days; while not, the drafter leaves prompts unread."""
+        """Whether drafts are made at present; while not, the drafter does not prefill."""
         return self.k > 0
 
     def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
@@ -163,7 +163,7 @@ class ServedLengths:
             self.prompts = sum(map(_computed, rows)) / len(rows)
 
     def observe(self, rows: Sequence[Request]) -> None:
-        """These have all their tokens."""
+        """Learn from requests that have all their tokens."""
         for row in rows:
             self._requests = 0.99 * self._requests + 1
             self._outputs = 0.99 * self._outputs + row.output_tokens

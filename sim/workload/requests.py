@@ -144,7 +144,7 @@ class Workload:
         return streams.draw(outputs, None if self._rates is None else self._rates[part.rows])
 
     def all(self) -> list[Request]:
-        """All requests."""
+        """Return all requests."""
         self.check_total()
         return list(self)
 

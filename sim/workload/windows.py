@@ -127,7 +127,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def time_text(seconds: float) -> str:
-    """A duration in that unit."""
+    """A duration as text, in the unit that suits its length."""
     scale, unit = time_unit(seconds)
     if scale == 1 and seconds and seconds % 60 == 0:
         return f"{seconds / 60:g} min"
