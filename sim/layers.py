@@ -169,7 +169,7 @@ class Compressed:
 
     @property
     def unfinished_bytes(self) -> int:
-        """Bytes that compressors keep of a request's last tokens: keys and gates in 32 bits, twice if groups overlap."""
+        """Bytes that compressors keep of the last tokens: keys and gates in 32 bits, twice if groups overlap."""
         csa = 2 * self.ratio * 2 * 2 * (self.head_dim + self.index_dim)
         return 4 * (self.selecting * csa + self.whole * self.wide_ratio * 2 * self.head_dim)
 
