@@ -42,10 +42,6 @@ class TraceWindow:
         """Mean request rate; None if all arrive at the same time."""
         return (len(self.rows) - 1) / self.span_s if self.span_s else None
 
-    def seconds_at(self, request_rate: float) -> float:
-        """Time from the first arrival to the last if the window is scaled to a mean rate."""
-        return (len(self.rows) - 1) / request_rate
-
 
 @dataclass(frozen=True, eq=False)
 class TraceWindows:
