@@ -77,7 +77,7 @@ HostSpan = tuple[int, str, float, float]  # replica, operation, from and to in s
 class Launches:
     """One row per launch. Launches of one kind may be stored in a shorter form."""
 
-    carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
+    carried: list[Carried] | None = None  # requests of each launch, in order, if a timeline is asked for
 
     def __init__(self) -> None:
         self._rows = array("d")  # all columns of a row, one row after the other
@@ -211,7 +211,7 @@ class Result:
     launches: Table
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
     streamed: dict[str, Any] | None = None  # its metrics, where the rows were not kept
-    carried: Sequence[Carried] | None = None  # whom each launch carried, where a timeline was asked for
+    carried: Sequence[Carried] | None = None  # requests of each launch, if a timeline was asked for
     host: Sequence[HostSpan] | None = None  # and what the host did
 
 
@@ -356,7 +356,7 @@ class Reader:
             self.take(request.taken.finish_s)
 
     def take(self, now_s: float) -> None:
-        """Take out what is in the log and who is served, at a time from which on more may come."""
+        """Take the log and the served requests out, at a time from which on more may come."""
         raise NotImplementedError
 
 

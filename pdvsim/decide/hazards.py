@@ -64,11 +64,11 @@ class Alone:
 
 def alone(rivalry: Rivalry, bench: Bench) -> Alone:
     """All finalists at concurrency 1."""
-    everyone = {name: _alone(candidate) for name, candidate in rivalry.everyone.items()}
-    rows = bench.replicated(everyone, rivalry.num_runs)
-    e2el = contest_of(rows, Goal("e2el"), everyone, rivalry.search.indifference)
+    finalists = {name: _alone(candidate) for name, candidate in rivalry.finalists.items()}
+    rows = bench.replicated(finalists, rivalry.num_runs)
+    e2el = contest_of(rows, Goal("e2el"), finalists, rivalry.search.indifference)
     mine = rows[rivalry.best]
-    plain = next((rows[name] for name, c in everyone.items() if c.arch == "autoregressive"), None)
+    plain = next((rows[name] for name, c in finalists.items() if c.arch == "autoregressive"), None)
     gain = None
     if plain is not None and rivalry.recommended.arch != "autoregressive":
         gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])

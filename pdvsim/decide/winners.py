@@ -143,9 +143,9 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     search = Search(grid.goal, grid.space, grid.indifference, contenders=grid.fleets)
     search.always_finalists = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
-    budget, everyone = 0 if grid.fleets else None, grid.against is not None
+    budget, all_compete = 0 if grid.fleets else None, grid.against is not None
     try:
-        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, everyone):
+        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, all_compete):
             load, place = grid.cells()[at]
             cells[at] = _cell_of(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
     except KeyboardInterrupt:

@@ -107,7 +107,7 @@ def in_parallel(spec: ModelSpec) -> ModelSpec:
 def unquantised(name: str) -> str:
     """Return the name of a model without its quantisation; a folder of that name is meant as it is.
 
-    Quantised checkpoints are often another owner's, who is left out.
+    Quantised checkpoints often have another owner, which is left out.
     """
     suffix = next((end for end in PUBLISHED if name.lower().endswith(end)), "")
     if not suffix or is_config(name):

@@ -80,7 +80,7 @@ class ContentionFit:
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
     # The same where three or more run: of two, each is scheduled when the other's kernel ends; only among more is there
-    # a choice of who goes next. None: no different.
+    # a choice of which goes next. None: no different.
     crowd_weight: float | None = None
     # Streams take turns kernel by kernel, so a launch with longer kernels gets more of the GPU: its share grows with
     # this power of its time per layer. 0: all alike.

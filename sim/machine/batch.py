@@ -20,7 +20,7 @@ from pdvsim.sim.records import Deliveries
 class Batch(list[Request]):
     """Rows in order, changed by `add`, `take` and `remove` only: a forecast may know of them.
 
-    Whoever is given a batch takes its rows over: those added to another are no longer in it.
+    A batch that is given away gives its rows away: those added to another are no longer in it.
     """
 
     __slots__ = ("forecast",)
@@ -39,7 +39,7 @@ class Batch(list[Request]):
         item = super().__getitem__(index)
         return Batch(item) if isinstance(item, list) else item
 
-    # who is in it ----------------------------------------------------------------------------------------------
+    # its rows -------------------------------------------------------------------------------------------------
 
     def add(self, others: Batch) -> None:
         """Append the rows of another batch."""

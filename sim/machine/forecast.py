@@ -124,7 +124,7 @@ class Forecast:
         self.verdict_round = 0  # the round of the last verdict
         self.times_s = array("d")  # when each round was over
         self.states: dict[Request, ForeseenState] = {}
-        self.ends: dict[int, list[Request]] = {}  # who finishes with which round
+        self.ends: dict[int, list[Request]] = {}  # rows that finish, by round
         self.end = 0  # the first of these
         self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
         self.held_tokens = 0  # of the KV cache, by all rows
@@ -138,7 +138,7 @@ class Forecast:
     # rows ------------------------------------------------------------------------------------------------------
 
     def takes(self, rows: Iterable[Request]) -> bool:
-        """Return whether rows may join: in the midst of a round only those for whom as much was drafted."""
+        """Return whether rows may join: in the midst of a round only those with as many drafts."""
         return self.round < ROUNDS and (not self.busy or all(row.state.k == self.k for row in rows))
 
     def join(self, row: Request) -> None:

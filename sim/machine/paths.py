@@ -15,7 +15,7 @@ from pdvsim.sim.core import DrawnStreams, Request
 from pdvsim.sim.machine.kv import KvCache
 
 TOGETHER = 256  # requests, from which on working out all of them pays
-STRIDE = 16  # rounds between two looks at who is through
+STRIDE = 16  # rounds between two looks for requests that are through
 
 
 @cache

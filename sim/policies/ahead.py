@@ -55,8 +55,8 @@ class Ahead(PDV):
         super().__init__(context)
         self.verifying: list[Request] = []  # being verified, with nothing drafted ahead yet
         self.guesses: dict[Request, tuple[int, Lookahead]] = {}  # how many tokens were drafted ahead, or are, and how
-        self.foreseen: set[Request] = set()  # who has drafts that were made ahead, and waits for their verification
-        self.making: set[Request] = set()  # for whom drafts ahead are under way
+        self.foreseen: set[Request] = set()  # with drafts that were made ahead, waiting for verification
+        self.making: set[Request] = set()  # with drafts ahead under way
         self.kept: list[Request] = []  # of these, rows that continue when they are ready
         self.estimate = AcceptanceEstimate()
         self._plans: dict[tuple[int, int, int, int], Lookahead | None] = {}

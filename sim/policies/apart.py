@@ -180,7 +180,7 @@ class DecodeEngine(Colocated):
 
 
 class Disaggregated:
-    """The engines of one server, and who goes where."""
+    """The engines of one server, and the way of each request through them."""
 
     def __init__(
         self, prefill: Sequence[PrefillEngine], decode: Sequence[DecodeEngine], shipping: KvShipping, aware: bool
