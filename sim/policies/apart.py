@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from simpy.events import Event
 
@@ -193,7 +194,7 @@ class Disaggregated:
         self._asked: dict[Request, Request] = {}  # by the copy that is prefilled
         self._turns = [list(range(len(side))) for side in (prefill, decode)]  # least recently chosen first
         for source, engine in enumerate(prefill):
-            engine.on_prompt = lambda copy, source=source: self._prefilled(copy, source)  # type: ignore[misc]
+            engine.on_prompt = partial(self._prefilled, source)
         for receiver in decode:
             receiver.fetch = self._send
 
@@ -220,7 +221,7 @@ class Disaggregated:
         turns.append(at)
         return at
 
-    def _prefilled(self, copy: Request, source: int) -> None:
+    def _prefilled(self, source: int, copy: Request) -> None:
         at = self._next(1, [(engine.load,) for engine in self.decode])
         engine, request = self.decode[at], self._asked.pop(copy)
         engine.offer(Parcel(request, copy, source, engine.env.now))

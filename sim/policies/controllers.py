@@ -114,18 +114,14 @@ class ByBatchSize(Controller):
         super().__init__(settings)
         self.tiers, self.hold = settings.draft_table, settings.table_hold
         self._at = 0
-
-    @property
-    def selects(self) -> bool:  # type: ignore[override]
-        return not self.k
-
-    @property
-    def by_sums(self) -> bool:  # type: ignore[override]
-        return self.k > 0
+        self._use(self.k)
 
     @property
     def drafting(self) -> bool:
         return True
+
+    def _use(self, k: int) -> None:
+        self.k, self.selects, self.by_sums = k, not k, k > 0
 
     def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
         tiers = self.tiers
@@ -133,7 +129,7 @@ class ByBatchSize(Controller):
             self._at += 1
         while self._at and self.scheduled < tiers[self._at][0] * (1 - self.hold):
             self._at -= 1
-        self.k = tiers[self._at][1]
+        self._use(tiers[self._at][1])
         return max(1, self.k)
 
     def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:
