@@ -150,7 +150,7 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
 
 
 def as_bytes(tables: KernelTables) -> bytes:
-    """As they are written."""
+    """Return the tables as the bytes of their file."""
     buffer = io.BytesIO()
     arrays: dict[str, Any] = {**tables.arrays, "about": np.array(json.dumps(dict(tables.about)))}
     with zipfile.ZipFile(buffer, "w") as file:  # as numpy's savez_compressed, but a sixth smaller
@@ -352,7 +352,7 @@ def _prefill(table: pd.DataFrame) -> Arrays:
 
 
 def _spread(source: _Source) -> Arrays:
-    """Whole experts on several GPUs."""
+    """Tables of whole experts on several GPUs."""
     table = source.optional("moe", "moe_perf", "spread")
     if table is None:
         return {}
@@ -443,7 +443,7 @@ def _by_sms(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def _deepep(source: _Source) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Its two modes, low latency and high throughput: milliseconds by size of a token and tokens of a rank."""
+    """Milliseconds of its two modes, low latency and high throughput, by size of a token and tokens of a rank."""
     sizes = ["hidden_size", "num_tokens"]
     if source.engine == "sglang":
         for mode, (name, field) in DEEPEP.items():

@@ -65,15 +65,20 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
     arch = named(policy)
     for load, base in LOADS.items():
         experiment = applicable(replace(base, arch=arch))
-        asked = make_requests(experiment.traffic, experiment.acceptance)
         with _under(load):
-            result = simulate(experiment)
-            check_counts(result, [r.output_tokens for r in asked], [r.arrival_s for r in asked])
-            check_streams(result)
-            check_alike(result, simulate(experiment, blocks=False))
+            check_alike(checked(experiment), simulate(experiment, blocks=False))
     if real or (real is None and find_spec("torch") is not None):
         with _under("two tiny models in real time"):
             _check_in_real_time(arch)
+
+
+def checked(experiment: Experiment) -> Result:
+    """Simulate an experiment; an AssertionError if its counts or streams are wrong."""
+    asked = make_requests(experiment.traffic, experiment.acceptance)
+    result = simulate(experiment)
+    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_streams(result)
+    return result
 
 
 def check_counts(result: Result, outputs: Sequence[int], arrival_s: Sequence[float]) -> None:

@@ -53,7 +53,7 @@ def far_points(drafter: bool) -> list[GridPoint]:
 
 
 def groups(drafter: bool) -> list[list[GridPoint]]:
-    """What is launched without a pause, one after the other; new ones go last, as samples know them by number."""
+    """Launches that run one after the other without a pause; new ones go last, as samples know them by number."""
     alone = [[point] for point in heat_points(drafter)]
     light = [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
     in_turn = [[grid.prefill(512), point] for point in light]

@@ -69,7 +69,7 @@ class Profiler:
         return ordered(classes[:1] if self.options.quick else classes, self.options.seed)
 
     def _small(self, arch: ModelArchitecture) -> bool:
-        """Return whether it may draft."""
+        """Return whether the model may draft."""
         return arch.spec.name in self.options.drafts or arch.spec.params <= SMALL_PARAMS
 
     def count(self) -> int:

@@ -25,7 +25,7 @@ WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround", "
 
 # name, dtype, value where it does not apply
 COLUMNS: tuple[tuple[str, str, Any], ...] = (
-    # solo: one work alone, on a card that has rested; heat: again and again, with what the card says meanwhile; corun:
+    # solo: one launch alone, on a cool card; heat: again and again, with readings of the card; corun:
     # co-running launches; host: what the host spends; layers: a model's without attention, over `chunk_tokens`
     ("section", "U8", ""),
     ("model", "U40", ""),
@@ -94,7 +94,7 @@ class Part:
         return part
 
     def add(self, **values: Any) -> None:
-        """One row; what is not named does not apply."""
+        """Append one row; columns that are not named do not apply."""
         self.rows.append({**_DEFAULTS, **values})
 
     def done(self) -> set[tuple[Any, ...]]:

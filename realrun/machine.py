@@ -8,6 +8,7 @@ from typing import Literal
 from pdvsim.realrun.engine.buckets import most_prompts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
 from pdvsim.sim.hardware.models import HEADS, LAYERS
+from pdvsim.sim.policies import policy_of
 
 MAX_DRAFT = 15  # the verify kernel's
 MAX_PARALLEL_DRAFT = 8  # with as many accepted ones that are read again
@@ -55,7 +56,7 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         )
     if server.drafted_by == "pard" and experiment.longest_draft > MAX_PARALLEL_DRAFT:
         raise ValueError(f"the GPU kernels take {MAX_PARALLEL_DRAFT} draft tokens of --drafter pard at most")
-    ahead = experiment.base_arch == "pdv-ahead"
+    ahead = policy_of(experiment.arch).drafts_ahead
     if ahead and machine.own_verdict:
         raise ValueError("pdv-ahead needs --verdict pinned: its correct guesses are drawn like the acceptance")
     if not experiment.scoring.detailed:
@@ -98,7 +99,7 @@ def _only_simulated(experiment: Experiment) -> list[tuple[bool, str]]:
 
 
 def _refuse_head(experiment: Experiment, machine: Machine) -> None:
-    """What a head cannot do on the real device, where hidden states of the last rounds alone are kept."""
+    """Refuse a head that the real device cannot serve: it keeps hidden states of the last rounds alone."""
     server = experiment.server
     if server.drafted_by in LAYERS:
         raise ValueError(f"--drafter {server.drafted_by} is for pdvsim run; of parallel drafters realrun serves pard")

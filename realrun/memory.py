@@ -282,7 +282,7 @@ class Needs:
             prompts=together,
             splits_from=least if max(prompts) > least else None,
             batched_tokens=most,
-            branches=most_branches(server) if arch == "pdv-ahead" and max(lengths) else 0,
+            branches=most_branches(server) if policy.drafts_ahead and max(lengths) else 0,
             rereads=server.drafted_by in (*HEADS, "pard"),
             looks_up=server.drafted_by == "ngram" and max(lengths) > 0,
             packs=server.controller == "adaptive-verification" and max(lengths) > 0,
@@ -355,7 +355,7 @@ class Needs:
         if lane in ("prefill", "main"):
             shapes.update(self._prompts(role))
         if lane != "prefill":
-            shapes.update(self._drafts(lane) if role == "draft" else self._verifies(lane))
+            shapes.update(self._drafts() if role == "draft" else self._verifies(lane))
         return sorted(shapes, key=_size, reverse=True)
 
     def _chunks(self) -> list[int]:
@@ -374,7 +374,7 @@ class Needs:
         """Return whether a forward of `chunk` prompt tokens may end no prompt: only a prompt that is cut fills it."""
         return self.splits_from is not None and chunk >= self.splits_from
 
-    def _drafts(self, lane: str) -> Iterator[LaunchShape]:
+    def _drafts(self) -> Iterator[LaunchShape]:
         for rows in self.row_buckets:
             for k in self.draft_lengths:
                 widths = range(1, k + 2) if self.rereads else (1, 2)

@@ -68,7 +68,7 @@ class Telemetry:
         self.cost_s = self._due_s = 0.0
 
     def columns(self) -> Columns:
-        """One row a sample."""
+        """Columns with one row per sample."""
         grid = np.array(self._rows, dtype=np.float64).reshape(-1, len(COLUMNS))
         return {name: grid[:, i] for i, name in enumerate(COLUMNS)}
 

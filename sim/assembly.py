@@ -220,7 +220,7 @@ class ServerParts:
 
     @cached_property
     def planner(self) -> Planner:
-        """What its policy plans with."""
+        """The planner of its policy."""
         experiment, placement = self.experiment, self.experiment.placement
         if experiment.server.priority == "partition":
             raise ValueError(

@@ -107,7 +107,7 @@ class Client:
             self._arriving = self.env.process(self.arrivals())
 
     def send(self, request: Request) -> None:
-        """As in vLLM, latency counts from the sending, not from when the request was due."""
+        """Send a request. As in vLLM, latency counts from then, not from when it was due."""
         if request.session < 0:
             self.open += 1
         elif request.session not in self._later_turns:

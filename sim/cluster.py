@@ -121,6 +121,7 @@ class Cluster:
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []  # every engine
         self.fronts: list[list[Policy | Disaggregated]] = []  # of each replica its ranks
+        self.prompt_caches: list[list[KvCache]] = []  # of each replica, where prompts are prefilled
         self.gpus: list[SimulatedGPU] = []
         self.fabrics: list[Fabric] = []
         self._turn = 0
@@ -135,8 +136,11 @@ class Cluster:
                 ranks = self._ranks(replica)
                 self.servers += ranks
                 self.fronts.append([*ranks])
+                self.prompt_caches.append([rank.kv for rank in ranks])
             else:
-                self.fronts.append([self._disaggregated(replica, experiment.sides)])
+                front = self._disaggregated(replica, experiment.sides)
+                self.fronts.append([front])
+                self.prompt_caches.append([engine.kv for engine in front.prefill])
 
     @property
     def bandwidths(self) -> list[float]:
@@ -280,7 +284,7 @@ class Cluster:
             loads = [sum([rank.load for rank in ranks]) for ranks in replicas]
             cached = [0] * len(replicas)
             if router == "prefix-aware" and max(loads) - min(loads) <= max(UNEVEN, min(loads) // 2):
-                cached = [max([rank.cached(request) for rank in ranks]) for ranks in replicas]
+                cached = [max([kv.cached(request) for kv in caches]) for caches in self.prompt_caches]
             at = min(range(len(replicas)), key=lambda i: (-cached[i], loads[i]))
         elif router == "random":
             at = int(self._rng.integers(len(replicas)))

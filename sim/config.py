@@ -121,7 +121,7 @@ class Experiment:
     scoring: Scoring = field(default_factory=Scoring)
 
     def __str__(self) -> str:
-        """What differs from the defaults, in one line: the keywords of `pdvsim.run`."""
+        """Settings that differ from the defaults in one line: the keywords of `pdvsim.run`."""
         groups = (self.traffic, self.acceptance, self.server, self.hardware, self.host, self.scoring)
         changed = [
             f"{name}={getattr(group, name)!r}"
@@ -188,7 +188,7 @@ class Experiment:
 
     @cached_property
     def placement(self) -> Placement:
-        """Which GPU of a server each part is on."""
+        """The GPUs of each part of a server."""
         placed = self.hardware.placed()
         draft, verify = placed.get("decode", (0,)), placed.get("verify", (0,))
         return Placement(
@@ -234,7 +234,7 @@ class Experiment:
 
     @property
     def longest_draft(self) -> int:
-        """Most drafts of one round."""
+        """Most draft tokens in one round."""
         return self.server.longest_draft if policy_of(self.arch).speculates else 0
 
     @property

@@ -113,7 +113,7 @@ class Request:
         return self.prompt_tokens + self.state.emitted
 
     def evict(self) -> None:
-        """Its tokens leave the KV cache; those delivered stay delivered."""
+        """Reset what is cached: its tokens leave the KV cache, those delivered stay delivered."""
         state = self.state
         self.taken.preemptions += 1
         self.taken.recomputed_tokens += state.context or state.prefilled
@@ -132,12 +132,12 @@ class Placement(NamedTuple):
 
     @property
     def gpus(self) -> int:
-        """How many a server has."""
+        """Number of GPUs of a server."""
         return max(self.used) + 1
 
     @property
     def used(self) -> set[int]:
-        """Those that have a part on them."""
+        """Numbers of the GPUs that have a part on them."""
         return {*self.prefill, *self.draft, self.verify}
 
     @property

@@ -169,7 +169,7 @@ class Compressed:
 
     @property
     def unfinished_bytes(self) -> int:
-        """What compressors keep of a request's last tokens, in 32 bits: keys and gates; twice where groups overlap."""
+        """Bytes that compressors keep of the last tokens: keys and gates in 32 bits, twice if groups overlap."""
         csa = 2 * self.ratio * 2 * 2 * (self.head_dim + self.index_dim)
         return 4 * (self.selecting * csa + self.whole * self.wide_ratio * 2 * self.head_dim)
 
@@ -223,7 +223,7 @@ class State:
 
     @property
     def bytes(self) -> int:
-        """What one layer keeps of a request."""
+        """Bytes that one layer keeps of a request."""
         matrices = self.value_heads * self.key_dim * self.value_dim
         return matrices * self.item_bytes + 2 * self.channels * max(0, self.convolution - 1)
 

@@ -77,7 +77,7 @@ HostSpan = tuple[int, str, float, float]  # replica, operation, from and to in s
 class Launches:
     """One row per launch. Launches of one kind may be stored in a shorter form."""
 
-    carried: list[Carried] | None = None  # whom each launch carried, in their order, where a timeline asks
+    carried: list[Carried] | None = None  # requests of each launch, in order, if a timeline is asked for
 
     def __init__(self) -> None:
         self._rows = array("d")  # all columns of a row, one row after the other
@@ -159,7 +159,7 @@ class Deliveries:
         self._times_s.extend(array("d", (time_s,)) * len(requests))
 
     def extend_one(self, request: int, tokens: bytes, over: int, times_s: array[float]) -> None:
-        """One request's tokens at several times, the last less what is `over`."""
+        """Append one request's tokens at several times, the last less what is `over`."""
         self._requests.append(request)
         self._counts.append(len(tokens))
         self._tokens += tokens
@@ -195,7 +195,7 @@ class Log:
 
     @classmethod
     def of_everything(cls) -> Log:
-        """One that also holds whom each launch carried, and what the host did."""
+        """A log that also holds the requests of each launch, and the host's operations."""
         log = cls(host=[])
         log.launches.carried = []
         return log
@@ -211,7 +211,7 @@ class Result:
     launches: Table
     meta: dict[str, Any]  # profile, foundation ("roofline, not measured"), clock, gpus, kv capacity, …
     streamed: dict[str, Any] | None = None  # its metrics, where the rows were not kept
-    carried: Sequence[Carried] | None = None  # whom each launch carried, where a timeline was asked for
+    carried: Sequence[Carried] | None = None  # requests of each launch, if a timeline was asked for
     host: Sequence[HostSpan] | None = None  # and what the host did
 
 
@@ -226,7 +226,7 @@ def request_columns(requests: Sequence[Request]) -> Columns:
 
 
 def rows_of(columns: Table, rows: Array | slice) -> Columns:
-    """Some of the rows."""
+    """Return the selected rows."""
     return {name: column[rows] for name, column in columns.items()}
 
 
@@ -252,7 +252,7 @@ class PackedColumn:
 
     @property
     def nbytes(self) -> int:
-        """Size of its numbers."""
+        """Bytes of its numbers."""
         return sum(np.asarray(numbers).nbytes for numbers in (self._values, self._counts) if numbers is not None)
 
     def move_to(self, file: IO[bytes]) -> None:
@@ -262,7 +262,7 @@ class PackedColumn:
             self._counts = FileArray(file, np.asarray(self._counts))
 
     def column(self) -> Array:
-        """As it was."""
+        """Return the column as it was."""
         values = np.asarray(self._values)
         if self._counts is not None:
             values = np.repeat(values, np.asarray(self._counts))
@@ -299,7 +299,7 @@ class PackedTable(Table):
         self._file: IO[bytes] | None = None  # without a name: it goes with the table
 
     def append(self, part: Columns) -> None:
-        """More rows."""
+        """Append rows."""
         packed = {name: PackedColumn(column) for name, column in part.items()}
         self._held_bytes += sum(column.nbytes for column in packed.values())
         if self._held_bytes > HELD_BYTES:
@@ -310,7 +310,7 @@ class PackedTable(Table):
         self._parts.append(packed)
 
     def parts(self, names: Sequence[str]) -> Iterator[Columns]:
-        """Some columns of each part."""
+        """Return the named columns of each part."""
         return ({name: part[name].column() for name in names} for part in self._parts)
 
     def __getitem__(self, name: str) -> Array:
@@ -356,7 +356,7 @@ class Reader:
             self.take(request.taken.finish_s)
 
     def take(self, now_s: float) -> None:
-        """Take out what is in the log and who is served, at a time from which on more may come."""
+        """Take the log and the served requests out, at a time from which on more may come."""
         raise NotImplementedError
 
 
@@ -379,7 +379,7 @@ class Keeper(Reader):
         self.served = []
 
     def requests(self) -> Columns:
-        """In the order in which they were sent."""
+        """Columns of all requests, in the order in which they were sent."""
         columns = {name: np.concatenate([part[name] for part in self._requests]) for name in REQUEST_DTYPES}
         order = np.argsort(columns["id"])
         return rows_of(columns, order[np.searchsorted(columns["id"], self._sent_ids, sorter=order)])

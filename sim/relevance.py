@@ -254,7 +254,7 @@ def warn(experiments: Iterable[Experiment]) -> None:
 
 
 def _columns(traffic: Traffic) -> tuple[str, ...]:
-    """What the columns of a file were taken for, how many of its requests are left out, and which window is sent."""
+    """Notes on the columns of a file: what they were taken for, requests left out, and the window."""
     path = traffic.dataset_path
     if path is None:
         return ()

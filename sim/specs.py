@@ -289,12 +289,12 @@ class ModelSpec:
 
     @property
     def kv_item_bytes(self) -> int:
-        """Per cached value."""
+        """Bytes per cached value."""
         return self.kv_dtype_bytes or self.dtype_bytes
 
     @property
     def kv_layer_bytes(self) -> int:
-        """What a token adds to the KV cache of a layer without a window."""
+        """Bytes that a token adds to the KV cache of a layer without a window."""
         item = self.kv_item_bytes
         if self.latent is not None:
             return (self.latent.kv_rank + self.latent.rope_dim) * item
@@ -302,7 +302,7 @@ class ModelSpec:
 
     @property
     def window_bytes_per_token(self) -> int:
-        """What a token adds to the KV cache of the layers with a window, while it is within."""
+        """Bytes that a token adds to the KV cache of the layers with a window, while it is within."""
         if (window := self.window) is None:
             return 0
         item, head_dim = self.kv_item_bytes, window.head_dim or self.head_dim
@@ -326,7 +326,7 @@ class ModelSpec:
 
     @property
     def state_bytes(self) -> int:
-        """One state of a request, in all layers that keep one."""
+        """Bytes of one state of a request, in all layers that keep one."""
         return 0 if self.state is None else self.state.layers * self.state.bytes
 
     @property
@@ -336,7 +336,7 @@ class ModelSpec:
 
     @property
     def kept_bytes(self) -> int:
-        """What a request keeps whatever its length, and what is sent with the end of its prompt.
+        """Bytes that a request keeps whatever its length, which are sent with the end of its prompt.
 
         One state; or, of compressed attention, the windows and what compressors have not finished.
         """
@@ -350,7 +350,7 @@ class ModelSpec:
 
     @property
     def row_bytes(self) -> int:
-        """What every forward reads of a request whatever its length: one state, or windows."""
+        """Bytes that every forward reads of a request whatever its length: one state, or windows."""
         return self.state_bytes if self.compressed is None else self.compressed.window_bytes(self.kv_item_bytes)
 
     @property
@@ -413,7 +413,7 @@ class HeadSpec(ModelSpec):
 
     @property
     def rereads(self) -> bool:
-        """It reads accepted draft tokens again, with the target's hidden states."""
+        """Whether it reads accepted draft tokens again, with the target's hidden states."""
         return True
 
     @property
@@ -457,7 +457,7 @@ class GpuSpec:
 
     @property
     def peak(self) -> tuple[float, float]:
-        """Arithmetic and bandwidth per second."""
+        """Flops and bytes per second."""
         return self.flops_per_s, self.bandwidth_bytes_per_s
 
 

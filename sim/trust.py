@@ -166,5 +166,5 @@ def _read(path: Path, changed_ns: int) -> Errors:
 
 
 def as_text(errors: Errors) -> str:
-    """As it is written."""
+    """Return the errors as the text of their file."""
     return json.dumps(vars(errors), indent=1) + "\n"

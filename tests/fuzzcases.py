@@ -217,7 +217,7 @@ def restructured(rng: random.Random, documents: list[Any]) -> list[bytes]:
             holder[rng.choice(["x", "", "\n", "schema_version"])] = copy.deepcopy(rng.choice(NASTY_VALUES))
         elif how < 0.3 and holder is not documents:
             del holder[key]
-        elif how < 0.6 and type(holder[key]) in (int, float):
+        elif how < 0.6 and type(holder[key]) in (int, float) and abs(holder[key]) < 1e300:  # larger ones overflow
             holder[key] *= rng.choice((0.1, 0.5, 2, 10))  # which may well be taken
         else:
             holder[key] = copy.deepcopy(rng.choice(NASTY_VALUES))

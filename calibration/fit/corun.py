@@ -74,7 +74,7 @@ class Group:
 
     @cached_property
     def sort(self) -> str:
-        """What its errors count for."""
+        """The kind of group that its errors are counted under."""
         return "mixtures" if self.mixture else "8-bit" if self.eight_bits else "dense"
 
     @cached_property

@@ -71,7 +71,7 @@ class StepLog:
         return len(self.seconds)
 
     def only(self, rows: NDArray[np.bool_]) -> StepLog:
-        """Some of the steps."""
+        """Return the log of the steps that `rows` selects."""
         columns = ("prompts", "prompt", "rows", "tokens", "k", "kv", "seconds")
         return StepLog(self.engine, self.cache_tokens, *(getattr(self, name)[rows] for name in columns))
 
@@ -195,7 +195,7 @@ class EngineCalibration:
     benches: tuple[BenchRun, ...]
 
     def document(self) -> dict[str, Any]:
-        """All of it, as one document."""
+        """The fit as one document."""
         return {
             "name": self.profile.name,
             "foundation": self.profile.foundation,
@@ -306,7 +306,7 @@ def held_out(log: StepLog) -> dict[int, dict[str, float]]:
 
 
 def host_of(log: StepLog, benches: tuple[BenchRun, ...]) -> float:
-    """What lies between two steps: the median over benchmarks of their outputs' gap less the same step in the log."""
+    """Median time between two steps: over benchmarks, the outputs' gap less the same step in the log."""
     beyond = []
     for bench in benches:
         same = (log.k == bench.k) & (log.prompt == 0) & (log.rows == bench.concurrency)

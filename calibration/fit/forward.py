@@ -125,13 +125,13 @@ class TracedTimes:
         self._larger, self._first, self._second = larger > 0, first.astype(int), second.astype(int)
 
     def at(self, chosen: NDArray[Any]) -> TracedTimes:
-        """Some of the times."""
+        """Return the times that `chosen` selects."""
         some = copy(self)
         some._times = self._times[chosen]
         return some
 
     def seconds(self, figures: Floats) -> Floats:
-        """The times with these figures."""
+        """Return the times that these figures give."""
         return np.asarray(self._times @ np.exp(self._products @ np.log(self._factors(figures)[2])))
 
     def predict(self, logarithms: Floats) -> tuple[Floats, Floats]:
@@ -249,7 +249,7 @@ class Model:
 
     @cached_property
     def beliefs(self) -> tuple[Floats, Floats]:
-        """What is believed beforehand as a matrix and its target: matrix @ parameters should equal it."""
+        """Return prior beliefs as a matrix and its target: matrix @ parameters should equal it."""
         size, rows, targets = len(self.start), [], []
         at = np.eye(size)
         expected = np.log(self._expected(self.knots))

@@ -28,7 +28,7 @@ AROUND, FEWEST = 41, 6  # gaps without prompts that one with prompts is compared
 
 
 def gaps_of(run: ServedRun, launches: pd.DataFrame) -> pd.DataFrame:
-    """From the end of each target launch to the next launch: `rows` before it, whether prompts are `carried`, `gap_s`.
+    """Gaps between a target launch and the next launch: `rows` before, whether prompts are `carried`, and `gap_s`.
 
     `rest_s` is the median of those around it whose launches, before and after, carry none.
     """

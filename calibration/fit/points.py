@@ -19,7 +19,7 @@ Floats = NDArray[np.float64]
 
 
 def medians(samples: pd.DataFrame) -> pd.DataFrame:
-    """One row a measured point: its median time and mean context, with the number and spread of its samples."""
+    """One row per measured point: its median time and mean context, with the number and spread of its samples."""
     import pandas as pd
 
     by = ["kind", "rows", "bucket_rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "bucket_chunk"]

@@ -76,7 +76,7 @@ class Checked:
 
     @cached_property
     def labels(self) -> dict[str, str]:
-        """What it counts towards, by `COVERED_BY`."""
+        """The value of each part in `COVERED_BY` that this run counts towards."""
         experiment, load = self.run.experiment, str(self.kind)
         if load == "open":
             load = next(name for name, most in MOST_CAPACITY_SHARES.items() if not self.share > most)
@@ -345,7 +345,7 @@ Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
 
 
 def hits_of(checked: Iterable[Checked], within: Bars) -> list[Hit]:
-    """Which figures of which runs their bars hold."""
+    """Return whether its bar holds each figure of each run that has one."""
     hits: list[Hit] = []
     for one in checked:
         for metric in one.errors:

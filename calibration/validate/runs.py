@@ -69,7 +69,7 @@ class Workbench:
 
     @property
     def warm_launches(self) -> Any:
-        """Those of the last warm-up: traffic that is no validation run's."""
+        """Launches of the last warm-up, whose traffic is no validation run's."""
         return self._rig.warm_launches if self._rig is not None else {}
 
     def _prepare(self, experiment: Experiment, requests: list[Request]) -> None:

@@ -55,7 +55,7 @@ class ServedRun:
 
     @cached_property
     def experiment(self) -> Experiment:
-        """What was run, as the engine serves it; a ValueError if the command is none."""
+        """The experiment of the command, as the engine serves it; a ValueError if the command has none."""
         if "--arch" not in self.command:
             raise ValueError(f"{self.command[:80]!r} names no --arch")
         given = experiment_of(self.command, self.own_policies)
@@ -71,12 +71,12 @@ class ServedRun:
 
     @property
     def id(self) -> str:
-        """What its launches are filed under."""
+        """The name under which its launches are filed."""
         return sha256(f"{self.command} #{self.repeat}".encode())[:12]
 
     @property
     def line(self) -> str:
-        """As it is written."""
+        """The run as a line of its file."""
         fields = {name: getattr(self, name) for name in ("command", "repeat", "held_out", "metrics", "meta")}
         return json.dumps({name: value for name, value in fields.items() if value != {}}, default=str) + "\n"
 
@@ -127,5 +127,5 @@ def _read(line: dict[str, Any], folder: Path, planned: bool, own_policies: bool)
 
 
 def write_runs(path: Path, runs: Iterable[ServedRun]) -> None:
-    """All runs of a file."""
+    """Write all runs of a file."""
     write_whole(path, "".join(run.line for run in runs).encode())

@@ -116,7 +116,7 @@ class SiliconRow(StatedServer):
 
     @property
     def limits(self) -> Limits:
-        """What the recipe of a server with prefill apart sets, where it is known."""
+        """Limits set by the recipe of a server with prefill on other GPUs, where it is known."""
         if self.kind != "apart" or self.engine != "trtllm" or self.served not in RECIPES:
             return Limits()
         key = self.card, self.weights, self.tokens_in, self.tokens_out, self.concurrency

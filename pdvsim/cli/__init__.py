@@ -86,7 +86,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def help_text() -> str:
-    """What `pdvsim --help` prints."""
+    """The text of `pdvsim --help`."""
     width = max(len(name) for name in COMMANDS) + 2  # not `map`, which is a module of this package once loaded
     parts = (
         [f"{group}:", *(f"  {name:<{width}}{line}" for name, line in own.items())] for group, own in GROUPS.items()

@@ -91,7 +91,7 @@ class AdviseOptions(DecisionOptions):
         )
 
     def _ways(self, base: Experiment, drafted: tuple[Contender, ...]) -> tuple[Contender, ...]:
-        """What is compared instead of architectures: ways to use a given number of GPUs, or drafters."""
+        """The contenders instead of architectures: ways to use a given number of GPUs, or drafters."""
         if self._sized or self.gpus in (None, 1):
             return drafted
         return fleets(base, self.archs, self.gpus, bool(self.gpu_hour_usd), drafted)
@@ -126,7 +126,7 @@ class AdviseOptions(DecisionOptions):
         return drafters(base, target, self.archs, None if self.acceptance_open else base.acceptance)
 
     def _base(self, traffic: Traffic) -> Experiment:
-        """With the first architecture that accepts the options; if none does, the error of the last."""
+        """The experiment with the first architecture that accepts the options; if none does, its error."""
         refused = ValueError("arch needs at least one value")
         for arch in self.archs:
             try:

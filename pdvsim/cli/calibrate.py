@@ -139,7 +139,7 @@ def _kernels(args: CalibrateCommand, folder: str) -> int:
 
 
 def _engine(args: CalibrateCommand) -> int:
-    """Whole steps of the user's own engine."""
+    """Write the profile of the user's own engine, from whole steps; returns the exit code."""
     from pdvsim.calibration.fit.build import save
     from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
     from pdvsim.study import output

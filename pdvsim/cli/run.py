@@ -57,7 +57,7 @@ class RunCommand(Command):
 
     @cached_property
     def experiment(self) -> Experiment:
-        """What is run."""
+        """The experiment to simulate."""
         return self.given.asked()
 
     def __post_init__(self) -> None:

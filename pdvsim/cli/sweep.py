@@ -60,7 +60,7 @@ class SweepOptions(ExperimentOptions):
 
     @property
     def backend(self) -> Backend:
-        """Where the points run."""
+        """The processes or cluster that run the points."""
         return Backend(self.jobs, self.scheduler)
 
     @cached_property

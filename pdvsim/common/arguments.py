@@ -174,7 +174,7 @@ def _has_long_values(option: Option) -> bool:
 
 
 def described(option: Option) -> str:
-    """Its text with the default, unless the text states it."""
+    """The text of an option with its default, unless the text states it."""
     value, text = option.default, option.text
     if _has_long_values(option):
         text = f"{text} One of {', '.join(option.values)}."

@@ -32,7 +32,7 @@ INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 
 
 def say(program: str, text: str) -> None:
-    """One line on standard error."""
+    """Print one line on standard error."""
     print(f"{program}: {text}", file=sys.stderr, flush=True)
 
 

@@ -93,7 +93,7 @@ class Plan:
         return self.base.hardware.replicas * self.base.gpus
 
     def cases(self) -> list[Case]:
-        """Every search."""
+        """Architecture and seed of every search."""
         seeds = range(self.base.traffic.seed, self.base.traffic.seed + self.num_runs)
         return [(arch, seed) for arch in self.archs for seed in seeds]
 

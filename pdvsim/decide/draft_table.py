@@ -65,7 +65,7 @@ class DraftQuestion:
 
     @property
     def facts(self) -> EngineFacts:
-        """What the engine does; a profile from an engine's log already includes padding."""
+        """The engine's own scheduling and padding; a profile from an engine's log already includes padding."""
         engine = ENGINES[self.engine]
         if not profile_of(self.base).whole_steps:
             return engine

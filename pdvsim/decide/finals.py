@@ -40,15 +40,15 @@ def decided(
     bench: Bench,
     num_runs: int,
     budget: int | None = None,
-    everyone: bool = False,
+    all_compete: bool = False,
 ) -> Iterator[tuple[int, dict[str, Experiment], Finals]]:
     """Yields the number of a place with all tuned settings and the finals, again after seeds were added.
 
-    `budget` limits the simulations for added seeds. With `everyone` all contenders are finalists with the same number
-    of seeds. On Ctrl-C the finished runs are decided, then it is raised.
+    `budget` limits the simulations for added seeds. With `all_compete` all contenders are finalists with the same
+    number of seeds. On Ctrl-C the finished runs are decided, then it is raised.
     """
     best = tuned(search, [_sized(search, place, bench) for place in places], bench)
-    finals = [bench.lengthened(_finalists(search, here, everyone)) for here in best]
+    finals = [bench.lengthened(_finalists(search, here, all_compete)) for here in best]
     interrupted: KeyboardInterrupt | None = None
     try:
         bench.rows([run for here in finals for mine in here.values() for run in replications(mine, num_runs)])
@@ -59,7 +59,7 @@ def decided(
             if not all(bench.known(replications(mine, num_runs)) for mine in here.values()):
                 continue
             budget = 0
-        for state in replicated(here, search.goal, bench, num_runs, search.indifference, budget, everyone):
+        for state in replicated(here, search.goal, bench, num_runs, search.indifference, budget, all_compete):
             yield at, best[at], state
     if interrupted is not None:
         raise interrupted
@@ -73,10 +73,10 @@ def _sized(search: Search, place: Experiment, bench: Bench) -> Experiment:
     return with_length(place, length_of(sized)) if sized.scoring.steady else place
 
 
-def _finalists(search: Search, best: Mapping[str, Experiment], everyone: bool) -> dict[str, Experiment]:
-    """The best few, plain decoding at its best, and fleets that are always kept; or everyone."""
+def _finalists(search: Search, best: Mapping[str, Experiment], all_compete: bool) -> dict[str, Experiment]:
+    """The best few, plain decoding at its best, and fleets that are always kept; or all."""
     plain = [name for name, candidate in best.items() if candidate.arch == "autoregressive"]
-    names = dict.fromkeys([*list(best)[: None if everyone else FINALISTS], *plain[:1]])
+    names = dict.fromkeys([*list(best)[: None if all_compete else FINALISTS], *plain[:1]])
     names |= dict.fromkeys(name for name in best if name in search.always_finalists)
     return {name: best[name] for name in names}
 

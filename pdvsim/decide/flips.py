@@ -105,7 +105,7 @@ class Rivalry:
     comparisons: int  # number that share the 5% chance of error
 
     @property
-    def everyone(self) -> dict[str, Experiment]:
+    def finalists(self) -> dict[str, Experiment]:
         """The recommendation, then its rivals, by name."""
         return {self.search.name(candidate): candidate for candidate in (self.recommended, *self.rivals)}
 
@@ -116,7 +116,7 @@ class Rivalry:
 
     @property
     def runs(self) -> int:
-        """At one place."""
+        """Simulations at one place."""
         return (1 + len(self.rivals)) * self.num_runs
 
     def placed(self, candidate: Experiment, drafting: bool = False) -> Experiment:
@@ -183,14 +183,14 @@ class _Walk:
         if self.bench.runs + self.rivalry.runs > self.budget:
             return None
         left = self.budget - rivalry.runs  # after they have been tuned
-        everyone = {name: self._moved(candidate, at) for name, candidate in rivalry.everyone.items()}
-        there = self.bench.lengthened({name: rivalry.placed(c) for name, c in everyone.items()}, RUN_SHARE)
+        finalists = {name: self._moved(candidate, at) for name, candidate in rivalry.finalists.items()}
+        there = self.bench.lengthened({name: rivalry.placed(c) for name, c in finalists.items()}, RUN_SHARE)
         probe = self._settled(at, there, rivalry)
         if probe.challenger is not None and rivalry.search.space.steps():
             if self.bench.runs + 2 * SEEDS > left:
                 return None
             for name in (rivalry.best, probe.challenger):
-                server = self._retuned(everyone[name], left).server
+                server = self._retuned(finalists[name], left).server
                 there[name] = replace(there[name], server=server)
             probe = self._settled(at, there, rivalry)
         self.flips.probes[at] = probe
@@ -214,11 +214,11 @@ class _Walk:
         again = Search(search.goal, space, search.indifference, budget)
         return tuned(again, [candidate], self.bench)[0][candidate.arch]
 
-    def _settled(self, at: float, everyone: Mapping[str, Experiment], rivalry: Rivalry) -> Probe:
+    def _settled(self, at: float, finalists: Mapping[str, Experiment], rivalry: Rivalry) -> Probe:
         """Run all finalists on a few seeds, and on all seeds if those do not decide."""
         few = enough(rivalry.num_runs, corrected(rivalry.comparisons))
-        probe = _probe(at, everyone, rivalry, self.bench, few)
-        return _probe(at, everyone, rivalry, self.bench, rivalry.num_runs) if probe.open else probe
+        probe = _probe(at, finalists, rivalry, self.bench, few)
+        return _probe(at, finalists, rivalry, self.bench, rivalry.num_runs) if probe.open else probe
 
 
 def find_flips(
@@ -226,7 +226,7 @@ def find_flips(
 ) -> Flips:
     """Test the places from `here` outward in both directions, while the budget lasts."""
     flips = Flips(axis, here)
-    flips.probes[here] = _probe(here, rivalry.everyone, rivalry, bench, rivalry.num_runs)  # as they were decided
+    flips.probes[here] = _probe(here, rivalry.finalists, rivalry, bench, rivalry.num_runs)  # as they were decided
     walk = _Walk(flips, move, rivalry, bench, budget)
     sides = {
         "above": walk.outward(sorted(p for p in places if p > here)),
@@ -242,9 +242,9 @@ def find_flips(
     return flips
 
 
-def _probe(at: float, everyone: Mapping[str, Experiment], rivalry: Rivalry, bench: Bench, seeds: int) -> Probe:
+def _probe(at: float, finalists: Mapping[str, Experiment], rivalry: Rivalry, bench: Bench, seeds: int) -> Probe:
     goal, mine, few = rivalry.search.goal, rivalry.best, seeds < rivalry.num_runs
-    rows = bench.replicated(everyone, seeds)
+    rows = bench.replicated(finalists, seeds)
     figures = {name: [goal.value(row) for row in runs] for name, runs in rows.items()}
     able = tuple(name for name, runs in rows.items() if goal.met(runs))
     challenger, lead = None, math.nan
@@ -253,7 +253,7 @@ def _probe(at: float, everyone: Mapping[str, Experiment], rivalry: Rivalry, benc
     for rival in sorted(figures, key=lambda name: -goal.sign * held.values[name].mean):
         if rival == mine or (able and rival not in able):
             continue
-        errors = {name: lead_error(everyone[name], goal.error_metric(rows[name])) for name in (mine, rival)}
+        errors = {name: lead_error(finalists[name], goal.error_metric(rows[name])) for name in (mine, rival)}
         two = {name: figures[name] for name in errors}
         pair = contest(two, goal.sign, rivalry.comparisons, rivalry.search.indifference, errors)
         still_open |= few and pair.best == rival and pair.margin > pair.thresholds[mine]

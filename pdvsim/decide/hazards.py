@@ -47,7 +47,7 @@ class Alone:
     speculation_gain: Interval | None  # TPOT of plain decoding over the recommendation's; None if it does not draft
 
     def text(self, best: str) -> str:
-        """How the recommendation of this name stands."""
+        """The recommendation of this name against the other finalists, as text."""
         contest = self.e2el_ms
         text = f"at concurrency 1 E2EL is {cell(contest.values[best], 0)} ms"
         alike = [name for name in (contest.best, *contest.unsure) if name != best]
@@ -64,11 +64,11 @@ class Alone:
 
 def alone(rivalry: Rivalry, bench: Bench) -> Alone:
     """All finalists at concurrency 1."""
-    everyone = {name: _alone(candidate) for name, candidate in rivalry.everyone.items()}
-    rows = bench.replicated(everyone, rivalry.num_runs)
-    e2el = contest_of(rows, Goal("e2el"), everyone, rivalry.search.indifference)
+    finalists = {name: _alone(candidate) for name, candidate in rivalry.finalists.items()}
+    rows = bench.replicated(finalists, rivalry.num_runs)
+    e2el = contest_of(rows, Goal("e2el"), finalists, rivalry.search.indifference)
     mine = rows[rivalry.best]
-    plain = next((rows[name] for name, c in everyone.items() if c.arch == "autoregressive"), None)
+    plain = next((rows[name] for name, c in finalists.items() if c.arch == "autoregressive"), None)
     gain = None
     if plain is not None and rivalry.recommended.arch != "autoregressive":
         gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])
@@ -92,7 +92,7 @@ class BreakEven:
     wins_at: float | None  # lowest at which drafting is better; None: never
 
     def text(self, best: str) -> str:
-        """Where drafting pays, for a recommendation of this name."""
+        """The acceptance from which drafting pays, for a recommendation of this name, as text."""
         subject = "drafting" if self.who == best else f"drafting ({self.who})"
         if self.wins_at is None:
             return f"{subject} does not beat plain decoding by the objective, even with every draft accepted"
@@ -191,7 +191,7 @@ class Balance:
 
     @property
     def text(self) -> str:
-        """What the draft model costs and yields."""
+        """Cost and yield of the draft model as text."""
         share = self.draft_s / (self.draft_s + self.verify_s)
         text = (
             f"{self.arch} at {self.rows} rows: a draft step costs {self.step_ratio:.2f} of a target step, "

@@ -15,7 +15,7 @@ from pdvsim.view.table import cell
 
 
 def recommendation(advice: Findings, best: Experiment) -> list[str]:
-    """What to run, with its head-room, and notes on what is uncertain about it."""
+    """The recommended setting with its head-room, and notes on its uncertainty."""
     ask, goal = advice.question, advice.question.goal
     card = gpus_text(best.hardware.replicas * best.gpus, best.hardware.gpu) if ask.fleets else best.hardware.gpu
     load = load_words(ask.base.traffic)
@@ -39,7 +39,7 @@ def recommendation(advice: Findings, best: Experiment) -> list[str]:
 
 
 def _without_drafts(advice: Findings, best: Experiment) -> list[str]:
-    """That drafts do not pay, where some were compared and the recommendation has none."""
+    """A note that drafts do not pay, if some were compared and the recommendation has none."""
     contest, drafting = advice.contest, [advice.question.name(c) for c in advice.finals if c.speculates]
     assert contest is not None
     if best.speculates or not drafting:
@@ -93,7 +93,7 @@ def nothing_meets(advice: Findings) -> str:
 
 
 def _not_met(advice: Findings) -> str:
-    """What it would take, as far as that is known."""
+    """What would meet the goal, as far as that is known."""
     rate, ask = advice.held_rate, advice.question
     more = f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus" if ask.most_gpus else ""
     if advice.capacity and rate and rate.mean > 0:

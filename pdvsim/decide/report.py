@@ -57,7 +57,7 @@ class Answer:
     drawn_by: Callable[[Any], Mapping[str, Figure]] | None = None  # by heading; set where it is returned to the user
 
     def report(self) -> Report:
-        """How it is shown."""
+        """The answer as sections of text and tables."""
         raise NotImplementedError
 
     @property
@@ -78,7 +78,7 @@ class Answer:
         raise ValueError("this answer has no plot")
 
     def document(self, **parts: Any) -> dict[str, Any]:
-        """Its parts with the header that all documents share."""
+        """The answer's parts with the header that all documents share."""
         return {"pdvsim_version": __version__, "interrupted": self.interrupted, **parts}
 
     def __repr__(self) -> str:
@@ -127,7 +127,7 @@ def replay_note(traffic: Traffic) -> list[str]:
 
 
 def outside_measured(rows: Sequence[Row]) -> str | None:
-    """What is furthest outside the measured range; None if nothing is."""
+    """The size furthest outside the measured range; None if none is outside."""
     return next(iter(most_outside(rows)), None) if rows else None
 
 

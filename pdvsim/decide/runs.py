@@ -100,7 +100,7 @@ class Bench:
         return [self._known[run] | {"pair": e.server.pair} for run, e in zip(runs, experiments, strict=True)]
 
     def _as_run(self, experiment: Experiment) -> Experiment:
-        """What is simulated for an experiment; without drafts, one run for all drafters."""
+        """The experiment to simulate for this one: without drafts, one run stands for all drafters."""
         if not experiment.speculates:
             server = experiment.server
             alone = replace(server, pair=f"none:{server.pair.partition(':')[2]}", drafter=None)

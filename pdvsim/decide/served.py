@@ -66,7 +66,7 @@ class Deployment:
 
 
 def served_as(experiment: Experiment, fixed: Experiment | None = None) -> Served | str:
-    """What engines serve for an experiment, or why they cannot."""
+    """The command and settings of engines that serve an experiment, or why none can."""
     follows = experiment.speculates and experiment.server.varies_length
     apart = experiment.sides is not None
     if (apart or experiment.arch in ("autoregressive", "colocated")) and not follows:
@@ -105,13 +105,13 @@ def unknown_head(experiment: Experiment) -> str:
 
 
 def drafter_checkpoint(experiment: Experiment) -> str:
-    """What an engine loads as the drafter of an experiment: one that was trained to draft in parallel, if it does."""
+    """The checkpoint of an experiment's drafter: one trained to draft in parallel, if it drafts so."""
     draft, _, _ = experiment.server.pair.partition(":")
     return CHECKPOINTS.get(draft) or checkpoint(experiment.server.models().draft)
 
 
 def checkpoint(model: ModelSpec) -> str:
-    """What an engine loads: a Hugging Face name, or the folder of a local model."""
+    """The checkpoint that an engine loads: a Hugging Face name, or the folder of a local model."""
     name = unquantised(model.name)
     if name in CHECKPOINTS:
         return CHECKPOINTS[name]

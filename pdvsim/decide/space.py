@@ -144,12 +144,12 @@ def complexity(candidate: Experiment, base: Experiment) -> tuple[int, int, int, 
 
 
 def settings_text(candidate: Experiment) -> list[str]:
-    """Its settings, one by one."""
+    """The settings of a candidate, one by one."""
     server, words = candidate.server, []
     if candidate.has_drafter:
         moved = "{} controller, k {} to {}".format(server.controller, *server.draft_range)
         words.append(moved if server.varies_length else drafts_text(candidate))
-    if candidate.base_arch == "baseline":
+    if policy_of(candidate.arch).workers == "requests":
         words.append(f"{server.num_workers} workers")
     else:
         words.append(f"batch {server.max_num_seqs}")
@@ -163,7 +163,7 @@ def settings_text(candidate: Experiment) -> list[str]:
 
 
 def drafts_text(candidate: Experiment) -> str:
-    """Its draft length as short text: k=2, goodput, or empty without drafts."""
+    """The draft length as short text: k=2, goodput, or empty without drafts."""
     if not candidate.has_drafter:
         return ""
     server = candidate.server

@@ -39,15 +39,15 @@ class Speeds:
                 self._offsets[rows, k] = math.log(speeds.mean) - float(self._by_formula([rows], k)[0])
 
     def logs(self, sizes: Sequence[int], acceptance: Acceptance | None = None) -> Logs:
-        """For each batch size, by draft length from 0 on; minus infinity for lengths that the engine does not have."""
+        """Log throughput by batch size and draft length from 0 on; minus infinity for lengths the engine lacks."""
         return np.column_stack([self.length(sizes, k, acceptance) for k in range(self.question.max_k + 1)])
 
     def plain(self, sizes: Sequence[int]) -> Logs:
-        """For each batch size, on a server without a drafter."""
+        """Log throughput by batch size, on a server without a drafter."""
         return self.length(sizes, PLAIN)
 
     def length(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:
-        """For each batch size, with one draft length."""
+        """Log throughput by batch size, with one draft length."""
         return self._by_formula(sizes, k, acceptance) + self._moves(sizes, k)
 
     def _by_formula(self, sizes: Sequence[int], k: int, acceptance: Acceptance | None = None) -> Logs:

@@ -96,7 +96,7 @@ def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
 def tuned(
     search: Search, places: Sequence[Experiment], bench: Bench, alone: bool = False
 ) -> list[dict[str, Experiment]]:
-    """For each place, all contenders that can run there, tuned, by name, best first.
+    """The tuned contenders of each place that can run there, by name, best first.
 
     With `alone` only the architecture of the place's experiment.
     """
@@ -199,12 +199,12 @@ def _try(search: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, b
         room = max(0 if search.figures else 1, (search.budget - bench.runs) // SEEDS)
         new, left = new[:room], new[room:]
         search.skipped += len(left)
-    for candidate, row in zip(new, bench.rows([_short(search, c)[0] for c in new]), strict=True):
+    for candidate, row in zip(new, bench.rows([_short(c)[0] for c in new]), strict=True):
         search.firsts[candidate] = search.goal.value(row)
         search.peaks[candidate] = int(row["max_concurrent_requests"])
     best = {c: search.best(search.firsts, group) for group in groups for c in group if c in search.firsts}
     near = [c for c in new if search.worse(search.firsts[c], search.firsts[best[c]]) <= behind]
-    rest = bench.rows([run for c in near for run in _short(search, c)[1:]])
+    rest = bench.rows([run for c in near for run in _short(c)[1:]])
     for at, c in enumerate(near):
         others = rest[at * (SEEDS - 1) : (at + 1) * (SEEDS - 1)]
         search.figures[c] = interval([search.firsts[c], *map(search.goal.value, others)]).mean
@@ -214,7 +214,7 @@ def _try(search: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, b
             search.figures[c] = search.figures[best[c]] * search.firsts[c] / search.firsts[best[c]]
 
 
-def _short(search: Search, candidate: Experiment) -> list[Experiment]:
+def _short(candidate: Experiment) -> list[Experiment]:
     """A candidate's runs in the search."""
     short = shortened(one_server(candidate), SEARCH_RUN_SHARE)
     other = replace(short, traffic=replace(short.traffic, seed=short.traffic.seed + APART))

@@ -143,9 +143,9 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     search = Search(grid.goal, grid.space, grid.indifference, contenders=grid.fleets)
     search.always_finalists = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
-    budget, everyone = 0 if grid.fleets else None, grid.against is not None
+    budget, all_compete = 0 if grid.fleets else None, grid.against is not None
     try:
-        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, everyone):
+        for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, all_compete):
             load, place = grid.cells()[at]
             cells[at] = _cell_of(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
     except KeyboardInterrupt:
@@ -207,7 +207,7 @@ def _lines(answer: WinnerMap) -> list[str]:
 
 
 def _without_drafts(answer: WinnerMap) -> list[str]:
-    """In how many cells drafts do not pay, of those that compare some."""
+    """The number of cells in which drafts do not pay, of those that compare some, as text."""
     compared = [cell for cell in answer.cells if any(mine.has_drafter for mine in cell.settings.values())]
     plain = [cell for cell in compared if cell.winner in cell.settings and not cell.settings[cell.winner].speculates]
     where = f"{len(plain)} of {len(compared)} cells"

@@ -64,7 +64,7 @@ class PublishedJob:
         return self.tokens / (K * self.rounds)
 
     def emit(self, now_s: float) -> None:
-        """One round's tokens."""
+        """Emit the tokens of one round."""
         gained = self.emits[self.rounds]
         self.rounds += 1
         self.tokens += gained
@@ -77,7 +77,7 @@ def emitted(accepted: int) -> int:
 
 
 def drawn_rounds(rng: np.random.Generator, coin: float, output_tokens: int) -> tuple[int, ...]:
-    """What a request's rounds emit if each draft is accepted with chance `coin`, up to its length."""
+    """Tokens of each round of a request up to its length, if each draft is accepted with chance `coin`."""
     emits: list[int] = []
     left = output_tokens
     for uniform in rng.random(output_tokens).tolist():  # a round emits at least one token

@@ -90,7 +90,7 @@ class Reproduction:
         return [cell for cell in self.cells if (cell.pair, cell.arch, cell.metric) == (pair, arch, metric)]
 
     def winners(self, metric: str) -> dict[tuple[str, int], tuple[str, str]]:
-        """By pair and concurrency: the architecture with the least published and the least simulated `metric`."""
+        """The architecture with the least published and with the least simulated `metric`, by pair and concurrency."""
         scenarios: dict[tuple[str, int], list[TableCell]] = {}
         for figure in self.cells:
             if figure.metric == metric:

@@ -156,7 +156,7 @@ class ThreeWayModel(CalibratedModel):
         self.overlap_s = self._overlap_s()
 
     def config(self, arch: str, requests: int) -> ThreeWayConfig:
-        """What a row ran under; only the first, of one request, met a process that was not warm."""
+        """The configuration of a row; only the first, of one request, met a process that was not warm."""
         warm = self._config(self.layer_s, self.overlap_s)
         return replace(warm, first_use_s=self.first_use_s[arch]) if requests == 1 else warm
 
@@ -188,7 +188,7 @@ class ThreeWayModel(CalibratedModel):
         return self.constant("layer_s", value, meaning, key)
 
     def _first_use_s(self) -> dict[str, float]:
-        """What the first programs of a process that was not warmed up paid, over the last one's time."""
+        """Seconds of the first programs of a process that was not warmed up, over the last one's time."""
         keys = {arch: self._key(arch, SINGLE, "request_latency_mean") for arch in ("baseline", "pd", "pdv")}
         warm_ms = self.published.calibrate(keys["pdv"])
         costs = {arch: (self.published.calibrate(key) - warm_ms) / 1e3 for arch, key in keys.items()}
@@ -227,7 +227,7 @@ class ThreeWayModel(CalibratedModel):
         return {"baseline": [*best, last], "pd": [*best, last], "pdv": [*alike, last]}
 
     def _overlap_s(self) -> float:
-        """What a forward of four workers saves over one worker's: five requests' totals, over their shared forwards."""
+        """Seconds that a forward of four workers saves over one worker's, from five requests' totals."""
         keys = {arch: self._key(arch, FIVE, "total_time") for arch in ("pd", "baseline")}
         alone_s, shared_s = (self.published.calibrate(key) for key in keys.values())
 

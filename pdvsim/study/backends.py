@@ -139,7 +139,7 @@ class _Watch:
         self._state = state
 
     def _state_now(self) -> str:
-        """What is wrong with the cluster; empty if nothing is."""
+        """The error state of the cluster; empty if there is none."""
         try:
             threads = self._client.sync(self._client.scheduler.ncores, callback_timeout=PATIENCE_S)
         except TimeoutError:

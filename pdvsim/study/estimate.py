@@ -33,7 +33,7 @@ class Cost(NamedTuple):
 
 
 def cost(experiments: Sequence[Experiment]) -> Cost:
-    """What they may take."""
+    """Estimated time and memory of these experiments."""
     if not experiments:
         return Cost(0.0, 0.0)
     from_file = experiments[0].traffic.dataset_path is not None  # read again for every point timed

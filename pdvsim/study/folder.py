@@ -262,7 +262,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 def _differences(stored: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs between two configurations: "traffic.seed was 0, is 1"."""
+    """Differences between two configurations: "traffic.seed was 0, is 1"."""
     known = {key: value for key, value in stored.items() if key not in NOT_COMPARED}
     old, new = flatten(known, joint="."), flatten(now, joint=".")
     names = dict.fromkeys([*old, *new])

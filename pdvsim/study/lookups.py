@@ -58,7 +58,7 @@ def _are_tokens(value: Any) -> TypeGuard[list[int]]:
 
 
 def looked_up(texts: Sequence[Written], drafter: LookupKind, k: int, options: SuffixOptions) -> Iterator[Drafted]:
-    """What a look-up of up to k tokens drafts for each request, in turn."""
+    """The number of tokens that a look-up of up to k drafts for each request, in turn."""
     cache = SuffixCache(options)
     for number, (prompt, answer) in enumerate(texts):
         history, drafted = History(prompt), Drafted([], [])

@@ -107,7 +107,7 @@ def parquet(frame: pd.DataFrame) -> bytes:
 
 
 def records(result: Result, digests: dict[str, str]) -> dict[str, Callable[[BinaryIO], None]]:
-    """What writes each table of a run as parquet, a part at a time, and puts the digest of the file in `digests`."""
+    """Writers of each table of a run as parquet, a part at a time; each puts its file's digest in `digests`."""
     if result.streamed is not None:
         raise ValueError("the records of this run were not kept (--no-detailed)")
 

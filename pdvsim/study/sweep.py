@@ -41,7 +41,7 @@ class Point:
 
     @property
     def labels(self) -> Row:
-        """What identifies this point in its sweep: the first columns of its row."""
+        """The columns that identify this point in its sweep, which come first in its row."""
         labels: Row = {
             "arch": self.experiment.arch,
             "pair": self.experiment.server.pair,

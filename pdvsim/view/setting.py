@@ -116,7 +116,7 @@ def is_assumed(experiment: Experiment) -> bool:
 
 
 def is_published(experiment: Experiment) -> bool:
-    """Whether a run uses the acceptance that somebody published for its drafter."""
+    """Whether a run uses an acceptance that was published for its drafter."""
     published = published_for(experiment.server.pair)
     return experiment.has_drafter and published is not None and published.acceptance == experiment.acceptance
 

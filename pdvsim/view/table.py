@@ -40,7 +40,7 @@ class TextTable:
         return "\n".join([*lines, *(note for note in self.notes if not (without and note.startswith(BRACKETS)))])
 
     def html(self) -> str:
-        """As an HTML table, numbers to the right, with its notes; texts are escaped."""
+        """The table as HTML with its notes, numbers to the right; texts are escaped."""
         numbers = [name for name in self.rows[0] if all(_is_figure(row[name]) for row in self.rows)]
         left, right = ' style="text-align:left"', dict.fromkeys(numbers, ' style="text-align:right"')
 

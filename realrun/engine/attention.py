@@ -4,9 +4,9 @@
 
 Decode: the query heads that share a kv head, and a row's new tokens, are packed into one tile, so each key is read
 once. Contexts are cut into stretches of about the same length, so that a long row takes more programs and not more
-time: who reads what is planned once a forward, for all layers. Where rows have few programs, the last to finish joins
-their outputs; where they have many, a second kernel does. The kernel also turns q and k and writes the cache:
-each program writes the positions it owns. Where a position lies is read from the page table.
+time: what each program reads is planned once per forward, for all layers. Where rows have few programs, the last to
+finish joins their outputs; where they have many, a second kernel does. The kernel also turns q and k and writes the
+cache: each program writes the positions it owns. Where a position lies is read from the page table.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _plan(
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """Who reads what in the rows' attention.
+    """What each program reads in the rows' attention.
 
     `table` holds each row's first program, each row's number of programs, then an entry a program: row, first new
     position, where its stretch begins and ends, where the row's pages stand in their table, the row's number of

@@ -177,7 +177,7 @@ class GraphLane:
 
     @property
     def graphs(self) -> dict[LaunchShape, tuple[torch.cuda.CUDAGraph, Tensor]]:
-        """Those of the next launch's priority; none on the CPU."""
+        """Graphs of the next launch's priority; none on the CPU."""
         return {} if self.streams is None else self.graphs_by_priority[self.streams.priority]
 
     def step(self, slots: Sequence[int]) -> Ticket:

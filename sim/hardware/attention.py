@@ -37,7 +37,7 @@ class RooflineAttention(Term):
         return None
 
     def past_s(self, rows: int) -> float:
-        """Not known: none."""
+        """Return 0: at the roofline nothing is added past the window."""
         return 0.0
 
     def line(
@@ -58,7 +58,7 @@ class RooflineAttention(Term):
         )
 
     def empty_share(self, spec: ModelSpec, prompts: Prompts, share: float) -> float:
-        """Not known: none."""
+        """Return 0: at the roofline nothing is known of it."""
         return 0.0
 
     def with_cache(self, share: float) -> RooflineAttention:

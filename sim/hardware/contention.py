@@ -37,7 +37,7 @@ def max_min(
         load.rate = 0.0
 
     def still(rising: Iterable[int]) -> list[int]:
-        """Those below their limit that lack nothing that is used up."""
+        """Return the loads below their limit that lack nothing that is used up."""
         return [
             i
             for i in rising
@@ -122,7 +122,7 @@ class Sharing:
             self._turns(loads)
 
     def _serial(self, loads: Sequence[Load]) -> None:
-        """One launch at a time, to its end; then the highest priority, first come first served."""
+        """Run one launch at a time to its end; then the highest priority, first come first served."""
         running = next((load for load in loads if load.rate > 0), None)
         chosen = running or max(loads, key=lambda load: load.priority if self.priority != "none" else 0)
         for load in loads:
@@ -140,7 +140,7 @@ class Sharing:
             compute, bandwidth, room = max_min(group, shares, [1.0] * len(group), compute, bandwidth, holds, room)
 
     def _turns(self, loads: Sequence[Load]) -> None:
-        """What the hardware does: streams take turns, with or without a preference."""
+        """Share as the hardware does: streams take turns, with or without a preference."""
         if len(loads) == 2:
             self._two(loads[0], loads[1])
             return

@@ -356,7 +356,7 @@ class LookupCosts(CostModel):
         self._row_s, self._token_s = (SUFFIX_ROW_S, 0.0) if spec.name == "suffix" else (LOOKUP_ROW_S, LOOKUP_TOKEN_S)
 
     def price(self, rows: int, *sizes: Any, **more: Any) -> AffineCost:
-        """One search per row, independent of the draft length; prompts need no prefill."""
+        """Cost of one search per row, independent of the draft length; prompts need no prefill."""
         return AffineCost(rows * self._row_s, self._token_s, 0.0, 0.0, 0.0, 0.0) if rows else NOTHING
 
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:

@@ -351,7 +351,7 @@ class KernelTables:
         return rising(at[given].astype(float), times[given], tokens * ranks_reached / timed)
 
     def _between_nodes(self, how: All2All, nodes: int, tokens: Floats, hidden: int, port: LinkSpec) -> Floats:
-        """What DeepEP takes on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.
+        """Seconds of DeepEP on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.
 
         Low latency sends a token to each of its experts, high throughput once to each node that has some of them.
         """

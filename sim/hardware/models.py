@@ -107,7 +107,7 @@ def in_parallel(spec: ModelSpec) -> ModelSpec:
 def unquantised(name: str) -> str:
     """Return the name of a model without its quantisation; a folder of that name is meant as it is.
 
-    Quantised checkpoints are often another owner's, who is left out.
+    Quantised checkpoints often have another owner, which is left out.
     """
     suffix = next((end for end in PUBLISHED if name.lower().endswith(end)), "")
     if not suffix or is_config(name):
@@ -186,7 +186,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
 
 @cache
 def drafter_kind(pair: str) -> DrafterKind:
-    """Who drafts, of a pair written draft:target."""
+    """The kind of drafter of a pair written draft:target."""
     draft, _, _ = pair.partition(":")
     unmodelled: tuple[DrafterKind, ...] = (*LOOKED_UP, "none")
     named = [kind for kind in unmodelled if draft == kind]

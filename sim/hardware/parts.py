@@ -113,7 +113,7 @@ class ModelKernels:
         return float(few), float(many) / 1024
 
     def streams(self, tokens: Floats) -> Floats:
-        """Mixing streams of hidden states."""
+        """Seconds to mix the streams of hidden states."""
         s = self.spec
         if s.compressed is None:
             return np.zeros(tokens.shape)
@@ -320,7 +320,7 @@ class ModelKernels:
         return Prices(self.spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
 
     def reduces(self, tokens: Floats) -> Floats:
-        """All-reduces of all layers."""
+        """Seconds of the all-reduces of all layers."""
         s = self.spec
         return s.all_reduces * self.tables.reduce_s(s.shards, tokens * s.hidden)
 

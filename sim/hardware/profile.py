@@ -65,7 +65,7 @@ class HostCost:
 
     @property
     def between_s(self) -> float:
-        """From the end of a launch to the start of the next that waits for its result."""
+        """Seconds from the end of a launch to the start of the next that waits for its result."""
         return self.launch_s + self.completion_s
 
     def scaled(self, between_s: float) -> HostCost:
@@ -80,7 +80,7 @@ class ContentionFit:
 
     stream_weight: float = 4.0  # share of a stream against the next lower one that is running
     # The same where three or more run: of two, each is scheduled when the other's kernel ends; only among more is there
-    # a choice of who goes next. None: no different.
+    # a choice of which goes next. None: no different.
     crowd_weight: float | None = None
     # Streams take turns kernel by kernel, so a launch with longer kernels gets more of the GPU: its share grows with
     # this power of its time per layer. 0: all alike.
@@ -205,7 +205,7 @@ class Profile:
 
     @property
     def handover_s(self) -> float:
-        """With prefill apart, per request between engines: router, connector and waits for a step."""
+        """Seconds per request between prefill and decode engines: router, connector and waits for a step."""
         return 0.0
 
     def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
@@ -264,7 +264,7 @@ def roofline(spec: GpuSpec) -> Profile:
 
 @lru_cache(maxsize=16)
 def transferred(spec: GpuSpec) -> Profile:
-    """What the H200's kernels would do under this card's ceilings; its host and its sharing are the H200's as well."""
+    """The H200's profile under the ceilings of another card; host and sharing are the H200's."""
     transfer, h200 = shipped(), builtin("h200")
     return Profile(
         schema_version=SCHEMA,

@@ -52,7 +52,7 @@ def rising(at: Floats, times: Floats, sizes: Floats) -> Floats:
 
 
 def roofline(gpu: GpuSpec, kind: str, m: Floats, n: Floats, k: Floats, item: float | None = None) -> Floats:
-    """What a product would take at the shares of the data sheet that good kernels reach; weights of `item` bytes."""
+    """Seconds of a product at the shares of the data sheet that good kernels reach; weights of `item` bytes."""
     usual = ITEM_BYTES.get(kind, 2.0)
     moved = n * k * (usual if item is None else item) + m * k * usual + 2 * m * n
     return _roof(gpu, kind, moved, 2 * m * n * k)

@@ -184,7 +184,7 @@ class SmallKernels(Term):
 
     @classmethod
     def of(cls, spec: ModelSpec, tokens: int, small_bytes: float, bytes_per_s: float) -> SmallKernels:
-        """Those of a model whose products of up to `tokens` and `small_bytes` have such kernels."""
+        """Return the small kernels of a model: its products of up to `tokens` and `small_bytes`."""
         item = spec.layer_bytes or spec.dtype_bytes
         kinds = [(count, [inputs * outputs * item for inputs, outputs in layer]) for count, layer in spec.layer_kinds]
         large = sum(count * sum(size for size in sizes if size > small_bytes) for count, sizes in kinds)

@@ -208,12 +208,12 @@ class Prices:
         return self.product(self.s.fused_inputs, self.s.hidden, tokens)
 
     def product(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
-        """One matrix product, in the kernel that the engine takes for it."""
+        """Seconds of one matrix product, in the kernel that the engine takes for it."""
         narrow = (tokens <= self.engine.small_tokens) & (self._bytes(inputs, outputs) <= self.engine.small_bytes)
         return np.where(narrow, self.narrow(inputs, outputs, tokens), self.library(inputs, outputs, tokens))
 
     def narrow(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
-        """One product in the engine's kernel, whose programs split the inputs until they fill the card."""
+        """Seconds of one product in the engine's kernel, whose programs split the inputs until they fill the card."""
         c, tiles, steps = self.c, np.ceil(outputs / NARROW_TILE), np.ceil(inputs / NARROW_STEP)
         wanted = np.clip(np.round(self.sms / tiles), 1, np.minimum(NARROW_SPLITS, steps))
         programs = tiles * np.ceil(steps / np.ceil(steps / wanted))
@@ -224,7 +224,7 @@ class Prices:
         )
 
     def library(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
-        """One product in the vendor's library, with the norms and activations around it."""
+        """Seconds of one product in the vendor's library, with the norms and activations around it."""
         c = self.c
         tiles = np.ceil(tokens / LIBRARY_TILE) * np.ceil(outputs / LIBRARY_TILE)
         reading = self._bytes(inputs, outputs) / (self.bandwidth * c.library_bandwidth)
@@ -235,7 +235,7 @@ class Prices:
         return np.asarray(self.slower * once)
 
     def kv(self, width: Floats) -> Floats:
-        """Per cached token that a row's `width` queries read."""
+        """Seconds per cached token that a row's `width` queries read."""
         s, c = self.s, self.c
         padded = self._queries(width) / (s.heads / s.kv_heads)  # tokens of each head
         reading = s.kv_bytes_per_token / (self.bandwidth * c.kv_bandwidth)
@@ -243,7 +243,7 @@ class Prices:
         return _joined(reading, multiplying, 3.0)
 
     def width(self, width: Floats) -> Floats:
-        """Per forward that has rows."""
+        """Seconds per forward that has rows."""
         queries = self._queries(width)
         if self.s.latent is not None or self.s.compressed is not None:
             queries = np.minimum(LATENT_QUERIES, queries)
@@ -274,7 +274,7 @@ class Prices:
         return reading, 2 * params / (self.flops * c.head_compute)
 
     def prompt_wave(self) -> float:
-        """Per context token that a wave of attention over prompts goes through: the programs on one multiprocessor."""
+        """Seconds per context token of a wave of attention over prompts: the programs on one multiprocessor."""
         s, c, wide = self.s, self.c, self.s.head_dim > WIDE_HEAD
         queries = (WIDE_QUERIES if wide else PROMPT_QUERIES) * (2 if s.head_dim <= SMALL_HEAD else 1)
         head_flops = 4 * s.heads * s.head_dim  # of a pair, in a layer of the model's own heads

@@ -20,7 +20,7 @@ from pdvsim.sim.records import Deliveries
 class Batch(list[Request]):
     """Rows in order, changed by `add`, `take` and `remove` only: a forecast may know of them.
 
-    Whoever is given a batch takes its rows over: those added to another are no longer in it.
+    A batch that is given away gives its rows away: those added to another are no longer in it.
     """
 
     __slots__ = ("forecast",)
@@ -39,7 +39,7 @@ class Batch(list[Request]):
         item = super().__getitem__(index)
         return Batch(item) if isinstance(item, list) else item
 
-    # who is in it ----------------------------------------------------------------------------------------------
+    # its rows -------------------------------------------------------------------------------------------------
 
     def add(self, others: Batch) -> None:
         """Append the rows of another batch."""
@@ -70,12 +70,12 @@ class Batch(list[Request]):
         return taken
 
     def remove(self, row: Request) -> None:
-        """A row leaves."""
+        """Remove a row."""
         self.drop_forecast()
         super().remove(row)
 
     def foresee(self, k: int, kv: KvCache, deliveries: Deliveries, rereads: bool) -> Forecast:
-        """Its rounds of k draft tokens each, where verdicts are drawn; room for the first has been reserved."""
+        """Forecast its rounds of k draft tokens each, with drawn verdicts; room for the first has been reserved."""
         if self.forecast is None or self.forecast.k != k:
             self.drop_forecast()
             self.forecast = Forecast(self, k, kv, deliveries, rereads)
@@ -85,7 +85,7 @@ class Batch(list[Request]):
         return self.forecast
 
     def drop_forecast(self) -> None:
-        """Its rounds will be others than those foreseen."""
+        """End the forecast: its rounds will be others than those foreseen."""
         if self.forecast is not None:
             self.forecast.close()
 
@@ -138,7 +138,7 @@ class Batch(list[Request]):
         return kv.grow_all(self, k + 1)
 
     def wait_from(self, now_s: float) -> None:
-        """Its rows wait for verification from now on."""
+        """Note that its rows wait for verification from now on."""
         if self.forecast is not None:
             self.forecast.ready_s = now_s
         else:
@@ -146,7 +146,7 @@ class Batch(list[Request]):
                 row.state.ready_s = now_s
 
     def wait_until(self, now_s: float) -> None:
-        """Its rows have waited until now."""
+        """Add the time that its rows have waited until now."""
         if self.forecast is not None:
             self.forecast.wait_s += now_s - self.forecast.ready_s
         else:
@@ -154,7 +154,7 @@ class Batch(list[Request]):
                 row.taken.wait_s += now_s - row.state.ready_s
 
     def spend(self, kind: Kind, seconds: float) -> None:
-        """A launch of its rows took so long."""
+        """Add the seconds of a launch of its rows."""
         if self.forecast is not None:
             if kind == "draft":
                 self.forecast.draft_s += seconds
@@ -214,7 +214,7 @@ class Batch(list[Request]):
         return self._without([row for row in self if row.state.emitted == row.output_tokens])
 
     def finished(self) -> list[Request]:
-        """Those who have all their tokens after rounds that were fast-forwarded; they leave."""
+        """Return the rows that have all their tokens after fast-forwarded rounds; they leave."""
         return [] if self.forecast is None else self._without(self.forecast.leave())
 
     def _without(self, leaving: list[Request]) -> list[Request]:

@@ -160,7 +160,7 @@ class SimulatedGPU:
         self._plan()
         return ended, noticed_s
 
-    # who runs, and how fast ------------------------------------------------------------------------------------
+    # which launches run, and how fast ---------------------------------------------------------------------------------
 
     def _plan(self) -> None:
         """Run ahead through the coming starts to the next finish."""

@@ -80,11 +80,11 @@ class ForeseenState:
         return self.forecast.times_s[-1] if self.forecast.round > self.first else self.state.last_delivery_s
 
     def unforeseen(self) -> None:
-        """Its request is put in another batch by itself."""
+        """End the forecast: its request is put in another batch by itself."""
         self.forecast.close()
 
     def __getattr__(self, name: str) -> Any:
-        """What does not change in rounds."""
+        """Return a figure of the state that does not change in rounds."""
         return getattr(self.state, name)
 
 
@@ -124,7 +124,7 @@ class Forecast:
         self.verdict_round = 0  # the round of the last verdict
         self.times_s = array("d")  # when each round was over
         self.states: dict[Request, ForeseenState] = {}
-        self.ends: dict[int, list[Request]] = {}  # who finishes with which round
+        self.ends: dict[int, list[Request]] = {}  # rows that finish, by round
         self.end = 0  # the first of these
         self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
         self.held_tokens = 0  # of the KV cache, by all rows
@@ -138,7 +138,7 @@ class Forecast:
     # rows ------------------------------------------------------------------------------------------------------
 
     def takes(self, rows: Iterable[Request]) -> bool:
-        """Return whether rows may join: in the midst of a round only those for whom as much was drafted."""
+        """Return whether rows may join: in the midst of a round only those with as many drafts."""
         return self.round < ROUNDS and (not self.busy or all(row.state.k == self.k for row in rows))
 
     def join(self, row: Request) -> None:
@@ -170,7 +170,7 @@ class Forecast:
         row.state = cast(RequestState, foreseen)
 
     def leave(self) -> list[Request]:
-        """Those who have all their tokens now; they are foreseen no longer."""
+        """Return the rows that have all their tokens now; they are foreseen no longer."""
         self.busy = False
         if self.round < self.end:
             return []
@@ -274,7 +274,7 @@ class Forecast:
         return int(self._held[self.round : self.round + rounds].searchsorted(free, "right"))
 
     def spend(self, draft_s: float, wait_s: float, verify_s: float) -> None:
-        """Rounds took so long."""
+        """Add the seconds that rounds took."""
         self.draft_s += draft_s
         self.wait_s += wait_s
         self.verify_s += verify_s

@@ -194,7 +194,7 @@ class KvCache:
         self.cached_tokens += BLOCK * idle
 
     def check_integrity(self) -> None:
-        """What is used is what requests hold, in whole blocks, shared ones once; it fits, with what is cached."""
+        """Assert that used tokens are what requests hold, in whole blocks and shared ones once, and that all fit."""
         self.evict()
         held = [request.state.held_tokens for request in self._inside]
         named = sum(self._inside.values())
@@ -214,7 +214,7 @@ class KvCache:
 
     @property
     def room(self) -> tuple[int, Windows, int]:
-        """What the blocks of a number of tokens depend on."""
+        """The settings that the blocks of a number of tokens depend on."""
         return self._block, self.windows, self.state_tokens
 
     def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:

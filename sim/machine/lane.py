@@ -17,7 +17,7 @@ HIGHEST = 5  # as many levels as CUDA's streams have, less one
 
 
 class Lane:
-    """A FIFO with one consumer, who waits with `yield lane.wait()` while there is nothing to do.
+    """A FIFO with one consumer, which waits with `yield lane.wait()` while there is nothing to do.
 
     Where it is `timed`, requests note when they are put in, and how long they waited when they are taken.
     """
@@ -27,7 +27,7 @@ class Lane:
         self.host = host
         self.name = name
         self.timed = timed
-        self.rows = Batch()  # who waits, in order
+        self.rows = Batch()  # requests that wait, in order
         self._waiter: Event | None = None
         self._idle_since_s = 0.0
 
@@ -85,7 +85,7 @@ class Lane:
 
 
 class Lanes:
-    """The lanes of a policy, and who waits in front of each."""
+    """The lanes of a policy, and the requests that wait in front of each."""
 
     def __init__(self, env: Clock, host: SimulatedHost, dynamic: bool = False) -> None:
         self.env, self.host = env, host

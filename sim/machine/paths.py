@@ -15,12 +15,12 @@ from pdvsim.sim.core import DrawnStreams, Request
 from pdvsim.sim.machine.kv import KvCache
 
 TOGETHER = 256  # requests, from which on working out all of them pays
-STRIDE = 16  # rounds between two looks at who is through
+STRIDE = 16  # rounds between two looks for requests that are through
 
 
 @cache
 def gains_by_run(k: int) -> bytes:
-    """What a round of k draft tokens gains, by how many would be accepted: these, and one token of the target's."""
+    """Tokens that a round of k drafts gains, by how many would be accepted: these, and one of the target's."""
     return bytes(min(run, k) + 1 for run in range(256))
 
 

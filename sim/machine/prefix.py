@@ -1,4 +1,4 @@
-"""Blocks of a KV cache known by the hash of their prefix: who uses them, and which are evicted first.
+"""Blocks of a KV cache known by the hash of their prefix: their users, and which are evicted first.
 
 A pure data structure, for the simulated KV cache and for a real page table. As in vLLM, the hash of a block covers all
 tokens up to its end, unused blocks stay until room is needed, and the least recently used is evicted first.
@@ -88,8 +88,8 @@ class _Text:
 class PrefixBlocks:
     """Cached blocks with their users, and those without any in runs, least recently used first.
 
-    Whoever uses a block uses those before it. So the blocks that a request leaves without users are its last ones.
-    They are a run, which is used again from its beginning on and evicted from its end.
+    A request that uses a block uses those before it. So the blocks that it leaves without users are its last ones. They
+    are a run, which is used again from its beginning on and evicted from its end.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,7 @@ class PrefixBlocks:
         self.shared += text.shared - before
 
     def name(self, chain: Chain, first: int, last: int) -> None:
-        """Cache a request's next blocks, with one user, who has those before `first`."""
+        """Cache a request's next blocks, with one user, which has those before `first`."""
         for number, start, begin, stop in _parts(chain, first, last):
             key = number * _BLOCKS_OF_A_TEXT + start
             text = self._texts.get(key)

@@ -87,7 +87,7 @@ class KvTiers:
         self.gpu_hit_tokens = 0
 
     def plan(self, request: Request, cached: int, now_s: float) -> Fetch:
-        """What to fetch for a request of which the GPU has `cached` tokens. As there, its last token is computed."""
+        """The fetch for a request of which the GPU has `cached` tokens. Its last token is always computed."""
         tokens, slower = [0] * len(self.tiers), [0] * len(self.tiers)
         if request.chain:
             most = BLOCK * ((request.to_read - 1) // BLOCK)

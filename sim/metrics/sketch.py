@@ -59,7 +59,7 @@ class Spread:
         return math.sqrt(self._squares / self.count) if self.count else math.nan
 
     def percentiles(self, ranks: list[float]) -> list[float]:
-        """As numpy's: between the two order statistics that a rank falls between, each known to ERROR."""
+        """Percentiles as numpy's: between the two order statistics that a rank falls between, each known to ERROR."""
         if not self.count:
             return [math.nan] * len(ranks)
         upto = np.cumsum(self._bins)

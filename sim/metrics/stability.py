@@ -150,7 +150,7 @@ class Half:
 
     @property
     def bound(self) -> float:
-        """How long a line may be, at its lowest, in a run that is stable."""
+        """Most requests in a line, at its lowest, in a run that is stable."""
         noise = math.sqrt(SLICES * (self.arrivals.var(ddof=1) + self.admissions.var(ddof=1)))
         return LINE * min(1.0, self.times_service / LONG_RUN) * noise
 

@@ -91,7 +91,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
 
 
 def latencies_s(requests: Columns, deliveries: Columns, warmup: int) -> dict[str, Array]:
-    """What the latency metrics are taken over, in seconds: one value a counted request; for itl one a later chunk."""
+    """Samples of each latency metric in seconds: one value per counted request; for itl one per later chunk."""
     every, finished = _numbered(requests), requests["finish_s"] >= 0
     req = rows_of(every, finished & (every["id"] >= warmup))
     chunks = _renumbering(requests["id"], every["id"], finished)(deliveries)

@@ -6,8 +6,8 @@ in their order. Requests in flight and the queue of each lane are counters.
 
 Slices of one track nest and never overlap, as Perfetto wants it; all times are whole nanoseconds, so rounding breaks
 nothing. An arrow's ends and steps lie in the middle of their slices: Perfetto binds them to what is open there. Comes
-piece by piece: the trace is as long as the run, the memory is not. Whom a launch carried is kept only where a run was
-`traced`, and so is what the host did; a real host's time is not recorded. Without them there are no arrows.
+piece by piece: the trace is as long as the run, the memory is not. The requests of a launch are kept only where a run
+was `traced`, and so is what the host did; a real host's time is not recorded. Without them there are no arrows.
 """
 
 from __future__ import annotations
@@ -178,7 +178,7 @@ def _hits(requests: Columns) -> Iterator[list[str]]:
 
 
 def _host(result: Result) -> Iterator[list[str]]:
-    """What each replica's host thread did, one operation at a time."""
+    """Spans of each replica's host thread, one operation at a time."""
     spans = result.host or ()
     replicas = sorted({replica for replica, *_ in spans})
     for replica in replicas:

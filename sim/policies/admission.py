@@ -1,4 +1,4 @@
-"""Who is let in: arrivals, prompt chunks within a token budget, room in the KV cache, and preemption."""
+"""Admission: arrivals, prompt chunks within a token budget, room in the KV cache, and preemption."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Admission(PolicyTraits):
         self.prefilling: list[Request] = []  # admitted, not yet prefilled to the end
         self.in_flight = 0  # admitted, not finished
         self.admitting = True  # else `next_chunks` only goes on with prompts that are begun
-        self.untried = False  # some wait who were not tried: since a request was preempted, or a gate holds them
+        self.untried = False  # some wait that were not tried: since a request was preempted, or a gate holds them
         self.gate = gate_of(context.settings)
         self.lanes = Lanes(context.env, context.device.host, context.settings.priority == "dynamic")
         self.lanes.queues[self.prefill_lane] = self.waiting
@@ -81,12 +81,8 @@ class Admission(PolicyTraits):
 
     @property
     def load(self) -> int:
-        """Requests that it has."""
+        """Number of its requests, admitted or not."""
         return self.in_flight + len(self.waiting)
-
-    def cached(self, request: Request) -> int:
-        """Tokens of a prompt that it has cached."""
-        return self.kv.cached(request)
 
     def submit(self, request: Request) -> None:
         """A request arrives."""
@@ -115,7 +111,7 @@ class Admission(PolicyTraits):
         chunks: list[Chunk] = []
         inside, most = self.in_flight, 1 if self.workers != "lanes" else self.settings.max_prompts_per_forward
         if self.workers == "lanes" and (free := len(self.prefill_workers) - self.busy_prefill_workers) > 1:
-            share = max(1, -(-len(self.waiting) // free))  # so that other workers who are free get theirs
+            share = max(1, -(-len(self.waiting) // free))  # so that other free workers get theirs
             most = min(share, most or share)
         for request in list(self.prefilling):
             prefilled = request.state.prefilled
@@ -158,7 +154,7 @@ class Admission(PolicyTraits):
 
 
 def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
-    """What the next waiting request reads first; None if it is not let in yet. Some fetch a prefix before they read."""
+    """The first chunk of the next waiting request; None if it is not admitted yet. Some first fetch a prefix."""
     tiers = policy.kv.tiers
     while policy.waiting and policy.admits():
         request = policy.waiting[0]

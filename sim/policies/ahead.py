@@ -53,10 +53,10 @@ class Ahead(PDV):
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
-        self.judged: list[Request] = []  # being verified, with nothing drafted ahead yet
+        self.verifying: list[Request] = []  # being verified, with nothing drafted ahead yet
         self.guesses: dict[Request, tuple[int, Lookahead]] = {}  # how many tokens were drafted ahead, or are, and how
-        self.foreseen: set[Request] = set()  # who has drafts that were made ahead, and waits for their verification
-        self.making: set[Request] = set()  # for whom drafts ahead are under way
+        self.foreseen: set[Request] = set()  # with drafts that were made ahead, waiting for verification
+        self.making: set[Request] = set()  # with drafts ahead under way
         self.kept: list[Request] = []  # of these, rows that continue when they are ready
         self.estimate = AcceptanceEstimate()
         self._plans: dict[tuple[int, int, int, int], Lookahead | None] = {}
@@ -67,7 +67,7 @@ class Ahead(PDV):
                 rows = self.decode.take(self.settings.draft_batch)
                 self.wake_prefill()
                 yield from self.decode_batch(rows)
-            elif self.judged:
+            elif self.verifying:
                 yield from self.draft_ahead()
             else:
                 yield self.decode.wait()
@@ -75,7 +75,7 @@ class Ahead(PDV):
     def draft_ahead(self) -> Process:
         """Draft for the requests being verified, if that pays; then the requests that waited for it continue."""
         most = self.settings.draft_batch
-        rows, self.judged = Batch(self.judged[:most]), self.judged[most:]
+        rows, self.verifying = Batch(self.verifying[:most]), self.verifying[most:]
         k = self.draft_length(rows)
         plan = self.choose(rows, k) if k else None
         if plan is None:
@@ -104,7 +104,7 @@ class Ahead(PDV):
         return self._plans[key]
 
     def best_plan(self, rows: int, context: int, k: int) -> Lookahead | None:
-        """The same, worked out."""
+        """The same, without looking it up."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
         # of several, rows with new drafts would lag, and the batch would split
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if rows > 1 else (False, True)}[miss]
@@ -139,11 +139,11 @@ class Ahead(PDV):
             self.foreseen.difference_update(rows)
             judging = self.device.launch(self.verify(rows, rows.k))
             if self.speculates:
-                self.judged = [row for row in rows if row.state.emitted + row.state.k + 1 < row.output_tokens]
-            if self.judged:
+                self.verifying = [row for row in rows if row.state.emitted + row.state.k + 1 < row.output_tokens]
+            if self.verifying:
                 self.decode.wake(self.env.now)
             verdict = yield judging
-            self.judged = []
+            self.verifying = []
             next_k = {row: self.guessed(row, accepted) for row, accepted in zip(rows, verdict, strict=True)}
             self.route_verified(self.settle(rows, verdict), next_k)
 

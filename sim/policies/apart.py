@@ -20,6 +20,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from simpy.events import Event
 
@@ -180,7 +181,7 @@ class DecodeEngine(Colocated):
 
 
 class Disaggregated:
-    """The engines of one server, and who goes where."""
+    """The engines of one server, and the way of each request through them."""
 
     def __init__(
         self, prefill: Sequence[PrefillEngine], decode: Sequence[DecodeEngine], shipping: KvShipping, aware: bool
@@ -193,19 +194,15 @@ class Disaggregated:
         self._asked: dict[Request, Request] = {}  # by the copy that is prefilled
         self._turns = [list(range(len(side))) for side in (prefill, decode)]  # least recently chosen first
         for source, engine in enumerate(prefill):
-            engine.on_prompt = lambda copy, source=source: self._prefilled(copy, source)  # type: ignore[misc]
+            engine.on_prompt = partial(self._prefilled, source)
         for receiver in decode:
             receiver.fetch = self._send
 
     @property
     def load(self) -> int:
-        """Requests that it has."""
+        """Number of its requests, admitted or not."""
         waiting = sum(engine.in_flight + len(engine.waiting) for engine in self.prefill)
         return waiting + sum(engine.load for engine in self.decode)
-
-    def cached(self, request: Request) -> int:
-        """Tokens of a prompt that a prefill engine has cached."""
-        return max(engine.kv.cached(request) for engine in self.prefill)
 
     def submit(self, request: Request) -> None:
         """A request arrives."""
@@ -224,7 +221,7 @@ class Disaggregated:
         turns.append(at)
         return at
 
-    def _prefilled(self, copy: Request, source: int) -> None:
+    def _prefilled(self, source: int, copy: Request) -> None:
         at = self._next(1, [(engine.load,) for engine in self.decode])
         engine, request = self.decode[at], self._asked.pop(copy)
         engine.offer(Parcel(request, copy, source, engine.env.now))

@@ -80,12 +80,12 @@ class Controller:
 
     @property
     def acceptance(self) -> float | None:
-        """As it sees it."""
+        """The estimated acceptance rate; None without an estimate."""
         return None
 
     @property
     def drafting(self) -> bool:
-        """Whether drafts are made these days; while not, the drafter leaves prompts unread."""
+        """Whether drafts are made at present; while not, the drafter does not prefill."""
         return self.k > 0
 
     def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
@@ -114,18 +114,14 @@ class ByBatchSize(Controller):
         super().__init__(settings)
         self.tiers, self.hold = settings.draft_table, settings.table_hold
         self._at = 0
-
-    @property
-    def selects(self) -> bool:  # type: ignore[override]
-        return not self.k
-
-    @property
-    def by_sums(self) -> bool:  # type: ignore[override]
-        return self.k > 0
+        self._use(self.k)
 
     @property
     def drafting(self) -> bool:
         return True
+
+    def _use(self, k: int) -> None:
+        self.k, self.selects, self.by_sums = k, not k, k > 0
 
     def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
         tiers = self.tiers
@@ -133,7 +129,7 @@ class ByBatchSize(Controller):
             self._at += 1
         while self._at and self.scheduled < tiers[self._at][0] * (1 - self.hold):
             self._at -= 1
-        self.k = tiers[self._at][1]
+        self._use(tiers[self._at][1])
         return max(1, self.k)
 
     def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:
@@ -163,7 +159,7 @@ class ServedLengths:
             self.prompts = sum(map(_computed, rows)) / len(rows)
 
     def observe(self, rows: Sequence[Request]) -> None:
-        """These have all their tokens."""
+        """Learn from requests that have all their tokens."""
         for row in rows:
             self._requests = 0.99 * self._requests + 1
             self._outputs = 0.99 * self._outputs + row.output_tokens

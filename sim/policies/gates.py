@@ -92,7 +92,7 @@ class AllRanks:
     """One gate for all data-parallel ranks of a server: a prompt on one of them makes the step of all long.
 
     Prompts wait until every rank has one, and then for `gathering_steps` in which more may arrive. After
-    `timeout_steps` in which some rank had none, ranks with prompts begin. Nobody waits for a rank that does not
+    `timeout_steps` in which some rank had none, ranks with prompts begin. No rank waits for one that does not
     decode.
     """
 

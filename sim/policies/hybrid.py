@@ -111,7 +111,7 @@ class Adaptive(Hybrid):
 
     def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
         self.learner.observe(rows, verdict, plain=self.mode == "plain")
-        judged = list(rows)
+        verified = list(rows)
         going = super().settle(rows, verdict)
-        self.learner.served.observe([row for row in judged if row.taken.finish_s >= 0])
+        self.learner.served.observe([row for row in verified if row.taken.finish_s >= 0])
         return going

@@ -151,7 +151,7 @@ class Server:
 
     @property
     def drafted_by(self) -> DrafterKind:
-        """Who drafts."""
+        """The kind of drafter."""
         return drafter_kind(self.pair)
 
     def models(self) -> Pair:

@@ -27,11 +27,11 @@ class RemoteDrafter(NamedTuple):
     drafters: int = 1  # GPUs among which the rows of a draft are divided
 
     def drafts_s(self, rows: int, k: int) -> float:
-        """Drafts on their way to the target."""
+        """Seconds of drafts on their way to the target."""
         return self.fabric.alone_s(draft_bytes(rows * k))
 
     def verdicts_s(self, rows: int) -> float:
-        """Verdicts on their way back."""
+        """Seconds of verdicts on their way back."""
         return self.fabric.alone_s(verdict_bytes(rows))
 
 
@@ -67,7 +67,7 @@ class Planner:
         self.lanes = lanes  # drafts and verifies have a lane each, and hand over to each other
 
     def decode_s(self, rows: int, context: int) -> float:
-        """One plain token for each row."""
+        """Seconds of one plain token for each row."""
         return self.round_s(rows, context, 0)
 
     def round_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:

@@ -17,7 +17,7 @@ class Prefills(Rounds):
     """Prefill prompts; completed ones go on to decode."""
 
     def prefill(self, chunks: tuple[Chunk, ...]) -> Generator[Event, Any, Batch]:
-        """Both models prefill `chunks` on the prefill lane; returns who decodes now, its first token delivered."""
+        """Both models prefill `chunks` on the prefill lane; returns requests that now decode, first token delivered."""
         self.busy_prefill_workers += 1
         target, draft = start_prefill(self, chunks)
         yield target

@@ -177,8 +177,8 @@ def fast_forward(policy: Rounds, rows: Batch, k: int, verify_lane: str) -> int:
         return policy.device.advance(rows, lanes, depth)
     verdict = rows.verdict()
 
-    def judged() -> bool:
-        """Show the controller a verdict; whether it wants another draft length, or a row is finished."""
+    def enough() -> bool:
+        """Show the controller a verdict; True if it wants another draft length, or a row is finished."""
         nonlocal verdict
         controller.observe(rows, verdict, policy.env.now)
         if forecast.round == forecast.end or policy.draft_length(rows) != k:
@@ -186,7 +186,7 @@ def fast_forward(policy: Rounds, rows: Batch, k: int, verify_lane: str) -> int:
         verdict = rows.verdict()
         return False
 
-    return policy.device.advance(rows, lanes, depth, judged)
+    return policy.device.advance(rows, lanes, depth, enough)
 
 
 def _draft_early(policy: Rounds, rows: Batch) -> None:

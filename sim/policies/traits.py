@@ -60,7 +60,7 @@ class PolicyTraits:
 
     @classmethod
     def lane_names(cls) -> tuple[str, ...]:
-        """Its streams."""
+        """The names of its streams."""
         return tuple(dict.fromkeys((cls.prefill_lane, cls.draft_lane, cls.verify_lane)))
 
     @classmethod

@@ -147,7 +147,7 @@ def _blocks(output_tokens: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _runs(uniforms: Uniforms, rates: Uniforms | np.float32, ends: NDArray[np.int64]) -> NDArray[np.uint8]:
-    """At each position, the number of consecutive accepted positions; no run crosses the end of its request."""
+    """The number of consecutive accepted positions from each on; no run crosses the end of its request."""
     rejected = uniforms >= rates
     # The last position of the tail: a draft from the last output position can be MAX_DRAFT long without reaching it.
     rejected[ends - 1] = True
@@ -158,7 +158,7 @@ def _runs(uniforms: Uniforms, rates: Uniforms | np.float32, ends: NDArray[np.int
 
 
 def _positional(uniforms: Uniforms, rates: tuple[float, ...]) -> NDArray[np.uint8]:
-    """At each position, how many of the unconditional rates exceed its uniform number."""
+    """The number of unconditional rates that exceed the uniform number of each position."""
     count = np.zeros(len(uniforms), dtype=np.uint8)
     for rate in rates[:LONGEST_RUN]:
         count += uniforms < np.float32(rate)
@@ -320,7 +320,7 @@ def _run_lengths(cumulative: Floats, row: NDArray[np.int64], uniforms: Uniforms)
 def draw_runs(
     model: MeasuredModel, uniforms: Uniforms, starts: NDArray[np.int64], ends: NDArray[np.int64], shares: Uniforms
 ) -> NDArray[np.uint8]:
-    """At each position the number of consecutive accepted drafts; requests are concatenated.
+    """The number of consecutive accepted drafts from each position on; requests are concatenated.
 
     One uniform number per position decides; `shares` in [0, 1) determine the class of each request.
     """

@@ -56,7 +56,7 @@ class Trace(NamedTuple):
         return self.turns is not None or self.hashes is not None
 
     def only(self, rows: NDArray[Any]) -> Trace:
-        """Some of the requests."""
+        """Return the selected requests."""
         chosen = np.arange(len(self.lengths))[rows].tolist()
         return self._replace(
             arrival_s=self.arrival_s[rows],

@@ -188,7 +188,7 @@ class Traffic:
         return None if longest is None else longest - self.prefixes[0]
 
     def fitting(self) -> NDArray[np.bool_]:
-        """Which requests are short enough."""
+        """Return a mask of the requests that are short enough."""
         from pdvsim.sim.workload.own import fitting
 
         return fitting(self.trace(), self._room, self.input_len, self.output_len)

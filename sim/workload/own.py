@@ -83,7 +83,7 @@ def read_requests(name: str, path: str, tokenizer: str | None = None, columns: t
 
 
 def fitting(trace: Trace, longest: int | None, prompt: int | None, output: int | None) -> NDArray[np.bool_]:
-    """Which requests have at most `longest` tokens; `prompt` and `output` override their lengths.
+    """A mask of the requests with at most `longest` tokens; `prompt` and `output` override their lengths.
 
     If both are given all requests have the same length, and none is excluded.
     """

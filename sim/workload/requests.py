@@ -7,7 +7,7 @@ The turns of a conversation follow each other in the iterator; a later turn has 
 a replayed trace, and is sent when the one before is answered. Conversations start at the request rate over their mean
 number of turns.
 
-Not modelled here: users who wait for an answer before the next request (`max_concurrency` limits admission instead),
+Not modelled here: users that wait for an answer before the next request (`max_concurrency` limits admission instead),
 except in conversations; ramps of the rate; and correlation between arrivals and lengths, except by replaying a trace.
 """
 
@@ -144,7 +144,7 @@ class Workload:
         return streams.draw(outputs, None if self._rates is None else self._rates[part.rows])
 
     def all(self) -> list[Request]:
-        """All requests."""
+        """Return all requests."""
         self.check_total()
         return list(self)
 

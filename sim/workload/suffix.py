@@ -48,7 +48,7 @@ class SuffixTree:
         self._ends: dict[int, deque[int]] = {}  # by sequence, the nodes of the stretches that end with its last token
 
     def extend(self, sequence: int, tokens: Sequence[int]) -> None:
-        """More tokens of a sequence."""
+        """Append tokens to a sequence."""
         counts, likeliest, children = self._counts, self._likeliest, self._children
         ends = self._ends.setdefault(sequence, deque(maxlen=self._depth))
         for token in tokens:
@@ -113,13 +113,13 @@ class SuffixCache:
         self._last: dict[int, deque[int]] = {}
 
     def start(self, request: int, prompt: Sequence[int]) -> None:
-        """A request with its prompt."""
+        """Begin a request with its prompt."""
         depth = self._options.suffix_decoding_max_tree_depth
         self._own[request], self._last[request] = SuffixTree(depth), deque(prompt, maxlen=depth)
         self._own[request].extend(request, prompt)
 
     def extend(self, request: int, tokens: Sequence[int]) -> None:
-        """More tokens of its answer."""
+        """Append tokens to its answer."""
         self._own[request].extend(request, tokens)
         self._last[request].extend(tokens)
         if self._options.suffix_decoding_max_cached_requests:

@@ -42,10 +42,6 @@ class TraceWindow:
         """Mean request rate; None if all arrive at the same time."""
         return (len(self.rows) - 1) / self.span_s if self.span_s else None
 
-    def seconds_at(self, request_rate: float) -> float:
-        """Time from the first arrival to the last if the window is scaled to a mean rate."""
-        return (len(self.rows) - 1) / request_rate
-
 
 @dataclass(frozen=True, eq=False)
 class TraceWindows:
@@ -127,7 +123,7 @@ def time_unit(seconds: float) -> tuple[float, str]:
 
 
 def time_text(seconds: float) -> str:
-    """A duration in that unit."""
+    """A duration as text, in the unit that suits its length."""
     scale, unit = time_unit(seconds)
     if scale == 1 and seconds and seconds % 60 == 0:
         return f"{seconds / 60:g} min"

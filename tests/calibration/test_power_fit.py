@@ -52,11 +52,15 @@ def heated(name: str, drafter: bool, rng: np.random.Generator, flop8: float = 1.
     return pd.DataFrame(rows)
 
 
-def test_the_figures_come_back() -> None:
-    rng = np.random.default_rng(0)
+def three_heated(rng: np.random.Generator) -> tuple[pd.DataFrame, dict[str, CostModel]]:
+    """Samples of three models, one of them a drafter, and their costs."""
     names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
     frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
-    models = {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
+    return frame, {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
+
+
+def test_the_figures_come_back() -> None:
+    frame, models = three_heated(np.random.default_rng(0))
     power = fit_power(frame, H200, models)
     for name in ("rest_w", "weight_j", "flop_j", "limit_w", "slope", "settle_s"):
         assert getattr(power.fit, name) == pytest.approx(getattr(TRUE, name), rel=0.1), name
@@ -86,9 +90,7 @@ def test_the_shipped_samples_know_groups_by_their_numbers() -> None:
 def test_the_energy_of_8_bit_flops_comes_back() -> None:
     """From launches of a model with 8-bit weights, whose flops take 0.6 of the energy; the rest is as without them."""
     rng = np.random.default_rng(0)
-    names = {"llama-2-7b": False, "tinyllama-1.1b": True, "llama-3.1-8b": False}
-    frame = pd.concat([heated(name, drafter, rng) for name, drafter in names.items()])
-    models = {name: CostModel(MODELS[name], ForwardTerms.roofline(MODELS[name], H200)) for name in names}
+    frame, models = three_heated(rng)
     eight_bits = heated("llama-3.1-8b-fp8", False, rng, flop8=0.6)
     spec = named("llama-3.1-8b-fp8")
     models[spec.name] = CostModel(spec, ForwardTerms.roofline(spec, H200))

@@ -14,6 +14,7 @@ import numpy as np
 import nvml
 import pytest
 import torch
+from refusals import one_line
 from small import options, tiny
 
 from pdvsim.profiler import corun, grid, heat, hostcost, measure, precompile, provenance, rig
@@ -127,9 +128,8 @@ def test_another_card_is_not_resumed(parts: Path, tmp_path: Path) -> None:
     _, header = read(parts / "tiny-a.npz")
     other = Part(tmp_path / "tiny-a.npz", {**header, "device": {**header["device"], "name": "another"}})
     other.save()
-    with pytest.raises(ValueError, match=r"tiny-a\.npz: device\.name was another") as refused:
+    with one_line("tiny-a.npz: device.name was another"):
         Profiler(options(tmp_path), tiny, quiet).run()
-    assert "\n" not in str(refused.value)
 
 
 def test_a_budget_cuts_the_order_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

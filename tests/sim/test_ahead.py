@@ -17,7 +17,7 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rate, was_guessed
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import LOADS, check_counts, check_streams
+from pdvsim.testing import LOADS, checked
 
 TWO = Hardware(place=("prefill=1", "verify=1"))
 SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
@@ -109,11 +109,7 @@ def test_nothing_that_is_drafted_ahead_is_lost_or_made_twice(load: str, fan: int
     experiment = applicable(
         replace(base, arch="pdv-ahead", server=server, hardware=replace(base.hardware, place=("prefill=1", "verify=1")))
     )
-    asked = make_requests(experiment.traffic, experiment.acceptance)
-    result = simulate(experiment)
-    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
-    check_streams(result)
-    used = result.requests["ahead_used"].sum()
+    used = checked(experiment).requests["ahead_used"].sum()
     assert (used > 0) == experiment.speculates
 
 

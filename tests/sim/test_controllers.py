@@ -376,14 +376,14 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
     """64 rows at acceptance 0.05: tries, with what the drafter must then catch up on, cost `BUDGET` of the time."""
     plan = planner()
     tries = []
-    for owed in (0, 200):
+    for lag in (0, 200):
         controller, rows = Goodput(Server(controller="goodput"), plan), batch(64, 500)
         controller.learner.estimate._accepted, controller.learner.estimate._tried = 100.0, 2000.0
         settled(controller, rows)
         lengths = []
         for round in range(4000):
             for row in rows:
-                row.state.drafter_lag = owed
+                row.state.drafter_lag = lag
             lengths.append(controller.draft_length(rows, 0, 100.0 + round))
             for row in rows:
                 row.state.k = lengths[-1]
@@ -496,8 +496,8 @@ def test_adaptive_judges_all_modes_for_the_same_requests() -> None:
         plan = planner(contention=contention, dear_draft=dear)
         for mode in ("plain", "atomic", "lanes"):
             best = []
-            for judged in (rows, rows // 2):
-                speeds = mode_speeds(plan, rate, judged, context)
+            for verified in (rows, rows // 2):
+                speeds = mode_speeds(plan, rate, verified, context)
                 speeds[mode] = speeds.get(mode, 0.0) * Adaptive.MARGIN
                 best.append(max(speeds, key=lambda mode: speeds[mode]))
             policy = adaptive(plan, rate, rows + 3, mode)

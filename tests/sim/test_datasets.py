@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import one_line
 
 from pdvsim.sim.config import Acceptance, Traffic
 from pdvsim.sim.workload import datasets
@@ -43,13 +44,9 @@ def rows(trace: Trace) -> list[tuple[float, int, int]]:
     return [(round(t, 6), p, o) for t, (p, o) in zip(arrivals, trace.lengths.tolist(), strict=True)]
 
 
-def refusal(read: Callable[[str], object], path: str) -> str:
-    with pytest.raises(ValueError, match=r".") as error:
+def refuses(read: Callable[[str], object], path: str, says: str) -> None:
+    with one_line(path, says):
         read(path)
-    text = str(error.value)
-    assert path in text
-    assert "\n" not in text
-    return text
 
 
 def test_azure_as_published(write: Write) -> None:
@@ -126,14 +123,14 @@ GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
 def test_a_broken_file_is_refused_by_line_and_field(
     write: Write, read: Callable[[str], object], content: str, message: str
 ) -> None:
-    assert message in refusal(read, write(content))
+    refuses(read, write(content), message)
 
 
 @pytest.mark.parametrize("read", [*READERS, datasets._conversations])
 def test_what_is_no_text_file_is_refused(read: Callable[[str], object], write: Write, tmp_path: Path) -> None:
-    assert "No such file" in refusal(read, str(tmp_path / "missing"))
-    assert "is a folder" in refusal(read, str(tmp_path))
-    assert "not UTF-8" in refusal(read, write(b"\x1f\x8b\x08\xff\xfe" * 10))
+    refuses(read, str(tmp_path / "missing"), "No such file")
+    refuses(read, str(tmp_path), "is a folder")
+    refuses(read, write(b"\x1f\x8b\x08\xff\xfe" * 10), "not UTF-8")
     with pytest.raises(ValueError, match="not a file name"):
         read("a\0b")
 
@@ -229,8 +226,9 @@ def test_sharegpt_counts_the_first_exchange_under_vllms_filter(write: Write, tok
 
 def test_sharegpt_with_nothing_left_is_refused(write: Write, tokenizer: str) -> None:
     for content in ("[]", json.dumps([talk(("human", 1), ("gpt", 1))])):
-        text = refusal(lambda path: read_sharegpt(path, tokenizer, 5, np.random.default_rng(0)), write(content))
-        assert "holds no conversation that passes vLLM's filter; accepted: prompt >= 4" in text
+        path = write(content)
+        with one_line(path, "holds no conversation that passes vLLM's filter; accepted: prompt >= 4"):
+            read_sharegpt(path, tokenizer, 5, np.random.default_rng(0))
 
 
 @pytest.mark.parametrize(
@@ -248,10 +246,10 @@ def test_sharegpt_with_nothing_left_is_refused(write: Write, tokenizer: str) -> 
     ],
 )
 def test_a_broken_sharegpt_file_is_refused(write: Write, content: str, message: str) -> None:
-    assert message in refusal(datasets._conversations, write(content))
+    refuses(datasets._conversations, write(content), message)
 
 
 def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    assert "is not a folder" in refusal(datasets.token_counter, "gpt2")  # never fetched from elsewhere
+    refuses(datasets.token_counter, "gpt2", "is not a folder")  # never fetched from elsewhere
     (tmp_path / "tokenizer.json").write_text("{")
-    assert "cannot be loaded" in refusal(datasets.token_counter, str(tmp_path))
+    refuses(datasets.token_counter, str(tmp_path), "cannot be loaded")

@@ -23,7 +23,7 @@ from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable, refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import check_alike, check_counts, check_streams
+from pdvsim.testing import check_alike, check_counts, check_streams, checked
 
 FREE_HOST = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
 PAIR = "tinyllama-1.1b:llama-2-7b"
@@ -253,13 +253,10 @@ LOADS: dict[str, Traffic] = {
 def test_every_request_is_served_once(load: str, server: dict[str, Any], hardware: dict[str, Any]) -> None:
     """The invariants of every policy, with full caches, and the same with and without the fast path."""
     experiment = applicable(apart("2p2d", LOADS[load], server, **hardware))
-    asked = make_requests(experiment.traffic, experiment.acceptance)
-    result = simulate(experiment)
-    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
-    check_streams(result)
+    result = checked(experiment)
     check_alike(result, simulate(experiment, blocks=False))
     assert result.meta["gpus"] == experiment.gpus == 4
-    assert summarise(result)["completed"] == len(asked)
+    assert summarise(result)["completed"] == len(result.requests["id"])
 
 
 @pytest.mark.parametrize("engine", ["vllm", "trtllm"])

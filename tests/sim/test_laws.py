@@ -615,7 +615,7 @@ SCARCE: list[dict[str, Any]] = [
 def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
     """All are served all the same, each token once, by either way; blocks never exceed the cache, and all return.
 
-    Whoever is preempted reads again what left the cache, and nothing else is read twice.
+    A preempted request is prefilled again as far as it left the cache; nothing else is prefilled twice.
     """
     preempted = 0
     for seed, options in enumerate(SCARCE):

@@ -18,8 +18,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import LANES
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import LOADS, check_counts, check_streams
+from pdvsim.testing import LOADS, checked
 
 GEMMA = "gemma-2b:gemma-7b"
 
@@ -218,10 +217,7 @@ def test_groups_of_several_gpus_per_lane_keep_the_counts(arch: Arch, load: str) 
     base = LOADS[load]
     hardware = replace(base.hardware, place=GROUPS[arch], replicas=2, router="least-loaded")
     experiment = applicable(replace(base, arch=arch, hardware=hardware))
-    asked = make_requests(experiment.traffic, experiment.acceptance)
-    result = simulate(experiment)
-    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
-    check_streams(result)
+    result = checked(experiment)
     if load == "all sent at time 0":
         works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))
         assert works == {(replica, at) for replica in range(2) for at in range(experiment.placement.gpus)}

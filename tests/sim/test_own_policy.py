@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from refusals import one_line
 
 import pdvsim
 from pdvsim.cli import main
@@ -127,23 +128,21 @@ def test_a_policy_from_a_file_is_what_it_is_derived_from(own: str) -> None:
         ("{own}:NotOne", "has no policy NotOne"),
         ("/no/such.py:Mine", "cannot read /no/such.py: No such file"),
         ("own.txt:Mine", "unknown arch 'own.txt:Mine'; known: autoregressive"),
-        ("pdv-hybird", r"unknown arch 'pdv-hybird' \(did you mean pdv-hybrid\?\)"),
+        ("pdv-hybird", "unknown arch 'pdv-hybird' (did you mean pdv-hybrid?)"),
     ],
 )
 def test_what_is_no_policy_is_refused_in_one_line(own: str, arch: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says) as refused:
+    with one_line(says):
         Experiment(arch.format(own=own))
-    assert "\n" not in str(refused.value)
 
 
 def test_a_file_that_does_not_run_says_why(tmp_path: Path) -> None:
     (tmp_path / "bad.py").write_text("\nimport nothing_of_that_name\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"bad\.py:2: ModuleNotFoundError: No module named 'nothing_of_that_name'"):
+    with one_line("bad.py:2: ModuleNotFoundError: No module named 'nothing_of_that_name'"):
         Experiment(f"{tmp_path}/bad.py:Mine")
     (tmp_path / "worse.py").write_text("\n\ndef broken(:\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"worse\.py:3: SyntaxError: ") as refused:
+    with one_line("worse.py:3: SyntaxError: "):
         Experiment(f"{tmp_path}/worse.py:Mine")
-    assert "\n" not in str(refused.value)
 
 
 FAULTY = """\

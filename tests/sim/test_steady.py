@@ -135,7 +135,7 @@ def test_steady_runs_are_no_shorter_than_asked_and_given_lengths_stay() -> None:
 
 
 def test_a_queue_that_rises_between_halves_is_not_stable() -> None:
-    """Waits of 0.3 s in the first half of the judged time and 1.3 s in the second, emptied once in every slice."""
+    """Waits of 0.3 s in the first half of the measured time and 1.3 s in the second, emptied once in every slice."""
     arrival_s = np.arange(4000) / 20
     wait_s = np.where(arrival_s < 150, 0.3, 1.3) * (np.arange(4000) % 40 > 0)
     label = stability(

@@ -169,8 +169,8 @@ def test_costs_at_hand_are_those_of_the_launch(rows: int, context: int, prompt: 
 
 def test_the_table_is_looked_up_with_the_prompts_of_the_step() -> None:
     costs = StepCosts(planner(), 5, 64, 8192)
-    alone, carrying = costs.seconds(8, 800, 8, 40), costs.seconds(8, 800, 8 + 500, 40)
-    assert carrying[0] > alone[-1]
+    alone, with_prompt = costs.seconds(8, 800, 8, 40), costs.seconds(8, 800, 8 + 500, 40)
+    assert with_prompt[0] > alone[-1]
     np.testing.assert_allclose(costs.seconds(8, 80_000, 8, 40), alone, err_msg="it ignores the context of the step")
 
 

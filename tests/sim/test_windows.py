@@ -69,7 +69,7 @@ def test_windows_divide_the_requests_and_the_busiest_is_first() -> None:
     assert all(len(part) >= BUSY * counts[0] for part in windows.busy)
     noon = windows.parts[0]
     assert abs(noon.start_s + noon.span_s / 2 - DAY_S / 2) < DAY_S / 6
-    assert noon.seconds_at(noon.request_rate) == pytest.approx(noon.span_s)
+    assert noon.request_rate * noon.span_s == pytest.approx(len(noon) - 1)
     short = cut(trace, np.arange(0, len(times), 5))
     assert len(short.parts) == 1
     assert len(short.parts[0]) == len(short.whole) == len(times) // 5
@@ -111,7 +111,7 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
         assert mine.num_prompts == len(window)
         requests = make_requests(mine, Acceptance())
         assert [r.output_tokens for r in requests] == [1 + row % 9 for row in window.rows.tolist()]
-        assert requests[-1].arrival_s == pytest.approx(window.seconds_at(5.0))
+        assert requests[-1].arrival_s == pytest.approx((len(window) - 1) / 5.0)
         scale = window.request_rate / 5.0
         own = (times[window.rows] - times[window.rows[0]]) * scale
         assert [r.arrival_s for r in requests] == pytest.approx(own.tolist())

@@ -297,8 +297,8 @@ def test_a_forest_draws_paired_differences(counts: bool) -> None:
     points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = float("nan")  # it drafts nothing
     entries = [entry | {"place": "here"} for entry in over_replications(points)]
     paired = [d | {"place": "here"} for d in paired_differences(points, "output_throughput", "pd")]
-    judged = [d | {"significant": counts, "error": 0.035} for d in paired]
-    axes = forest_figure(entries, judged, "").axes[0]
+    with_errors = [d | {"significant": counts, "error": 0.035} for d in paired]
+    axes = forest_figure(entries, with_errors, "").axes[0]
     first = [d["relative"] for d in paired if d["load"] == 1.0]
     lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # drawn over the reference
     assert [list(x) for x in lines] == [pytest.approx([d.mean - d.half_width, d.mean + d.half_width]) for d in first]

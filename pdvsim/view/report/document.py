@@ -85,7 +85,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
 
 
 def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict[str, Any]]]:
-    """From saved records: the latencies of each point, and the time series of one replication."""
+    """Latencies of each point and the time series of one replication, from saved records."""
     latencies: Latencies = {}
     series: dict[int, dict[str, Any]] = {}
     keys = [*KEYS, *results.dims]

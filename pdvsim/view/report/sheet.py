@@ -29,7 +29,7 @@ class Showable(Protocol):
     """A part of a section with its own HTML form; as text it is printed."""
 
     def html(self) -> str:
-        """As HTML, with escaped texts."""
+        """The part as HTML, with escaped texts."""
 
 
 PageSection = tuple[str, Sequence[str | Showable]]  # heading, possibly empty, and parts
