@@ -348,9 +348,9 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
     """The first seed's searches finish, then Ctrl-C comes."""
     real = runs_module.run_sweep
 
-    def run_sweep(points: list[runs_module.Point], *rest: object) -> pd.DataFrame:
+    def run_sweep(points: list[runs_module.Point], *rest: object) -> list[Row]:
         if any(point.experiment.traffic.seed == 1 for point in points):
-            raise SweepInterrupted(pd.DataFrame())
+            raise SweepInterrupted([])
         return real(points, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)

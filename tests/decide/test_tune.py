@@ -8,7 +8,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 import pdvsim
@@ -225,7 +224,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     experiments: list[Experiment] = []
     real = runs_module.run_sweep
 
-    def run_sweep(points: Any, *rest: Any) -> pd.DataFrame:
+    def run_sweep(points: Any, *rest: Any) -> list[Row]:
         experiments.extend(point.experiment for point in points)
         return real(points, *rest)
 
