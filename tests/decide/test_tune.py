@@ -289,7 +289,7 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
         assert {len(rows) for rows in advice.finals.values()} == {5}
         assert advice.left_out
         assert advice.report().document["search"]["left_out"] == advice.left_out
-    whole = answer(budget=5000, **few)
+    whole = answer(budget=5000, num_runs=2, **few)
     assert not whole.left_out
     assert not whole.search.skipped
 
