@@ -16,7 +16,7 @@ from pdvsim.cli.validate.options import Comparison
 from pdvsim.common.options import build
 from pdvsim.common.signatures import signed
 from pdvsim.study.inputs import checked
-from pdvsim.study.sweep import run_sweep
+from pdvsim.study.sweep import frame_of, run_sweep
 from pdvsim.view.run import Run
 from pdvsim.view.setting import points_line
 
@@ -71,7 +71,7 @@ def sweep(**options: Any) -> SweepPoints:
 
     chosen = build(SweepOptions, options)
     asked = chosen.sweep
-    points = SweepPoints(tidy(run_sweep(asked.points(), chosen.backend)))
+    points = SweepPoints(tidy(frame_of(run_sweep(asked.points(), chosen.backend))))
     points.setting = points_line(points, [asdict(asked.base)])
     return points
 

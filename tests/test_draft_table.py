@@ -192,11 +192,12 @@ def test_the_fewest_ranges(speeds: list[list[int]], indifference: float) -> None
         else:
             runs.append([size])
     losses = logs.max(axis=1, keepdims=True) - logs
-    ways = []
-    for chosen in product(range(logs.shape[1]), repeat=len(runs)):
-        lost = [losses[run, k].sum() for run, k in zip(runs, chosen, strict=True)]
-        if all(math.expm1(losses[run, k].max()) <= indifference for run, k in zip(runs, chosen, strict=True)):
-            ways.append((1 + sum(a != b for a, b in pairwise(chosen)), sum(lost)))
+    lost_by = [losses[run].sum(axis=0).tolist() for run in runs]
+    allowed = [np.flatnonzero(np.expm1(losses[run].max(axis=0)) <= indifference).tolist() for run in runs]
+    ways = [
+        (1 + sum(a != b for a, b in pairwise(chosen)), sum(by[k] for by, k in zip(lost_by, chosen, strict=True)))
+        for chosen in product(*allowed)
+    ]
     ranges = _merged(logs, best, indifference)
     lost = sum(losses[first - 1 : last, k].sum() for first, last, k in ranges)
     assert (len(ranges), lost) == pytest.approx(min(ways))

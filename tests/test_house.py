@@ -104,7 +104,8 @@ def _imports(module: str, node: ast.AST, when: str) -> Iterator[Import]:
         elif isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
             when = "for types"
         for child in ast.iter_child_nodes(node):
-            yield from _imports(module, child, when)
+            if not isinstance(child, ast.expr):  # which holds no import
+                yield from _imports(module, child, when)
 
 
 @cache

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
@@ -20,9 +20,6 @@ from pdvsim.sim.workload.requests import Workload
 from pdvsim.study.backends import Backend
 from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
 from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LoadAxis = Literal["load", "concurrency", "requests"]
 
@@ -64,7 +61,7 @@ class Bench:
             try:
                 self._keep(new, run_sweep(points, Backend(self.jobs), lambda done: self.progress(before + done)))
             except SweepInterrupted as stop:
-                self._keep(new, stop.points)
+                self._keep(new, stop.rows)
                 raise
         return self.known(asked) or []
 
@@ -107,10 +104,9 @@ class Bench:
             experiment = replace(experiment, server=alone)
         return applicable(experiment if self.band else without_band(experiment))
 
-    def _keep(self, experiments: Sequence[Experiment], frame: pd.DataFrame) -> None:
-        for row in frame.to_dict("records"):
-            self._known[experiments[int(row["run"])]] = {str(key): value for key, value in row.items()}
-        self.runs += len(frame)
+    def _keep(self, experiments: Sequence[Experiment], rows: list[Row]) -> None:
+        self._known |= {experiments[row["run"]]: row for row in rows}
+        self.runs += len(rows)
 
 
 def without_band(experiment: Experiment) -> Experiment:

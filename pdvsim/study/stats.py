@@ -88,10 +88,9 @@ def over_replications(points: pd.DataFrame) -> list[dict[str, Any]]:
     for key, group in points.groupby(keys, sort=False, dropna=False):
         entry: dict[str, Any] = dict(zip(keys, map(_plain, key), strict=True))
         entry["replications"] = len(group)
-        entry |= {name: _merged(group[name].tolist()) for name in texts}
-        for name in numeric:
-            within = group[f"{name}_se"].tolist() if f"{name}_se" in group else ()
-            entry[name] = interval(group[name].tolist(), within=within)
+        values = group.to_dict("list")
+        entry |= {name: _merged(values[name]) for name in texts}
+        entry |= {name: interval(values[name], within=values.get(f"{name}_se", ())) for name in numeric}
         entries.append(entry)
     return entries
 
@@ -145,14 +144,15 @@ def paired_differences(
     means. `relative` is the same relative to `against`.
     """
     same = ["load_kind", "load", *_varied(points)]
-    keys = [*same, "seed"]
-    base = points[points["arch"] == against].set_index(keys)[metric]
+    rows = points[[*same, "seed", "arch"]].assign(mine=points[metric])
+    pair = rows.groupby([*same, "seed"], sort=False, dropna=False).ngroup()
+    base = rows["arch"] == against
+    rows["theirs"] = pair.map(rows["mine"][base].set_axis(pair[base]))
     entries: list[dict[str, Any]] = []
-    for (*place, arch), group in points.groupby([*same, "arch"], sort=False, dropna=False):
+    for (*place, arch), group in rows.groupby([*same, "arch"], sort=False, dropna=False):
         if arch == against:
             continue
-        mine = group.set_index(keys)[metric]
-        theirs = base.reindex(mine.index)
+        mine, theirs = group["mine"], group["theirs"]
         entries.append(
             {
                 "arch": arch,

@@ -152,11 +152,11 @@ def _group_of() -> dict[str, str]:
 
 
 class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep; `points` are the finished rows."""
+    """Ctrl-C during a sweep; `rows` are those of the finished points."""
 
-    def __init__(self, points: pd.DataFrame) -> None:
+    def __init__(self, rows: list[Row]) -> None:
         super().__init__("sweep interrupted")
-        self.points = points
+        self.rows = rows
 
 
 class PointFailed(ValueError):
@@ -168,7 +168,7 @@ class PointFailed(ValueError):
 
 def run_sweep(
     points: Sequence[Point], backend: Backend, progress: Callable[[int], None] = lambda done: None
-) -> pd.DataFrame:
+) -> list[Row]:
     """One row per point, in order; `progress` is called with the number of finished points.
 
     Ctrl-C raises SweepInterrupted, a failed point PointFailed.
@@ -182,10 +182,10 @@ def run_sweep(
             rows[outcome.index] = outcome.row
             progress(len(rows))
     except KeyboardInterrupt:
-        raise SweepInterrupted(frame_of(rows[index] for index in sorted(rows))) from None
+        raise SweepInterrupted([rows[index] for index in sorted(rows)]) from None
     finally:
         outcomes.close()
-    return frame_of(rows[index] for index in sorted(rows))
+    return [rows[index] for index in sorted(rows)]
 
 
 def run_point(index: int, point: Point) -> Row:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, get_args
@@ -73,7 +74,14 @@ class KernelTables:
 
     def kinds(self, table: str) -> list[str]:
         """The data types, or other variants, that a table has."""
-        return sorted({name.split("/")[1] for name in self.arrays if name.startswith(f"{table}/")})
+        return self._kinds.get(table, [])
+
+    @cached_property
+    def _kinds(self) -> dict[str, list[str]]:
+        kinds: dict[str, set[str]] = {}
+        for table, *rest in (name.split("/") for name in self.arrays):
+            kinds.setdefault(table, set()).update(rest[:1])
+        return {table: sorted(found) for table, found in kinds.items()}
 
     def product(self, kind: str, tokens: Floats, outputs: int, inputs: int) -> Floats:
         """Seconds of one matrix product over `tokens`.

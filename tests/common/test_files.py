@@ -99,9 +99,12 @@ def test_a_protected_file_and_a_folder_are_refused(tmp_path: Path) -> None:
             check_writable(tmp_path / "x")
 
 
-def test_a_page_a_picture_and_a_timeline_that_do_not_fit(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_page_a_picture_and_a_timeline_that_do_not_fit(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No room is one line that names the file, and what was there stays."""
     resource = pytest.importorskip("resource")
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would keep what fits of a module imported here
     folder = sweep_folder(tmp_path / "s", archs=("pd",), rates=(20.0,), seeds=1, detailed=False)
     outputs = {
         "page.html": ["report", str(folder), "-o", "{}"],

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -304,7 +303,7 @@ def test_ctrl_c_tells_what_is_known(
 
     def run_sweep(*args: object) -> object:
         if next(left, None) is None:
-            raise SweepInterrupted(pd.DataFrame())
+            raise SweepInterrupted([])
         return real(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)

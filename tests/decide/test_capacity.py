@@ -328,9 +328,9 @@ def command(tmp_path: Path, *more: str) -> list[str]:
 
 def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = ("--html", str(tmp_path / "page.html"))
-    assert main(command(tmp_path, "--arch", "pd,pdv", "--gpu-hour-usd", "4", "--json", *page)) == 0
+    assert main(command(tmp_path, "--arch", "autoregressive,pd", "--gpu-hour-usd", "4", "--json", *page)) == 0
     document = json.loads(capsys.readouterr().out)
-    assert [entry["arch"] for entry in document["summary"]] == ["pd", "pdv"]
+    assert [entry["arch"] for entry in document["summary"]] == ["autoregressive", "pd"]
     assert document["summary"][0]["rate"]["n"] == 2
     assert document == json.loads((tmp_path / "capacity.json").read_text())
     assert len(pd.read_parquet(tmp_path / "capacity.parquet")) == 4
@@ -348,13 +348,13 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
     """The first seed's searches finish, then Ctrl-C comes."""
     real = runs_module.run_sweep
 
-    def run_sweep(points: list[runs_module.Point], *rest: object) -> pd.DataFrame:
+    def run_sweep(points: list[runs_module.Point], *rest: object) -> list[Row]:
         if any(point.experiment.traffic.seed == 1 for point in points):
-            raise SweepInterrupted(pd.DataFrame())
+            raise SweepInterrupted([])
         return real(points, *rest)  # type: ignore[arg-type]
 
     monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
-    assert main(command(tmp_path, "--arch", "pd,pdv")) == 130
+    assert main(command(tmp_path, "--arch", "autoregressive,pd")) == 130
     assert re.search(f" 2 of 4 .*{tmp_path}", capsys.readouterr().err)
     rows: list[Row] = json.loads((tmp_path / "capacity.json").read_text())["searches"]
-    assert [(row["arch"], row["seed"]) for row in rows] == [("pd", 0), ("pdv", 0)]
+    assert [(row["arch"], row["seed"]) for row in rows] == [("autoregressive", 0), ("pd", 0)]

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.decide.advice import Advice
@@ -42,10 +43,14 @@ def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     )
 
 
-def share_in_time(rate: float, servers: int) -> float:
-    """Share of 20,000 requests that wait no longer than the level allows, dealt to the servers in turn."""
+def arrivals(rate: float) -> NDArray[np.float64]:
+    """When each of 20,000 requests arrives."""
     traffic = Traffic("random", num_prompts=20_000, input_len=100, output_len=1, request_rate=rate, seed=77)
-    arrival_s = np.array([request.arrival_s for request in make_requests(traffic, Acceptance())])
+    return np.array([request.arrival_s for request in make_requests(traffic, Acceptance())])
+
+
+def share_in_time(arrival_s: NDArray[np.float64], servers: int) -> float:
+    """Share of the requests that wait no longer than the level allows, dealt to the servers in turn."""
     in_time = 0
     for server in range(servers):
         wait_s = 0.0
@@ -68,7 +73,8 @@ def asked(base: Experiment, rate: float) -> Advice:
 def test_the_fleet_is_the_smallest_that_lindley_allows(one_by_one: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     rate = 100.0
     monkeypatch.setattr("pdvsim.decide.advise.SERVER_GPUS", 1)  # replicas only, no tensor parallelism
-    shares = {servers: share_in_time(rate, servers) for servers in range(2, MOST_GPUS + 1)}
+    arrival_s = arrivals(rate)
+    shares = {servers: share_in_time(arrival_s, servers) for servers in range(2, MOST_GPUS + 1)}
     least = min(servers for servers, share in shares.items() if share >= 0.9)
     assert shares[least] > 0.92  # so that chance does not decide
     assert shares[least - 1] < 0.88

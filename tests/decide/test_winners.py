@@ -152,7 +152,7 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
     """When everyone is tuned and the first five runs of the map are done: the first cell's, and one more."""
     real = runs_module.run_sweep
 
-    def run_sweep(points: list[runs_module.Point], *rest: object) -> pd.DataFrame:
+    def run_sweep(points: list[runs_module.Point], *rest: object) -> list[Row]:
         if points[0].experiment.traffic.seed >= APART:
             return real(points, *rest)  # type: ignore[arg-type]
         raise SweepInterrupted(real(points[:5], *rest))  # type: ignore[arg-type]

@@ -230,7 +230,7 @@ def test_an_assumed_rate_is_called_so_wherever_it_decides(tmp_path: Path, capsys
     commands = {
         "run": ["--arch", "colocated"],
         "sweep": ["--arch", "colocated", "--concurrency", "2", "-o", str(tmp_path / "sweep")],
-        "capacity": [*few, "--goodput", "ttft:500", "-o", str(tmp_path / "capacity")],
+        "capacity": [*few, "--goodput", "ttft:500", "--tolerance", "0.5", "-o", str(tmp_path / "capacity")],
         "map": [*few, "--y", "card", "--try-cards", "h200", "--concurrency", "2", "-o", str(tmp_path / "map")],
         "draft-table": ["--max-num-seqs", "4", "--max-k", "2", "--num-runs", "1", "--jobs", "1"],
         "advise": [*few, "--request-rate", "5", "--budget", "60"],
