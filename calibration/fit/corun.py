@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 SHAPE = ["kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]
 SAME_SOLO = ["pair", *SHAPE, "priority"]
+COLUMNS = [*SAME_SOLO, "member", "model", "emits", "bucket_chunk", "context_total"]
 FOLDS = 5
 RATE_AND_DRAW_ITERATIONS = 5
 RATIO_BOUNDS = {"wait": (-1.0, 1.0), "room": (-0.7, 0.3)}  # of logarithms
@@ -111,24 +112,27 @@ def groups_of(
     """Every group of co-run samples that has a window in which all its members were busy."""
     power = Power(heat, gpu.bandwidth_bytes_per_s) if heat else None
     corun = frame[frame["section"] == "corun"]
-    solos = corun[corun["members"] == 1].groupby(SAME_SOLO, observed=True)["seconds"].median()
+    solos = corun[corun["members"] == 1].groupby(SAME_SOLO, observed=True)["seconds"].median().to_dict()
+    together = corun[corun["members"] > 1]
+    columns = {name: together[name].to_numpy() for name in COLUMNS}
+    times_s = together[["start_s", "end_s"]].to_numpy(float)
     groups = []
-    for (pair, _), group in corun[corun["members"] > 1].groupby(["pair", "group"], sort=True, observed=True):
-        parts = [part for _, part in group.groupby("member", sort=True)]
-        spans = [part[["start_s", "end_s"]].to_numpy(float) for part in parts]
+    for (pair, _), rows in sorted(together.groupby(["pair", "group"], observed=True).indices.items()):
+        parts = [rows[columns["member"][rows] == member] for member in np.unique(columns["member"][rows])]
+        spans = [times_s[part] for part in parts]
         within = overlap.window(spans)
         if within is None:
             continue
+        firsts = [{name: column[part[0]] for name, column in columns.items()} for part in parts]
         members = []
-        firsts = [part.iloc[0] for part in parts]
         for part, first, intervals in zip(parts, firsts, spans, strict=True):
-            solo = float(solos[tuple(first[key] for key in SAME_SOLO)])
-            rate = overlap.work_done_s(intervals, solo, within) / (within[1] - within[0])
-            context, model = float(part["context_total"].mean()), models[first["model"]]
-            members.append(_member(first, rate, context, solo, gpu, model, power))
+            solo_s = float(solos[tuple(first[name] for name in SAME_SOLO)])
+            rate = overlap.work_done_s(intervals, solo_s, within) / (within[1] - within[0])
+            context, model = float(columns["context_total"][part].mean()), models[first["model"]]
+            members.append(_member(first, rate, context, solo_s, gpu, model, power))
         if power:
             _cool(members, spans, within, power)
-        shapes = " + ".join(" ".join(str(first[key]) for key in SHAPE) for first in firsts)
+        shapes = " + ".join(" ".join(str(first[name]) for name in SHAPE) for first in firsts)
         groups.append(Group(str(pair), shapes, members))
     return groups
 
@@ -151,7 +155,13 @@ def _cool(members: Sequence[Member], spans: Sequence[Floats], within: tuple[floa
 
 
 def _member(
-    row: pd.Series, rate: float, context: float, solo_s: float, gpu: GpuSpec, model: CostModel, power: Power | None
+    row: Mapping[str, Any],
+    rate: float,
+    context: float,
+    solo_s: float,
+    gpu: GpuSpec,
+    model: CostModel,
+    power: Power | None,
 ) -> Member:
     """Demands from the bytes and flops of the launch over its measured time alone, at full clock."""
     names = ("rows", "steps", "tokens", "chunks", "chunk_start", "chunk_tokens")

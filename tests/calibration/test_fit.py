@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups, slowdowns
 from pdvsim.calibration.fit.corun import measured as measured_slowdowns
 from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
+from pdvsim.calibration.fit.pairs import Pairs, Ratios
 from pdvsim.calibration.fit.points import medians, middle, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
@@ -170,9 +174,9 @@ HELD = ContentionFit(
 
 def group(
     ordered: bool, small: float, triple: bool = False, long_us: float = 380.0, eight_bits: bool = False,
-    wait_ratio: float = 1.0,
+    wait_ratio: float = 1.0, room_ratio: float = 1.0,
 ) -> Group:  # fmt: skip
-    """Concurrent launches, as fast as the figures above make them; `wait_ratio` is that of the prompt."""
+    """Concurrent launches, as fast as the figures above make them; the ratios are those of the prompt."""
 
     def member(kind: str, priority: int, *asked: float) -> Member:
         names = ("compute", "bandwidth", "layer_s", "small_kernel_share", "empty")
@@ -187,7 +191,7 @@ def group(
         members.insert(1, member("verify", 1 * ordered, 0.2, 0.7, 150e-6, 0.0, 0.0))
     for target in members[1:]:
         target.eight_bits, target.model = eight_bits, "a-fp8" if eight_bits else "a"
-    members[-1].prompt, members[-1].wait_ratio = round(long_us), wait_ratio
+    members[-1].prompt, members[-1].wait_ratio, members[-1].room_ratio = round(long_us), wait_ratio, room_ratio
     pair = Group("a:b", f"{small} {triple} {long_us}", members)
     for member, slowdown in zip(members, slowdowns([pair], HELD), strict=True):
         member.measured = 1 / slowdown
@@ -214,8 +218,8 @@ def test_the_figures_of_sharing_come_back() -> None:
     """Pairs and triples made by known figures give figures that predict like them, and the one of triples itself."""
     groups = [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
               for us in (150.0, 380.0, 800.0)]  # fmt: skip
-    fit, wait_ratios = fit_groups(groups)
-    assert [*wait_ratios.values()] == pytest.approx([1.0] * 3, abs=0.02)
+    fit, ratios = fit_groups(groups)
+    assert [*ratios.wait.values(), *ratios.room.values()] == pytest.approx([1.0] * 6, abs=0.02)
     assert np.median(np.abs(errors(groups, fit))) < 0.02
     assert fit.crowd_weight == pytest.approx(1.5, rel=0.1)
     assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
@@ -224,13 +228,38 @@ def test_the_figures_of_sharing_come_back() -> None:
     assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from
 
 
-def test_how_long_prompts_keep_others_waiting_comes_back() -> None:
-    """A prompt whose kernels keep others waiting twice as long as its time per layer predicts, and others."""
-    groups = [group(o, n, t, us, wait_ratio=2.0 if us == 380.0 else 1.0) for o in (True, False) for n in (True, False)
-              for t in (True, False) for us in (150.0, 250.0, 380.0, 600.0, 800.0)]  # fmt: skip
-    _, wait_ratios = fit_groups(groups)
-    others = np.median([factor for (_, us), factor in wait_ratios.items() if us != 380])
-    assert wait_ratios["a", 380] / others == pytest.approx(2.0, rel=0.15)
+def test_what_is_measured_of_a_prompt_comes_back() -> None:
+    """One whose kernels keep others waiting twice as long as its time per layer predicts, one that leaves room."""
+    groups = [group(o, n, t, us, wait_ratio=2.0 if us == 380.0 else 1.0, room_ratio=0.7 if us == 600.0 else 1.0)
+              for o in (True, False) for n in (True, False) for t in (True, False)
+              for us in (150.0, 250.0, 380.0, 600.0, 800.0)]  # fmt: skip
+    _, ratios = fit_groups(groups)
+    for measured, prompt, ratio in ((ratios.wait, 380, 2.0), (ratios.room, 600, 0.7)):
+        others = np.median([factor for (_, tokens), factor in measured.items() if tokens != prompt])
+        assert measured["a", prompt] / others == pytest.approx(ratio, rel=0.15)
+
+
+@given(
+    st.lists(
+        st.tuples(
+            *(st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.floats(1e-6, 1e-2), st.floats(0.0, 0.9)),
+            *(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans(), st.integers(0, 2)),
+            st.sampled_from((0, 64, 128)),
+        ),
+        min_size=2, max_size=2,
+    )
+)  # fmt: skip
+def test_pairs_in_arrays_share_as_they_do_one_by_one(figures: list[tuple[Any, ...]]) -> None:
+    names = ("compute", "bandwidth", "layer_s", "empty", "small_kernel_share", "experts_read", "eight_bits", "priority",
+             "prompt")  # fmt: skip
+    members = [
+        Member(kind="verify", model="a", measured=0.5, solo_s=1.0, **dict(zip(names, each, strict=True)))
+        for each in figures
+    ]
+    pair, ratios = Group("a:b", "", members), Ratios({("a", 64): 0.8, ("a", 128): 1.3}, {("a", 64): 0.9})
+    fit = replace(HELD, expert_weight=2.0)
+    logs = Pairs([pair]).log_errors(fit, ratios)
+    assert sorted(np.exp(logs) / 0.5) == pytest.approx(sorted(slowdowns([pair], fit, ratios)), rel=1e-9)
 
 
 def test_the_room_of_8_bit_products_is_fitted_apart() -> None:

@@ -17,7 +17,7 @@ from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
-from pdvsim.sim.hardware.terms import SmallKernels
+from pdvsim.sim.hardware.terms import ratio_at
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
@@ -298,15 +298,25 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "ratio"), [(1, 0.8), (64, 0.8), (96, 1.0), (128, 1.2), (4096, 1.2)])
-def test_wait_ratios_hold_beyond_the_measured_numbers_of_tokens(tokens: int, ratio: float) -> None:
-    """A profile of one number of prompt tokens has one ratio, as `profile --quick` measures it."""
-    assert SmallKernels(wait_ratios=((64, 0.8), (128, 1.2))).wait_ratio(tokens) == pytest.approx(ratio)
-    assert SmallKernels(wait_ratios=((256, 0.7),)).wait_ratio(tokens) == 0.7
+def test_ratios_hold_beyond_the_measured_numbers_of_tokens(tokens: int, ratio: float) -> None:
+    """A profile of one number of prompt tokens has one ratio, as `profile --quick` measures it; others have none."""
+    assert ratio_at(((64, 0.8), (128, 1.2)), tokens) == pytest.approx(ratio)
+    assert ratio_at(((256, 0.7),), tokens) == 0.7
+    assert ratio_at((), tokens) == 1.0
 
 
 def test_a_prompt_whose_kernels_keep_others_waiting_has_more_of_the_turns() -> None:
     sharing = Sharing("fluid", "stream", ContentionFit(stream_weight=1.0, turn_exponent=0.5))
     assert rates(sharing, [Load(0.0, 1.0, 0, wait_ratio=4.0), Load(0.0, 1.0, 1)]) == pytest.approx([2 / 3, 1 / 3])
+
+
+def test_a_prompt_whose_kernels_leave_room_takes_less_of_the_gpu() -> None:
+    """Two that each occupy eight tenths share one GPU; one may leave half of its part."""
+    sharing = Sharing("fluid", "stream", ContentionFit(stream_weight=1.0, hold=0.8))
+    whole, half = ([Load(0.1, 0.1, 0, room_ratio=ratio), Load(0.1, 0.1, 1)] for ratio in (1.0, 0.5))
+    assert rates(sharing, whole) == pytest.approx([1 / 1.6] * 2)
+    assert rates(sharing, half) == pytest.approx([1 / 1.2] * 2)
+    assert rates(sharing, [Load(0.1, 0.1, 0, room_ratio=3.0), Load(0.1, 0.1, 1)]) == pytest.approx([1 / 1.8] * 2)
 
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:
