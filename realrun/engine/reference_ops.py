@@ -46,8 +46,7 @@ def embed(
 
 def unit_norm(x: Tensor, eps: float) -> Tensor:
     """x over its root mean square; computed in float32."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
 
 
 def head_norm(qkv: Tensor, weight: Tensor, heads: int, kv_heads: int, eps: float) -> None:
@@ -164,26 +163,23 @@ def rope_write(
 ) -> None:
     """Rotate q in place; rotate k and write k and v into the cache at each token's slot and position."""
     _, _, kv_heads, _, dim = kv.shape
-    kv_width = kv_heads * dim
-    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_width, kv_width, kv_width), dim=-1)
-    q.copy_(rotate(q.unflatten(-1, (-1, dim)), positions, cos, sin).flatten(1))
-    k = rotate(k.unflatten(-1, (-1, dim)), positions, cos, sin)
-    page, inside = pages[slots.long(), positions.long() // PAGE].long(), positions.long() % PAGE
-    for half, new in zip(_bits(kv), (k, v.unflatten(-1, (-1, dim))), strict=True):
-        half[page, :, inside] = _bits(new.to(kv.dtype))
+    slots, positions = slots.long(), positions.long()
+    turned, v = qkv.unflatten(-1, (-1, dim)).split((qkv.shape[1] // dim - kv_heads, kv_heads), dim=1)
+    turned = rotate(turned, positions, cos, sin)
+    q, k = turned[:, :-kv_heads], turned[:, -kv_heads:]
+    qkv[:, : q.shape[1] * dim] = q.flatten(1)
+    page, inside = pages[slots, positions // PAGE].long(), positions % PAGE
+    _bits(kv)[:, page, :, inside] = _bits(torch.stack((k, v), dim=1).to(kv.dtype))
 
 
 def attend(q: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
     """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
     _, _, kv_heads, _, dim = kv.shape
-    span = int(positions.max()) + 1
     dtype, q = q.dtype, q.unflatten(-1, (kv_heads, -1, dim)).float()
-    held = _bits(kv)[:, pages[slots.long(), : -(-span // PAGE)].long()].view(kv.dtype).float()
-    k, v = held.transpose(2, 3).flatten(3, 4)[:, :, :, :span].unbind(0)
-    scores = torch.einsum("tkgd,tksd->tkgs", q, k) * dim**-0.5
-    seen = torch.arange(span, device=q.device) <= positions[:, None]
-    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(dtype)
+    held = _bits(kv)[:, pages[slots.long(), : int(positions.max()) // PAGE + 1].long()].view(kv.dtype).float()
+    k, v = held.transpose(2, 3).flatten(3, 4).unbind(0)
+    seen = torch.arange(k.shape[2], device=q.device) <= positions[:, None]
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None]).flatten(1).to(dtype)
 
 
 def plan(batch: ForwardBatch, positions: Tensor, kv_heads: int) -> Tensor:
