@@ -263,6 +263,7 @@ def test_models_of_another_drafter_are_refused_and_a_target_is_not() -> None:
         prepare(eagle, MACHINE, requests, models={"target": other})
 
 
+@pytest.mark.usefixtures("quick_interpreter")
 def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
     """In Triton's interpreter: rows that begin some tokens back, at places one before their tokens', and prompts."""
     gpu = pytest.importorskip("pdvsim.realrun.engine.gpu")
