@@ -7,6 +7,8 @@ Signatures are those of `kernels`, `linear` and `attention`.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -173,13 +175,14 @@ def rope_write(
 
 
 def attend(q: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-    """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
+    """Attention of rotated q (tokens, q_width) at each slot's `positions` (slots, tokens of each), up to each."""
     _, _, kv_heads, _, dim = kv.shape
-    dtype, q = q.dtype, q.unflatten(-1, (kv_heads, -1, dim)).float()
+    dtype, q = q.dtype, q.view(*positions.shape, kv_heads, -1, dim).transpose(1, 2).float()
     held = _bits(kv)[:, pages[slots.long(), : int(positions.max()) // PAGE + 1].long()].view(kv.dtype).float()
     k, v = held.transpose(2, 3).flatten(3, 4).unbind(0)
-    seen = torch.arange(k.shape[2], device=q.device) <= positions[:, None]
-    return F.scaled_dot_product_attention(q, k, v, attn_mask=seen[:, None, None]).flatten(1).to(dtype)
+    seen = torch.arange(k.shape[2], device=q.device) <= positions.repeat_interleave(q.shape[3], 1)[:, None, :, None]
+    attended = F.scaled_dot_product_attention(q.flatten(2, 3), k, v, attn_mask=seen)
+    return attended.view(q.shape).transpose(1, 2).reshape(positions.numel(), -1).to(dtype)
 
 
 def plan(batch: ForwardBatch, positions: Tensor, kv_heads: int) -> Tensor:
@@ -197,12 +200,19 @@ def decode_attention(
     slots = batch.row_slots.repeat_interleave(batch.tokens_per_row).where(positions >= 0, batch.scratch)
     positions = positions.clamp(min=0)
     rope_write(qkv, kv, batch.pages, slots, positions, cos, sin)
-    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
+    q = qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]].contiguous()
+    return attend(q, kv, batch.pages, batch.row_slots, positions.view(batch.rows, -1))
 
 
 def prefill_attention(qkv: Tensor, kv: Tensor, batch: ForwardBatch, slots: Tensor, positions: Tensor) -> Tensor:
-    """Attention of the chunk part, already rotated and written, over its stretches' whole contexts."""
-    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
+    """Attention of the chunk part, already rotated and written, over its stretches' whole contexts; padding's is 0."""
+    q = qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]].contiguous()
+    out = torch.zeros_like(q)
+    for begin, end in itertools.pairwise(batch.chunk_bounds.tolist()):
+        if begin < end:
+            here = slice(begin, end)
+            out[here] = attend(q[here], kv, batch.pages, slots[begin : begin + 1], positions[None, here])
+    return out
 
 
 def argmax(logits: Tensor) -> Tensor:
