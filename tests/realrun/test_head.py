@@ -228,8 +228,8 @@ def test_prompts_may_be_shorter_than_drafts(arch: Arch, checked: list[int]) -> N
 
 def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> None:
     chosen = served("colocated", "eagle3")
-    traffic = replace(chosen.traffic, request_rate=math.inf, output_len=40)
-    result = serve(replace(chosen, traffic=traffic, hardware=Hardware(kv_capacity_tokens=192)), MACHINE)
+    traffic = replace(chosen.traffic, request_rate=math.inf, output_len=28)
+    result = serve(replace(chosen, traffic=traffic, hardware=Hardware(kv_capacity_tokens=128)), MACHINE)
     assert result.requests["preemptions"].sum() > 0
     assert sum(checked) == result.requests["drafts"].sum()
     assert result.deliveries["tokens"].sum() == result.requests["output_tokens"].sum()
