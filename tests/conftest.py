@@ -59,8 +59,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in SLOW)
 
 
-def pytest_collection_finish() -> None:
-    """What is imported by now stays to the end; a garbage collection, of which a real run makes two, may pass it by."""
+@pytest.fixture(scope="module", autouse=True)
+def earlier_objects_are_left_alone() -> None:
+    """What is there before a file's tests stays: a garbage collection, of which a real run makes two, passes it by."""
     gc.collect()
     gc.freeze()
 

@@ -7,6 +7,8 @@ Signatures are those of `kernels`, `linear` and `attention`.
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -46,8 +48,7 @@ def embed(
 
 def unit_norm(x: Tensor, eps: float) -> Tensor:
     """x over its root mean square; computed in float32."""
-    wide = x.float()
-    return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return F.rms_norm(x.float(), x.shape[-1:], eps=eps).to(x.dtype)
 
 
 def head_norm(qkv: Tensor, weight: Tensor, heads: int, kv_heads: int, eps: float) -> None:
@@ -164,26 +165,24 @@ def rope_write(
 ) -> None:
     """Rotate q in place; rotate k and write k and v into the cache at each token's slot and position."""
     _, _, kv_heads, _, dim = kv.shape
-    kv_width = kv_heads * dim
-    q, k, v = qkv.split((qkv.shape[1] - 2 * kv_width, kv_width, kv_width), dim=-1)
-    q.copy_(rotate(q.unflatten(-1, (-1, dim)), positions, cos, sin).flatten(1))
-    k = rotate(k.unflatten(-1, (-1, dim)), positions, cos, sin)
-    page, inside = pages[slots.long(), positions.long() // PAGE].long(), positions.long() % PAGE
-    for half, new in zip(_bits(kv), (k, v.unflatten(-1, (-1, dim))), strict=True):
-        half[page, :, inside] = _bits(new.to(kv.dtype))
+    slots, positions = slots.long(), positions.long()
+    turned, v = qkv.unflatten(-1, (-1, dim)).split((qkv.shape[1] // dim - kv_heads, kv_heads), dim=1)
+    turned = rotate(turned, positions, cos, sin)
+    q, k = turned[:, :-kv_heads], turned[:, -kv_heads:]
+    qkv[:, : q.shape[1] * dim] = q.flatten(1)
+    page, inside = pages[slots, positions // PAGE].long(), positions % PAGE
+    _bits(kv)[:, page, :, inside] = _bits(torch.stack((k, v), dim=1).to(kv.dtype))
 
 
 def attend(q: Tensor, kv: Tensor, pages: Tensor, slots: Tensor, positions: Tensor) -> Tensor:
-    """Rotated q (tokens, q_width) of each token against its slot's cache up to its own position."""
+    """Attention of rotated q (tokens, q_width) at each slot's `positions` (slots, tokens of each), up to each."""
     _, _, kv_heads, _, dim = kv.shape
-    span = int(positions.max()) + 1
-    dtype, q = q.dtype, q.unflatten(-1, (kv_heads, -1, dim)).float()
-    held = _bits(kv)[:, pages[slots.long(), : -(-span // PAGE)].long()].view(kv.dtype).float()
-    k, v = held.transpose(2, 3).flatten(3, 4)[:, :, :, :span].unbind(0)
-    scores = torch.einsum("tkgd,tksd->tkgs", q, k) * dim**-0.5
-    seen = torch.arange(span, device=q.device) <= positions[:, None]
-    weights = scores.masked_fill(~seen[:, None, None], float("-inf")).softmax(-1)
-    return torch.einsum("tkgs,tksd->tkgd", weights, v).flatten(1).to(dtype)
+    dtype, q = q.dtype, q.view(*positions.shape, kv_heads, -1, dim).transpose(1, 2).float()
+    held = _bits(kv)[:, pages[slots.long(), : int(positions.max()) // PAGE + 1].long()].view(kv.dtype).float()
+    k, v = held.transpose(2, 3).flatten(3, 4).unbind(0)
+    seen = torch.arange(k.shape[2], device=q.device) <= positions.repeat_interleave(q.shape[3], 1)[:, None, :, None]
+    attended = F.scaled_dot_product_attention(q.flatten(2, 3), k, v, attn_mask=seen)
+    return attended.view(q.shape).transpose(1, 2).reshape(positions.numel(), -1).to(dtype)
 
 
 def plan(batch: ForwardBatch, positions: Tensor, kv_heads: int) -> Tensor:
@@ -201,12 +200,19 @@ def decode_attention(
     slots = batch.row_slots.repeat_interleave(batch.tokens_per_row).where(positions >= 0, batch.scratch)
     positions = positions.clamp(min=0)
     rope_write(qkv, kv, batch.pages, slots, positions, cos, sin)
-    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
+    q = qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]].contiguous()
+    return attend(q, kv, batch.pages, batch.row_slots, positions.view(batch.rows, -1))
 
 
 def prefill_attention(qkv: Tensor, kv: Tensor, batch: ForwardBatch, slots: Tensor, positions: Tensor) -> Tensor:
-    """Attention of the chunk part, already rotated and written, over its stretches' whole contexts."""
-    return attend(qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]], kv, batch.pages, slots, positions)
+    """Attention of the chunk part, already rotated and written, over its stretches' whole contexts; padding's is 0."""
+    q = qkv[:, : qkv.shape[1] - 2 * kv.shape[2] * kv.shape[4]].contiguous()
+    out = torch.zeros_like(q)
+    for begin, end in itertools.pairwise(batch.chunk_bounds.tolist()):
+        if begin < end:
+            here = slice(begin, end)
+            out[here] = attend(q[here], kv, batch.pages, slots[begin : begin + 1], positions[None, here])
+    return out
 
 
 def argmax(logits: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from pdvsim.realrun.engine.model import fresh
 from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.sim.layers import Experts
 
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 quick = settings(max_examples=6, deadline=None)
 SCRATCH = 4  # the slot of padding
 

@@ -228,8 +228,8 @@ def test_prompts_may_be_shorter_than_drafts(arch: Arch, checked: list[int]) -> N
 
 def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> None:
     chosen = served("colocated", "eagle3")
-    traffic = replace(chosen.traffic, request_rate=math.inf, output_len=40)
-    result = serve(replace(chosen, traffic=traffic, hardware=Hardware(kv_capacity_tokens=192)), MACHINE)
+    traffic = replace(chosen.traffic, request_rate=math.inf, output_len=28)
+    result = serve(replace(chosen, traffic=traffic, hardware=Hardware(kv_capacity_tokens=128)), MACHINE)
     assert result.requests["preemptions"].sum() > 0
     assert sum(checked) == result.requests["drafts"].sum()
     assert result.deliveries["tokens"].sum() == result.requests["output_tokens"].sum()
@@ -263,6 +263,7 @@ def test_models_of_another_drafter_are_refused_and_a_target_is_not() -> None:
         prepare(eagle, MACHINE, requests, models={"target": other})
 
 
+@pytest.mark.usefixtures("quick_interpreter")
 def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
     """In Triton's interpreter: rows that begin some tokens back, at places one before their tokens', and prompts."""
     gpu = pytest.importorskip("pdvsim.realrun.engine.gpu")

@@ -19,6 +19,7 @@ from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
 from pdvsim.realrun.engine.cache import PAGE, Sequences
 from pdvsim.realrun.engine.fp8 import E4M3
 
+pytestmark = pytest.mark.usefixtures("quick_interpreter")
 SLOTS, CAPACITY = 5, 96
 SEQUENCES = Sequences(SLOTS, CAPACITY, torch.device("cpu"))
 SEQUENCES.deal(range(SLOTS), CAPACITY // PAGE, np.random.default_rng(3))

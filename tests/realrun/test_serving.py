@@ -306,7 +306,7 @@ def test_drafts_ahead_find_pages_where_the_cache_is_full(
         return tickets
 
     monkeypatch.setattr(CudaGPU, "_submit", watched)
-    chosen = tight("pdv-ahead", kv_cache, output_len=4 * k)  # enough for rounds after the first
+    chosen = tight("pdv-ahead", kv_cache, output_len=2 * k + 4)  # enough for rounds after the first
     server = replace(chosen.server, num_speculative_tokens=k, ahead_fan=fan)
     result = serve(replace(chosen, server=server, acceptance=Acceptance(0.9)), MACHINE)
     assert served
