@@ -117,7 +117,8 @@ def groups_of(
     columns = {name: together[name].to_numpy() for name in COLUMNS}
     times_s = together[["start_s", "end_s"]].to_numpy(float)
     groups = []
-    for (pair, _), rows in sorted(together.groupby(["pair", "group"], observed=True).indices.items()):
+    by_group: dict[Any, Any] = together.groupby(["pair", "group"], observed=True).indices
+    for (pair, _), rows in sorted(by_group.items()):
         parts = [rows[columns["member"][rows] == member] for member in np.unique(columns["member"][rows])]
         spans = [times_s[part] for part in parts]
         within = overlap.window(spans)
@@ -289,8 +290,12 @@ def _fit_alike(sorts: Mapping[str, Sequence[Group]], ratios: Ratios, start: Floa
 
     dense = Pairs(sorts["dense"] or [group for groups in sorts.values() for group in groups])
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-    best = minimize(lambda x: _loss(dense, fit_of(x), ratios), start, method="Nelder-Mead", options=options)
-    fit = fit_of(best.x)
+
+    def loss(x: Floats) -> float:
+        return _loss(dense, fit_of(x), ratios)
+
+    best: Floats = minimize(loss, start.tolist(), method="Nelder-Mead", options=options).x
+    fit = fit_of(best)
     if sorts["dense"] and sorts["8-bit"]:
         pairs = Pairs(sorts["8-bit"])
         fit = _fit_one(pairs, fit, ratios, "hold_8bit", (-1.0, 0.0))
@@ -299,7 +304,7 @@ def _fit_alike(sorts: Mapping[str, Sequence[Group]], ratios: Ratios, start: Floa
             fit = _fit_one(pairs, fit, ratios, "hold_8bit", (-1.0, 0.0))
     if any(group.ordered for group in sorts["mixtures"]):
         fit = _fit_one(Pairs(sorts["mixtures"]), fit, ratios, "expert_weight", (0.0, 3.0))
-    return fit, best.x
+    return fit, best
 
 
 def _fit_one(

@@ -48,7 +48,7 @@ class Pairs:
             [np.array([known.get(prompt, 1.0) for prompt in prompts]) for prompts in self._prompts]
             for known in (ratios.wait, ratios.room)
         )
-        rates = _rates(*self._sides, fit, wait, room)
+        rates = _rates(self._sides[0], self._sides[1], fit, wait, room)
         return np.concatenate([
             np.log(np.maximum(side["measured"], LEAST_RATE) / np.maximum(rate, LEAST_RATE))
             for side, rate in zip(self._sides, rates, strict=True)
