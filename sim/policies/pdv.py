@@ -48,7 +48,8 @@ class PDV(PrefillDecode):
             if not rows:
                 yield self.decode.wait()
                 continue
-            self.wake_prefill()
+            if self.admits() or self.device.host.looks_later:
+                self.wake_prefill()
             yield from self.decode_batch(rows)
 
     @decides("every round")
