@@ -106,7 +106,7 @@ class Clock(simpy.Environment):
         """Return the time of the next event that is not of `device`; without `arrivals`, arrivals do not count."""
         if self.launched:
             return self._now
-        if not arrivals and len(self.machines) == 1:  # else another may launch what arrives, and end it
+        if not arrivals and self._queue and len(self.machines) == 1:  # else another may launch what arrives, and end it
             return min([event[0] for event in self._queue if event[1] != URGENT], default=inf)
         horizon_s: float = self._queue[0][0] if self._queue else inf
         for machine in self.machines:

@@ -39,7 +39,7 @@ class PDV(PrefillDecode):
         return [*super().processes(), self.verify_worker()]
 
     def admits(self) -> bool:
-        return super().admits() and len(self.decode) < self.settings.max_decode_queue
+        return len(self.decode) < self.settings.max_decode_queue and super().admits()
 
     @decides("every round")
     def decode_worker(self) -> Process:
