@@ -90,10 +90,10 @@ class FastForwardGPU(SimulatedGPU):
         if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
         most = min(ROUNDS, forecast.end - forecast.round)
-        if most < 1:
+        horizon_s = self._horizon()
+        if most < 1 or horizon_s <= env._now:
             return 0
-        prices = self._prices(lanes, rows, forecast.k, forecast.context)
-        horizon_s, arrival_s = self._horizon(), env.horizon(self)
+        prices, arrival_s = self._prices(lanes, rows, forecast.k, forecast.context), env.horizon(self)
         if arrival_s < inf:  # no round is shorter than its verify
             most = min(most, int((arrival_s - env._now) / prices.least_s) + (arrival_s < horizon_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
