@@ -377,5 +377,5 @@ def total(costs: Sequence[AffineCost]) -> AffineCost:
         return NOTHING
     sums = costs[0]
     for cost in costs[1:]:
-        sums = AffineCost(*map(add, sums, cost))
+        sums = AffineCost._make(map(add, sums, cost))
     return sums
