@@ -41,10 +41,10 @@ class PowerFit:
 
 @dataclass(slots=True)
 class Draw:
-    """Watts of one launch at full clock, and the bytes of weights that it reads. Not frozen, for speed."""
+    """Watts of one launch at full clock, and how much its time depends on the clock. Not frozen, for speed."""
 
     watts: float
-    weights: float
+    follows: float
 
 
 class Power:
@@ -60,7 +60,7 @@ class Power:
         fit, (solo_s, moved, flops, cache) = self.fit, price
         weights = moved - cache if moved > cache else 0.0
         spent_j = fit.weight_j * weights + fit.cache_j * cache + fit.flop_j * (flops * flop_factor)
-        return Draw(fit.rest_w + spent_j / solo_s, weights)
+        return Draw(fit.rest_w + spent_j / solo_s, self.follows(weights, solo_s))
 
     def follows(self, weights: float, solo_s: float) -> float:
         """Return how much the time of a launch depends on the clock: less, the longer it streams weights."""
@@ -73,7 +73,7 @@ class Power:
         if draw.watts <= fit.limit_w and mean_w <= fit.limit_w:
             return solo_s
         over = self.over(mean_w, draw.watts, solo_s)
-        return solo_s * (1.0 + fit.slope * self.follows(draw.weights, solo_s) * over) if over > 0.0 else solo_s
+        return solo_s * (1.0 + fit.slope * draw.follows * over) if over > 0.0 else solo_s
 
     def run(self, mean_w: float, price: Price, flop_factor: float, start_s: float) -> tuple[float, float]:
         """Return the end of a launch that runs alone from `start_s`, and the mean draw then."""

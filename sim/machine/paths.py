@@ -30,7 +30,7 @@ def lags_by_gain(k: int, rereads: bool) -> bytes:
     return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
 
 
-class Paths:
+class PathTable:
     """The rounds of some requests to their ends, one request after the other, with one more entry after each."""
 
     __slots__ = ("contexts", "gains", "held", "lags")
@@ -45,7 +45,7 @@ class Paths:
 class RequestPath(NamedTuple):
     """The rounds of one request: from the first to before the last of these entries."""
 
-    paths: Paths
+    paths: PathTable
     first: int
     last: int
 
@@ -66,7 +66,7 @@ def _rounds(runs: bytes, k: int, at: int, end: int, context: int) -> tuple[bytes
     return gains, contexts.cumsum(out=contexts)
 
 
-class PathsTogether(Paths):
+class PathsTogether(PathTable):
     """The paths of requests that were drawn together, each from its second token on: the first comes with the prompt.
 
     A token leads to the one that the round from there ends before. All requests go from token to token together, and
@@ -111,7 +111,7 @@ def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> RequestPath:
         or not drawn.prompt_tokens[row.place] == row.prompt_tokens == context
     ):  # fmt: skip
         gains, contexts = _rounds(runs, k, at, end, context)
-        return RequestPath(Paths(gains, contexts, k, rereads, kv), 0, len(gains))
+        return RequestPath(PathTable(gains, contexts, k, rereads, kv), 0, len(gains))
     key = (k, rereads, kv.room)
     paths = drawn.rounds.get(key)
     if paths is None:
