@@ -169,18 +169,22 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def drain(self) -> Columns:
-        """The rows so far as columns, by time and request; they are no longer held here."""
+    def drain(self, in_order: bool = True) -> Columns:
+        """The rows so far as columns, `in_order` of time and request; they are no longer held here."""
         for held in self.unwritten:
             held.flush()
         requests, counts = np.frombuffer(self._requests, "i4"), np.frombuffer(self._counts, "i4")
+        times_s, tokens = np.frombuffer(self._times_s), np.frombuffer(self._tokens, np.uint8)
+        if not in_order:  # but those of a request are
+            self._clear()
+            return {"request": np.repeat(requests, counts), "tokens": tokens.astype("i2"), "time_s": times_s}
         by_request = np.argsort(requests, kind="stable")
         first = (np.cumsum(counts) - counts)[by_request]
         requests, counts = requests[by_request], counts[by_request]
         rows = np.arange(len(self)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-        times_s = np.frombuffer(self._times_s)[rows]
+        times_s = times_s[rows]
         order = np.argsort(times_s, kind="stable")
-        tokens = np.frombuffer(self._tokens, np.uint8)[rows[order]].astype("i2")
+        tokens = tokens[rows[order]].astype("i2")
         self._clear()
         return {"request": np.repeat(requests, counts)[order], "tokens": tokens, "time_s": times_s[order]}
 

@@ -237,7 +237,7 @@ class CostModel:
         seconds_0 += attention_s + overhead.seconds(tokens, rows > 0) + states_s
         if seconds_0 < overhead.least_s:
             seconds_0 = overhead.least_s
-        return AffineCost(seconds_0, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1)
+        return AffineCost._make((seconds_0, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1))
 
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
         """Cost of the forwards that catch the drafter up on rows that lack more tokens than a draft starts with."""
@@ -380,5 +380,5 @@ def total(costs: Sequence[AffineCost]) -> AffineCost:
         return NOTHING
     sums = costs[0]
     for cost in costs[1:]:
-        sums = AffineCost(*map(add, sums, cost))
+        sums = AffineCost._make(map(add, sums, cost))
     return sums

@@ -17,7 +17,7 @@ Knots = tuple[tuple[int, float], ...]  # (size, value) as measured, read between
 
 def interpolate(knots: Sequence[tuple[int, float]], at: int) -> float:
     """Linear interpolation, extrapolated after the last knot; before the first, its value."""
-    right = min(max(bisect_left(knots, (at, 0.0)), 1), len(knots) - 1)
+    right = bisect_left(knots, (at, 0.0), 1, len(knots) - 1)
     (x0, y0), (x1, y1) = knots[right - 1], knots[right]
     return y0 + (y1 - y0) * (max(at, knots[0][0]) - x0) / (x1 - x0)
 

@@ -29,6 +29,10 @@ class TimedDevice(Protocol):
 
     due: Due
 
+    @property
+    def ready_s(self) -> float:
+        """When the first is ready of what was launched since it was last put on streams."""
+
     def take_in(self) -> None:
         """Put what was launched since the last call on its streams."""
 
@@ -40,6 +44,7 @@ class _NoDevice:
     """A stand-in for no device: nothing ends."""
 
     due = NEVER
+    ready_s = inf
 
     def take_in(self) -> None: ...
 
@@ -83,9 +88,10 @@ class Clock(simpy.Environment):
 
     def step(self) -> None:
         """Process the next event or end of a launch."""
-        if self.launched:
-            self._take_in()
         queue, machines = self._queue, self.machines
+        # what happens before a launch is ready may launch more, and so they are put on their streams together
+        if self.launched and not (queue and queue[0][0] <= min([device.ready_s for device in self.launched])):
+            self._take_in()
         machine = machines[0] if len(machines) == 1 else self._next_machine()
         if queue and queue[0] < machine.due:
             self._now, _, _, event = heappop(queue)
@@ -106,7 +112,7 @@ class Clock(simpy.Environment):
         """Return the time of the next event that is not of `device`; without `arrivals`, arrivals do not count."""
         if self.launched:
             return self._now
-        if not arrivals and len(self.machines) == 1:  # else another may launch what arrives, and end it
+        if not arrivals and self._queue and len(self.machines) == 1:  # else another may launch what arrives, and end it
             return min([event[0] for event in self._queue if event[1] != URGENT], default=inf)
         horizon_s: float = self._queue[0][0] if self._queue else inf
         for machine in self.machines:

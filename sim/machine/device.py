@@ -122,6 +122,11 @@ class SimulatedGPU:
 
     # as the clock drives it ------------------------------------------------------------------------------------
 
+    @property
+    def ready_s(self) -> float:
+        """When the host has launched the first of what is not on its stream yet."""
+        return self.fresh[0].ready_s
+
     def take_in(self) -> None:
         """Put what was launched on its stream."""
         for job in self.fresh:

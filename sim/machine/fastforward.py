@@ -83,17 +83,17 @@ class FastForwardGPU(SimulatedGPU):
     ) -> int:
         """Go through rounds of `batch` that are over before anything else happens; returns how many.
 
-        The last is at most the one with which the first row finishes; where rows are handed over, the one before it.
-        Or it is one during which a request arrives that has to wait for its end.
+        The last is at most the one with which the first row finishes. Where rows are handed over, that one is over when
+        the host has seen its verdict. Or it is one during which a request arrives that has to wait for its end.
         """
         env, host, handed, forecast, rows = self.env, self.host, lanes[0] != lanes[1], batch.forecast, len(batch)
         if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
-        most = min(ROUNDS, forecast.end - forecast.round - handed)
-        if most < 1:
+        most = min(ROUNDS, forecast.end - forecast.round)
+        horizon_s = self._horizon()
+        if most < 1 or horizon_s <= env._now:
             return 0
-        prices = self._prices(lanes, rows, forecast.k, forecast.context)
-        horizon_s, arrival_s = self._horizon(), env.horizon(self)
+        prices, arrival_s = self._prices(lanes, rows, forecast.k, forecast.context), env.horizon(self)
         if arrival_s < inf:  # no round is shorter than its verify
             most = min(most, int((arrival_s - env._now) / prices.least_s) + (arrival_s < horizon_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
@@ -155,6 +155,7 @@ class FastForwardGPU(SimulatedGPU):
         queued = float(depth)
         over_s: list[float] = []  # when the host knew of verdicts that the forecast has not passed yet
         over, wait_s = 0, 0.0
+        finishing = forecast.end - forecast.round if handed else 0
         for context, lag in zip(contexts, lags, strict=False):
             at_s, now_w, free_before_s, end_s, handing_s = now_s, mean_w, free_s, ended_s, 0.0
             if handed and parts == 1:  # without a draft, rows go to the verify lane first
@@ -186,6 +187,8 @@ class FastForwardGPU(SimulatedGPU):
                     handing_s = at_s - seen_s
             if not handed:
                 seen_s = at_s = free_s = (end_s if end_s > free_s else free_s) + completion_s
+            elif over + 1 == finishing:
+                at_s = free_s = seen_s
             if at_s >= horizon_s:
                 free_s = free_before_s
                 del launches[-5 * parts :]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
+from heapq import heappop, heappush
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -25,19 +26,23 @@ _ROOM = 256  # rounds that its arrays have to begin with
 class ForeseenState:
     """The state of a row, as of its forecast's round: `RequestState`, to be read but not written."""
 
-    __slots__ = ("draft_s", "first", "forecast", "path", "start", "state", "verify_s", "wait_s")
+    __slots__ = ("ahead", "draft_s", "first", "forecast", "paths", "state", "verify_s", "wait_s")
 
     def __init__(self, forecast: Forecast, state: RequestState, path: RequestPath) -> None:
         self.forecast = forecast
         self.state = state  # before the round `first`
-        self.path = path
-        self.start = self.first = forecast.round  # in which it takes part first; the first that is not written
+        self.first = forecast.round  # the first round that is not written
+        self.paths, self.ahead = path.paths, path.first - forecast.round  # whose entries are by so much ahead of rounds
         self.draft_s, self.wait_s, self.verify_s = forecast.draft_s, forecast.wait_s, forecast.verify_s
 
     def gained(self, until: int) -> int:
         """Tokens that it gains from its first unwritten round to the one before `until`."""
-        context = self.path.contexts.item
-        return context(until - self.start) - context(self.first - self.start)
+        context = self.paths.contexts.item
+        return context(until + self.ahead) - context(self.first + self.ahead)
+
+    def gain(self, round: int) -> int:
+        """Tokens that it gains in a round."""
+        return self.paths.gains[round + self.ahead]
 
     @property
     def context(self) -> int:
@@ -54,14 +59,14 @@ class ForeseenState:
             return self.state.drafter_lag
         if not forecast.k:
             return self.state.drafter_lag + self.gained(forecast.round)
-        return lags_by_gain(forecast.k, forecast.rereads)[self.path.gains[forecast.round - self.start - 1]]
+        return lags_by_gain(forecast.k, forecast.rereads)[self.gain(forecast.round - 1)]
 
     @property
     def held_tokens(self) -> int:
         forecast = self.forecast
         if not forecast.kv.paged or forecast.granted < self.first:
             return self.state.held_tokens
-        return forecast.kv.blocks(self.state.context + self.gained(forecast.granted) + forecast.k + 1)
+        return self.paths.held.item(forecast.granted + self.ahead)
 
     @property
     def k(self) -> int:
@@ -96,7 +101,7 @@ class ForeseenVerdict(Sequence[int]):
 
     def __iter__(self) -> Iterator[int]:
         states, at = self._forecast.states, self._round
-        return (state.path.gains[at - state.start] - 1 for state in (states[row] for row in self._rows))
+        return (states[row].gain(at) - 1 for row in self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -125,6 +130,7 @@ class Forecast:
         self.times_s = array("d")  # when each round was over
         self.states: dict[Request, ForeseenState] = {}
         self.ends: dict[int, list[Request]] = {}  # rows that finish, by round
+        self._order: list[int] = []  # these rounds, a heap
         self.end = 0  # the first of these
         self.draft_s = self.wait_s = self.verify_s = 0.0  # that its rounds took so far
         self.held_tokens = 0  # of the KV cache, by all rows
@@ -144,29 +150,32 @@ class Forecast:
     def join(self, row: Request) -> None:
         """A row joins before the next round, or in the midst of one that it was drafted for."""
         state, first, k = row.state, self.round, self.k
-        path, blocks = path_of(row, k, self.rereads, self.kv)
+        path = paths, at, last = path_of(row, k, self.rereads, self.kv)
         foreseen = self.states[row] = ForeseenState(self, state, path)
         if self.busy:  # it has waited for the verify since its own draft
             row.taken.wait_s += self.ready_s - state.ready_s
-        end = first + len(path.gains)
+        end = first + last - at
         if end >= len(self._contexts):
             self._contexts, self._lags, self._held = (
                 np.concatenate((sums, np.zeros(end, sums.dtype))) for sums in (self._contexts, self._lags, self._held)
             )
         contexts = self._contexts[first:end]
-        contexts += path.contexts[:-1]
+        contexts += paths.contexts[at:last]
         if k:
             later = self._lags[first + 1 : end]
-            np.maximum(later, path.lags, out=later)
+            np.maximum(later, paths.lags[at : last - 1], out=later)
             if state.drafter_lag:
                 self._late = first, max(state.drafter_lag, self.drafter_lag)
         if self.kv.paged:
             self.held_tokens += state.held_tokens
             held = self._held[first:end]
-            held += blocks
-        if self.end > end or not self.ends:
-            self.end = end
-        self.ends.setdefault(end, []).append(row)
+            held += paths.held[at:last]
+        if (others := self.ends.get(end)) is not None:
+            others.append(row)
+        else:
+            self.ends[end] = [row]
+            heappush(self._order, end)
+            self.end = self._order[0]
         row.state = cast(RequestState, foreseen)
 
     def leave(self) -> list[Request]:
@@ -180,8 +189,10 @@ class Forecast:
             self._write(row, foreseen)
             row.state = foreseen.state
             self.held_tokens -= row.state.held_tokens
-        self.end = min(self.ends, default=0)
-        if not self.states:
+        heappop(self._order)
+        if self.states:
+            self.end = self._order[0]
+        else:
             self.close()
         return leaving
 
@@ -203,7 +214,7 @@ class Forecast:
     def _write(self, row: Request, foreseen: ForeseenState) -> None:
         """Write to a row where it stands and what it took."""
         k, busy, paged, until = self.k, self.busy, self.kv.paged, self.round
-        state, taken, first, start = foreseen.state, row.taken, foreseen.first, foreseen.start
+        state, taken, first, ahead = foreseen.state, row.taken, foreseen.first, foreseen.ahead
         state.k, state.ready_s, state.pinned = k if busy else 0, self.ready_s, busy and paged
         taken.draft_s += self.draft_s - foreseen.draft_s
         taken.wait_s += self.wait_s - foreseen.wait_s
@@ -214,7 +225,7 @@ class Forecast:
         if until == first:
             return
         rounds, gained = until - first, foreseen.gained(until)
-        gains = foreseen.path.gains[first - start : until - start]
+        gains = foreseen.paths.gains[first + ahead : until + ahead]
         delivered = min(gained, row.output_tokens - state.emitted)  # its last round may go beyond its end
         self.deliveries.extend_one(row.id, gains, gained - delivered, self.times_s[first:until])
         taken.rounds += rounds
@@ -299,5 +310,5 @@ class Forecast:
         """Draft tokens accepted by the last verdict, and rows whose next one was refused; None if none was drafted."""
         if not self.k:
             return None
-        gains = [state.path.gains[self.verdict_round - state.start] for state in self.states.values()]
+        gains = [state.gain(self.verdict_round) for state in self.states.values()]
         return sum(gains) - len(gains), len(gains) - gains.count(self.k + 1)

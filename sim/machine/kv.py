@@ -56,6 +56,7 @@ class KvCache:
         self.used_tokens = 0
         self.peak_tokens = 0
         self._block = BLOCK if paged else 1
+        self.room = self._block, windows, state_tokens  # what the blocks of a number of tokens depend on
         self._inside: dict[Request, int] = {}  # in order of admission, with the number of their named blocks
 
     def __contains__(self, request: Request) -> bool:
@@ -211,11 +212,6 @@ class KvCache:
         if self.windows:
             tokens = ceil(held_tokens(tokens, self.windows))
         return ((tokens + self._block - 1) & -self._block) + self.state_tokens
-
-    @property
-    def room(self) -> tuple[int, Windows, int]:
-        """The settings that the blocks of a number of tokens depend on."""
-        return self._block, self.windows, self.state_tokens
 
     def all_blocks(self, tokens: NDArray[np.int64], more: int) -> NDArray[np.int64]:
         """Return the same of each of `tokens`, and `more`."""

@@ -55,7 +55,10 @@ class Lane:
 
     def take(self, limit: int) -> Batch:
         """The first `limit` requests."""
-        taken = self.rows.take(limit)
+        if limit < len(self.rows):
+            taken = self.rows.take(limit)
+        else:
+            taken, self.rows = self.rows, Batch()
         if self.timed:
             taken.wait_until(self.env.now)
         return taken
@@ -97,7 +100,7 @@ class Lanes:
         """A new lane, named like the stream its launches run on. If `timed`, the wait in it is recorded."""
         lane = Lane(self.env, self.host, name, timed)
         self._lanes.append(lane)
-        self.queues.setdefault(name, lane.rows)
+        self.queues.setdefault(name, lane)
         return lane
 
     def __iter__(self) -> Iterator[Lane]:

@@ -30,17 +30,29 @@ def lags_by_gain(k: int, rereads: bool) -> bytes:
     return bytes(max(gained - 1, 0) if rereads else gained > k for gained in range(256))
 
 
-class RequestPath(NamedTuple):
-    """The rounds of a request to its end."""
+class PathTable:
+    """The rounds of some requests to their ends, one request after the other, with one more entry after each."""
 
-    gains: bytes  # of each round
-    contexts: NDArray[np.int64]  # cached tokens before each round, and after the last
-    lags: NDArray[np.uint8]  # what the drafter has yet to read after each but the last
+    __slots__ = ("contexts", "gains", "held", "lags")
+
+    def __init__(self, gains: bytes, contexts: NDArray[np.int64], k: int, rereads: bool, kv: KvCache) -> None:
+        self.gains = gains  # of each round
+        self.contexts = contexts  # cached tokens before each round, and after the last
+        self.lags = np.frombuffer(gains.translate(lags_by_gain(k, rereads)), np.uint8)  # of the drafter, after each
+        self.held = kv.all_blocks(contexts, k + 1)  # of the KV cache, in each
+
+
+class RequestPath(NamedTuple):
+    """The rounds of one request: from the first to before the last of these entries."""
+
+    paths: PathTable
+    first: int
+    last: int
 
 
 @lru_cache(maxsize=4096)  # a search serves the same requests again and again
-def _path(runs: bytes, k: int, at: int, end: int, context: int, rereads: bool) -> RequestPath:
-    """The rounds of k draft tokens from token `at` on."""
+def _rounds(runs: bytes, k: int, at: int, end: int, context: int) -> tuple[bytes, NDArray[np.int64]]:
+    """Gains and contexts of the rounds of k draft tokens from token `at` on."""
     gains = b"\1" * (end - at)
     if k:
         rounds, runs = [], runs.translate(gains_by_run(k))
@@ -51,16 +63,17 @@ def _path(runs: bytes, k: int, at: int, end: int, context: int, rereads: bool) -
         gains = bytes(rounds)
     contexts = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64)  # summing bytes takes four times as long
     contexts[0] = context
-    contexts.cumsum(out=contexts)
-    return RequestPath(gains, contexts, np.frombuffer(gains[:-1].translate(lags_by_gain(k, rereads)), np.uint8))
+    return gains, contexts.cumsum(out=contexts)
 
 
-class PathsTogether:
+class PathsTogether(PathTable):
     """The paths of requests that were drawn together, each from its second token on: the first comes with the prompt.
 
     A token leads to the one that the round from there ends before. All requests go from token to token together, and
     visited tokens are the rounds.
     """
+
+    __slots__ = ("ends",)
 
     def __init__(self, drawn: DrawnStreams, k: int, rereads: bool, kv: KvCache) -> None:
         runs = drawn.runs
@@ -84,30 +97,23 @@ class PathsTogether:
         gains, lasts = gains[rounds], np.searchsorted(rounds, ends)
         rounds[lasts] = rounds[lasts - 1] + gains[lasts - 1]  # the last round may go beyond the end
         before = np.array(drawn.prompt_tokens) - (starts + 1)
-        self._contexts = rounds + np.repeat(before, np.diff(lasts, prepend=-1))
-        self._held = kv.all_blocks(self._contexts, k + 1)
-        self._gains, self._ends = gains.tobytes(), [-1, *lasts.tolist()]
-        self._lags = np.frombuffer(self._gains.translate(lags_by_gain(k, rereads)), np.uint8)
-
-    def __getitem__(self, place: int) -> tuple[RequestPath, NDArray[np.int64]]:
-        first, last = self._ends[place] + 1, self._ends[place + 1]
-        path = RequestPath(self._gains[first:last], self._contexts[first : last + 1], self._lags[first : last - 1])
-        return path, self._held[first:last]
+        contexts = rounds + np.repeat(before, np.diff(lasts, prepend=-1))
+        super().__init__(gains.tobytes(), contexts, k, rereads, kv)
+        self.ends = [-1, *lasts.tolist()]  # the entries after the last round of each request
 
 
-def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> tuple[RequestPath, NDArray[np.int64]]:
-    """The rounds of k draft tokens that a request has yet to go through, and what it holds of the KV cache in each."""
+def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> RequestPath:
+    """The rounds of k draft tokens that a request has yet to go through."""
     drawn, runs, at, end, context = row.drawn, row.accept_runs, row.state.emitted, row.output_tokens, row.state.context
     if (
         not k or at != 1 or drawn is None or len(drawn.runs) < TOGETHER
         or drawn.runs[row.place] is not runs or len(runs) != end
         or not drawn.prompt_tokens[row.place] == row.prompt_tokens == context
     ):  # fmt: skip
-        path = _path(runs, k, at, end, context, rereads)
-        return path, kv.all_blocks(path.contexts[:-1], k + 1)
+        gains, contexts = _rounds(runs, k, at, end, context)
+        return RequestPath(PathTable(gains, contexts, k, rereads, kv), 0, len(gains))
     key = (k, rereads, kv.room)
     paths = drawn.rounds.get(key)
     if paths is None:
         paths = drawn.rounds[key] = PathsTogether(drawn, k, rereads, kv)
-    together: PathsTogether = paths
-    return together[row.place]
+    return RequestPath(paths, paths.ends[row.place] + 1, paths.ends[row.place + 1])

@@ -428,6 +428,6 @@ class Tally(Reader):
         served, self.served = request_columns(self.served), []
         came_s, self._came_s = np.frombuffer(self._came_s), array("d")
         self.sums.launches(self.log.launches.drain(), settled_s)
-        self.sums.deliveries(self.log.deliveries.drain(), now_s)
+        self.sums.deliveries(self.log.deliveries.drain(in_order=False), now_s)
         self.sums.crowd.add(came_s, served["finish_s"], self.sums.window.start_s, now_s)
         self.sums.requests(served)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -134,17 +135,17 @@ class Server:
                 flag = name.replace("_", "-")
                 raise ValueError(f"{flag} must be at most max-num-seqs, {self.max_num_seqs}, got {limit}")
 
-    @property
+    @cached_property
     def draft_batch(self) -> int:
         """The most requests that one draft is made for."""
         return self.max_draft_batch or self.max_num_seqs
 
-    @property
+    @cached_property
     def verify_batch(self) -> int:
         """The most requests that one verify takes."""
         return self.max_verify_batch or self.max_num_seqs
 
-    @property
+    @cached_property
     def round_batch(self) -> int:
         """The most requests that one draft and one verify both take."""
         return min(self.draft_batch, self.verify_batch)

@@ -16,7 +16,7 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Process
 from pdvsim.sim.policies.pd import PrefillDecode
-from pdvsim.sim.policies.rounds import fast_forward
+from pdvsim.sim.policies.rounds import fast_forward, leave
 from pdvsim.sim.policies.traits import Asked, OwnOptions, Tuned, decides
 
 
@@ -39,7 +39,7 @@ class PDV(PrefillDecode):
         return [*super().processes(), self.verify_worker()]
 
     def admits(self) -> bool:
-        return super().admits() and len(self.decode) < self.settings.max_decode_queue
+        return len(self.decode) < self.settings.max_decode_queue and super().admits()
 
     @decides("every round")
     def decode_worker(self) -> Process:
@@ -48,7 +48,8 @@ class PDV(PrefillDecode):
             if not rows:
                 yield self.decode.wait()
                 continue
-            self.wake_prefill()
+            if self.admits() or self.device.host.looks_later:
+                self.wake_prefill()
             yield from self.decode_batch(rows)
 
     @decides("every round")
@@ -58,6 +59,12 @@ class PDV(PrefillDecode):
         rows = self.reserve(rows, k)
         # where no request is elsewhere, round after round they are drafted for, handed over, verified and handed back
         if len(rows) == self.in_flight <= self.settings.verify_batch and fast_forward(self, rows, k, self.verify_lane):
+            if finished := rows.finished():
+                leave(self, finished)
+                handed_back = self.decode.wait()
+                self.decode.put(rows)
+                yield handed_back
+                return
             k = self.draft_length(rows)
             rows = self.reserve(rows, k)
         if k and rows:

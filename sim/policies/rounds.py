@@ -101,7 +101,7 @@ class Rounds(Admission):
         if passed := fast_forward(self, rows, k, self.draft_lane):
             self.decode_steps += passed
             if finished := rows.finished():
-                _leave(self, finished)
+                leave(self, finished)
                 return rows
             if len(self.waiting) > waiting or self.draft_length(rows) != k or not rows.reserve(self.kv, k):
                 return rows
@@ -116,7 +116,7 @@ class Rounds(Admission):
         if rows and self.speculates and self.controller.learns:
             self.controller.observe(rows, verdict, now)
         if finished := rows.settle(verdict, now, self.kv, self.deliveries, self.rereads):
-            _leave(self, finished)
+            leave(self, finished)
         return rows
 
     def backlog(self, lane: str) -> int:
@@ -213,7 +213,7 @@ def _draft_early(policy: Rounds, rows: Batch) -> None:
         ))  # fmt: skip
 
 
-def _leave(policy: Rounds, rows: list[Request]) -> None:
+def leave(policy: Rounds, rows: list[Request]) -> None:
     """Requests that have all their tokens leave."""
     policy.controller.finished(rows)
     for row in rows:
