@@ -54,7 +54,6 @@ class SimulatedHost:
         self.times = times
         self.free_at = 0.0
         self._polls = times.idle_poll_s > 0
-        self.looks_later = self._polls or times.notify_s > 0  # an idle lane, than when it is woken
         self.idle_lanes = 0
 
     def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:

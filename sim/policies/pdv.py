@@ -48,8 +48,7 @@ class PDV(PrefillDecode):
             if not rows:
                 yield self.decode.wait()
                 continue
-            if self.admits() or self.device.host.looks_later:
-                self.wake_prefill()
+            self.wake_prefill()
             yield from self.decode_batch(rows)
 
     @decides("every round")
