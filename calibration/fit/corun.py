@@ -14,18 +14,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.calibration.fit.pairs import LEAST_RATE, Pairs, Prompt, Ratios
+from pdvsim.calibration.fit.pairs import LEAST_RATE, Group, Member, Pairs, Prompt, Ratios
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel, Load
-from pdvsim.sim.hardware.power import Draw, Power, PowerFit
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.power import Power, PowerFit
 from pdvsim.sim.hardware.profile import ContentionFit
 from pdvsim.sim.specs import GpuSpec
 
@@ -40,52 +39,6 @@ RATE_AND_DRAW_ITERATIONS = 5
 RATIO_BOUNDS = {"wait": (-1.0, 1.0), "room": (-0.7, 0.3)}  # of logarithms
 RATIO_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a group
 LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
-
-
-@dataclass(eq=False, kw_only=True)
-class Member(Load):
-    """One launch of a group as the sharing model sees it, and its measured rate."""
-
-    kind: str
-    model: str
-    prompt: int = 0  # tokens, padded, of one that only prefills
-    measured: float  # the work it did while all were busy, over what it would have done alone on a card as throttled
-    draw: Draw | None = None  # where the card's power is known
-
-    @property
-    def sized(self) -> Prompt:
-        return self.model, self.prompt
-
-
-@dataclass(frozen=True)
-class Group:
-    """Launches measured while co-running."""
-
-    models: str  # draft:target
-    shapes: str  # what ran, whatever the models and priorities
-    members: list[Member]
-
-    @cached_property
-    def mixture(self) -> bool:
-        return any(member.experts_read for member in self.members)
-
-    @cached_property
-    def eight_bits(self) -> bool:
-        return any(member.eight_bits for member in self.members)
-
-    @cached_property
-    def sort(self) -> str:
-        """The kind of group that its errors are counted under."""
-        return "mixtures" if self.mixture else "8-bit" if self.eight_bits else "dense"
-
-    @cached_property
-    def ordered(self) -> bool:
-        return len({member.priority for member in self.members}) > 1
-
-    @cached_property
-    def measured(self) -> list[float]:
-        """Measured slowdown of every member."""
-        return [1 / max(member.measured, LEAST_RATE) for member in self.members]
 
 
 @dataclass(frozen=True)

@@ -1,21 +1,21 @@
-"""The sharing model over measured groups of two: what `Sharing` computes for one, in arrays for all of them.
+"""Measured groups of launches, and the sharing model over those of two, in arrays for all of them.
 
-A fit evaluates it thousands of times. A test compares the two.
+`Pairs` computes what `Sharing` does for one pair: a fit evaluates it thousands of times. A test compares the two.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
 from pdvsim.calibration.fit.points import Floats
+from pdvsim.sim.hardware.costs import Load
+from pdvsim.sim.hardware.power import Draw
 from pdvsim.sim.hardware.profile import ContentionFit
-
-if TYPE_CHECKING:
-    from pdvsim.calibration.fit.corun import Group, Member
 
 LEAST_RATE = 1e-3
 FIGURES = (
@@ -24,6 +24,52 @@ FIGURES = (
 )  # fmt: skip
 Prompt = tuple[str, int]  # a model and a number of tokens, 0 for forwards of rows
 Side = Any  # one launch of every pair: a structured array with a field per figure
+
+
+@dataclass(eq=False, kw_only=True)
+class Member(Load):
+    """One launch of a group as the sharing model sees it, and its measured rate."""
+
+    kind: str
+    model: str
+    prompt: int = 0  # tokens, padded, of one that only prefills
+    measured: float  # the work it did while all were busy, over what it would have done alone on a card as throttled
+    draw: Draw | None = None  # where the card's power is known
+
+    @property
+    def sized(self) -> Prompt:
+        return self.model, self.prompt
+
+
+@dataclass(frozen=True)
+class Group:
+    """Launches measured while co-running."""
+
+    models: str  # draft:target
+    shapes: str  # what ran, whatever the models and priorities
+    members: list[Member]
+
+    @cached_property
+    def mixture(self) -> bool:
+        return any(member.experts_read for member in self.members)
+
+    @cached_property
+    def eight_bits(self) -> bool:
+        return any(member.eight_bits for member in self.members)
+
+    @cached_property
+    def sort(self) -> str:
+        """The kind of group that its errors are counted under."""
+        return "mixtures" if self.mixture else "8-bit" if self.eight_bits else "dense"
+
+    @cached_property
+    def ordered(self) -> bool:
+        return len({member.priority for member in self.members}) > 1
+
+    @cached_property
+    def measured(self) -> list[float]:
+        """Measured slowdown of every member."""
+        return [1 / max(member.measured, LEAST_RATE) for member in self.members]
 
 
 @dataclass(frozen=True)
