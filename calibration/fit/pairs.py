@@ -85,14 +85,19 @@ class Pairs:
 
     def __init__(self, groups: Sequence[Group]) -> None:
         pairs = [sorted(group.members, key=lambda member: -member.priority) for group in groups]
-        self._prompts = [[pair[side].sized for pair in pairs] for side in (0, 1)]
+        prompts = [[pair[side].sized for pair in pairs] for side in (0, 1)]
+        self._prompts = sorted({*prompts[0], *prompts[1]})
+        at = {prompt: number for number, prompt in enumerate(self._prompts)}
+        self._at = [np.array([at[prompt] for prompt in side], np.intp) for side in prompts]
         self._sides = [_side([pair[side] for pair in pairs]) for side in (0, 1)]
 
     def log_errors(self, fit: ContentionFit, ratios: Ratios) -> Floats:
         """Logarithms of predicted over measured slowdown, of both launches of all pairs."""
         wait, room = (
-            [np.array([known.get(prompt, 1.0) for prompt in prompts]) for prompts in self._prompts]
-            for known in (ratios.wait, ratios.room)
+            [values[at] for at in self._at]
+            for values in (
+                np.array([known.get(prompt, 1.0) for prompt in self._prompts]) for known in (ratios.wait, ratios.room)
+            )
         )
         rates = _rates(self._sides[0], self._sides[1], fit, wait, room)
         return np.concatenate([

@@ -157,14 +157,14 @@ def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunc
 def _predicted(run: Sequence[HeatedLaunch], power: Power, flop_factor: float = 1.0) -> Floats:
     """Each launch's time, from those before it; its flops take `flop_factor` times the energy of 16-bit ones."""
     mean_w, seconds = power.fit.rest_w, np.empty(len(run))
-    draws: dict[Price, tuple[float, Draw]] = {}  # of a run's one or two launches, with their seconds at full clock
+    draws: dict[int, tuple[float, Draw]] = {}  # of a run's one or two prices, with their seconds at full clock
     for i, launch in enumerate(run):
-        if launch.price in draws:
-            solo_s, draw = draws[launch.price]
-        else:
+        known = draws.get(id(launch.price))
+        if known is None:
             solo_s = power.full_clock_s(launch.price, flop_factor)
             draw = power.draw(launch.price._replace(seconds=solo_s), flop_factor)
-            draws[launch.price] = solo_s, draw
+            known = draws[id(launch.price)] = solo_s, draw
+        solo_s, draw = known
         seconds[i] = taken_s = power.taken_s(mean_w, draw, solo_s)
         mean_w = power.mean_w(mean_w, taken_s, draw.watts)
     return seconds
