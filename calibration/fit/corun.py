@@ -12,13 +12,14 @@ and priorities), models where several pairs were measured, and triples with a fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.calibration.fit.pairs import LEAST_RATE, Group, Member, Pairs, Prompt, Ratios
+from pdvsim.calibration.fit.pairs import LEAST_RATE, Group, Member, Pairs, Prompt, Ratios, each_of
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
@@ -168,15 +169,15 @@ def errors(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios | None = 
 
 def fit_of(x: Floats) -> ContentionFit:
     """The coefficients that the free parameters encode."""
-    grown = np.exp(x)
+    grown = [math.exp(each) for each in x]
     return ContentionFit(
         stream_weight=1.0,  # two that fill the GPU alternate, whatever their priorities
-        turn_exponent=float(min(grown[0], 2.0)),
-        nimble_weight=1 + float(grown[1]),
-        yielding=float(min(grown[2], 2.0)),
-        hold=float(1 / (1 + np.exp(-x[3]))),
-        hold_compute=float(min(grown[4], 1.0)),
-        hold_layer_s=float(min(grown[5], LONGEST_HALF_S)),
+        turn_exponent=min(grown[0], 2.0),
+        nimble_weight=1 + grown[1],
+        yielding=min(grown[2], 2.0),
+        hold=1 / (1 + math.exp(-x[3])),
+        hold_compute=min(grown[4], 1.0),
+        hold_layer_s=min(grown[5], LONGEST_HALF_S),
     )
 
 
@@ -216,20 +217,26 @@ def _fit_ratios(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name
 
 def _fit_ratio(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name: str, prompt: Prompt) -> Ratios:
     """The known ratios with that of a prompt, which is nearer to 1 where it is in few groups."""
-    from scipy.optimize import minimize_scalar
-
     pairs, more = _by_size(groups)
     arrays = Pairs(pairs)
 
-    def of(x: float) -> Ratios:
-        figures: dict[str, Any] = {name: {**getattr(known, name), prompt: float(np.exp(x))}}
+    def of(ratio: float) -> Ratios:
+        figures: dict[str, Any] = {name: {**getattr(known, name), prompt: ratio}}
         return replace(known, **figures)
 
-    def loss(x: float) -> float:
-        off = np.concatenate([arrays.log_errors(fit, of(x)), np.log1p(errors(more, fit, of(x)))])
-        return float(np.mean(np.abs(off))) + RATIO_PRIOR * x * x / len(groups)
+    def loss(ratio: float) -> float:
+        off = np.concatenate([arrays.log_errors(fit, of(ratio)), each_of(math.log1p, errors(more, fit, of(ratio)))])
+        return float(np.mean(np.abs(off))) + RATIO_PRIOR * math.log(ratio) ** 2 / len(groups)
 
-    return of(minimize_scalar(loss, bounds=RATIO_BOUNDS[name], method="bounded", options={"xatol": 1e-3}).x)
+    return of(_best(loss, RATIO_BOUNDS[name]))
+
+
+def _best(loss: Callable[[float], float], log_bounds: tuple[float, float]) -> float:
+    """The figure of the least loss, to a thousandth: fits that build on it then end alike on all processors."""
+    from scipy.optimize import minimize_scalar
+
+    found = minimize_scalar(lambda x: loss(math.exp(x)), bounds=log_bounds, method="bounded", options={"xatol": 1e-6})
+    return round(math.exp(found.x), 3)
 
 
 def _by_size(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
@@ -264,13 +271,12 @@ def _fit_one(
     pairs: Pairs, fit: ContentionFit, ratios: Ratios, name: str, log_bounds: tuple[float, float]
 ) -> ContentionFit:
     """The fit with one more figure, from the pairs that depend on it."""
-    from scipy.optimize import minimize_scalar
 
-    def of(x: float) -> ContentionFit:
-        figures: dict[str, Any] = {name: float(np.exp(x))}
+    def of(value: float) -> ContentionFit:
+        figures: dict[str, Any] = {name: value}
         return replace(fit, **figures)
 
-    return of(minimize_scalar(lambda x: _loss(pairs, of(x), ratios), bounds=log_bounds, method="bounded").x)
+    return of(_best(lambda value: _loss(pairs, of(value), ratios), log_bounds))
 
 
 def _loss(pairs: Pairs, fit: ContentionFit, ratios: Ratios) -> float:
@@ -282,10 +288,10 @@ def _fit_crowd(triples: Sequence[Group], fit: ContentionFit, ratios: Ratios) -> 
     from scipy.optimize import minimize
 
     def of(x: Floats) -> ContentionFit:
-        return replace(fit, crowd_weight=1 + float(np.exp(x[0])), crowd_hold=float(min(np.exp(x[1]), 1.0)))
+        return replace(fit, crowd_weight=1 + math.exp(x[0]), crowd_hold=min(math.exp(x[1]), 1.0))
 
     def loss(x: Floats) -> float:
-        return float(np.mean(np.abs(np.log1p(errors(triples, of(x), ratios)))))
+        return float(np.mean(np.abs(each_of(math.log1p, errors(triples, of(x), ratios)))))
 
     return of(minimize(loss, np.array([-0.5, -0.05]), method="Nelder-Mead").x)
 

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -101,7 +102,7 @@ class Pairs:
         )
         rates = _rates(self._sides[0], self._sides[1], fit, wait, room)
         return np.concatenate([
-            np.log(np.maximum(side["measured"], LEAST_RATE) / np.maximum(rate, LEAST_RATE))
+            each_of(math.log, np.maximum(side["measured"], LEAST_RATE) / np.maximum(rate, LEAST_RATE))
             for side, rate in zip(self._sides, rates, strict=True)
         ])  # fmt: skip
 
@@ -117,7 +118,9 @@ def _rates(
     """The progress rates of both; see `Sharing`."""
     layers_s = [side["layer_s"] * ratio for side, ratio in zip((first, second), wait, strict=True)]
     one, other = (
-        layer_s**fit.turn_exponent * (1 - side["empty"]) * fit.nimble_weight ** side["small_kernel_share"] ** 2
+        _power(layer_s, fit.turn_exponent)
+        * (1 - side["empty"])
+        * _power(fit.nimble_weight, side["small_kernel_share"] * side["small_kernel_share"])
         for side, layer_s in zip((first, second), layers_s, strict=True)
     )
     preferred = fit.stream_weight * _preference(first, second, fit) * _first(first, layers_s[1], fit)
@@ -141,15 +144,15 @@ def _rates(
 
 
 def _preference(side: Side, below: Side, fit: ContentionFit) -> Floats:
-    large = 1 - side["small_kernel_share"] ** 2
+    large = 1 - side["small_kernel_share"] * side["small_kernel_share"]
     next_to_8_bits = np.where(below["eight_bits"] > 0, fit.weight_8bit, 1.0)
     experts = below["experts_read"]
-    return np.asarray(np.where(experts > 0, fit.expert_weight ** (large * experts), next_to_8_bits))
+    return np.asarray(np.where(experts > 0, _power(fit.expert_weight, large * experts), next_to_8_bits))
 
 
 def _first(side: Side, other_s: Floats, fit: ContentionFit) -> Floats:
-    share = (other_s / side["layer_s"]) ** fit.yielding / fit.stream_weight
-    return np.asarray(np.maximum(share, 1.0) ** side["small_kernel_share"])
+    share = _power(other_s / side["layer_s"], fit.yielding) / fit.stream_weight
+    return _power(np.maximum(share, 1.0), side["small_kernel_share"])
 
 
 def _hold(side: Side, fit: ContentionFit, room: Floats) -> Floats:
@@ -159,3 +162,15 @@ def _hold(side: Side, fit: ContentionFit, room: Floats) -> Floats:
     held = np.minimum(1 - free + fit.hold_compute * side["compute"], 1.0)
     held = held * np.where(side["eight_bits"] > 0, fit.hold_8bit, 1.0) * room
     return np.asarray(np.minimum(held, 1.0) * (1 - side["empty"]))
+
+
+def _power(base: Floats | float, exponent: Floats | float) -> Floats:
+    return each_of(math.pow, *np.broadcast_arrays(base, exponent))
+
+
+def each_of(function: Callable[..., float], *columns: Floats) -> Floats:
+    """A function of the C library of each element: numpy's own round differently on other processors.
+
+    A search follows the last digit to another end.
+    """
+    return np.array(list(map(function, *(column.tolist() for column in columns))))

@@ -58,7 +58,7 @@ class PDV(PrefillDecode):
         rows = self.reserve(rows, k)
         # where no request is elsewhere, round after round they are drafted for, handed over, verified and handed back
         if len(rows) == self.in_flight <= self.settings.verify_batch and fast_forward(self, rows, k, self.verify_lane):
-            if finished := rows.finished():
+            if finished := rows.finished():  # the verify lane sees them leave, and hands the others back
                 leave(self, finished)
                 handed_back = self.decode.wait()
                 self.decode.put(rows)
