@@ -28,6 +28,7 @@ from filelock import FileLock, Timeout
 from pdvsim.common.files import TEMPORARY, digest, fingerprint, sealed, sha256, unbroken, write_all, write_whole
 from pdvsim.common.outcomes import Outcome, Row
 from pdvsim.common.version import __version__
+from pdvsim.common.workers import ctrl_c_deferred
 from pdvsim.sim.run import simulate
 from pdvsim.study.backends import Backend, finished
 from pdvsim.study.output import DETAILS, SCHEMA, dumps, parquet, plain, records, setting, settings
@@ -184,13 +185,13 @@ class SweepDir:
                 import pandas as pd  # noqa: F401  the summary needs them: now, while workers work, not after Ctrl-C
                 import pyarrow.parquet as pq  # noqa: F401
 
-                row = self.keep(outcome, points[outcome.index])
-                if row is not None:
-                    rows[outcome.index] = row
-                elif continue_on_error:
-                    failures += 1
-                else:
+                with ctrl_c_deferred():  # or the point's file would be there without its row
+                    row = self.keep(outcome, points[outcome.index])
+                    if row is not None:
+                        rows[outcome.index] = row
+                if row is None and not continue_on_error:
                     raise PointFailed(points[outcome.index], outcome)
+                failures += row is None
                 progress(count)
         return failures
 

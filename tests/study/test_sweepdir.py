@@ -9,6 +9,7 @@ import os
 import random
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from deadly import doomed
 from resultdirs import content
 
 from pdvsim.cli import main
-from pdvsim.common.files import TEMPORARY, read_sealed
+from pdvsim.common.files import TEMPORARY, read_sealed, write_whole
 from pdvsim.common.outcomes import Row
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.study.folder import SweepDir
@@ -316,6 +317,20 @@ def test_what_killed_workers_leave_is_removed_at_the_end(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         interrupted()
     assert not left_over.exists()
+
+
+def test_a_point_whose_file_is_written_is_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C may come between the two."""
+
+    def written(path: Path, *args: Any, **kwargs: Any) -> None:
+        write_whole(path, *args, **kwargs)
+        if path.parent.name == "parts":
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr("pdvsim.study.folder.write_whole", written)
+    assert sweep(tmp_path) == 130
+    assert [path.name for path in tmp_path.glob("parts/*")] == ["00000.json"]
+    assert [*pd.read_parquet(tmp_path / "summary.parquet")["point"]] == [0]
 
 
 def test_a_finished_sweep_is_read_once_and_drawn_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
