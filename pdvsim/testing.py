@@ -121,7 +121,7 @@ def check_counts(result: Result, outputs: Sequence[int], arrival_s: Sequence[flo
     _law(np.sum(launches["rows"][verifies]) == np.sum(rounds), "every round is a row of a verify or decode")
     judged = np.sum(launches["rows"][launches["kind"] == _VERIFY])
     drafted_tokens = np.sum(launches["rows"][drafts] * launches["steps"][drafts])
-    plain = np.sum(requests["bare"])
+    plain = np.sum(requests["undrafted_rounds"])
     _law(judged == np.sum(requests["drafts"]) + plain, "a row of a verify is a drafting round, or one without drafts")
     early, used = requests["ahead_tokens"], requests["ahead_used"]
     works = launches["kind"] == _AHEAD

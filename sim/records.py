@@ -34,12 +34,13 @@ ROLES: tuple[Role, ...] = ("draft", "target")
 # of `Request` and `RequestUsage`, where each is described: seconds are floats, all others whole numbers
 _REQUEST_COLUMNS = (
     "id", "replica", "arrival_s", "admitted_s", "first_token_s", "finish_s", "prompt_tokens", "output_tokens", "rounds",
-    "drafts", "drafted", "accepted", "refused", "bare", "ahead_tokens", "ahead_used", "preemptions", "resumptions",
-    "recomputed_tokens", "num_cached_tokens", "session", "turn", "prefill_s", "draft_s", "wait_s", "verify_s",
+    "drafts", "drafted", "accepted", "refused", "undrafted_rounds", "ahead_tokens", "ahead_used", "preemptions",
+    "resumptions", "recomputed_tokens", "num_cached_tokens", "session", "turn", "prefill_s", "draft_s", "wait_s",
+    "verify_s",
 )  # fmt: skip
 REQUEST_DTYPES = {name: "f8" if name.endswith("_s") else "i8" for name in _REQUEST_COLUMNS} | {"replica": "i4"}
 _ASKED = {"id", "arrival_s", "prompt_tokens", "output_tokens", "session", "turn"}
-_COLUMNS = {name: attrgetter(name) for name in _REQUEST_COLUMNS} | {"bare": attrgetter("undrafted_rounds")}
+_COLUMNS = {name: attrgetter(name) for name in _REQUEST_COLUMNS}
 LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
 
 LAUNCH_DTYPES: dict[str, str] = {

@@ -48,7 +48,7 @@ class ModelSpec:
     output_gate: bool = False  # queries are projected twice as wide, to gate the attention's output
     shared_keys: bool = False  # values are made of the keys' projection, in layers without a window
     gated: bool = True  # MLPs and experts have a gate, and so three matrices
-    bare_layers: int = 0  # layers without an MLP
+    layers_without_mlp: int = 0  # layers without an MLP
     parallel: bool = False  # drafts all its tokens in one forward, of mask tokens, instead of one after another
     data_ranks: int = 1  # groups with attention and requests of their own, whose tokens share one set of experts
 
@@ -158,7 +158,7 @@ class ModelSpec:
     def is_uniform(self) -> bool:
         """Whether all layers have attention of the same products, and an MLP."""
         unlike = self.window is not None and (self.window.kv_heads or self.window.head_dim or self.shared_keys)
-        return not (unlike or self.state_layers or self.sparse or self.compressed or self.bare_layers)
+        return not (unlike or self.state_layers or self.sparse or self.compressed or self.layers_without_mlp)
 
     @property
     def routes(self) -> int:
@@ -252,7 +252,7 @@ class ModelSpec:
     @property
     def mlp_layers(self) -> int:
         """Layers that have an MLP, plain or of experts."""
-        return self.layers - self.bare_layers
+        return self.layers - self.layers_without_mlp
 
     @property
     def all_reduces(self) -> int:

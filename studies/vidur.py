@@ -220,7 +220,7 @@ def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:
     rows, prompts = fit.rows, fit.prompts
     assert isinstance(rows, MeasuredAttention)
     assert isinstance(prompts, WaveAttention)
-    fit = replace(fit, layers=MeasuredLayers(layer.at(TOKENS)), small=replace(fit.small, nimble_tokens=0))
+    fit = replace(fit, layers=MeasuredLayers(layer.at(TOKENS)), small=replace(fit.small, small_kernel_tokens=0))
     if layer.decode is not None:
         batch, cached, seconds = layer.decode.T
         design = np.stack([np.ones_like(batch), batch * cached], axis=1) / seconds[:, None]  # relative errors

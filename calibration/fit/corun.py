@@ -173,7 +173,7 @@ def fit_of(x: Floats) -> ContentionFit:
     return ContentionFit(
         stream_weight=1.0,  # two that fill the GPU alternate, whatever their priorities
         turn_exponent=min(grown[0], 2.0),
-        nimble_weight=1 + grown[1],
+        small_kernel_weight=1 + grown[1],
         yielding=min(grown[2], 2.0),
         hold=1 / (1 + math.exp(-x[3])),
         hold_compute=min(grown[4], 1.0),

@@ -120,7 +120,7 @@ def _rates(
     one, other = (
         _power(layer_s, fit.turn_exponent)
         * (1 - side["empty"])
-        * _power(fit.nimble_weight, side["small_kernel_share"] * side["small_kernel_share"])
+        * _power(fit.small_kernel_weight, side["small_kernel_share"] * side["small_kernel_share"])
         for side, layer_s in zip((first, second), layers_s, strict=True)
     )
     preferred = fit.stream_weight * _preference(first, second, fit) * _first(first, layers_s[1], fit)

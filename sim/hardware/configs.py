@@ -115,7 +115,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         output_gate=kind in mixers.GATED_DELTA and config.get("attn_output_gate", True) is True,
         shared_keys=kind == "gemma4_text" and config.get("attention_k_eq_v") is True,
         gated=kind != "nemotron_h",
-        bare_layers=blocks.bare,
+        layers_without_mlp=blocks.without_mlp,
     )
 
 
@@ -197,7 +197,7 @@ def _experts(config: Mapping[str, Any], weight_bytes: float | None, blocks: mixe
     own = kind in ("mixtral", "gpt_oss", "llama4_text", "minimax_m2", "minimax", "minimax_text_01")
     inner = size(config, "intermediate_size" if own else EXPERT_SIZE)
     dense = blocks.dense if kind == "nemotron_h" else _dense_layers(config, layers)
-    if dense >= layers - blocks.bare:
+    if dense >= layers - blocks.without_mlp:
         raise ValueError(f"none of the {layers} layers has experts")
     latent = size_or_none(config, "moe_latent_size")
     return Experts(

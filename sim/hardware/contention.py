@@ -190,7 +190,7 @@ class Sharing:
             if self._measured:
                 load.share *= (load.layer_s * load.wait_ratio) ** self.fit.turn_exponent * (1.0 - load.empty)
                 if load.small_kernel_share:  # two small kernels in a row gain: after a large one the other is next
-                    load.share *= self.fit.nimble_weight ** (load.small_kernel_share * load.small_kernel_share)
+                    load.share *= self.fit.small_kernel_weight ** (load.small_kernel_share * load.small_kernel_share)
         return load.share
 
     def _first(self, load: Load, other_s: float, weight: float) -> float:

@@ -33,7 +33,7 @@ class Blocks(NamedTuple):
     """How many layers mix tokens; how many of them have no MLP or keep a state; MLPs next to experts, and these."""
 
     layers: int
-    bare: int = 0
+    without_mlp: int = 0
     states: int = 0
     dense: int = 0
     moe: int = 0

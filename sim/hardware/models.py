@@ -154,7 +154,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "mtp":
         shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
         shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
-        shape |= {"window": None, "state": None, "bare_layers": 0}
+        shape |= {"window": None, "state": None, "layers_without_mlp": 0}
         if target.sparse is not None:  # an MTP layer selects for itself
             shape["sparse"] = replace(target.sparse, layers=1, scans=1) if kind == "mtp" else None
         if target.compressed is not None:  # one of DeepSeek-V4 has a window alone

@@ -87,7 +87,7 @@ class ContentionFit:
     turn_exponent: float = 0.0
     # Kernels of few blocks find room next to others, if the one before them is small too: their share is this much
     # larger, ...
-    nimble_weight: float = 1.0
+    small_kernel_weight: float = 1.0
     # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
     yielding: float = 0.0
     # Kernels of experts have many short blocks. When a block ends, one of the stream with the higher priority is
@@ -118,7 +118,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "stream_weight": _WEIGHT,
     "crowd_weight": _WEIGHT,
     "turn_exponent": _EXPONENT,
-    "nimble_weight": _WEIGHT,
+    "small_kernel_weight": _WEIGHT,
     "yielding": _EXPONENT,
     "expert_weight": _WEIGHT,
     **dict.fromkeys(("wait_ratios", "room_ratios"), Range(0.1, 10)),
@@ -146,7 +146,7 @@ PROFILE_RANGES: dict[str, Range] = {
     "sharpness": Range(1, 100),
     "prompt_sms": Range(0, 1024),
     "programs": Range(0, 1_000_000),
-    "nimble_tokens": Range(0, MAX_TOKENS),
+    "small_kernel_tokens": Range(0, MAX_TOKENS),
     "draft_ratio": Range(0.01, 10),
     "row_buckets": Range(1, 65_536),
     "chunk_buckets": Range(1, MAX_TOKENS),

@@ -175,7 +175,7 @@ class DraftSteps(Term):
 class SmallKernels(Term):
     """Which forwards have kernels small enough to run concurrently with another's."""
 
-    nimble_tokens: int = 0  # most tokens of such a forward
+    small_kernel_tokens: int = 0  # most tokens of such a forward
     large_s: float = 0.0  # its time in large products, whose kernels are not
     # By prompt tokens: how long its kernels keep others waiting and how much of the GPU they occupy, over what its time
     # per layer predicts. The library has other kernels for other sizes, and their last blocks leave parts of it free.
@@ -192,7 +192,7 @@ class SmallKernels(Term):
 
     def share(self, tokens: int, forward_s: float) -> float:
         """Share of the time of a forward over `tokens` in small kernels."""
-        return 0.0 if tokens > self.nimble_tokens or forward_s <= self.large_s else 1.0 - self.large_s / forward_s
+        return 0.0 if tokens > self.small_kernel_tokens or forward_s <= self.large_s else 1.0 - self.large_s / forward_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -167,7 +167,7 @@ def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:
 
 
 HELD = ContentionFit(
-    stream_weight=1.0, crowd_weight=1.5, crowd_hold=0.9, turn_exponent=0.8, nimble_weight=2.0, yielding=0.4,
+    stream_weight=1.0, crowd_weight=1.5, crowd_hold=0.9, turn_exponent=0.8, small_kernel_weight=2.0, yielding=0.4,
     hold=0.7, hold_compute=0.2, hold_layer_s=4e-4, hold_8bit=0.85, weight_8bit=1.2,
 )  # fmt: skip
 
@@ -223,7 +223,7 @@ def test_the_figures_of_sharing_come_back() -> None:
     assert np.median(np.abs(errors(groups, fit))) < 0.02
     assert fit.crowd_weight == pytest.approx(1.5, rel=0.1)
     assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
-    assert fit.nimble_weight == pytest.approx(2.0, rel=0.05)
+    assert fit.small_kernel_weight == pytest.approx(2.0, rel=0.05)
     assert fit.yielding == pytest.approx(0.4, rel=0.1)
     assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from
 

@@ -274,7 +274,7 @@ def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pyte
     chosen = experiment("pdv-ahead", ahead_fan=fan, ahead_miss="draft")
     chosen = replace(chosen, traffic=replace(chosen.traffic, output_len=40), acceptance=Acceptance(0.8))
     real, simulated = serve(chosen, MACHINE), simulate(chosen)
-    for name in ("rounds", "drafts", "drafted", "accepted", "bare"):
+    for name in ("rounds", "drafts", "drafted", "accepted", "undrafted_rounds"):
         np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
     launches, requests = real.launches, real.requests
     of_kind = {kind: launches["kind"] == KINDS.index(kind) for kind in ("draft", "ahead", "verify")}

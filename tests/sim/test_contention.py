@@ -53,7 +53,7 @@ measured = st.one_of(
         crowd_weight=st.one_of(st.none(), st.floats(0.5, 4.0)),
         crowd_hold=st.floats(0.5, 1.0),
         turn_exponent=st.floats(0.1, 1.5),
-        nimble_weight=st.floats(0.5, 4.0),
+        small_kernel_weight=st.floats(0.5, 4.0),
         yielding=st.floats(0.0, 1.5),
         hold=share,
         hold_compute=share,
@@ -321,7 +321,7 @@ def test_a_prompt_whose_kernels_leave_room_takes_less_of_the_gpu() -> None:
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:
     """By hand, without priority: a weight of 4 if all are small, 4 to the power of a quarter if half of the time is."""
-    sharing = Sharing("fluid", "none", ContentionFit(turn_exponent=0.5, nimble_weight=4.0))
+    sharing = Sharing("fluid", "none", ContentionFit(turn_exponent=0.5, small_kernel_weight=4.0))
     prefill = Load(0.0, 1.0, 0, layer_s=1e-4)
     for share, weight in ((1.0, 4.0), (0.5, 4**0.25), (0.0, 1.0)):
         forward = Load(0.0, 1.0, 1, layer_s=1e-4, small_kernel_share=share)

@@ -309,7 +309,7 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, lo
         "tokens",
     )
     assert result.requests["drafted"].tolist() == [4, 0]
-    assert result.requests["bare"].tolist() == [0, 2]
+    assert result.requests["undrafted_rounds"].tolist() == [0, 2]
     assert times_ms(result, "draft_s") == [2.4, 2.4]
 
 
