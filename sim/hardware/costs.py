@@ -110,6 +110,13 @@ class PromptCost(NamedTuple):
 NO_PROMPTS = PromptCost(0, 0, 0.0, 0.0, 0.0, 0.0)
 
 
+class Routed(NamedTuple):
+    """Tokens of one rank that a forward sends to shared experts, and how many independent ones they count as."""
+
+    tokens: int
+    independent: float
+
+
 class CostModel:
     """What launches of one model cost alone on one GPU."""
 
@@ -140,6 +147,21 @@ class CostModel:
         self._costs: dict[tuple[int, ...], AffineCost] = {}  # by sizes of a forward, without attention over prompts
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
         self._prompt_costs: dict[tuple[tuple[int, int], ...], PromptCost] = {}
+
+    @property
+    def own(self) -> CostModel:
+        """What a rank computes alone: everything, unless ranks share experts (`spread`)."""
+        return self
+
+    def routed(
+        self, rows: int, tokens: int = 1, steps: int = 1, prompts: Prompts = (), packed: int = 0
+    ) -> list[Routed]:
+        """Return the tokens of each forward of a launch to shared experts; empty: there are none."""
+        return []
+
+    def shared(self, ranks: Sequence[Sequence[Routed]]) -> Price:
+        """The shared experts' part of a launch, from what each rank sends in each of its forwards."""
+        return Price(0.0, 0.0, 0.0, 0.0)
 
     def is_past_window(self, rows: int, context: float) -> bool:
         """Return whether rows with `context` cached tokens in all have more than the window on average."""

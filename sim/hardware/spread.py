@@ -14,20 +14,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import NamedTuple
 
 from pdvsim.sim.hardware.attention import Prompts
-from pdvsim.sim.hardware.costs import AffineCost, CostModel, Price
+from pdvsim.sim.hardware.costs import AffineCost, CostModel, Price, Routed
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.terms import ExpertReads
 from pdvsim.sim.specs import ModelSpec
-
-
-class Routed(NamedTuple):
-    """Tokens of one rank that a forward sends to experts, and how many independent ones they count as."""
-
-    tokens: int
-    independent: float
 
 
 class SpreadCosts(CostModel):
@@ -39,8 +31,13 @@ class SpreadCosts(CostModel):
         self.experts = spec.experts
         none_taken = replace(spec, experts=replace(spec.experts, per_token=0))
         overhead = replace(terms.overhead, least_s=0.0)  # it is that of a forward with its experts
-        self.own = CostModel(none_taken, replace(terms, experts=ExpertReads(), overhead=overhead))
+        self._own = CostModel(none_taken, replace(terms, experts=ExpertReads(), overhead=overhead))
         self._expert_flops = 2.0 * spec.experts.per_token * spec.expert_params / spec.experts.ranks
+
+    @property
+    def own(self) -> CostModel:
+        """All but the experts."""
+        return self._own
 
     def price(
         self, rows: int, tokens: int = 1, steps: int = 1, context: float = 0, prompts: Prompts = (),
@@ -50,7 +47,7 @@ class SpreadCosts(CostModel):
         key = (rows, tokens, steps, packed, self.is_past_window(rows, context))
         if not prompts and key in self._costs:
             return self._costs[key]
-        own = self.own.price(rows, tokens, steps, context, prompts, first_tokens, packed)
+        own = self._own.price(rows, tokens, steps, context, prompts, first_tokens, packed)
         shared = self.shared([self.routed(rows, tokens, steps, prompts, packed)] * self.spec.data_ranks)
         cost = own._replace(
             seconds_0=max(own.seconds_0 + shared.seconds, self.terms.overhead.least_s if prompts else 0.0),
@@ -64,7 +61,7 @@ class SpreadCosts(CostModel):
     def routed(
         self, rows: int, tokens: int = 1, steps: int = 1, prompts: Prompts = (), packed: int = 0
     ) -> list[Routed]:
-        """Return the tokens of each forward of a launch to experts: the first has more tokens per row, and prompts."""
+        """The first forward of a launch has more tokens per row, and prompts."""
         power = self.experts.overlap
         each = packed / rows if packed else float(tokens)
         first = Routed(
@@ -74,7 +71,7 @@ class SpreadCosts(CostModel):
         return [first, *[Routed(rows, rows)] * (steps - 1)]
 
     def shared(self, ranks: Sequence[Sequence[Routed]]) -> Price:
-        """The experts' part of a launch, from what each rank sends in each of its forwards."""
+        """The experts take the tokens of all ranks together."""
         seconds = moved = flops = 0.0
         for at in range(max(map(len, ranks), default=0)):
             sent = [rank[at] for rank in ranks if at < len(rank)]

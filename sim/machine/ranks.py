@@ -17,8 +17,8 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Role
-from pdvsim.sim.hardware.costs import Price
-from pdvsim.sim.hardware.spread import Routed, SpreadCosts, together
+from pdvsim.sim.hardware.costs import Price, Routed
+from pdvsim.sim.hardware.spread import together
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
@@ -89,10 +89,7 @@ class RankGPU(SimulatedGPU, Device):
     def __init__(self, group: RankGroup, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._group = group
-        own = {
-            role: model.own if isinstance(model, SpreadCosts) else model for role, model in self.ledger.models.items()
-        }
-        self.own_ledger = Ledger(own, self.ledger.log)
+        self.own_ledger = Ledger({role: model.own for role, model in self.ledger.models.items()}, self.ledger.log)
 
     def launch(self, launch: Launch) -> Event:
         """Hold a launch until the next step."""
@@ -109,11 +106,9 @@ class RankGPU(SimulatedGPU, Device):
         self.enter(job)
 
     def routed(self, launch: Launch) -> list[Routed]:
-        """Return the tokens that a launch sends to experts."""
-        model = self.ledger.models[launch.role]
-        if not isinstance(model, SpreadCosts):
-            return []
+        """Return the tokens that a launch sends to shared experts."""
         prompts = [(chunk.start, chunk.tokens) for chunk in launch.chunks]
+        model = self.ledger.models[launch.role]
         return model.routed(len(launch.rows), launch.tokens, launch.steps, prompts, launch.packed)
 
 
@@ -122,9 +117,6 @@ def joint_prices(launches: Sequence[tuple[RankGPU, Launch]]) -> list[Price]:
     own = [rank.own_ledger.price(launch) for rank, launch in launches]
     rank, launch = launches[0]
     model = rank.ledger.models[launch.role]
-    shared, least_s = Price(0.0, 0.0, 0.0, 0.0), 0.0
-    if isinstance(model, SpreadCosts):
-        shared = model.shared([rank.routed(launch) for rank, launch in launches])
-        if any(launch.chunks for _, launch in launches):
-            least_s = model.terms.overhead.least_s
-    return together(own, shared, least_s)
+    shared = model.shared([rank.routed(launch) for rank, launch in launches])
+    carries = any(launch.chunks for _, launch in launches)
+    return together(own, shared, model.terms.overhead.least_s if carries else 0.0)
