@@ -28,6 +28,7 @@ class Progress:
         self.unit = unit
         self.about = about
         self._done = 0
+        self._first: tuple[float, int] | None = None  # when some had finished, and how many
         self.quiet = quiet
         self._terminal = sys.stderr.isatty()
         self._started_s = time.monotonic()
@@ -51,23 +52,30 @@ class Progress:
     def update(self, done: int) -> None:
         """Report that `done` of the total have finished."""
         self._done = done
+        if done and self._first is None:
+            self._first = time.monotonic(), done
         if self.quiet or time.monotonic() < self._due_s:
             return
         self._shown = True
         if not self._terminal:
-            of, left = f"of {'about ' if self.about else ''}{self.total} {self.unit}", ""
+            of = f"of {'about ' if self.about else ''}{self.total} {self.unit}"
             if done > self.total:  # it was an estimate
                 of = self.unit
-            elif done:
-                left_s = self._elapsed_s * (self.total - done) / done
-                left = f", about {left_s:.0f} s left" if left_s < 120 else f", about {left_s / 60:.0f} minutes left"
-            self._say(f"{done} {of} after {self._elapsed_s:.0f} s{left}")
+            self._say(f"{done} {of} after {self._elapsed_s:.0f} s{self._left()}")
             self._due_s = time.monotonic() + LINE_EVERY_S
             return
         if self._bar is None:
             self._show()
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=done)
+
+    def _left(self) -> str:
+        """The time left, by the pace since the first has finished: before that, workers start."""
+        since_s, first = self._first or (0.0, self._done)
+        if not first < self._done <= self.total:
+            return ""
+        left_s = (time.monotonic() - since_s) * (self.total - self._done) / (self._done - first)
+        return f", about {left_s:.0f} s left" if left_s < 120 else f", about {left_s / 60:.0f} minutes left"
 
     @property
     def _elapsed_s(self) -> float:
