@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -92,8 +92,10 @@ LEAST_SPARSE_HEADS, LEAST_SPARSE_CONTEXT = 8, 63
 Arrays = dict[str, NDArray[Any]]
 
 
-def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
-    """The tables of an engine on a card; a ValueError where the folder has none."""
+def pack(
+    folder: Path, engine: ServingEngine, gpu: GpuSpec, packed_one: Callable[[], None] = lambda: None
+) -> KernelTables:
+    """The tables of an engine on a card; a ValueError where the folder has none. It has `PARTS` parts."""
     if gpu.name not in SYSTEMS:
         raise ValueError(f"--gpu {gpu.name}: kernel tables are known of {', '.join(SYSTEMS)}")
     source = _Source(folder, SYSTEMS[gpu.name], engine)
@@ -106,25 +108,10 @@ def pack(folder: Path, engine: ServingEngine, gpu: GpuSpec) -> KernelTables:
         rack = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
         reduces = pd.concat([reduces, rack[rack.num_gpus > reduces.num_gpus.max()]])
     arrays |= _reduce(reduces)
-    for op, name, pack_one in (
-        ("moe", "moe_perf", _experts),
-        ("mla", "generation_mla_perf", _latent_decode),
-        ("mla", "context_mla_perf", _latent_prefill),
-        ("mla_bmm", "mla_bmm_perf", _absorbed),
-        ("sparse_attention", "dsa_generation_module_perf", _dsa_decode),
-        ("sparse_attention", "dsa_context_module_perf", _dsa_prefill),
-        ("msa", "msa_generation_module_perf", _msa_decode),
-        ("msa", "msa_context_module_perf", _msa_prefill),
-        ("sparse_attention", "dsv4_csa_generation_module_perf", partial(_sparse_decode, kind="csa")),
-        ("sparse_attention", "dsv4_csa_context_module_perf", partial(_sparse_prefill, kind="csa")),
-        ("sparse_attention", "dsv4_hca_generation_module_perf", partial(_sparse_decode, kind="hca")),
-        ("sparse_attention", "dsv4_hca_context_module_perf", partial(_sparse_prefill, kind="hca")),
-        ("mhc", "mhc_module_perf", _streams),
-        ("linear_attention", "gdn_perf", _gated_delta),
-        ("kda", "kda_perf", _kda),
-    ):
+    for op, name, pack_one in _TABLES:
         if (table := source.optional(op, name)) is not None:
             arrays |= pack_one(table)
+        packed_one()
     arrays |= _spread(source) | _exchange(source)
     borrowed = BORROWED.get((engine, gpu.name), {})
     for kind, owner in borrowed.items():
@@ -585,3 +572,23 @@ def _absorbed(table: pd.DataFrame) -> Arrays:
     axes, times = _grid(part, ["num_heads", "num_tokens"])
     columns = {"heads": axes[0], "tokens": axes[1], "t": times}
     return {f"latent-bmm/bfloat16/{name}": values for name, values in columns.items()}
+
+
+_TABLES = (  # that an engine may have, and what packs each
+    ("moe", "moe_perf", _experts),
+    ("mla", "generation_mla_perf", _latent_decode),
+    ("mla", "context_mla_perf", _latent_prefill),
+    ("mla_bmm", "mla_bmm_perf", _absorbed),
+    ("sparse_attention", "dsa_generation_module_perf", _dsa_decode),
+    ("sparse_attention", "dsa_context_module_perf", _dsa_prefill),
+    ("msa", "msa_generation_module_perf", _msa_decode),
+    ("msa", "msa_context_module_perf", _msa_prefill),
+    ("sparse_attention", "dsv4_csa_generation_module_perf", partial(_sparse_decode, kind="csa")),
+    ("sparse_attention", "dsv4_csa_context_module_perf", partial(_sparse_prefill, kind="csa")),
+    ("sparse_attention", "dsv4_hca_generation_module_perf", partial(_sparse_decode, kind="hca")),
+    ("sparse_attention", "dsv4_hca_context_module_perf", partial(_sparse_prefill, kind="hca")),
+    ("mhc", "mhc_module_perf", _streams),
+    ("linear_attention", "gdn_perf", _gated_delta),
+    ("kda", "kda_perf", _kda),
+)
+PARTS = len(_TABLES)

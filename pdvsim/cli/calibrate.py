@@ -117,7 +117,7 @@ class CalibrateCommand(Command):
 
 def _kernels(args: CalibrateCommand, folder: str) -> int:
     """Tables of an engine's kernels."""
-    from pdvsim.calibration.kernels import as_bytes, left_out, pack
+    from pdvsim.calibration.kernels import PARTS, as_bytes, left_out, pack
     from pdvsim.study import output
 
     if args.engine in (None, "pdvsim") or args.gpu is None:
@@ -125,7 +125,9 @@ def _kernels(args: CalibrateCommand, folder: str) -> int:
     if not args.output.endswith(".npz"):
         raise ValueError(f"--output {args.output}: a file of kernel tables must end in .npz")
     path = output.check_file(Path(args.output))
-    tables = pack(Path(folder), args.engine, gpu(args.gpu))
+    with Progress(PARTS, "tables", args.json) as progress:
+        done = iter(range(1, PARTS + 1))
+        tables = pack(Path(folder), args.engine, gpu(args.gpu), lambda: progress.update(next(done)))
     write_all({path: as_bytes(tables)})
     errors = left_out(tables)
     if args.json:
