@@ -59,7 +59,7 @@ class Experts:
         """
         if tokens <= ALIKE:
             return float(tokens**self.overlap)
-        return 1.0 + (tokens - 1.0) * (ALIKE**self.overlap - 1.0) / (ALIKE - 1.0)
+        return float(1.0 + (tokens - 1.0) * (ALIKE**self.overlap - 1.0) / (ALIKE - 1.0))
 
     def read(self, independent: float) -> float:
         """Expected number of distinct experts that a layer reads for `independent` independent tokens.

@@ -297,6 +297,20 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
     assert rates(stream, [prompt, Load(0.0, 1.0, 1)]) == pytest.approx([1 / 4, 3 / 4])
 
 
+def test_small_kernels_between_experts_have_more_turns_and_occupy_more() -> None:
+    """By hand, with or without priority: twice the turns next to all experts, and all of the GPU for eight tenths."""
+    turns = ContentionFit(stream_weight=1.0, turn_exponent=0.5, small_expert_weight=2.0)
+    room = ContentionFit(stream_weight=1.0, hold=0.8, small_expert_hold=1.25)
+    for small, read in ((0.1, 1.0), (0.1, 0.5), (0.0, 1.0), (0.1, 0.0)):
+        weight, held = (2.0**read, 0.8 * 1.25**read) if small else (1.0, 0.8)
+        for priority in ("stream", "none"):
+            rows = Load(0.0, 1.0, 1, small_kernel_share=small, experts_read=read)
+            shared = rates(Sharing("fluid", priority, turns), [rows, Load(0.0, 1.0, 0)])  # type: ignore[arg-type]
+            assert shared == pytest.approx([weight / (1 + weight), 1 / (1 + weight)])
+        rows = Load(0.1, 0.1, 1, small_kernel_share=small, experts_read=read)
+        assert rates(Sharing("fluid", "none", room), [rows, Load(0.1, 0.1, 0)]) == pytest.approx([1 / (0.8 + held)] * 2)
+
+
 @pytest.mark.parametrize(("tokens", "ratio"), [(1, 0.8), (64, 0.8), (96, 1.0), (128, 1.2), (4096, 1.2)])
 def test_ratios_hold_beyond_the_measured_numbers_of_tokens(tokens: int, ratio: float) -> None:
     """A profile of one number of prompt tokens has one ratio, as `profile --quick` measures it; others have none."""
