@@ -59,6 +59,8 @@ measured = st.one_of(
         hold_compute=share,
         hold_layer_s=st.sampled_from([0.0, 1e-4, 1e-3]),
         hold_8bit=st.floats(0.5, 1.0),
+        small_expert_hold=st.floats(0.8, 1.25),
+        small_expert_weight=st.floats(0.8, 1.25),
     ),
 )
 
@@ -90,8 +92,10 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
 def hold(fit: ContentionFit, load: Load, others: Sequence[Load]) -> float:
     """What a load holds of the GPU among those that it shares turns with."""
     shrunk = 1 / (1 + load.layer_s / fit.hold_layer_s) if fit.hold_layer_s else 1.0
-    held = min(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * load.compute) * (1 - load.empty)
+    held = min(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * load.compute)
     held *= fit.hold_8bit if load.eight_bits else 1.0
+    held *= fit.small_expert_hold**load.experts_read if load.small_kernel_share else 1.0
+    held = min(1.0, held) * (1 - load.empty)
     return held * fit.crowd_hold if len(others) > 2 else held
 
 
