@@ -20,6 +20,7 @@ All2All = Literal[
 StateKind = Literal["gdn", "mamba2", "kda", "lightning"]
 STATE_OPERATIONS = 6  # per value of a state and token: decay, what it predicts, its correction, and reading it
 PAGE_TOKENS = 16  # vLLM rounds the block of a hybrid up to a multiple of this
+ALIKE = 16  # consecutive tokens of a request that share experts
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +32,7 @@ class Experts:
     intermediate: int
     shared: int = 0  # intermediate size of all experts that every token takes besides
     dense_layers: int = 0  # layers that have a plain MLP instead
-    # `n` tokens of one request read as many distinct experts as `n ** overlap` tokens of different requests. Published
-    # counts give 0.78 to 0.84: github.com/Luce-Org/lucebox/pull/501, github.com/ml-explore/mlx-lm/pull/1485
-    overlap: float = 0.8
+    overlap: float = 0.8  # of the experts of a request's tokens: see `independent`
     weight_bytes: float | None = None  # per weight of an expert, where quantised apart from the other products
     ranks: int = 1  # GPUs that whole experts are divided among; 1: each GPU has all, or a share of every one
     copies: int = 0  # experts that these hold besides, of popular ones
@@ -50,6 +49,17 @@ class Experts:
     def resident(self) -> int:
         """Experts and copies that a GPU holds."""
         return self.slots // self.ranks
+
+    def independent(self, tokens: float) -> float:
+        """Number of tokens of different requests that read as many distinct experts as `tokens` of one request.
+
+        Up to `ALIKE` tokens it is their power of `overlap`. Published counts give an exponent of 0.78 to 0.84:
+        github.com/Luce-Org/lucebox/pull/501, github.com/ml-explore/mlx-lm/pull/1485. In a longer prompt each token
+        adds the mean of what these add, as it does where `realrun` draws the experts.
+        """
+        if tokens <= ALIKE:
+            return float(tokens**self.overlap)
+        return float(1.0 + (tokens - 1.0) * (ALIKE**self.overlap - 1.0) / (ALIKE - 1.0))
 
     def read(self, independent: float) -> float:
         """Expected number of distinct experts that a layer reads for `independent` independent tokens.

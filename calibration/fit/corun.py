@@ -1,10 +1,11 @@
 """Fit of the sharing model: how co-running launches slow each other, from co-run samples.
 
-All coefficients but five are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of priority
-among three, the only case with a choice of the next launch, and the additional room of three. The others are the effect
-of priority between mixtures of experts, from groups that have them, and the room and the effect of priority of 8-bit
-products, from dense ones. How long the kernels of a prompt keep others waiting, and how much of the GPU they occupy, is
-fitted to each model and number of prompt tokens: the library has other kernels for each.
+All coefficients but seven are fitted to pairs of dense 16-bit models. Two are fitted to triples: the effect of
+priority among three, the only case with a choice of the next launch, and the additional room of three. Three are fitted
+to pairs that have mixtures of experts: the effect of priority, and the weight and the room of small kernels between
+their experts. The others are the room and the effect of priority of 8-bit products, from dense ones. How long the
+kernels of a prompt keep others waiting, and how much of the GPU they occupy, is fitted to each model and number of
+prompt tokens: the library has other kernels for each.
 Co-running launches are measured while the GPU reaches its power limit and single launches on a cool one, so the effect
 of the limit is removed first; the simulator adds it again. Errors are reported on held-out data: shapes (of any models
 and priorities), models where several pairs were measured, and triples with a fit to pairs alone.
@@ -264,6 +265,11 @@ def _fit_alike(sorts: Mapping[str, Sequence[Group]], ratios: Ratios, start: Floa
             fit = _fit_one(pairs, fit, ratios, "hold_8bit", (-1.0, 0.0))
     if any(group.ordered for group in sorts["mixtures"]):
         fit = _fit_one(Pairs(sorts["mixtures"]), fit, ratios, "expert_weight", (0.0, 3.0))
+    small = [g for g in sorts["mixtures"] if any(m.experts_read and m.small_kernel_share for m in g.members)]
+    if small:
+        pairs = Pairs(small)
+        for name in ("small_expert_weight", "small_expert_hold") * 3:
+            fit = _fit_one(pairs, fit, ratios, name, (-0.5, 0.5))
     return fit, best
 
 

@@ -121,6 +121,7 @@ def _rates(
         _power(layer_s, fit.turn_exponent)
         * (1 - side["empty"])
         * _power(fit.small_kernel_weight, side["small_kernel_share"] * side["small_kernel_share"])
+        * _power(fit.small_expert_weight, _small_experts(side))
         for side, layer_s in zip((first, second), layers_s, strict=True)
     )
     preferred = fit.stream_weight * _preference(first, second, fit) * _first(first, layers_s[1], fit)
@@ -161,7 +162,13 @@ def _hold(side: Side, fit: ContentionFit, room: Floats) -> Floats:
         free = free / (1 + side["layer_s"] / fit.hold_layer_s)
     held = np.minimum(1 - free + fit.hold_compute * side["compute"], 1.0)
     held = held * np.where(side["eight_bits"] > 0, fit.hold_8bit, 1.0) * room
+    held = held * _power(fit.small_expert_hold, _small_experts(side))
     return np.asarray(np.minimum(held, 1.0) * (1 - side["empty"]))
+
+
+def _small_experts(side: Side) -> Floats:
+    """Share of all experts, read by launches whose other kernels are small."""
+    return np.asarray(np.where(side["small_kernel_share"] > 0, side["experts_read"], 0.0))
 
 
 def _power(base: Floats | float, exponent: Floats | float) -> Floats:

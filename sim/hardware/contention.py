@@ -191,6 +191,7 @@ class Sharing:
                 load.share *= (load.layer_s * load.wait_ratio) ** self.fit.turn_exponent * (1.0 - load.empty)
                 if load.small_kernel_share:  # two small kernels in a row gain: after a large one the other is next
                     load.share *= self.fit.small_kernel_weight ** (load.small_kernel_share * load.small_kernel_share)
+                    load.share *= self.fit.small_expert_weight**load.experts_read
         return load.share
 
     def _first(self, load: Load, other_s: float, weight: float) -> float:
@@ -214,5 +215,7 @@ class Sharing:
             held = 1.0
         if load.eight_bits:
             held *= fit.hold_8bit
+        if load.experts_read and load.small_kernel_share:
+            held *= fit.small_expert_hold**load.experts_read
         held *= load.room_ratio
         return (held if held < 1.0 else 1.0) * (1.0 - load.empty)

@@ -361,7 +361,9 @@ class CostModel:
         """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""
         if (experts := self.spec.experts) is None:
             return 0.0
-        return experts.read(rows * tokens**experts.overlap + sum([count**experts.overlap for _, count in prompts]))
+        return experts.read(
+            rows * experts.independent(tokens) + sum([experts.independent(count) for _, count in prompts])
+        )
 
 
 @lru_cache(maxsize=64)

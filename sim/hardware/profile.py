@@ -94,7 +94,11 @@ class ContentionFit:
     # scheduled: next to a launch that reads all experts, the share of one without small kernels is this many times
     # larger.
     expert_weight: float = 1.0
-    # The same next to a dense launch in 8 bits, whose blocks are short too.
+    # Where the other kernels of such a launch are small, they start before the experts' last blocks end. Next to all
+    # experts its share of the turns is this many times larger, and it occupies this many times as much of the GPU.
+    small_expert_weight: float = 1.0
+    small_expert_hold: float = 1.0
+    # What priority is worth next to a dense launch in 8 bits, whose blocks are short too.
     weight_8bit: float = 1.0
     # How much of the GPU a launch holds at full speed, so that nothing else finds room: this much of one with very
     # short kernels. Of the rest, half at this time per layer (0: none), as pauses between kernels and their last
@@ -121,6 +125,8 @@ PROFILE_RANGES: dict[str, Range] = {
     "small_kernel_weight": _WEIGHT,
     "yielding": _EXPONENT,
     "expert_weight": _WEIGHT,
+    "small_expert_weight": _WEIGHT,
+    "small_expert_hold": Range(0.1, 10),
     **dict.fromkeys(("wait_ratios", "room_ratios"), Range(0.1, 10)),
     "weight_8bit": _WEIGHT,
     "hold": Range(0, 1),

@@ -62,11 +62,11 @@ class SpreadCosts(CostModel):
         self, rows: int, tokens: int = 1, steps: int = 1, prompts: Prompts = (), packed: int = 0
     ) -> list[Routed]:
         """The first forward of a launch has more tokens per row, and prompts."""
-        power = self.experts.overlap
+        independent = self.experts.independent
         each = packed / rows if packed else float(tokens)
         first = Routed(
             (packed or rows * tokens) + sum([count for _, count in prompts]),
-            rows * each**power + sum([count**power for _, count in prompts]),
+            rows * independent(each) + sum([independent(count) for _, count in prompts]),
         )
         return [first, *[Routed(rows, rows)] * (steps - 1)]
 

@@ -257,7 +257,7 @@ def test_pairs_in_arrays_share_as_they_do_one_by_one(figures: list[tuple[Any, ..
         for each in figures
     ]
     pair, ratios = Group("a:b", "", members), Ratios({("a", 64): 0.8, ("a", 128): 1.3}, {("a", 64): 0.9})
-    fit = replace(HELD, expert_weight=2.0)
+    fit = replace(HELD, expert_weight=2.0, small_expert_weight=1.2, small_expert_hold=1.1)
     logs = Pairs([pair]).log_errors(fit, ratios)
     assert sorted(np.exp(logs) / 0.5) == pytest.approx(sorted(slowdowns([pair], fit, ratios)), rel=1e-9)
 
@@ -275,3 +275,26 @@ def test_the_room_of_8_bit_products_is_fitted_apart() -> None:
     assert both.weight_8bit == pytest.approx(1.2, rel=0.05)
     assert replace(both, hold_8bit=1.0, weight_8bit=1.0) == alone
     assert np.abs(errors(eight, alone)).mean() > 5 * np.abs(errors(eight, both)).mean()
+
+
+def test_small_kernels_between_experts_are_fitted_apart() -> None:
+    """Their weight and room come back, and what dense launches have stays as it was."""
+    dense, small = (
+        [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
+         for us in (150.0, 380.0, 800.0)]
+        for _ in range(2)
+    )  # fmt: skip
+    made_by = replace(HELD, small_expert_weight=1.3, small_expert_hold=1.1)
+    for each in small:
+        draft, *targets = each.members
+        draft.experts_read, draft.small_kernel_share = 0.8, 0.1
+        for target in targets:
+            target.model = "mixture"
+        for member, slowdown in zip(each.members, slowdowns([each], made_by), strict=True):
+            member.measured = 1 / slowdown
+    (alone, _), (both, _) = fit_groups(dense), fit_groups(dense + small)
+    assert alone.small_expert_weight == alone.small_expert_hold == 1
+    assert both.small_expert_weight == pytest.approx(1.3, rel=0.05)
+    assert both.small_expert_hold == pytest.approx(1.1, rel=0.02)
+    assert replace(both, small_expert_weight=1.0, small_expert_hold=1.0, expert_weight=1.0) == alone
+    assert np.abs(errors(small, alone)).mean() > 5 * np.abs(errors(small, both)).mean()

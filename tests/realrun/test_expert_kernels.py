@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from pdvsim.realrun.engine import experts, linear, reference_ops
-from pdvsim.realrun.engine.batch import Gate, Pinned, Residual
+from pdvsim.realrun.engine.batch import BACK, Gate, Pinned, Residual
 from pdvsim.realrun.engine.fp8 import E4M3, Matrix, plain, quantised
 from pdvsim.realrun.engine.model import fresh
 from pdvsim.realrun.engine.weights import LayerWeights
@@ -112,7 +112,20 @@ def test_pinned_routing_reads_as_many_experts_as_simulated(count: int, taken: in
         pin = Pinned(at % 48, rows * width, fresh(width, law.overlap, taken / count), 1.0)
         ids, _ = reference_ops.route(torch.zeros(rows * width, count), taken, pin, slots, positions, -1)
         distinct.append(len(ids.unique()))
-    assert sum(distinct) / len(distinct) == pytest.approx(law.read(rows * width**law.overlap), rel=0.02)
+    assert sum(distinct) / len(distinct) == pytest.approx(law.read(rows * law.independent(width)), rel=0.02)
+
+
+@pytest.mark.parametrize(("count", "taken"), [(128, 8), (8, 2), (256, 8)])
+@pytest.mark.parametrize("tokens", [32, 64, 100, 256])
+def test_so_do_prompts(count: int, taken: int, tokens: int) -> None:
+    law = Experts(count, taken, 8)
+    distinct = []
+    for at in range(100):
+        pin = Pinned(at % 48, 0, 1.0, fresh(BACK, law.overlap, taken / count))
+        slots = torch.full((tokens,), at)
+        ids, _ = reference_ops.route(torch.zeros(tokens, count), taken, pin, slots, torch.arange(tokens), -1)
+        distinct.append(len(ids.unique()))
+    assert sum(distinct) / len(distinct) == pytest.approx(law.read(law.independent(tokens)), rel=0.02)
 
 
 @quick

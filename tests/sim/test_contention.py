@@ -59,6 +59,8 @@ measured = st.one_of(
         hold_compute=share,
         hold_layer_s=st.sampled_from([0.0, 1e-4, 1e-3]),
         hold_8bit=st.floats(0.5, 1.0),
+        small_expert_hold=st.floats(0.8, 1.25),
+        small_expert_weight=st.floats(0.8, 1.25),
     ),
 )
 
@@ -90,8 +92,10 @@ def used_up(loads: Sequence[Load]) -> tuple[float, float]:
 def hold(fit: ContentionFit, load: Load, others: Sequence[Load]) -> float:
     """What a load holds of the GPU among those that it shares turns with."""
     shrunk = 1 / (1 + load.layer_s / fit.hold_layer_s) if fit.hold_layer_s else 1.0
-    held = min(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * load.compute) * (1 - load.empty)
+    held = min(1.0, 1 - (1 - fit.hold) * shrunk + fit.hold_compute * load.compute)
     held *= fit.hold_8bit if load.eight_bits else 1.0
+    held *= fit.small_expert_hold**load.experts_read if load.small_kernel_share else 1.0
+    held = min(1.0, held) * (1 - load.empty)
     return held * fit.crowd_hold if len(others) > 2 else held
 
 
@@ -295,6 +299,20 @@ def test_priority_is_worth_more_next_to_short_blocks() -> None:
         assert rates(none, [prompt, rows]) == pytest.approx([1 / 2, 1 / 2])
     prompt = Load(0.0, 1.0, 0, eight_bits=True)
     assert rates(stream, [prompt, Load(0.0, 1.0, 1)]) == pytest.approx([1 / 4, 3 / 4])
+
+
+def test_small_kernels_between_experts_have_more_turns_and_occupy_more() -> None:
+    """By hand, with or without priority: twice the turns next to all experts, and all of the GPU for eight tenths."""
+    turns = ContentionFit(stream_weight=1.0, turn_exponent=0.5, small_expert_weight=2.0)
+    room = ContentionFit(stream_weight=1.0, hold=0.8, small_expert_hold=1.25)
+    for small, read in ((0.1, 1.0), (0.1, 0.5), (0.0, 1.0), (0.1, 0.0)):
+        weight, held = (2.0**read, 0.8 * 1.25**read) if small else (1.0, 0.8)
+        for priority in ("stream", "none"):
+            rows = Load(0.0, 1.0, 1, small_kernel_share=small, experts_read=read)
+            shared = rates(Sharing("fluid", priority, turns), [rows, Load(0.0, 1.0, 0)])  # type: ignore[arg-type]
+            assert shared == pytest.approx([weight / (1 + weight), 1 / (1 + weight)])
+        rows = Load(0.1, 0.1, 1, small_kernel_share=small, experts_read=read)
+        assert rates(Sharing("fluid", "none", room), [rows, Load(0.1, 0.1, 0)]) == pytest.approx([1 / (0.8 + held)] * 2)
 
 
 @pytest.mark.parametrize(("tokens", "ratio"), [(1, 0.8), (64, 0.8), (96, 1.0), (128, 1.2), (4096, 1.2)])

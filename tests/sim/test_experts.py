@@ -135,7 +135,7 @@ def test_tokens_of_one_request_share_experts_as_published(
 ) -> None:
     """Within 6% for the default, which is one figure for three counts."""
     experts = Experts(count, per_token, 1)
-    assert experts.read(tokens**experts.overlap) == pytest.approx(published, rel=0.06)
+    assert experts.read(experts.independent(tokens)) == pytest.approx(published, rel=0.06)
 
 
 # what it costs -------------------------------------------------------------------------------------------------------
