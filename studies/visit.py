@@ -44,7 +44,7 @@ LAYERED = (
     "llama-3.2-1b", "qwen2-1.5b", "gemma-2b",
 )  # fmt: skip
 TRACED = ("qwen2-7b", "llama-3.1-8b", "llama-2-7b", "gemma-7b", "codellama-34b", "llama-3.1-8b-fp8")
-LIMITS_S = {"groups": 150, "kernels": 30, "layers": 110, "probe": 50, "runs": 250}
+LIMITS_S = {"groups": 125, "kernels": 30, "layers": 110, "probe": 50, "runs": 280}
 COMPILING_S = 50  # of the limit of the groups
 STOPPING_S = 15  # for what a command does after its interruption
 FIRST_NEW_GROUP = 184
