@@ -22,20 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.contest import Contest, contest
+from pdvsim.decide.contest import Contest, contest, threshold_text
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.report import (
-    Answer,
-    Report,
-    contest_document,
-    gpus_text,
-    lead_text,
-    positive,
-    rests_on,
-    threshold_text,
-    vague,
-)
+from pdvsim.decide.report import Answer, Report, gpus_text, positive, rests_on, vague
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.sim.config import Arch, Experiment, Server
@@ -220,7 +210,7 @@ class Capacities(Answer):
                 plan=output.settings(plan),
                 gpu_hour_usd=self.gpu_hour_usd,
                 summary=summary,
-                most=result and contest_document(result),
+                most=result and result.document(),
                 searches=self.rows,
             ),
             f"{len(self.rows)} of {len(plan.cases())} searches" if self.interrupted else "",
@@ -252,7 +242,7 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
 def _most(gpus: int, result: Contest) -> str:
     """One sentence on which architecture holds most."""
     where, second = gpus_text(gpus), result.others[0]
-    lead = f"{lead_text(result, second)} ({result.differences[second].mean:+.2f} req/s) over {second}"
+    lead = f"{result.lead_text(second)} ({result.differences[second].mean:+.2f} req/s) over {second}"
     if result.values[result.best].mean == 0:
         return f"{where}: none meets the service levels"
     if result.sure:

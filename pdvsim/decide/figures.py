@@ -73,8 +73,7 @@ def finalists_figure(advice: Advice) -> Figure:
     ask, goal = advice.question, advice.question.goal
     values = {c: interval(map(goal.value, rows)) for c, rows in advice.finals.items()}
     order = sorted(values, key=lambda c: -goal.sign * values[c].mean)
-    chosen = "recommended" if advice.met else "closest"
-    names = [ask.described(c) + (f" ({chosen})" if c == advice.recommended else "") for c in order]
+    names = [ask.described(c) + (f" ({advice.standing})" if c == advice.recommended else "") for c in order]
     note = f"{_asked_line(advice)} Whiskers: 95% confidence over {ask.num_runs} seeds."
     with styled():
         figure = new_figure(11, _height(len(order)), f"{note} Profile {advice.rows[0]['profile']}.")
@@ -145,7 +144,7 @@ def flips_figure(advice: Advice) -> Figure:
     goal, best = advice.question.goal, advice.recommended
     assert best is not None
     compared = {name for one_axis in advice.flips_drawn for probe in one_axis.probes.values() for name in probe.values}
-    named = {advice.question.name(candidate): candidate for candidate in advice.finals}
+    named = advice.finalists
     archs = [name for name in named if name in compared]
     note = _asked_line(advice)
     note += (
@@ -158,9 +157,7 @@ def flips_figure(advice: Advice) -> Figure:
         figure = new_figure(7.5 * len(flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {name: arch_colour(named[name].arch) for name in archs}
         for axes, one_axis in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
-            _lines(
-                axes, one_axis, archs, colours, advice.question.name(best), "recommended" if advice.met else "closest"
-            )
+            _lines(axes, one_axis, archs, colours, advice.question.name(best), advice.standing)
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, shares
+from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, few_text, shares
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.report import positive
 from pdvsim.decide.runs import kept_up
@@ -91,7 +91,7 @@ class Frontier:
             "not significant: worse than the frontier, but not by that much; paired, 95% confidence for all together",
         ]
         if seeds < LEAST_SEEDS:
-            rules = [f"{seeds} seeds give no significance: use at least {LEAST_SEEDS}"]
+            rules = [few_text(seeds)]
         header = ["", "arch", *self.dims, *(f"{name} ms" for name in names), "verdict"]
         return "\n".join(
             [
