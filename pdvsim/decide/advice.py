@@ -19,13 +19,7 @@ from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, attained, level_title
 from pdvsim.decide.question import Question
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, plural, positive, rests_on
-from pdvsim.decide.runs import (
-    conversation_output_tokens,
-    delivered_tokens_per_s,
-    load_axis,
-    load_words,
-    replications,
-)
+from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
 from pdvsim.decide.served import Block, Deployment, unknown_head
 from pdvsim.decide.space import settings_text
 from pdvsim.decide.tune import Search
@@ -170,17 +164,9 @@ class Advice(Answer):
         lead = f"Recommendation at {load}, with confidence."
         # the document has the contenders under the name of its first version
         question = {"ways" if key == "contenders" else key: value for key, value in output.settings(ask).items()}
-        document = self.document(
-            question=question,
-            search={
-                "settings_tried": len(self.search.figures),
-                "settings_left_out": self.search.skipped,
-                "budget": ask.budget,
-                "runs": self.runs,
-                "spent_s": self.spent_s,
-                "left_out": self.left_out,
-            },
-        )
+        tried = {"settings_tried": len(self.search.figures), "settings_left_out": self.search.skipped}
+        used = {"budget": ask.budget, "runs": self.runs, "spent_s": self.spent_s, "left_out": self.left_out}
+        document = self.document(question=question, search=tried | used)
         stopped = "the above uses the runs that had finished" if self.interrupted else ""
         if best is None or contest is None:
             return Report("Advice", lead, ask.base, [("", [self._undecided()])], document, stopped)
@@ -188,18 +174,16 @@ class Advice(Answer):
         tiles = {label: positive(expected[key]) for label, key in self._metrics.items() if key in TILE_METRICS}
         missed = f"meets {ask.goal.levels_text}" if ask.goal.levels else "keeps up"
         heading = "Recommendation" if self.met else f"Nothing {missed} at {load}; closest:"
-        skipped = {what: f"not tested (raise --budget): {what}" for what in self.left_out}
-        flips = [line for flips in self.flips for line in flips.lines]
+        flips, modes = [line for flips in self.flips for line in flips.lines], self._failure_modes(best)
+        for what in self.left_out:
+            (flips if what.startswith("flips") else modes).append(f"not tested (raise --budget): {what}")
         sections = (
             (heading, [Highlight(self._recommendation(best, contest), tiles, self.met)]),
             ("Expected", [self._expected(expected)]),
             (CONFIDENCE, self._confidence(best, contest)),
-            (FLIPS, [*flips, *(line for what, line in skipped.items() if what.startswith("flips"))]),
+            (FLIPS, flips),
             ("To run it", [Deployment(self.deployment)]),
-            (
-                "Failure modes nearby",
-                [*self._failure_modes(best), *(line for what, line in skipped.items() if not what.startswith("flips"))],
-            ),
+            ("Failure modes nearby", modes),
             ("Method", self._notes(best)),
         )
         return Report("Advice", lead, ask.base, sections, document | self._decided(best, contest, expected), stopped)
@@ -301,9 +285,8 @@ class Advice(Answer):
         """Why it is uncertain that the load is held; empty if it is certain."""
         rate, traffic, rows = self.held_rate, self.question.base.traffic, self.rows
         if rate is not None:
-            return (
-                [f"the highest rate it holds is {positive(rate, 1)} req/s"] if traffic.request_rate > rate.mean else []
-            )
+            most = f"the highest rate it holds is {positive(rate, 1)} req/s"
+            return [most] if traffic.request_rate > rate.mean else []
         if short := next(filter(None, (too_short(traffic, row) for row in rows)), ""):
             return [f"{short}: raise --num-prompts"]
         if 2 * sum(row["stability"] == "inconclusive" for row in rows) <= len(rows):
@@ -345,14 +328,11 @@ class Advice(Answer):
     def _expected(self, expected: dict[str, Interval]) -> TextTable:
         rows, seed = self.rows, self.question.base.traffic.seed
         mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed} (command below)"
-        ones = {label: cell(rows[0].get(key)) for label, key in self._metrics.items()}
-        return TextTable(
-            [
-                {"metric": label, mean: positive(expected[key]), first: ones[label]}
-                for label, key in self._metrics.items()
-                if ones[label] != "-"
-            ]
-        )
+        lines = [
+            {"metric": label, mean: positive(expected[key]), first: cell(rows[0].get(key))}
+            for label, key in self._metrics.items()
+        ]
+        return TextTable([line for line in lines if line[first] != "-"])
 
     def _confidence(self, best: Experiment, contest: Contest) -> list[str | Showable]:
         """The finalists in the order of their means, with the intervals that decided."""

@@ -20,15 +20,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.contest import (
-    LEAST_SEEDS,
-    Contest,
-    corrected,
-    exceeds,
-    percent,
-    threshold_text,
-    unsure_text,
-)
+from pdvsim.decide.contest import LEAST_SEEDS, Contest, corrected, exceeds, percent, threshold_text, unsure_text
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import Finals, chosen, contest_of, decided
 from pdvsim.decide.formula import break_even_rate
