@@ -272,7 +272,7 @@ class Advice(Answer):
         drafting = {name: candidate for name, candidate in self.finalists.items() if candidate.speculates}
         if best.speculates or not drafting:
             return []
-        first = next((name for name in contest.values if name in drafting), None)
+        first = next((name for name in contest.order if name in drafting), None)
         if first is None:
             able = "costs as little" if any(c in self.able for c in drafting.values()) else "meets the goal"
             return [f"{NO_DRAFTS}: no setting that drafts {able}"]
@@ -340,7 +340,7 @@ class Advice(Answer):
         per_hour, unit = ("$/h", "$") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours")
         rows: list[dict[str, str]] = []
         hopeless = 0  # rows at the end, after the first few
-        order = [*contest.values, *(name for name in finalists if name not in contest.values)]
+        order = dict.fromkeys([*contest.order, *finalists])
         shared = [one for one in settings_text(best) if all(one in settings_text(other) for other in self.finals)]
         for name in sorted(order, key=lambda name: ask.hourly(finalists[name])) if ask.by_cost else order:
             candidate, state = finalists[name], ""

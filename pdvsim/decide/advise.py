@@ -115,7 +115,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     ask, best = advice.question, advice.recommended
     assert best is not None
     assert advice.contest is not None
-    order = [advice.finalist(name) for name in advice.contest.values]
+    order = [advice.finalist(name) for name in advice.contest.order]
     others = [c for c in (*order, *advice.finals) if c != best]
     drafting = next((c for c in (best, *others) if c.speculates), None)
     rated = next((c for c in (best, *others) if hazards.has_break_even(c)), None)

@@ -48,6 +48,11 @@ class Contest:
         return self.leads[self.others[0]].mean if self.others else math.nan
 
     @property
+    def order(self) -> tuple[str, ...]:
+        """All contenders, the best first."""
+        return self.best, *self.others
+
+    @property
     def tied(self) -> tuple[str, ...]:
         """The best, and those without significant difference from it."""
         return self.best, *self.unsure

@@ -125,39 +125,32 @@ def upper(value: Interval) -> float:
 
 
 def _footnote(capacities: Capacities) -> str:
-    goal, first = capacities.plan.goal, capacities.rows[0]
+    plan, goal = capacities.plan, capacities.plan.goal
     levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
-    plan, base = capacities.plan, asdict(capacities.plan.base)
     seeds = run_seeds(plan.base.traffic.seed, plan.num_runs)
-    note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its best")
-    note += f" {levels}{goal.share_text}. Simulated, profile {first['profile']}."
-    if capacities.plan.num_runs > 1:
-        note += (
-            f" Whiskers, which may be cut at the frame: 95% confidence over {capacities.plan.num_runs} replications."
-        )
+    note = setting_line(asdict(plan.base), "the highest rate held", seeds, drafts="each architecture at its best")
+    note += f" {levels}{goal.share_text}. Simulated, profile {capacities.rows[0]['profile']}."
+    if plan.num_runs > 1:
+        note += f" Whiskers, which may be cut at the frame: 95% confidence over {plan.num_runs} replications."
     settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in capacities.summary())
     return f"{note} Settings: {'; '.join(settings)}."
 
 
 def flips_figure(advice: Advice) -> Figure:
     """The objective of every finalist over load and acceptance; shaded where the recommendation is unchanged."""
-    goal, best = advice.question.goal, advice.recommended
-    assert best is not None
-    compared = {name for one_axis in advice.flips_drawn for probe in one_axis.probes.values() for name in probe.values}
-    named = advice.finalists
+    ask, goal, flips, named = advice.question, advice.question.goal, advice.flips_drawn, advice.finalists
+    assert advice.recommended is not None
+    best = ask.name(advice.recommended)
+    compared = {name for one_axis in flips for probe in one_axis.probes.values() for name in probe.values}
     archs = [name for name in named if name in compared]
-    note = _asked_line(advice)
-    note += (
-        f" Shaded: {advice.question.name(best)} is best. Bars: 95% confidence over {advice.question.num_runs} seeds; "
-    )
+    note = f"{_asked_line(advice)} Shaded: {best} is best. Bars: 95% confidence over {ask.num_runs} seeds; "
     note += "none where fewer seeds showed that no other could lead. "
     note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""
     with styled():
-        flips = advice.flips_drawn
         figure = new_figure(7.5 * len(flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {name: arch_colour(named[name].arch) for name in archs}
         for axes, one_axis in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
-            _lines(axes, one_axis, archs, colours, advice.question.name(best), advice.standing)
+            _lines(axes, one_axis, archs, colours, best, advice.standing)
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
