@@ -44,6 +44,7 @@ from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_length
 from pdvsim.study.stats import interval
+from pdvsim.view.comparison import interval_note
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable, span_text
@@ -262,7 +263,7 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], result: Contest | 
     ]
     if plan.num_runs > 1:
         family = f"; differences are paired by seed, each at {result.confidence:.1%}" if result else ""
-        notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
+        notes.append(interval_note(plan.num_runs) + family)
         notes += [threshold_text([result], plan.tolerance)] if result else []
     if any(vague(entry["rate"]) for entry in summary):
         notes.append("(0 to ...): the 95% interval is wider than the mean; raise --num-runs")

@@ -17,7 +17,7 @@ from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.grid import place_text
 from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
-from pdvsim.decide.winners import WinnerMap, seed_counts_text
+from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval, interval
@@ -235,7 +235,7 @@ def map_figure(answer: WinnerMap) -> Figure:
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{seed_counts_text(answer)} per cell, paired; 95% confidence for the whole map."
+    note += f"{confidence_text(answer)}."
     note += f" Simulated, profile {answer.rows[0]['profile']}."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)

@@ -22,6 +22,7 @@ from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.study.stats import Interval, interval, varied
 from pdvsim.view import table
+from pdvsim.view.comparison import interval_note
 from pdvsim.view.figure import label_points, new_figure, styled, titled
 from pdvsim.view.setting import Settings, points_line
 from pdvsim.view.style import arch_colour, arch_marker, metric_label, name_of, paler
@@ -99,7 +100,7 @@ class Frontier:
                 *([f"did not keep up: {'; '.join(unsteady)}"] if unsteady and rows else []),
                 "* on the frontier: no other has both means as low and one lower",
                 *rules,
-                f"±: 95% confidence over {seeds} replications",
+                interval_note(seeds),
             ]
         )
 

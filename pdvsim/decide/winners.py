@@ -269,13 +269,13 @@ def _lines(answer: WinnerMap) -> list[str]:
     ]
     contests = [cell.contest for cell in answer.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
-    confidence, seeds = contests[0].confidence if contests else math.nan, seed_counts_text(answer)
+    confidence = contests[0].confidence if contests else math.nan
     return [
         table.rows_table(rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",
-        f"{seeds} per cell, paired; 95% confidence for the whole map, {confidence:.2%} for each comparison",
+        f"{confidence_text(answer)}, {confidence:.2%} for each comparison",
         *_without_drafts(answer),
         *rests_on(grid.base.traffic, answer.rows),
         *(_on_assumption(answer) if grid.axis != "acceptance" else ()),
@@ -303,10 +303,10 @@ def _on_assumption(answer: WinnerMap) -> list[str]:
     return notes
 
 
-def seed_counts_text(answer: WinnerMap) -> str:
-    """Number of seeds per cell, as a range."""
+def confidence_text(answer: WinnerMap) -> str:
+    """Number of seeds per cell, as a range, and the confidence."""
     counts = {cell.contest.seeds for cell in answer.cells if cell.contest} or {answer.grid.num_runs}
-    return f"{table.span_text(counts)} seeds"
+    return f"{table.span_text(counts)} seeds per cell, paired; 95% confidence for the whole map"
 
 
 def _won(cell: Cell | None) -> str:
