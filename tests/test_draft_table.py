@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.decide.borders import HOLD, Border, border_notes
 from pdvsim.decide.draft_engines import ENGINES, EngineName
 from pdvsim.decide.draft_lengths import _merged, error_of, find_table
-from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable
+from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, border_notes
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.speeds import Speeds
@@ -361,7 +360,7 @@ def test_a_border_costs_what_the_table_loses_when_it_is_served_there(simulated: 
         loops = table.question.loops(first, Server.num_speculative_tokens)
         server = replace(loops[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers)
         speeds = [speed(replace(loop, server=server)) for loop in loops]
-        assert border["lost"] == pytest.approx(1 - sum(speeds) / len(speeds) / better)
+        assert border.lost == pytest.approx(1 - sum(speeds) / len(speeds) / better)
 
 
 def test_a_hysteresis_is_printed_where_it_saves() -> None:

@@ -1,39 +1,41 @@
-"""The text of an advice: every sentence uses values from the runs."""
+"""The answer of `pdvsim advise`: finalists, costs, the recommendation and its surroundings, as numbers and as text.
+
+Every sentence is a template next to the numbers that it quotes.
+"""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import asdict
-from typing import Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.commandline import command_line
-from pdvsim.decide.contest import Contest
-from pdvsim.decide.goal import NAMES, attained
-from pdvsim.decide.question import Findings, Question
-from pdvsim.decide.recommendation import nothing_meets, recommendation
-from pdvsim.decide.report import (
-    Report,
-    contest_document,
-    lead_text,
-    outside_measured,
-    positive,
-    rests_on,
-    threshold_text,
-    unsure_text,
-)
-from pdvsim.decide.runs import load_axis, load_words
-from pdvsim.decide.served import Deployment
+from pdvsim.common.outcomes import Row
+from pdvsim.decide import hazards
+from pdvsim.decide.capacity import Capacities
+from pdvsim.decide.contest import Contest, threshold_text, unsure_text
+from pdvsim.decide.flips import Flips
+from pdvsim.decide.goal import NAMES, attained, level_title
+from pdvsim.decide.question import Question
+from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, plural, positive, rests_on
+from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
+from pdvsim.decide.served import Block, Deployment, unknown_head
 from pdvsim.decide.space import settings_text
+from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 from pdvsim.study import output
-from pdvsim.study.length import length_of
-from pdvsim.study.stats import interval
+from pdvsim.study.length import length_of, too_short
+from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Highlight, Showable
-from pdvsim.view.setting import acceptance_notes, measure_notes
+from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
 from pdvsim.view.table import DETAIL, TextTable, cell, span_text
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+MILLION = 1e6
 CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
 UNFOLDED = 5  # finalists that a page always shows; those after them that lose significantly are folded
 TILE_METRICS = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
@@ -43,235 +45,384 @@ EXPECTED = (
 )  # fmt: skip
 
 
-class Advice(Findings):
-    """The answer, section by section."""
+@dataclass(repr=False)
+class Advice(Answer):
+    """The finalists, the recommendation and its surroundings, possibly interrupted."""
+
+    question: Question
+    search: Search
+    finals: dict[Experiment, list[Row]] = field(default_factory=dict)
+    contest: Contest | None = None  # among the finalists that can be chosen
+    recommended: Experiment | None = None
+    flips: list[Flips] = field(default_factory=list)
+    alone: hazards.Alone | None = None
+    break_even: hazards.BreakEven | None = None
+    balance: hazards.Balance | None = None
+    memory: dict[str, int] | None = None
+    capacity: Capacities | None = None
+    deployment: list[Block] = field(default_factory=list)  # commands to start it
+    left_out: list[str] = field(default_factory=list)
+    runs: int = 0
+    spent_s: float = 0.0
+    interrupted: bool = False
+    refused: dict[str, str] = field(default_factory=dict)  # fleets that are not among the finalists, and why
+
+    @property
+    def finalists(self) -> dict[str, Experiment]:
+        """The finalists by name."""
+        return {self.question.name(candidate): candidate for candidate in self.finals}
+
+    def finalist(self, name: str) -> Experiment:
+        return self.finalists[name]
+
+    @property
+    def rows(self) -> list[Row]:
+        """The recommendation's replications."""
+        assert self.recommended is not None
+        return self.finals[self.recommended]
+
+    @property
+    def met(self) -> bool:
+        """Whether the recommendation meets the service levels and keeps up; the capacity search overrules its runs."""
+        held, load = self.held_rate, self.question.base.traffic.request_rate
+        return self.question.goal.met(self.rows) and (held is None or load <= held.mean + held.half_width)
+
+    @property
+    def standing(self) -> str:
+        """What the recommendation is called in tables and plots."""
+        return "recommended" if self.met else "closest"
+
+    @property
+    def held_rate(self) -> Interval | None:
+        """The rate that the recommendation holds; None if it was not searched."""
+        rate: Interval | None = self.capacity.summary()[0]["rate"] if self.capacity and self.capacity.rows else None
+        return rate
+
+    @property
+    def able(self) -> list[Experiment]:
+        """The finalists that meet the service levels and keep up."""
+        return [candidate for candidate, rows in self.finals.items() if self.question.goal.met(rows)]
+
+    @property
+    def cheapest(self) -> Experiment | None:
+        """The cheapest fleet that meets the service levels and keeps up."""
+        return min(self.able if self.question.fleets else [], key=self.question.hourly, default=None)
+
+    def per_million(self, candidate: Experiment) -> Interval:
+        """Cost of a million output tokens on a fleet at this load: dollars or GPU-hours."""
+        return self._cost_of(candidate, MILLION)
+
+    def per_conversation(self, candidate: Experiment) -> Interval:
+        """Cost of a conversation on a fleet at this load, all its turns, in the same unit."""
+        return self._cost_of(candidate, conversation_output_tokens(self.question.base.traffic))
+
+    def _cost_of(self, candidate: Experiment, tokens: float) -> Interval:
+        """The price over what is delivered in the steady state: the one figure of cost in all lines."""
+        price, rows = self.question.hourly(candidate), self.finals[candidate]
+        runs = replications(candidate, len(rows))
+        rates = (delivered_tokens_per_s(run, row) for run, row in zip(runs, rows, strict=True))
+        return interval(price * tokens / (rate * 3600) for rate in rates)
+
+    def _costs(self, candidate: Experiment) -> dict[str, Any]:
+        """What a finalist costs; nothing if neither fleets nor a price are given."""
+        ask = self.question
+        if not (ask.fleets or ask.gpu_hour_usd):
+            return {}
+        return {
+            "fleet": ask.name(candidate),
+            "gpus": candidate.hardware.replicas * candidate.gpus,
+            "hourly": ask.hourly(candidate),
+            "per_million_output_tokens": self.per_million(candidate),
+            **({"per_conversation": self.per_conversation(candidate)} if ask.base.traffic.converses else {}),
+        }
+
+    def expects(self, key: str) -> Interval:
+        """A metric of the recommendation."""
+        within = (row[f"{key}_se"] for row in self.rows if f"{key}_se" in row)
+        return interval((row.get(key, math.nan) for row in self.rows), within=within)
+
+    @property
+    def points(self) -> pd.DataFrame:
+        """One row per run of the finals: finalist, settings, seed and metrics."""
+        import pandas as pd
+
+        ask, best = self.question, self.recommended
+        return pd.DataFrame(
+            {"finalist": ask.name(c), "settings": ", ".join(settings_text(c)), "recommended": c == best} | row
+            for c, rows in self.finals.items()
+            for row in rows
+        )
+
+    @property
+    def flips_drawn(self) -> list[Flips]:
+        """The axes on which more than the given load was tested."""
+        return [flips for flips in self.flips if len(flips.probes) > 1]
 
     def report(self) -> Report:
         """The whole advice, section by section."""
-        ask = self.question
-        lead = f"Recommendation at {load_words(ask.base.traffic)}, with confidence."
+        ask, best, contest, load = self.question, self.recommended, self.contest, load_words(self.question.base.traffic)
+        lead = f"Recommendation at {load}, with confidence."
         # the document has the contenders under the name of its first version
         question = {"ways" if key == "contenders" else key: value for key, value in output.settings(ask).items()}
-        document = self.document(
-            question=question,
-            search={
-                "settings_tried": len(self.search.figures),
-                "settings_left_out": self.search.skipped,
-                "budget": ask.budget,
-                "runs": self.runs,
-                "spent_s": self.spent_s,
-                "left_out": self.left_out,
-            },
-        )
+        tried = {"settings_tried": len(self.search.figures), "settings_left_out": self.search.skipped}
+        used = {"budget": ask.budget, "runs": self.runs, "spent_s": self.spent_s, "left_out": self.left_out}
+        document = self.document(question=question, search=tried | used)
         stopped = "the above uses the runs that had finished" if self.interrupted else ""
-        if self.recommended is None or self.contest is None:
-            return Report("Advice", lead, ask.base, [("", _undecided(self))], document, stopped)
-        figures = {label: positive(self.expects(key)) for label, key in _metrics(ask).items() if key in TILE_METRICS}
-        card = Highlight(recommendation(self, self.recommended), figures, self.met)
+        if best is None or contest is None:
+            return Report("Advice", lead, ask.base, [("", [self._undecided()])], document, stopped)
+        expected = {key: self.expects(key) for key in self._metrics.values()}
+        tiles = {label: positive(expected[key]) for label, key in self._metrics.items() if key in TILE_METRICS}
+        missed = f"meets {ask.goal.levels_text}" if ask.goal.levels else "keeps up"
+        heading = "Recommendation" if self.met else f"Nothing {missed} at {load}; closest:"
+        flips, modes = [line for flips in self.flips for line in flips.lines], self._failure_modes(best)
+        for what in self.left_out:
+            (flips if what.startswith("flips") else modes).append(f"not tested (raise --budget): {what}")
         sections = (
-            ("Recommendation" if self.met else nothing_meets(self), [card]),
-            ("Expected", [_expected(self)]),
-            (CONFIDENCE, _confidence(self, self.recommended, self.contest)),
-            (FLIPS, [*(line for flips in self.flips for line in flips.lines), *_left_out(self, True)]),
+            (heading, [Highlight(self._recommendation(best, contest), tiles, self.met)]),
+            ("Expected", [self._expected(expected)]),
+            (CONFIDENCE, self._confidence(best, contest)),
+            (FLIPS, flips),
             ("To run it", [Deployment(self.deployment)]),
-            ("Failure modes nearby", _failure_modes(self, self.recommended)),
-            ("Method", _notes(self, self.recommended)),
+            ("Failure modes nearby", modes),
+            ("Method", self._notes(best)),
         )
-        document |= _decided(self, self.recommended, self.contest)
-        return Report("Advice", lead, ask.base, sections, document, stopped)
+        return Report("Advice", lead, ask.base, sections, document | self._decided(best, contest, expected), stopped)
 
+    def _decided(self, best: Experiment, contest: Contest, expected: dict[str, Interval]) -> dict[str, Any]:
+        """The document's part on the recommendation and its neighbourhood."""
+        ask, rows, alone, share = self.question, self.rows, self.alone, self.balance
+        return {
+            "recommendation": {
+                "arch": best.arch,
+                "fleet": ask.name(best) if ask.fleets else None,
+                "described": ask.described(best),
+                "meets": self.met,
+                "replications": len(rows),
+                "server": output.settings(best.server),
+                "command": command_line("pdvsim run", best),
+                "deployment": [asdict(block) for block in self.deployment],
+            },
+            "expected": expected | ({"attainment": self._attainment} if ask.goal.levels else {}),
+            "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
+            "objective": ask.goal.objective,
+            "contest": contest.document(),
+            "finalists": [
+                {"described": ask.described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
+                | self._costs(c)
+                for c, mine in self.finals.items()
+            ],
+            **({"cheapest": self.cheapest and ask.name(self.cheapest)} if ask.fleets else {}),
+            **({"refused": self.refused} if self.refused else {}),
+            "flips": [
+                asdict(flips) | {"probes": [asdict(p) for _, p in sorted(flips.probes.items())]} for flips in self.flips
+            ],
+            "failure_modes": {
+                "one_request_at_a_time": alone
+                and {"e2el_ms": alone.e2el_ms.document(), "speculation_gain": alone.speculation_gain},
+                "break_even_acceptance": self.break_even and asdict(self.break_even),
+                "balance": share
+                and asdict(share) | {name: getattr(share, name) for name in ("step_ratio", "speedup", "affordable")},
+                "kv_cache": self.memory,
+                "capacity": self.capacity and self.capacity.summary(),
+            },
+            "profile": rows[0]["profile"],
+            "foundation": rows[0]["foundation"],
+            "outside_measured": outside_measured(rows),
+        }
 
-def _decided(advice: Findings, best: Experiment, contest: Contest) -> dict[str, Any]:
-    """The document's part on the recommendation and its neighbourhood."""
-    ask, rows, share = advice.question, advice.rows, advice.balance
-    return {
-        "recommendation": {
-            "arch": best.arch,
-            "fleet": ask.name(best) if ask.fleets else None,
-            "described": ask.described(best),
-            "meets": advice.met,
-            "replications": len(rows),
-            "server": output.settings(best.server),
-            "command": command_line("pdvsim run", best),
-            "deployment": [asdict(block) for block in advice.deployment],
-        },
-        "expected": {key: advice.expects(key) for key in _metrics(ask).values()}
-        | ({"attainment": interval(map(attained, rows))} if ask.goal.levels else {}),
-        "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
-        "objective": ask.goal.objective,
-        "contest": contest_document(contest),
-        "finalists": [
-            {"described": ask.described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
-            | (_cost(advice, c) if advice.priced else {})
-            for c, mine in advice.finals.items()
-        ],
-        **({"cheapest": advice.cheapest and ask.name(advice.cheapest)} if ask.fleets else {}),
-        **({"refused": advice.refused} if advice.refused else {}),
-        "flips": [
-            asdict(flips) | {"probes": [asdict(p) for _, p in sorted(flips.probes.items())]} for flips in advice.flips
-        ],
-        "failure_modes": {
-            "one_request_at_a_time": advice.alone
-            and {"e2el_ms": contest_document(advice.alone.e2el_ms), "speculation_gain": advice.alone.speculation_gain},
-            "break_even_acceptance": advice.break_even and asdict(advice.break_even),
-            "balance": share
-            and asdict(share) | {name: getattr(share, name) for name in ("step_ratio", "speedup", "affordable")},
-            "kv_cache": advice.memory,
-            "capacity": advice.capacity and advice.capacity.summary(),
-        },
-        "profile": rows[0]["profile"],
-        "foundation": rows[0]["foundation"],
-        "outside_measured": outside_measured(rows),
-    }
+    @property
+    def _metrics(self) -> dict[str, str]:
+        """Columns of a run that are expected of the recommendation, by label."""
+        keys = [key.format(self.question.goal.percentile) for key in EXPECTED]
+        batch = {"Time to finish (s)": "duration"} if load_axis(self.question.base.traffic) == "requests" else {}
+        return batch | {metric_label(key): key for key in keys} | {"Tokens per round": "spec_decode_acceptance_length"}
 
+    @property
+    def _attainment(self) -> Interval:
+        """Share of the requests that meet every service level with the recommendation."""
+        return interval(map(attained, self.rows))
 
-def _undecided(advice: Findings) -> list[str]:
-    order = advice.search.ranked(list(advice.search.figures), advice.question.base)
-    if not order:
-        return ["No simulation has finished."]
-    first = advice.question.described(order[0])
-    return [f"Not decided. After {len(order)} short runs without replication, {first} leads."]
+    def _undecided(self) -> str:
+        order = self.search.ranked(list(self.search.figures), self.question.base)
+        if not order:
+            return "No simulation has finished."
+        first = self.question.described(order[0])
+        return f"Not decided. After {len(order)} short runs without replication, {first} leads."
 
+    def _recommendation(self, best: Experiment, contest: Contest) -> list[str]:
+        """The recommended setting with its head-room, and notes on its uncertainty."""
+        ask, goal, hardware = self.question, self.question.goal, best.hardware
+        card = gpus_text(hardware.replicas * best.gpus, hardware.gpu) if ask.fleets else hardware.gpu
+        model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
+        lines = [ask.described(best), f"for {model} on {card} at {load_words(ask.base.traffic)}"]
+        lines += self._without_drafts(best, contest)
+        if goal.levels:
+            verb = "meets" if self.met else "does not meet"
+            share = cell(self._attainment, 1, 100)
+            lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} %)")
+            rooms = {name: interval(goal.headrooms(row)[name] for row in self.rows) for name in goal.levels_ms}
+            parts = ", ".join(f"{level_title(name)} {cell(room, 1)}" for name, room in rooms.items())
+            of = "predicted value" if goal.named else goal.percentile.upper()
+            lines.append(f"head-room (service level / {of}): {parts}")
+        lines += [f"inconclusive: {why}" for why in self._inconclusive(best)] if self.met else self._not_met()
+        return lines + self._on_assumption(best, contest)
 
-def _metrics(ask: Question) -> dict[str, str]:
-    """Columns of a run that are expected of the recommendation, by label."""
-    keys = [key.format(ask.goal.percentile) for key in EXPECTED]
-    batch = {"Time to finish (s)": "duration"} if load_axis(ask.base.traffic) == "requests" else {}
-    return batch | {metric_label(key): key for key in keys} | {"Tokens per round": "spec_decode_acceptance_length"}
+    def _without_drafts(self, best: Experiment, contest: Contest) -> list[str]:
+        """A note that drafts do not pay, if some were compared and the recommendation has none."""
+        drafting = {name: candidate for name, candidate in self.finalists.items() if candidate.speculates}
+        if best.speculates or not drafting:
+            return []
+        first = next((name for name in contest.order if name in drafting), None)
+        if first is None:
+            able = "costs as little" if any(c in self.able for c in drafting.values()) else "meets the goal"
+            return [f"{NO_DRAFTS}: no setting that drafts {able}"]
+        if self.question.name(best) != contest.best or first in contest.unsure:
+            return [f"{NO_DRAFTS}: no setting that drafts is significantly better"]
+        lead = cell(contest.leads[first], 1, 100)
+        return [f"{NO_DRAFTS}: the best setting that drafts, {first}, is {lead} % behind"]
 
+    def _inconclusive(self, best: Experiment) -> list[str]:
+        """Why it is uncertain that the load is held; empty if it is certain."""
+        rate, traffic, rows = self.held_rate, self.question.base.traffic, self.rows
+        if rate is not None:
+            most = f"the highest rate it holds is {positive(rate, 1)} req/s"
+            return [most] if traffic.request_rate > rate.mean else []
+        if short := next(filter(None, (too_short(traffic, row) for row in rows)), ""):
+            return [f"{short}: raise --num-prompts"]
+        if 2 * sum(row["stability"] == "inconclusive" for row in rows) <= len(rows):
+            return []
+        runs = f"runs of {best.traffic.num_prompts} requests"
+        return [f"{runs} are too short to show that the queue stays bounded: raise --num-prompts"]
 
-def _expected(advice: Findings) -> TextTable:
-    rows, seed = advice.rows, advice.question.base.traffic.seed
-    shown = {label: (advice.expects(key), rows[0].get(key)) for label, key in _metrics(advice.question).items()}
-    mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed} (command below)"
-    return TextTable(
-        [
-            {"metric": label, mean: positive(values), first: cell(one)}
-            for label, (values, one) in shown.items()
-            if cell(one) != "-"
+    def _not_met(self) -> list[str]:
+        """What would meet the goal, as far as that is known."""
+        rate, ask, skipped = self.held_rate, self.question, self.search.skipped
+        known = []
+        if self.capacity and rate and rate.mean > 0:
+            known.append(f"on {gpus_text(self.capacity.plan.gpus)} it holds {rate.mean:.3g} req/s")
+        if ask.most_gpus:
+            known.append(f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus")
+        lines = ["; ".join(known) or "no tested setting holds this load; the values below are of the best one"]
+        if skipped:
+            lines.append(f"{skipped} settings were not tested; one may meet the levels: raise --budget")
+        return lines
+
+    def _on_assumption(self, best: Experiment, contest: Contest) -> list[str]:
+        """Notes on unmeasured acceptance that the decision depends on, with the rate at which drafting breaks even.
+
+        That is, assumed, published by others, or recorded with another target. A drafter that cannot be loaded is
+        called hypothetical. If the recommendation drafts, it depends on its own acceptance and on that of its ties;
+        else on every drafter's.
+        """
+        mine, even = self.question.name(best), self.break_even
+        ties = (mine, contest.best, *contest.alike)
+        decisive = {name: c for name, c in self.finalists.items() if name in ties or not best.speculates}
+        why = unknown_head(best) if best.speculates else ""
+        notes = [f"note: hypothetical: {why}"] if why else []
+        for kind in (recorded_elsewhere, is_published, is_assumed):
+            those = {name: c for name, c in decisive.items() if kind(c)}
+            pays = f"; {even.text(mine)}" if even and even.who in those else ""
+            notes += [f"note: {note}{pays}" for note in acceptance_notes(those.values())]
+        return notes
+
+    def _expected(self, expected: dict[str, Interval]) -> TextTable:
+        rows, seed = self.rows, self.question.base.traffic.seed
+        mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed} (command below)"
+        lines = [
+            {"metric": label, mean: positive(expected[key]), first: cell(rows[0].get(key))}
+            for label, key in self._metrics.items()
         ]
-    )
+        return TextTable([line for line in lines if line[first] != "-"])
 
+    def _confidence(self, best: Experiment, contest: Contest) -> list[str | Showable]:
+        """The finalists in the order of their means, with the intervals that decided."""
+        ask, goal, finalists = self.question, self.question.goal, self.finalists
+        per_hour, unit = ("$/h", "$") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours")
+        rows: list[dict[str, str]] = []
+        hopeless = 0  # rows at the end, after the first few
+        order = dict.fromkeys([*contest.order, *finalists])
+        shared = [one for one in settings_text(best) if all(one in settings_text(other) for other in self.finals)]
+        for name in sorted(order, key=lambda name: ask.hourly(finalists[name])) if ask.by_cost else order:
+            candidate, state = finalists[name], ""
+            if name in contest.unsure:
+                state = unsure_text(contest.leads[name], contest.thresholds[name], name in contest.alike)
+            elif name not in contest.values:
+                state = "misses the levels" if goal.levels else "does not keep up"
+                state = "costs more" if candidate in self.able else state
+            values = contest.values.get(name) or interval(map(goal.value, self.finals[candidate]))
+            own = [setting for setting in settings_text(candidate) if setting not in shared]
+            row = {"finalist": ", ".join([name, *own]), NAMES[goal.objective]: positive(values)}
+            row[f"lead of {contest.best}"] = contest.lead_text(name) if name in contest.leads else ""
+            if cost := self._costs(candidate):
+                row[per_hour] = f"{cost['hourly']:.3g}"
+                row[f"{unit} per million tokens"] = positive(cost["per_million_output_tokens"], 3)
+            if "per_conversation" in cost:
+                row[f"{unit} per 1000 conversations"] = positive(cost["per_conversation"], 3, 1000)
+            row["verdict"] = ", ".join(filter(None, (self.standing if candidate == best else "", state)))
+            loses = len(rows) >= UNFOLDED and candidate != best and name not in contest.unsure
+            hopeless = hopeless + 1 if loses else 0
+            rows.append(row)
+        lines: list[str | Showable] = [TextTable(rows, (DETAIL,), folded=hopeless)]
+        if shared:
+            lines.append(f"All with {', '.join(shared)}.")
+        if self.refused:  # the document names them
+            counts = Counter(self.refused.values()).items()
+            refused = "; ".join(f"{plural(count, 'fleet')} {why}" for why, count in counts)
+            lines.append(f"Not compared: {refused}.")
+        if ask.by_cost and self.met:
+            lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
+        elif ask.gpu_hour_usd and (cheapest := self.cheapest) not in (None, best):
+            lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
+        if not contest.others:
+            return lines if ask.by_cost else [*lines, "The only finalist that meets the goal."]
+        limits = threshold_text([contest], ask.indifference)
+        lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
+        if contest.alike:
+            lines.append(f"{ask.name(best)} is the simplest of the finalists without significant difference.")
+        return lines
 
-def _confidence(advice: Findings, best: Experiment, contest: Contest) -> list[str | Showable]:
-    """The finalists in the order of their means, with the intervals that decided."""
-    ask, goal = advice.question, advice.question.goal
-    rows: list[dict[str, str]] = []
-    hopeless = 0  # rows at the end, after the first few
-    units = ["$/h", "$ per million tokens"] if ask.gpu_hour_usd else ["GPU/h", "GPU-hours per million tokens"]
-    units += [units[1].replace("million tokens", "1000 conversations")] if ask.base.traffic.converses else []
-    named = {ask.name(candidate): candidate for candidate in advice.finals}
-    order = list(dict.fromkeys((contest.best, *contest.others, *named)))
-    shared = [one for one in settings_text(best) if all(one in settings_text(other) for other in advice.finals)]
-    for name in sorted(order, key=lambda name: ask.hourly(named[name])) if ask.by_cost else order:
-        candidate, values = named[name], contest.values.get(name)
-        state = ""
-        if name in contest.unsure:
-            state = unsure_text(contest.leads[name], contest.thresholds[name], name in contest.alike)
-        if values is None:
-            values = interval(map(goal.value, advice.finals[candidate]))
-            state = "misses the levels" if goal.levels else "does not keep up"
-            state = "costs more" if candidate in advice.able else state
-        ahead = lead_text(contest, name) if name in contest.leads else ""
-        chosen = ("recommended" if advice.met else "closest") if candidate == best else ""
-        costs = [f"{ask.hourly(candidate):.3g}", positive(advice.per_million(candidate), 3)] if advice.priced else []
-        costs += [positive(advice.per_conversation(candidate), 3, 1000)] if advice.priced and len(units) > 2 else []
-        own = [setting for setting in settings_text(candidate) if setting not in shared]
-        row = {"finalist": ", ".join([name, *own]), NAMES[goal.objective]: positive(values)}
-        row |= {f"lead of {contest.best}": ahead} | dict(zip(units, costs, strict=False))
-        loses = len(rows) >= UNFOLDED and candidate != best and name not in contest.unsure
-        hopeless = hopeless + 1 if loses else 0
-        rows.append(row | {"verdict": ", ".join(filter(None, (chosen, state)))})
-    lines: list[str | Showable] = [TextTable(rows, (DETAIL,), folded=hopeless)]
-    if shared:
-        lines.append(f"All with {', '.join(shared)}.")
-    if advice.refused:
-        lines.append(_refused(advice.refused))
-    if ask.by_cost and advice.met:
-        lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
-    elif ask.gpu_hour_usd and (cheapest := advice.cheapest) not in (None, best):
-        lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
-    if not contest.others:
-        return lines if ask.by_cost else [*lines, "The only finalist that meets the goal."]
-    limits = threshold_text([contest], ask.indifference)
-    lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
-    if contest.alike:
-        lines.append(f"{ask.name(best)} is the simplest of the finalists without significant difference.")
-    return lines
+    def _failure_modes(self, best: Experiment) -> list[str]:
+        name, lines = self.question.name(best), []
+        if self.alone is not None:
+            lines.append(f"low concurrency: {self.alone.text(name)}")
+        if self.break_even is not None:
+            lines.append(f"poor speculation: {self.break_even.text(name)}")
+        if self.balance is not None:
+            lines.append(f"balanced models: {self.balance.text}")
+        if self.memory is not None:
+            peak, whole = self.memory.values()
+            lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
+        rate = self.held_rate
+        if rate is None:
+            return lines
+        if not rate.mean:
+            return [*lines, "saturation: no rate holds the service levels"]
+        used = self.question.base.traffic.request_rate / rate.mean
+        load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
+        text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
+        if self.question.gpu_hour_usd:
+            here = self.per_million(best)
+            text += f"; a million output tokens cost ${positive(here, 3)} here and ${used * here.mean:.3f} at that rate"
+        return [*lines, text]
 
-
-def _refused(refused: Mapping[str, str]) -> str:
-    """Fleets that were not compared, counted by reason; the document names them."""
-    counts = Counter(refused.values())
-    shown = (f"{count} {'fleet' if count == 1 else 'fleets'} {why}" for why, count in counts.items())
-    return f"Not compared: {'; '.join(shown)}."
-
-
-def _cost(advice: Findings, candidate: Experiment) -> dict[str, Any]:
-    ask = advice.question
-    return {
-        "fleet": ask.name(candidate),
-        "gpus": candidate.hardware.replicas * candidate.gpus,
-        "hourly": ask.hourly(candidate),
-        "per_million_output_tokens": advice.per_million(candidate),
-        **({"per_conversation": advice.per_conversation(candidate)} if ask.base.traffic.converses else {}),
-    }
-
-
-def _left_out(advice: Findings, flips: bool) -> list[str]:
-    what = [what for what in advice.left_out if what.startswith("flips") is flips]
-    return [f"not tested (raise --budget): {name}" for name in what]
-
-
-def _failure_modes(advice: Findings, best: Experiment) -> list[str]:
-    lines = []
-    if advice.alone is not None:
-        lines.append(f"low concurrency: {advice.alone.text(advice.question.name(best))}")
-    if advice.break_even is not None:
-        lines.append(f"poor speculation: {advice.break_even.text(advice.question.name(best))}")
-    if advice.balance is not None:
-        lines.append(f"balanced models: {advice.balance.text}")
-    if advice.memory is not None:
-        peak, whole = advice.memory.values()
-        lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
-    return [*lines, *_saturation(advice), *_left_out(advice, False)]
-
-
-def _saturation(advice: Findings) -> list[str]:
-    """The distance to capacity, if it was searched."""
-    capacity, rate = advice.capacity, advice.held_rate
-    if capacity is None or rate is None:
-        return []
-    if not rate.mean:
-        return ["saturation: no rate holds the service levels"]
-    used = advice.question.base.traffic.request_rate / rate.mean
-    load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
-    text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
-    if advice.question.gpu_hour_usd and advice.recommended is not None:
-        here = advice.per_million(advice.recommended)
-        text += f"; a million output tokens cost ${positive(here, 3)} here and ${used * here.mean:.3f} at that rate"
-    return [text]
-
-
-def _notes(advice: Findings, best: Experiment) -> list[str]:
-    ask = advice.question
-    able = "meet the service levels and keep up" if ask.goal.levels else "keep up"
-    left = f"; {advice.search.skipped} more were not tested" if advice.search.skipped else ""
-    contender = "way to use the GPUs" if ask.fleets else "architecture"
-    contender += " and drafter" if ask.drafters else ""
-    accepted = dict.fromkeys(one.acceptance_text for one in ask.drafters)
-    seeds = span_text(map(len, advice.finals.values()))
-    length = length_of(best)
-    runs = f"{length.measured} requests"
-    if best.scoring.steady:
-        runs += f" in the steady state (after the first {length.start}, without the drain)"
-    most = "lowest" if ask.goal.sign < 0 else "highest"
-    return [
-        f"objective: {most} {NAMES[ask.goal.objective]} among the settings that {able}",
-        f"searched {len(advice.search.figures)} settings in short runs, each {contender} at its best{left}; "
-        f"{advice.runs} of {ask.budget} simulations used, in {advice.spent_s:.0f} s",
-        f"{len(advice.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
-        *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(advice.finals)),
-        *measure_notes(advice.finals),
-        *rests_on(ask.base.traffic, advice.rows),
-    ]
+    def _notes(self, best: Experiment) -> list[str]:
+        ask, goal, search = self.question, self.question.goal, self.search
+        able = "meet the service levels and keep up" if goal.levels else "keep up"
+        left = f"; {search.skipped} more were not tested" if search.skipped else ""
+        contender = "way to use the GPUs" if ask.fleets else "architecture"
+        contender += " and drafter" if ask.drafters else ""
+        accepted = dict.fromkeys(one.acceptance_text for one in ask.drafters)
+        seeds, length = span_text(map(len, self.finals.values())), length_of(best)
+        runs = f"{length.measured} requests"
+        if best.scoring.steady:
+            runs += f" in the steady state (after the first {length.start}, without the drain)"
+        most = "lowest" if goal.sign < 0 else "highest"
+        return [
+            f"objective: {most} {NAMES[goal.objective]} among the settings that {able}",
+            f"searched {len(search.figures)} settings in short runs, each {contender} at its best{left}; "
+            f"{self.runs} of {ask.budget} simulations used, in {self.spent_s:.0f} s",
+            f"{len(self.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
+            *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(self.finals)),
+            *measure_notes(self.finals),
+            *rests_on(ask.base.traffic, self.rows),
+        ]

@@ -73,12 +73,12 @@ def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
     one = replace(ask.base, hardware=replace(ask.base.hardware, tensor_parallel_size=1))
     drafted = [one for one in ask.drafters if one.arch in ask.fleet_archs]
     kinds = servers(one, ask.fleet_archs, min(ask.most_gpus, SERVER_GPUS), drafted)
-    sizes = smallest_fleets(one, ask.goal, kinds, ask.most_gpus, ask.space, bench)
-    if sizes.fleets:
-        advice = _decided(replace(ask, base=one, contenders=sizes.fleets, by_cost=True), bench)
+    fleets, refused = smallest_fleets(one, ask.goal, kinds, ask.most_gpus, ask.space, bench)
+    if fleets:
+        advice = _decided(replace(ask, base=one, contenders=fleets, by_cost=True), bench)
     elif advice.recommended is None:
         advice = _decided(ask, bench)
-    advice.refused = sizes.refused
+    advice.refused = refused
     return advice
 
 
@@ -115,7 +115,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     ask, best = advice.question, advice.recommended
     assert best is not None
     assert advice.contest is not None
-    order = [advice.finalist(name) for name in (advice.contest.best, *advice.contest.others)]
+    order = [advice.finalist(name) for name in advice.contest.order]
     others = [c for c in (*order, *advice.finals) if c != best]
     drafting = next((c for c in (best, *others) if c.speculates), None)
     rated = next((c for c in (best, *others) if hazards.has_break_even(c)), None)

@@ -22,20 +22,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.contest import Contest, contest
+from pdvsim.decide.contest import Contest, contest, threshold_text
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.report import (
-    Answer,
-    Report,
-    contest_document,
-    gpus_text,
-    lead_text,
-    positive,
-    rests_on,
-    threshold_text,
-    vague,
-)
+from pdvsim.decide.report import Answer, Report, gpus_text, positive, rests_on, vague
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.sim.config import Arch, Experiment, Server
@@ -54,6 +44,7 @@ from pdvsim.sim.relevance import vet
 from pdvsim.study import output
 from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_length
 from pdvsim.study.stats import interval
+from pdvsim.view.comparison import interval_note
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable, span_text
@@ -220,7 +211,7 @@ class Capacities(Answer):
                 plan=output.settings(plan),
                 gpu_hour_usd=self.gpu_hour_usd,
                 summary=summary,
-                most=result and contest_document(result),
+                most=result and result.document(),
                 searches=self.rows,
             ),
             f"{len(self.rows)} of {len(plan.cases())} searches" if self.interrupted else "",
@@ -252,7 +243,7 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
 def _most(gpus: int, result: Contest) -> str:
     """One sentence on which architecture holds most."""
     where, second = gpus_text(gpus), result.others[0]
-    lead = f"{lead_text(result, second)} ({result.differences[second].mean:+.2f} req/s) over {second}"
+    lead = f"{result.lead_text(second)} ({result.differences[second].mean:+.2f} req/s) over {second}"
     if result.values[result.best].mean == 0:
         return f"{where}: none meets the service levels"
     if result.sure:
@@ -272,7 +263,7 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], result: Contest | 
     ]
     if plan.num_runs > 1:
         family = f"; differences are paired by seed, each at {result.confidence:.1%}" if result else ""
-        notes.append(f"±: 95% confidence over {plan.num_runs} replications{family}")
+        notes.append(interval_note(plan.num_runs) + family)
         notes += [threshold_text([result], plan.tolerance)] if result else []
     if any(vague(entry["rate"]) for entry in summary):
         notes.append("(0 to ...): the 95% interval is wider than the mean; raise --num-runs")

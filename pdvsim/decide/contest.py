@@ -4,18 +4,22 @@ Contenders run the same seeds, and close ones run more. The best is one of those
 compared on the seeds that both ran. The contender with the best mean wins only if its paired interval against every
 other lies above a threshold. The threshold is the larger of the indifference and the profile's error in the deciding
 metric, which more seeds cannot reveal. Confidence is 95% for all intervals together (Bonferroni). With fewer than
-`LEAST_SEEDS` seeds nothing is significant. The intervals stored here are the ones that decided, and are printed.
+`LEAST_SEEDS` seeds nothing is significant. The intervals stored here are the ones that decided, and are printed by all
+answers with the sentences given here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pdvsim.study.stats import CONFIDENCE, Interval, interval
+from pdvsim.view.table import cell
 
 LEAST_SEEDS = 5
+LARGE = 10  # a lead from which, over almost 0, only its size is printed
 TINY = 1e-9  # replaces 0 in a denominator, so that a lead over it is large but finite
 
 
@@ -42,6 +46,37 @@ class Contest:
     def margin(self) -> float:
         """The mean lead over the second; nan where there is none."""
         return self.leads[self.others[0]].mean if self.others else math.nan
+
+    @property
+    def order(self) -> tuple[str, ...]:
+        """All contenders, the best first."""
+        return self.best, *self.others
+
+    @property
+    def tied(self) -> tuple[str, ...]:
+        """The best, and those without significant difference from it."""
+        return self.best, *self.unsure
+
+    def lead_text(self, other: str) -> str:
+        """The best's relative lead over another, with its interval."""
+        lead = self.leads[other]
+        return percent(lead.mean) if lead.mean >= LARGE else f"{cell(lead, 1, 100, '+')} %"
+
+    def document(self) -> dict[str, Any]:
+        """The best, its leads over the others, and their significance."""
+        return {
+            "best": self.best,
+            "sure": self.sure,
+            "not_significant": list(self.unsure),
+            "alike_by_seeds": list(self.alike),
+            "confidence_of_each": self.confidence,
+            "leads_up_to_do_not_count": self.thresholds,
+            "seeds": self.seeds,
+            "values": self.values,
+            "leads": {
+                other: {"difference": self.differences[other], "relative": self.leads[other]} for other in self.others
+            },
+        }
 
 
 def contest(
@@ -115,3 +150,43 @@ def shares(mine: Sequence[float], theirs: Sequence[float]) -> list[float]:
     """Relative lead per seed: over each seed's own value, or over their mean if one is 0."""
     mean = max(sum(map(abs, theirs)) / len(theirs), TINY)
     return [(a - b) / (abs(b) if all(theirs) else mean) for a, b in zip(mine, theirs, strict=True)]
+
+
+def percent(share: float) -> str:
+    """A lead in percent; one over almost 0 is called large."""
+    return f"{share:+.1%}" if share < LARGE else "+>999%"
+
+
+def unsure_text(lead: Interval, error: float, alike: bool) -> str:
+    """Why a lead is not significant: too few seeds, `alike` over the seeds, or the profile's error."""
+    if lead.n < LEAST_SEEDS:
+        return "too few runs"
+    if alike:
+        return "not significant"
+    return f"{'within' if abs(lead.mean) <= error else 'not clearly beyond'} the profile's error (±{error:.1%})"
+
+
+def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
+    """The threshold of leads and its reason; a range if contests differ."""
+    decided = [contest for contest in contests if contest.others]
+    if not decided:
+        return "nothing to compare with"
+    if decided[0].seeds < LEAST_SEEDS:
+        return few_text(decided[0].seeds)
+    limits = [limit for contest in decided for limit in contest.thresholds.values()]
+    low, high = f"{min(limits):.1%}", f"{max(limits):.1%}"
+    if max(limits) <= indifference:
+        return f"leads up to {high} are ignored"
+    span = high if low == high else f"{low} to {high}, depending on the pair and the binding level,"
+    return f"leads up to {span} are within the profile's error and ignored"
+
+
+def few_text(seeds: int) -> str:
+    """That so few seeds cannot show a significant difference."""
+    return f"{seeds} seeds give no significance: use at least {LEAST_SEEDS}"
+
+
+def check_seeds(num_runs: int) -> None:
+    """Refuse a comparison on one seed."""
+    if num_runs < 2:
+        raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {num_runs}")

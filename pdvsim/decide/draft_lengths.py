@@ -12,21 +12,21 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
-from itertools import pairwise
+from dataclasses import replace
+from itertools import pairwise, takewhile
 from typing import NamedTuple
 
 import numpy as np
 
-from pdvsim.decide.borders import border_notes, borders
 from pdvsim.decide.bracket import first_where
-from pdvsim.decide.draft_table import PLAIN, DraftQuestion, DraftTable, SizeAndLength, Tier
+from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, SizeAndLength, Tier
 from pdvsim.decide.formula import RATES
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.decide.speeds import Logs, Speeds
 from pdvsim.sim.assembly import ServerParts, covering_profile, models_of
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.hardware.profile import Profile
+from pdvsim.study.stats import interval
 
 TRIED_SIZES = 16  # of a tier, at these rates
 SIZE_RATIO = 4
@@ -67,9 +67,7 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
     table = _table(speeds)
     try:
         if bench is not None and not interrupted and question.engine == "vllm":
-            crossed = borders(question, table.ranges(), speeds.simulated, bench)
-            table.border_notes = border_notes(crossed)
-            table.borders = [asdict(border) for border in crossed]
+            table.borders = _borders(table, bench)
     except KeyboardInterrupt:
         interrupted = True
     table.interrupted, table.runs = interrupted, bench.runs if bench is not None else 0
@@ -124,6 +122,32 @@ def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
     points += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
     points += [(_worst(logs, plain, tier), tier.k) for tier in tiers]
     return list(dict.fromkeys([(rows, one) for rows, k in points for one in (PLAIN, k)]))
+
+
+def _borders(table: DraftTable, bench: Bench) -> list[Border]:
+    """Each border that a batch can reach, where both lengths were simulated, with the table in service."""
+    known = table.simulated
+    places = [
+        (right.first, left.k, right.k)
+        for left, right in pairwise(table.tiers)
+        if (right.first, left.k) in known and (right.first, right.k) in known
+    ]
+    loops = [_served(table, first, hold) for first, *_ in places for hold in (0.0, HOLD)]
+    bench.rows([run for runs in loops for run in runs])
+    speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs) or ()).mean for runs in loops]
+    crossed = []
+    for (first, before, after), jumping, held in zip(places, speeds[::2], speeds[1::2], strict=True):
+        better = max(known[first, before].mean, known[first, after].mean)
+        crossed.append(Border(first, before, after, 1 - jumping / better, 1 - held / better))
+    return crossed
+
+
+def _served(table: DraftTable, rows: int, hold: float) -> list[Experiment]:
+    """Replications of a closed loop of `rows` requests, with the table in service."""
+    tiers = tuple(f"{tier.first}:{tier.k}" for tier in table.tiers)
+    usual = table.question.loops(rows, Server.num_speculative_tokens)
+    server = replace(usual[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers, table_hold=hold)
+    return [replace(one, server=server) for one in usual]
 
 
 def _table(speeds: Speeds) -> DraftTable:
@@ -230,16 +254,13 @@ def _acceptances(speeds: Speeds, first: int, last: int, k: int) -> tuple[float, 
         return None
     here, sizes = base.acceptance.acceptance_rate, _tried_sizes(first, last)
 
-    def stays_best_to(rates: Sequence[float]) -> float:
-        end = here
-        for rate in rates:
-            means = speeds.logs(sizes, at_acceptance(base, rate).acceptance).mean(axis=0)
-            if np.expm1(means.max() - means[k]) > indifference:
-                break
-            end = rate
-        return end
+    def stays_best(rate: float) -> bool:
+        means = speeds.logs(sizes, at_acceptance(base, rate).acceptance).mean(axis=0)
+        return bool(np.expm1(means.max() - means[k]) <= indifference)
 
-    return stays_best_to([r for r in reversed(RATES) if r < here]), stays_best_to([r for r in RATES if r > here])
+    *_, least = [here, *takewhile(stays_best, (rate for rate in reversed(RATES) if rate < here))]
+    *_, most = [here, *takewhile(stays_best, (rate for rate in RATES if rate > here))]
+    return least, most
 
 
 def _tried_sizes(first: int, last: int) -> list[int]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 from pdvsim.decide.deploy import sglang, tensorrt_llm, vllm
 from pdvsim.decide.draft_engines import ENGINES, IDLE_DRAFTER, EngineFacts, EngineName
@@ -26,6 +26,8 @@ from pdvsim.view.table import grid
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4
 LEAST_SHOWN_SHARE = 0.0005
+HOLD = 0.1  # share of its batch size by which a batch must be beyond a border
+WORTH = 0.002  # saving from which a hysteresis is recommended
 PLAIN = -1  # in place of a draft length: a server without a drafter
 
 SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
@@ -105,6 +107,21 @@ class Tier:
     break_even: float | None  # the lowest rate at which it is as fast as a server without a drafter
 
 
+@dataclass(frozen=True)
+class Border:
+    """The batch size from which a table has another draft length, served at just that size. Losses are shares.
+
+    vLLM looks the draft length up in every step, by all of its requests (issue 49548). A closed loop of as many
+    requests as a border has is on both sides of it in turn.
+    """
+
+    first: int
+    before: int
+    after: int
+    lost: float  # against the better of both lengths
+    lost_held: float  # the same with a hysteresis of HOLD
+
+
 @dataclass(repr=False)
 class DraftTable(Answer):
     """The best draft lengths and their significance."""
@@ -123,8 +140,7 @@ class DraftTable(Answer):
     profile: str
     foundation: str
     simulated: dict[SizeAndLength, Interval] = field(default_factory=dict)  # tokens per second
-    borders: list[dict[str, Any]] = field(default_factory=list)  # what it costs to cross each
-    border_notes: list[str] = field(default_factory=list)
+    borders: list[Border] = field(default_factory=list)
     runs: int = 0
     spent_s: float = 0.0
     interrupted: bool = False
@@ -160,7 +176,7 @@ class DraftTable(Answer):
                 {"rows": rows, "k": "plain" if k == PLAIN else k, "tokens_per_s": speed}
                 for (rows, k), speed in self.simulated.items()
             ],
-            borders=self.borders,
+            borders=[asdict(border) for border in self.borders],
             deployment=[asdict(block) for block in blocks],
             profile=self.profile,
             foundation=self.foundation,
@@ -233,7 +249,8 @@ def _notes(table: DraftTable) -> list[str]:
         notes.append("the profile states no error of its forward times: the significance of gains is unknown")
     else:
         notes.append(f"the profile's error for two rounds is ±{table.error:.1%}: it may favour either of two lengths")
-    notes += [question.facts.pads, question.facts.at_0, *table.border_notes, *lengths_note(question.base.traffic)]
+    notes += [question.facts.pads, question.facts.at_0, *border_notes(table.borders)]
+    notes += lengths_note(question.base.traffic)
     if table.plain_from == 1:
         notes.append(f"{NO_DRAFTS}: a server without a drafter is faster at every size")
     elif table.plain_from is not None:
@@ -254,3 +271,22 @@ def _notes(table: DraftTable) -> list[str]:
     else:
         notes.append("by formula alone, without simulation; it overstates the gain of drafts")
     return [*notes, f"profile {table.profile}: {table.foundation}; {table.runs} runs, {table.spent_s:.1f} s"]
+
+
+def border_notes(crossed: Sequence[Border]) -> list[str]:
+    """The cost of crossing borders, and the hysteresis that would save it."""
+    if not crossed:
+        return []
+    worst = max(crossed, key=lambda border: border.lost)
+    notes = [
+        f"vLLM looks k up in every step, prefills counted: at the border of batch {worst.first} (k={worst.before} to "
+        f"{worst.after}) that costs {max(0.0, worst.lost):.1%} against the better of both lengths"
+    ]
+    for border in crossed:
+        saved, grown, fallen = border.lost - border.lost_held, border.first * (1 + HOLD), border.first * (1 - HOLD)
+        if saved > WORTH:
+            notes.append(
+                f"a hysteresis at batch {border.first} would save {saved:.1%}: k={border.after} from batch "
+                f"{math.ceil(grown)} on, and k={border.before} again below {math.ceil(fallen)} (no engine has one)"
+            )
+    return notes

@@ -17,7 +17,7 @@ from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.grid import place_text
 from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
-from pdvsim.decide.winners import WinnerMap, seed_counts_text
+from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
 from pdvsim.study.stats import Interval, interval
@@ -73,8 +73,7 @@ def finalists_figure(advice: Advice) -> Figure:
     ask, goal = advice.question, advice.question.goal
     values = {c: interval(map(goal.value, rows)) for c, rows in advice.finals.items()}
     order = sorted(values, key=lambda c: -goal.sign * values[c].mean)
-    chosen = "recommended" if advice.met else "closest"
-    names = [ask.described(c) + (f" ({chosen})" if c == advice.recommended else "") for c in order]
+    names = [ask.described(c) + (f" ({advice.standing})" if c == advice.recommended else "") for c in order]
     note = f"{_asked_line(advice)} Whiskers: 95% confidence over {ask.num_runs} seeds."
     with styled():
         figure = new_figure(11, _height(len(order)), f"{note} Profile {advice.rows[0]['profile']}.")
@@ -126,41 +125,32 @@ def upper(value: Interval) -> float:
 
 
 def _footnote(capacities: Capacities) -> str:
-    goal, first = capacities.plan.goal, capacities.rows[0]
+    plan, goal = capacities.plan, capacities.plan.goal
     levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
-    plan, base = capacities.plan, asdict(capacities.plan.base)
     seeds = run_seeds(plan.base.traffic.seed, plan.num_runs)
-    note = setting_line(base, "the highest rate held", seeds, drafts="each architecture at its best")
-    note += f" {levels}{goal.share_text}. Simulated, profile {first['profile']}."
-    if capacities.plan.num_runs > 1:
-        note += (
-            f" Whiskers, which may be cut at the frame: 95% confidence over {capacities.plan.num_runs} replications."
-        )
+    note = setting_line(asdict(plan.base), "the highest rate held", seeds, drafts="each architecture at its best")
+    note += f" {levels}{goal.share_text}. Simulated, profile {capacities.rows[0]['profile']}."
+    if plan.num_runs > 1:
+        note += f" Whiskers, which may be cut at the frame: 95% confidence over {plan.num_runs} replications."
     settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in capacities.summary())
     return f"{note} Settings: {'; '.join(settings)}."
 
 
 def flips_figure(advice: Advice) -> Figure:
     """The objective of every finalist over load and acceptance; shaded where the recommendation is unchanged."""
-    goal, best = advice.question.goal, advice.recommended
-    assert best is not None
-    compared = {name for one_axis in advice.flips_drawn for probe in one_axis.probes.values() for name in probe.values}
-    named = {advice.question.name(candidate): candidate for candidate in advice.finals}
+    ask, goal, flips, named = advice.question, advice.question.goal, advice.flips_drawn, advice.finalists
+    assert advice.recommended is not None
+    best = ask.name(advice.recommended)
+    compared = {name for one_axis in flips for probe in one_axis.probes.values() for name in probe.values}
     archs = [name for name in named if name in compared]
-    note = _asked_line(advice)
-    note += (
-        f" Shaded: {advice.question.name(best)} is best. Bars: 95% confidence over {advice.question.num_runs} seeds; "
-    )
+    note = f"{_asked_line(advice)} Shaded: {best} is best. Bars: 95% confidence over {ask.num_runs} seeds; "
     note += "none where fewer seeds showed that no other could lead. "
     note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""
     with styled():
-        flips = advice.flips_drawn
         figure = new_figure(7.5 * len(flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
         colours = {name: arch_colour(named[name].arch) for name in archs}
         for axes, one_axis in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
-            _lines(
-                axes, one_axis, archs, colours, advice.question.name(best), "recommended" if advice.met else "closest"
-            )
+            _lines(axes, one_axis, archs, colours, best, advice.standing)
             axes.set_ylabel(NAMES[goal.objective])
             if goal.objective == "headroom":
                 axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
@@ -245,7 +235,7 @@ def map_figure(answer: WinnerMap) -> Figure:
         acceptance="" if grid.axis == "acceptance" else None,
     )
     note += " In a cell: the winner, its draft length and its lead over the second. "
-    note += f"{seed_counts_text(answer)} per cell, paired; 95% confidence for the whole map."
+    note += f"{confidence_text(answer)}."
     note += f" Simulated, profile {answer.rows[0]['profile']}."
     with styled(grid=False):
         figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)

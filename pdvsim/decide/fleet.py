@@ -23,6 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from pdvsim.decide.formula import Formula
+from pdvsim.decide.report import gpus_text
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import RANKED, SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
@@ -164,7 +165,9 @@ def fleets(
     possible = list(_possible(base, archs, gpus, alone, drafted))
     fitting = [fleet for one in possible if (fleet := _fitting(one, base)) is not None]
     if possible and not fitting:
-        raise ValueError(f"{base.server.pair} does not fit on {gpus} GPUs: its weights leave no room for a KV cache")
+        raise ValueError(
+            f"{base.server.pair} does not fit on {gpus_text(gpus)}: its weights leave no room for a KV cache"
+        )
     if len(fitting) < 2:
         raise ValueError("--gpus needs at least two ways to use them")
     return tuple(fitting)

@@ -15,13 +15,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, shares
+from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, few_text, shares
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.report import positive
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.study.stats import Interval, interval, varied
 from pdvsim.view import table
+from pdvsim.view.comparison import interval_note
 from pdvsim.view.figure import label_points, new_figure, styled, titled
 from pdvsim.view.setting import Settings, points_line
 from pdvsim.view.style import arch_colour, arch_marker, metric_label, name_of, paler
@@ -91,7 +92,7 @@ class Frontier:
             "not significant: worse than the frontier, but not by that much; paired, 95% confidence for all together",
         ]
         if seeds < LEAST_SEEDS:
-            rules = [f"{seeds} seeds give no significance: use at least {LEAST_SEEDS}"]
+            rules = [few_text(seeds)]
         header = ["", "arch", *self.dims, *(f"{name} ms" for name in names), "verdict"]
         return "\n".join(
             [
@@ -99,7 +100,7 @@ class Frontier:
                 *([f"did not keep up: {'; '.join(unsteady)}"] if unsteady and rows else []),
                 "* on the frontier: no other has both means as low and one lower",
                 *rules,
-                f"±: 95% confidence over {seeds} replications",
+                interval_note(seeds),
             ]
         )
 

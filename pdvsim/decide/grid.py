@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from pdvsim.decide.contest import check_seeds
 from pdvsim.decide.fleet import Contender
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import at_acceptance, at_rate, replications
@@ -57,8 +58,7 @@ class Grid:
             raise ValueError(f"--against {self.against} is not one of those compared: {', '.join(self.archs)}")
         if bool(self.concurrency) == bool(self.request_rate):
             raise ValueError("give one of --concurrency and --request-rate")
-        if self.num_runs < 2:
-            raise ValueError(f"num-runs must be at least 2: one seed gives no significance, got {self.num_runs}")
+        check_seeds(self.num_runs)
         check_ranges(self)
         check_points(
             "loads x rows x architectures x runs", len(self.loads), len(self.places), len(self.archs), self.num_runs

@@ -50,8 +50,8 @@ class Alone:
         """The recommendation of this name against the other finalists, as text."""
         contest = self.e2el_ms
         text = f"at concurrency 1 E2EL is {cell(contest.values[best], 0)} ms"
-        alike = [name for name in (contest.best, *contest.unsure) if name != best]
-        if best in (contest.best, *contest.unsure):
+        alike = [name for name in contest.tied if name != best]
+        if best in contest.tied:
             tied = f" (no significant difference from {', '.join(alike)})" if alike else ""
             text += f", the lowest of the finalists{tied}"
         else:

@@ -11,6 +11,7 @@ from pdvsim.common.console import say
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
+from pdvsim.decide.report import plural
 from pdvsim.decide.space import ADAPTIVE, CONTROLLERS, LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair
@@ -170,8 +171,5 @@ def own_rate(traffic: Traffic) -> float:
 def forewarn_few(num_runs: int, contenders: int) -> None:
     """Warn before the first run that so few replications cannot show a significant difference."""
     if num_runs < LEAST_SEEDS and contenders > 1:
-        runs = "run" if num_runs == 1 else "runs"
-        say(
-            "pdvsim",
-            f"{num_runs} {runs} per point: no difference can be significant; use at least --num-runs {LEAST_SEEDS}",
-        )
+        use = f"use at least --num-runs {LEAST_SEEDS}"
+        say("pdvsim", f"{plural(num_runs, 'run')} per point: no difference can be significant; {use}")

@@ -6,14 +6,13 @@ shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.outcomes import Row
 from pdvsim.common.version import __version__
-from pdvsim.decide.contest import LEAST_SEEDS, Contest
 from pdvsim.sim.config import BY_SEED, Experiment, Traffic
 from pdvsim.study.stats import Interval
 from pdvsim.view.comparison import founded, most_outside
@@ -131,23 +130,6 @@ def outside_measured(rows: Sequence[Row]) -> str | None:
     return next(iter(most_outside(rows)), None) if rows else None
 
 
-def contest_document(contest: Contest) -> dict[str, Any]:
-    """The best, its leads over the others, and their significance."""
-    return {
-        "best": contest.best,
-        "sure": contest.sure,
-        "not_significant": list(contest.unsure),
-        "alike_by_seeds": list(contest.alike),
-        "confidence_of_each": contest.confidence,
-        "leads_up_to_do_not_count": contest.thresholds,
-        "seeds": contest.seeds,
-        "values": contest.values,
-        "leads": {
-            name: {"difference": contest.differences[name], "relative": contest.leads[name]} for name in contest.others
-        },
-    }
-
-
 def positive(value: Interval, decimals: int = 2, scale: float = 1.0) -> str:
     """A cell of a non-negative value: an interval that would reach below 0 is printed as (0 to ...)."""
     if not vague(value):
@@ -160,45 +142,8 @@ def vague(value: Interval) -> bool:
     return value.half_width > value.mean
 
 
-def lead_text(contest: Contest, other: str) -> str:
-    """The best's relative lead over another, with its interval."""
-    lead = contest.leads[other]
-    return percent(lead.mean) if lead.mean >= 10 else f"{cell(lead, 1, 100, '+')} %"
-
-
-def unsure_text(lead: Interval, error: float, alike: bool) -> str:
-    """Why a lead is not significant: too few seeds, `alike` over the seeds, or the profile's error."""
-    if lead.n < LEAST_SEEDS:
-        return "too few runs"
-    if alike:
-        return "not significant"
-    return f"{'within' if abs(lead.mean) <= error else 'not clearly beyond'} the profile's error (±{error:.1%})"
-
-
-def percent(share: float) -> str:
-    """A lead in percent; one over almost 0 is called large."""
-    return f"{share:+.1%}" if share < 10 else "+>999%"
-
-
 def lengths_note(traffic: Traffic) -> list[str]:
     """How given lengths vary; empty if they are a data set's own."""
-    if not traffic.fixed_lengths:
-        return []
-    if traffic.random_range_ratio:
-        return [f"lengths: {lengths_text(vars(traffic))} (--random-range-ratio)"]
-    return [f"lengths: {lengths_text(vars(traffic))}, all equal: in a closed loop requests start and end together"]
-
-
-def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
-    """The threshold of leads and its reason; a range if contests differ."""
-    decided = [contest for contest in contests if contest.others]
-    if not decided:
-        return "nothing to compare with"
-    if decided[0].seeds < LEAST_SEEDS:
-        return f"{decided[0].seeds} seeds give no significance: use at least {LEAST_SEEDS}"
-    limits = [limit for contest in decided for limit in contest.thresholds.values()]
-    low, high = f"{min(limits):.1%}", f"{max(limits):.1%}"
-    if max(limits) <= indifference:
-        return f"leads up to {high} are ignored"
-    span = high if low == high else f"{low} to {high}, depending on the pair and the binding level,"
-    return f"leads up to {span} are within the profile's error and ignored"
+    equal = ", all equal: in a closed loop requests start and end together"
+    how = " (--random-range-ratio)" if traffic.random_range_ratio else equal
+    return [f"lengths: {lengths_text(vars(traffic))}{how}"] if traffic.fixed_lengths else []

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from pdvsim.decide.bracket import Ends, find_edge, first_where, lockstep
 from pdvsim.decide.fleet import Contender, copies
@@ -31,14 +31,6 @@ RUN_SHARE = 0.5  # of what a final run measures
 MARGIN = 1.5  # a load that is predicted to be this many times too high for one server is not tried on it
 
 
-@dataclass
-class Sizes:
-    """The smallest fleet of each kind of server that holds the load, smallest first, and why others do not."""
-
-    fleets: tuple[Contender, ...] = ()
-    refused: dict[str, str] = field(default_factory=dict)
-
-
 def too_small(candidates: Sequence[Experiment], goal: Goal, space: Space) -> bool:
     """Whether the formula predicts that the load is far too high for each of the candidates."""
     rates = (candidate.traffic.request_rate / MARGIN for candidate in candidates)
@@ -47,8 +39,11 @@ def too_small(candidates: Sequence[Experiment], goal: Goal, space: Space) -> boo
 
 def smallest_fleets(
     base: Experiment, goal: Goal, servers: Sequence[Contender], most: int, space: Space, bench: Bench
-) -> Sizes:
-    """The fleets of these servers that hold the load of `base` on at most `most` GPUs."""
+) -> tuple[tuple[Contender, ...], dict[str, str]]:
+    """The fleets of these servers that hold the load of `base` on at most `most` GPUs, smallest first.
+
+    Also those that do not, by name with the reason.
+    """
     counts = {kind: _predicted(kind, base, goal, space, most) for kind in servers}
     gpus = {kind: count * kind.gpus(base) for kind, count in counts.items()}
     refused = {
@@ -64,7 +59,7 @@ def smallest_fleets(
     fleets = _refined(base, goal, {kind: counts[kind] for kind in finalists}, most, space, bench)
     known = {fleet.kind for fleet in fleets}
     refused |= {kind.name: f"not meeting the goal on {gpus_text(most)}" for kind in finalists if kind.kind not in known}
-    return Sizes(tuple(sorted(fleets, key=lambda kind: kind.gpus(base))), refused)
+    return tuple(sorted(fleets, key=lambda kind: kind.gpus(base))), refused
 
 
 def _predicted(kind: Contender, base: Experiment, goal: Goal, space: Space, most: int) -> int:

@@ -17,33 +17,30 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.contest import Contest
-from pdvsim.decide.differences import Differences
+from pdvsim.decide.contest import LEAST_SEEDS, Contest, corrected, exceeds, percent, threshold_text, unsure_text
+from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import Finals, chosen, contest_of, decided
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.grid import Grid, Place, place_text
-from pdvsim.decide.report import (
-    NO_DRAFTS,
-    Answer,
-    Report,
-    contest_document,
-    gpus_text,
-    outside_measured,
-    percent,
-    rests_on,
-    threshold_text,
-)
+from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, rests_on
 from pdvsim.decide.runs import Bench, kept_up, load_words
 from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.study import output
+from pdvsim.study.stats import Interval, over_replications, paired_differences
+from pdvsim.view import table
+from pdvsim.view.comparison import founded, stability_text, uncertainty
+from pdvsim.view.report.sheet import PageSection
 from pdvsim.view.setting import acceptance_notes, is_assumed
-from pdvsim.view.table import rows_table, span_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 CHOSEN = ("controller", "num_speculative_tokens", "max_num_seqs", "max_num_batched_tokens")
 
@@ -75,9 +72,88 @@ class Cell:
         lead = percent(contest.margin) if contest.others and self.winner == contest.best else ""
         words = [self.winner, f"{drafts_text(self.settings[self.winner])} {lead}".strip()]
         if not self.sure:
-            alike = [name for name in (contest.best, *contest.unsure) if name != self.winner]
+            alike = [name for name in contest.tied if name != self.winner]
             words.append(f"≈ {', '.join(alike[:names])}{', …' if len(alike) > names else ''}")
         return [word for word in words if word]
+
+
+@dataclass(frozen=True)
+class Differences:
+    """All tuned architectures compared with one: the metrics of each, and differences paired by seed.
+
+    A difference is significant if its interval lies above the profile's error, with 95% confidence for all together.
+    """
+
+    points: pd.DataFrame  # with a `place` in words
+    against: str
+    settings: Mapping[tuple[str, float], Mapping[str, Experiment]]  # of all at each place and load
+
+    @cached_property
+    def summary(self) -> list[dict[str, Any]]:
+        """One entry per place, load and architecture; numbers are Intervals over the replications."""
+        groups = self.points.groupby("place", sort=False)
+        return [{"place": place} | entry for place, group in groups for entry in over_replications(group)]
+
+    @cached_property
+    def paired(self) -> list[dict[str, Any]]:
+        """Differences from one architecture in three metrics, and whether each is significant."""
+        metrics = ("output_throughput", "mean_e2el_ms", self._tail)
+        rivals = sum(len(mine) - 1 for mine in self.settings.values())
+        confidence = corrected(len(metrics) * rivals)
+        pairs = []
+        for place, group in self.points.groupby("place", sort=False):
+            for metric in metrics:
+                for difference in paired_differences(group, metric, self.against, confidence):
+                    mine = self.settings[str(place), difference["load"]][difference["arch"]]
+                    error, apart = lead_error(mine, metric), difference["relative"]
+                    significant = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
+                    verdict = {"significant": significant, "enough_runs": apart.n >= LEAST_SEEDS}
+                    pairs.append({"place": place} | difference | {"error": error, "confidence": confidence} | verdict)
+        return pairs
+
+    @property
+    def _tail(self) -> str:
+        """The highest percentile of the latency."""
+        [here, *_] = (mine for spot in self.settings.values() for mine in spot.values())
+        return f"{percentile_name(max(here.scoring.metric_percentiles))}_e2el_ms"
+
+    def sections(self) -> list[PageSection]:
+        """The metrics of all, then the differences."""
+        columns = {"out tok/s": "output_throughput", "mean latency ms": "mean_e2el_ms"}
+        tail = f"{self._tail.partition('_')[0].upper()} latency ms"
+        columns |= {tail: self._tail, "accepted % of drafted": "spec_decode_acceptance_rate"}
+        columns |= {"of judged": "spec_decode_judged_acceptance_rate", "tok/round": "spec_decode_acceptance_length"}
+        metrics = [
+            _row_key(entry)
+            | {"settings": str(entry["settings"])}
+            | {title: table.banded(entry, key) for title, key in columns.items()}
+            | {"stability": stability_text(entry)}
+            for entry in self.summary
+        ]
+        spare = ("of judged", "accepted % of drafted", "tok/round", table.DETAIL, "mean latency ms", "settings")
+        notes = [*dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in self.summary), *uncertainty(self.summary)]
+        of_all = table.TextTable(metrics, spare, notes, [str(entry["place"]) for entry in self.summary])
+        if not self.paired:
+            return [("", [of_all])]
+        leads = [
+            _row_key(d)
+            | {"metric": d["metric"], f"against {self.against} %": table.cell(lead, scale=100, sign="+")}
+            | {"": "" if d["significant"] else unsure_text(lead, d["error"], abs(lead.mean) <= lead.half_width)}
+            for d in self.paired
+            for lead in [d["relative"]]
+        ]
+        few = not all(d["enough_runs"] for d in self.paired)
+        note = ["too few runs for a significant difference; raise --num-runs"] if few else []
+        each = f"{self.paired[0]['confidence']:.2%} confidence each, 95% for all together"
+        heads = [str(d["place"]) for d in self.paired]
+        return [
+            ("", [of_all]),
+            ("", [f"Paired differences, same seeds, {each}", table.TextTable(leads, (), note, heads)]),
+        ]
+
+
+def _row_key(entry: Mapping[str, Any]) -> dict[str, str]:
+    return {table.load_name(entry["load_kind"]): table.load_text(entry["load"]), "arch": str(entry["arch"])}
 
 
 @dataclass(repr=False)
@@ -114,7 +190,7 @@ class WinnerMap(Answer):
                 "sure": cell.sure,
                 "did_not_keep_up": list(cell.behind_load),
                 "settings": {arch: settings_text(mine) for arch, mine in cell.settings.items()},
-                "contest": contest_document(cell.contest) if cell.contest else None,
+                "contest": cell.contest.document() if cell.contest else None,
             }
             for cell in self.cells
         ]
@@ -193,13 +269,13 @@ def _lines(answer: WinnerMap) -> list[str]:
     ]
     contests = [cell.contest for cell in answer.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
-    confidence, seeds = contests[0].confidence if contests else math.nan, seed_counts_text(answer)
+    confidence = contests[0].confidence if contests else math.nan
     return [
-        rows_table(rows),
+        table.rows_table(rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"(in brackets): no significant lead over the named ones{limits}",
-        f"{seeds} per cell, paired; 95% confidence for the whole map, {confidence:.2%} for each comparison",
+        f"{confidence_text(answer)}, {confidence:.2%} for each comparison",
         *_without_drafts(answer),
         *rests_on(grid.base.traffic, answer.rows),
         *(_on_assumption(answer) if grid.axis != "acceptance" else ()),
@@ -227,10 +303,10 @@ def _on_assumption(answer: WinnerMap) -> list[str]:
     return notes
 
 
-def seed_counts_text(answer: WinnerMap) -> str:
-    """Number of seeds per cell, as a range."""
+def confidence_text(answer: WinnerMap) -> str:
+    """Number of seeds per cell, as a range, and the confidence."""
     counts = {cell.contest.seeds for cell in answer.cells if cell.contest} or {answer.grid.num_runs}
-    return f"{span_text(counts)} seeds"
+    return f"{table.span_text(counts)} seeds per cell, paired; 95% confidence for the whole map"
 
 
 def _won(cell: Cell | None) -> str:

@@ -91,8 +91,13 @@ def uncertainty(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     notes += _ranges(entries)
     replications = max(int(entry.get("replications", 1)) for entry in entries)
     if replications > 1:
-        return [*notes, f"±: 95% confidence over {replications} replications"]
+        return [*notes, interval_note(replications)]
     return [*notes, "one replication: no interval, no significance; --num-runs 5 gives intervals"]
+
+
+def interval_note(replications: int) -> str:
+    """What ± is."""
+    return f"±: 95% confidence over {replications} replications"
 
 
 def _ranges(entries: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -34,9 +34,9 @@ ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
            "pdvsim.sim.hardware.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
            "pdvsim.decide.options", "pdvsim.cli.validate.options", *map(cli.module_of, cli.COMMANDS),
-           *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
+           *(f"pdvsim.decide.{name}" for name in ("capacity", "question", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
-ANSWERS = {"Case", "Advice", "Capacities", "Bracket", "WinnerMap", "Cell", "Border", "DraftTable", "Tier"}
+ANSWERS = {"Case", "Capacities", "Bracket", "WinnerMap", "Cell", "Differences", "Border", "DraftTable", "Tier"}
 
 
 def numeric(hint: Any) -> bool:

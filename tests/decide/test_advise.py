@@ -28,6 +28,7 @@ from pdvsim.decide.advise import usual_runs
 from pdvsim.decide.contest import contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import advice_pictures
+from pdvsim.decide.finals import contest_of
 from pdvsim.decide.flips import RUN_SHARE, Rivalry, find_flips
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
@@ -111,6 +112,20 @@ def test_the_text_says_what_the_document_says() -> None:
     [line] = [line for line in text.splitlines() if line.startswith("saturation: ")]
     capacity = whole_advice().capacity
     assert f"the load is {20 / capacity.summary()[0]['rate'].mean:.0%} of that" in line
+
+
+def test_drafts_are_advised_against_where_no_finalist_that_drafts_meets_the_goal() -> None:
+    whole = whole_advice()
+    plain, goal = whole.finalist("autoregressive"), whole.question.goal
+    finals = {
+        c: rows if c == plain else [row | {"stability": "overloaded"} for row in rows]
+        for c, rows in whole.finals.items()
+    }
+    rows = {whole.question.name(c): mine for c, mine in finals.items()}
+    held = contest_of(rows, goal, whole.finalists, 0.01)
+    assert held.others == ()
+    advice = replace(whole, finals=finals, contest=held, recommended=plain, capacity=None, break_even=None)
+    assert "do not enable speculation: no setting that drafts meets the goal" in str(advice)
 
 
 BASE = Experiment(

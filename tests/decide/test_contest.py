@@ -9,10 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest, enough, exceeds
+from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest, enough, exceeds, threshold_text, unsure_text
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.report import lead_text, threshold_text, unsure_text
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.trust import errors_of
 from pdvsim.study.stats import Interval, interval
@@ -92,12 +91,12 @@ def test_a_tie_is_no_win() -> None:
     assert contest({"a": [1.0, 2.0] * 3, "b": [1.0, 2.0] * 3}, 1).unsure == ("b",)
     assert not contest({"a": [0.0] * 5, "b": [0.0] * 5}, 1).sure
     assert contest({"a": [5.0] * 5, "b": [0.0] * 5}, 1).sure
-    assert lead_text(contest({"a": [5.0] * 5, "b": [0.0] * 5}, 1), "b") == "+>999%"
+    assert contest({"a": [5.0] * 5, "b": [0.0] * 5}, 1).lead_text("b") == "+>999%"
 
 
 def printed(held: Contest, other: str) -> tuple[float, float]:
     """A lead and the half width of its interval, as shares, from the text."""
-    match = re.fullmatch(r"([+-]\d+\.\d)(?: ±(\d+\.\d))? %", lead_text(held, other))
+    match = re.fullmatch(r"([+-]\d+\.\d)(?: ±(\d+\.\d))? %", held.lead_text(other))
     return float(match[1]) / 100, float(match[2] or 0) / 100
 
 
