@@ -13,9 +13,9 @@ from functools import cache, partial
 from shutil import get_terminal_size
 from typing import Any, NoReturn, TypeVar
 
-from pdvsim.common.options import Option, build, by_name, converted, groups_of, hints_of, options, other_spellings
+from pdvsim.common.options import Option, build, by_name, converted, groups_of, options, other_spellings
 from pdvsim.common.spelling import nearest
-from pdvsim.sim.limits import INTERNAL
+from pdvsim.sim.limits import hints_of
 from pdvsim.sim.policies import file_of
 from pdvsim.sim.reading import error_text, read_toml
 
@@ -105,7 +105,7 @@ def flags_of(config: Any, default: Any, leave_out: Collection[str] = ()) -> Iter
         value, usual = getattr(config, name), getattr(default, name)
         if is_dataclass(value):
             yield from flags_of(value, usual, leave_out)
-        elif name not in leave_out and value != usual and INTERNAL not in marks:
+        elif name not in leave_out and value != usual and "internal" not in marks:
             yield f"--{'no-' if value is False else ''}{name.replace('_', '-')}"
             if not isinstance(value, bool):
                 yield from map(_text, value if isinstance(value, tuple) else (value,))

@@ -19,18 +19,14 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pdvsim.common.presets import preset_settings
 from pdvsim.common.spelling import OTHER_SPELLINGS, nearest
-from pdvsim.sim.limits import INTERNAL, REDEFINED
+from pdvsim.sim.limits import flag_of, hints_of
 from pdvsim.sim.policies import named
 
 T = TypeVar("T")
-PLACED = "placed"
-Placed = Annotated[T, PLACED]  # a positional argument
-PATHS = "paths"
-Paths = Annotated[tuple[str, ...], PATHS]  # each an argument of its own: a path may contain spaces and commas
 
 
 @dataclass(frozen=True)
@@ -47,16 +43,15 @@ class Option:
     @property
     def placed(self) -> bool:
         """Whether it is a positional argument."""
-        return PLACED in self.marks
+        return "placed" in self.marks
 
     @property
     def paths(self) -> bool:
-        return PATHS in self.marks
+        return "paths" in self.marks
 
     @property
     def flag(self) -> str:
-        """The flag on the command line; fields named like Python keywords end with an underscore."""
-        return f"--{self.name.rstrip('_').replace('_', '-')}"
+        return flag_of(self.name)
 
     @property
     def flags(self) -> list[str]:
@@ -100,13 +95,6 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
 
 
 @cache
-def hints_of(command: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type and annotations of every field."""
-    plain, marked = get_type_hints(command), get_type_hints(command, include_extras=True)
-    return {f.name: (plain[f.name], getattr(marked[f.name], "__metadata__", ())) for f in fields(command)}
-
-
-@cache
 def groups_of(command: type) -> dict[str, type]:
     """The fields that are groups of options, with their dataclasses."""
     return {
@@ -123,10 +111,10 @@ def options(command: type) -> dict[str, Option]:
         hint, marks = hints_of(command)[field.name]
         if field.name in groups_of(command):
             inner |= options(groups_of(command)[field.name])
-        elif INTERNAL not in marks:
+        elif "internal" not in marks:
             own[field.name] = Option(command, field.name, hint, field.default, marks, command)
     for name in own.keys() & inner.keys():
-        if REDEFINED in own[name].marks:
+        if "redefined" in own[name].marks:
             inner[name] = replace(own.pop(name), group=inner[name].group)
     left_out = getattr(command, "without", ())
     return {name: option for name, option in (own | inner | own).items() if name not in left_out}
@@ -182,7 +170,7 @@ def check_kinds(config: Any, kinds: Mapping[str, Collection[str]], usual: Collec
 
 def _flags(command: type, names: Collection[str]) -> str:
     """Options as an error lists them; those of groups together."""
-    own = [name for name in names if name not in groups_of(command) and REDEFINED not in hints_of(command)[name][1]]
+    own = [name for name in names if name not in groups_of(command) and "redefined" not in hints_of(command)[name][1]]
     flags = [f"--{name.replace('_', '-')}" for name in sorted(own)]
     *others, last = [*flags, *(["server options"] if len(own) < len(names) else [])]
     return f"{', '.join(others)} and {last}" if others else last
@@ -199,7 +187,7 @@ def _filled(command: type[T], values: Mapping[str, Any]) -> T:
         if field.name in values:
             given[field.name] = inner.pop(field.name)
         value = given.get(field.name, field.default)
-        if REDEFINED in hints_of(kind)[field.name][1] and value is not None:
+        if "redefined" in hints_of(kind)[field.name][1] and value is not None:
             inner[field.name] = value
     for name, group in groups_of(kind).items():
         given[name] = _filled(group, {n: value for n, value in inner.items() if n in options(group)})
