@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 
 
 class Command:

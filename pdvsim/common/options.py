@@ -16,13 +16,14 @@ import os
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pdvsim.common.presets import preset_settings
-from pdvsim.common.spelling import OTHER_SPELLINGS, nearest
+from pdvsim.common.spelling import nearest, other_spellings
 from pdvsim.sim.limits import flag_of, hints_of
 from pdvsim.sim.policies import named
 
@@ -134,22 +135,15 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
 def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
     """Values by option name; a ValueError that starts with `unknown` and suggests the nearest name."""
     spelt = {name.replace("-", "_"): value for name, value in given.items()}
-    for other, name in OTHER_SPELLINGS.items():
-        if other in spelt and other not in known and name in known:
+    for other, name in other_spellings(known):
+        if other in spelt:
             if name in spelt:
-                both = f"--{other} and --{name}".replace("_", "-")
-                raise ValueError(f"{both} are the same: give one of them")
+                raise ValueError(f"{flag_of(other)} and {flag_of(name)} are the same: give one of them")
             spelt[name] = spelt.pop(other)
     for name in spelt:
         if name not in known:
             raise ValueError(f"{unknown} {name}{nearest(name, known)}")
     return spelt
-
-
-def other_spellings(command: type) -> list[tuple[str, str]]:
-    """Other names of options of a command, each with the name that it has here."""
-    known = options(command)
-    return [(other, name) for other, name in OTHER_SPELLINGS.items() if name in known and other not in known]
 
 
 def check_kinds(config: Any, kinds: Mapping[str, Collection[str]], usual: Collection[str]) -> None:
@@ -162,17 +156,16 @@ def check_kinds(config: Any, kinds: Mapping[str, Collection[str]], usual: Collec
     given = {name for name, value in defaults.items() if getattr(config, name) != value}
     for kind in (kind for kind in kinds if kind in given):
         if given - {kind, *kinds[kind]}:
-            raise ValueError(f"--{kind.replace('_', '-')} can be combined only with {_flags(command, kinds[kind])}")
+            raise ValueError(f"{flag_of(kind)} can be combined only with {_flags(command, kinds[kind])}")
     if not given & kinds.keys() and (idle := given - set(usual)):
-        needed = " or ".join(f"--{kind.replace('_', '-')}" for kind, taken in kinds.items() if idle & set(taken))
+        needed = " or ".join(flag_of(kind) for kind, taken in kinds.items() if idle & set(taken))
         raise ValueError(f"{_flags(command, idle)} can be used only with {needed}")
 
 
 def _flags(command: type, names: Collection[str]) -> str:
     """Options as an error lists them; those of groups together."""
     own = [name for name in names if name not in groups_of(command) and "redefined" not in hints_of(command)[name][1]]
-    flags = [f"--{name.replace('_', '-')}" for name in sorted(own)]
-    *others, last = [*flags, *(["server options"] if len(own) < len(names) else [])]
+    *others, last = [*map(flag_of, sorted(own)), *(["server options"] if len(own) < len(names) else [])]
     return f"{', '.join(others)} and {last}" if others else last
 
 
@@ -222,20 +215,17 @@ def _item(option: Option, value: Any) -> Any:
     if not isinstance(value, str) and isinstance(value, Iterable):
         raise ValueError(f"{option.flag} takes one value, got {value}")
     if kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{option.flag} must be true or false, got {value!r}")
-        return value
+        if isinstance(value, bool):
+            return value
+        raise ValueError(f"{option.flag} must be true or false, got {value!r}")
     if kind in (int, float):
-        whole, wanted = kind is int, Integral if kind is int else Real
-        try:
-            if isinstance(value, bool) or not isinstance(value, str | wanted):
-                raise ValueError
-            return kind(value)
-        except ValueError:
-            what = "a whole number" if whole else "a number"
-            raise ValueError(f"{option.flag} must be {what}, got {value!r:.100}") from None
+        wanted, what = (Integral, "a whole number") if kind is int else (Real, "a number")
+        with suppress(ValueError):
+            if isinstance(value, str | wanted) and not isinstance(value, bool):
+                return kind(value)
+        raise ValueError(f"{option.flag} must be {what}, got {value!r:.100}")
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{option.flag} must be text, got {value!r}")
     if choices and value not in choices:
         raise ValueError(f"{option.flag}: invalid choice {value!r}; one of {', '.join(choices)}")
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return os.fspath(value)

@@ -15,7 +15,7 @@ import pdvsim
 from pdvsim.cli import COMMANDS, command_class, main, module_of
 from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
 from pdvsim.sim.policies import USUAL_ARCHS
 
