@@ -106,14 +106,6 @@ class Scoring:
         return levels
 
 
-GROUPS: dict[str, type] = {
-    "traffic": Traffic, "acceptance": Acceptance, "server": Server, "hardware": Hardware, "host": Host,
-    "scoring": Scoring,
-}  # fmt: skip
-GROUP_OF = {part.name: group for group, kind in GROUPS.items() for part in fields(kind)}
-DEFAULTS = {part.name: part.default for kind in GROUPS.values() for part in fields(kind)}
-
-
 @dataclass(frozen=True)
 class Experiment:
     """One run: an architecture, under a load, on a GPU."""
@@ -355,3 +347,8 @@ class Experiment:
             raise ValueError(f"--data-parallel-size: ranks step together, as in {', '.join(fitting)}, not {self.arch}")
         if self.server.async_scheduling:
             raise ValueError("--data-parallel-size: ranks agree on each step before it begins: no --async-scheduling")
+
+
+GROUPS: dict[str, Any] = {part.name: part.default_factory for part in fields(Experiment) if part.name != "arch"}
+GROUP_OF = {part.name: group for group, kind in GROUPS.items() for part in fields(kind)}
+DEFAULTS = {part.name: part.default for kind in GROUPS.values() for part in fields(kind)}

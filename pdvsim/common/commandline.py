@@ -9,14 +9,14 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass, replace
+from dataclasses import MISSING, is_dataclass, replace
 from functools import cache, partial
 from shutil import get_terminal_size
 from typing import Any, NoReturn, TypeVar
 
 from pdvsim.common.options import Option, build, by_name, converted, groups_of, options
 from pdvsim.common.spelling import nearest, other_spellings
-from pdvsim.sim.config import GROUPS, Acceptance, Experiment
+from pdvsim.sim.config import DEFAULTS, GROUPS, Acceptance, Experiment
 from pdvsim.sim.limits import flag_of, hints_of
 from pdvsim.sim.policies import file_of
 from pdvsim.sim.reading import error_text, read_toml
@@ -123,9 +123,7 @@ def command_line(program: str, experiment: Experiment) -> str:
     """`program` with the flags that run this experiment."""
     flags = list(flags_of(experiment, Experiment(), leave_out=("arch", "pair")))
     given, usual = experiment.acceptance, usual_acceptance(experiment.server.pair, experiment.traffic)
-    if (
-        given == Acceptance() != usual and experiment.has_drafter
-    ):  # without the flag the recorded acceptance would be used
+    if given == Acceptance() != usual and experiment.has_drafter:  # else the recorded acceptance would be used
         flags += ["--acceptance-rate", f"{given.acceptance_rate:g}"]
     return shlex.join([*program.split(), "--arch", experiment.arch, "--pair", experiment.server.pair, *flags])
 
@@ -147,11 +145,8 @@ def experiment_of(command: str, own_policies: bool = False) -> Experiment:
 def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> Experiment:
     """The experiment from the settings of a result or message, with the same rule; missing settings are defaults."""
     check_trusted(settings["arch"], own_policies)
-    groups = {}
-    for group, kind in GROUPS.items():
-        given = {part.name: settings[group][part.name] for part in fields(kind) if part.name in settings[group]}
-        groups[group] = kind(**{name: _value(value) for name, value in given.items()})
-    return Experiment(settings["arch"], **groups)
+    given = {name: value for group in GROUPS for name, value in settings[group].items() if name in DEFAULTS}
+    return Experiment().with_settings(arch=settings["arch"], **{name: _value(value) for name, value in given.items()})
 
 
 def _value(value: Any) -> Any:

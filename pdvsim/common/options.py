@@ -98,9 +98,8 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
 @cache
 def groups_of(command: type) -> dict[str, type]:
     """The fields that are groups of options, with their dataclasses."""
-    return {
-        name: hint for name, (hint, _) in hints_of(command).items() if isinstance(hint, type) and is_dataclass(hint)
-    }
+    hints = {name: hint for name, (hint, _) in hints_of(command).items()}
+    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
 @cache
@@ -172,16 +171,13 @@ def _flags(command: type, names: Collection[str]) -> str:
 def _filled(command: type[T], values: Mapping[str, Any]) -> T:
     """Assign each value to the field of its name, outer fields first; what is redefined also to its group."""
     kind: type = command
-    given: dict[str, Any] = {}
-    inner = dict(values)
-    for field in fields(kind):
-        if field.name in groups_of(kind):
-            continue
-        if field.name in values:
-            given[field.name] = inner.pop(field.name)
-        value = given.get(field.name, field.default)
-        if "redefined" in hints_of(kind)[field.name][1] and value is not None:
-            inner[field.name] = value
+    own = (part.name for part in fields(kind) if part.name not in groups_of(kind))  # a group may be named as an option
+    given = {name: values[name] for name in own if name in values}
+    inner = {name: value for name, value in values.items() if name not in given}
+    for part in fields(kind):
+        value = given.get(part.name, part.default)
+        if "redefined" in hints_of(kind)[part.name][1] and value is not None:
+            inner[part.name] = value
     for name, group in groups_of(kind).items():
         given[name] = _filled(group, {n: value for n, value in inner.items() if n in options(group)})
     return command(**given)
