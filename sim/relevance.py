@@ -22,7 +22,7 @@ from pdvsim.sim.config import BY_SEED, DEFAULTS, TRACES, Experiment, Hardware, S
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
-from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.hardware.names import Doubt, Note
 from pdvsim.sim.limits import flag_of
 from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 from pdvsim.sim.specs import HeadSpec
@@ -188,10 +188,6 @@ def _check_rates(experiments: Iterable[Experiment]) -> None:
 
 
 # likely mistakes ------------------------------------------------------------------------------------------------------
-
-
-class Doubt(Note):
-    """An experiment that looks wrong."""
 
 
 def vet(experiments: Iterable[Experiment]) -> None:
