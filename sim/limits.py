@@ -45,11 +45,8 @@ class Range:
         return self.low <= value <= self.high or (self.or_inf and value == math.inf)
 
     def __str__(self) -> str:
-        return f"{_figure(self.low)} to {_figure(self.high)}{', or inf' if self.or_inf else ''}"
-
-
-def _figure(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+        low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high))
+        return f"{low} to {high}{', or inf' if self.or_inf else ''}"
 
 
 # Ranges that several options have.

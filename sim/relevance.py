@@ -70,10 +70,6 @@ def _priority_acts(e: Experiment) -> bool:
     return _STREAMS[0](e) and (contention == "fluid" or (contention == "serial" and priority in ("none", "dynamic")))
 
 
-def _disaggregated(e: Experiment) -> bool:
-    return e.hardware.disaggregate is not None
-
-
 def _offloads(e: Experiment) -> bool:
     cached = e.server.enable_prefix_caching and e.paged and e.traffic.shares
     return cached and policy_of(e.arch).workers == "lanes"
@@ -137,8 +133,10 @@ _HARDWARE: Table = (
      "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"),
     ("kv_offload_link", lambda e: _offloads(e) and e.hardware.kv_offload_gb > 0,
      "--kv-offload-gb, where it has an effect"),
-    ("prefill_tensor_parallel_size prefill_data_parallel_size kv_link kv_transfer", _disaggregated, "--disaggregate"),
-    ("draft_kv", lambda e: _disaggregated(e) and e.has_drafter and e.server.drafted_by not in LOOKED_UP,
+    ("prefill_tensor_parallel_size prefill_data_parallel_size kv_link kv_transfer",
+     lambda e: e.hardware.disaggregate is not None, "--disaggregate"),
+    ("draft_kv",
+     lambda e: e.hardware.disaggregate is not None and e.has_drafter and e.server.drafted_by not in LOOKED_UP,
      "--disaggregate and a drafter on the GPU"),
     ("router",
      lambda e: e.hardware.replicas > 1 or (e.hardware.router == "prefix-aware" and e.hardware.groups()[0] > 1),

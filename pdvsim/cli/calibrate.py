@@ -6,10 +6,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.cli.command import Command
+from pdvsim.cli.command import Command, check_kinds
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
-from pdvsim.common.options import check_kinds
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.core import ServingEngine

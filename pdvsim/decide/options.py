@@ -167,8 +167,5 @@ def own_rate(traffic: Traffic) -> float:
 def forewarn_few(num_runs: int, contenders: int) -> None:
     """Warn before the first run that so few replications cannot show a significant difference."""
     if num_runs < LEAST_SEEDS and contenders > 1:
-        runs = "run" if num_runs == 1 else "runs"
-        say(
-            "pdvsim",
-            f"{num_runs} {runs} per point: no difference can be significant; use at least --num-runs {LEAST_SEEDS}",
-        )
+        few = f"{num_runs} run{'' if num_runs == 1 else 's'} per point"
+        say("pdvsim", f"{few}: no difference can be significant; use at least --num-runs {LEAST_SEEDS}")
