@@ -32,7 +32,7 @@ LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below thes
 COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
 RECORDED = ("acceptance_model", "synthetic_acceptance_rates")  # options that a drafter may bring
 Rule = Callable[[Experiment], bool]
-Table = tuple[tuple[str, Rule, str], ...]  # options, where they act, and what that takes
+NeedRows = tuple[tuple[str, Rule, str], ...]  # options, where they act, and what that takes
 
 
 class Need(NamedTuple):
@@ -75,7 +75,7 @@ def _offloads(e: Experiment) -> bool:
     return cached and policy_of(e.arch).workers == "lanes"
 
 
-_SERVING: Table = (
+_SERVING: NeedRows = (
     ("tokenizer", lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
      "--dataset-name sharegpt or custom, and --dataset-path"),
     ("max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
@@ -113,7 +113,7 @@ _SERVING: Table = (
      and e.server.drafted_by not in LOOKED_UP and e.hardware.predicted_engine == "pdvsim",
      "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
 )  # fmt: skip
-_HARDWARE: Table = (
+_HARDWARE: NeedRows = (
     ("priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
     ("contention", *_STREAMS),
     ("gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
@@ -152,7 +152,7 @@ def needs() -> tuple[Need, ...]:
     return (*_rows(_SERVING), *map(_own, named), *_rows(_HARDWARE))
 
 
-def _rows(table: Table) -> Iterator[Need]:
+def _rows(table: NeedRows) -> Iterator[Need]:
     yield from (Need(name, acts, takes) for names, acts, takes in table for name in names.split())
 
 
