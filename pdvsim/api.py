@@ -1,9 +1,15 @@
-"""The functions of the Python API. Keywords are the flags of the command of the same name, with underscores."""
+"""The functions of the Python API. Keywords are the flags of the command of the same name, with underscores.
+
+A function takes `**options` and builds its command from them. Its signature has them as keywords, for completion, help
+and type checkers; `pdvsim/__init__.pyi` is written from the same signatures (`tests/stubfile.py`).
+"""
 
 from __future__ import annotations
 
+import inspect
+import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, replace
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,8 +19,9 @@ from pdvsim.cli.sweep import SweepOptions
 from pdvsim.cli.traffic import TrafficOptions
 from pdvsim.cli.validate import compared
 from pdvsim.cli.validate.options import Comparison
-from pdvsim.common.options import build
-from pdvsim.common.signatures import signed
+from pdvsim.common.commandline import MOST_USED, described
+from pdvsim.common.options import Option, build, options
+from pdvsim.common.spelling import other_spellings
 from pdvsim.study.inputs import checked
 from pdvsim.study.sweep import frame_of, run_sweep
 from pdvsim.view.run import Run
@@ -30,6 +37,9 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "validate": "validate.options.Comparison",
     "winner_map": "map.MapOptions",
 }
+WIDTH = 120
+TYPES = {int: "int", float: "float", bool: "bool"}
+MAPPINGS = ("vary",)  # lists that may be given as dictionaries
 
 if TYPE_CHECKING:
     from pdvsim.cli.validate.options import Compared
@@ -42,10 +52,39 @@ if TYPE_CHECKING:
 
 
 def function(name: str) -> Callable[..., Any]:
-    """The function of that name with its real signature."""
-    module, _, command = COMMANDS[name].rpartition(".")
+    """The function of that name: its keywords are the options of its command, and its help has the main ones."""
     plain: Callable[..., Any] = globals()[name]
-    return signed(plain, getattr(import_module(f"pdvsim.cli.{module}"), command))
+    module, _, command = COMMANDS[name].rpartition(".")
+    known = options(getattr(import_module(f"pdvsim.cli.{module}"), command))
+    others = [replace(known[name], name=other, default=None) for other, name in other_spellings(known)]
+    given = [
+        inspect.Parameter(
+            option.name,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD if option.placed else inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if option.default is MISSING else option.default,
+            annotation=python_type(option),
+        )
+        for option in sorted([*known.values(), *others], key=lambda option: not option.placed)
+    ]
+    returns = inspect.signature(plain).return_annotation
+    plain.__signature__ = inspect.Signature(given, return_annotation=returns)  # type: ignore[attr-defined]
+    main = (f"{name}: {described(known[name])}" for name in MOST_USED if name in known)
+    filled = (textwrap.fill(text, WIDTH - 8, subsequent_indent="    ", break_on_hyphens=False) for text in main)
+    plain.__doc__ = "\n".join([f"{inspect.getdoc(plain)}\n\nMain options:\n", *(f"- {text}" for text in filled)])
+    return plain
+
+
+def python_type(option: Option) -> str:
+    """The values that an option takes in Python, as an annotation."""
+    one = TYPES.get(option.one, "str | PathLike[str]")
+    if option.values:
+        one = f"Literal[{', '.join(map(repr, option.values))}]"
+    if option.name == "arch":
+        one = "str | type[Policy]"
+    if option.is_list:
+        one += f" | Sequence[{one}]"
+        one += " | Mapping[str, Any]" if option.name in MAPPINGS else ""
+    return one if option.default is MISSING or option.default is not None else f"{one} | None"
 
 
 def run(**options: Any) -> Run:

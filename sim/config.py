@@ -9,23 +9,23 @@ number is in `limits`; in the parts, and here, is what values must be together.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, Any, NamedTuple
 
 from pdvsim.sim.core import LOOKED_UP, Placement
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.options import RANKED, SHARDED, Contention, Hardware, Host, Priority
-from pdvsim.sim.limits import INTERNAL, MAX_REQUESTS, Internal, Range, check, check_ranges
+from pdvsim.sim.limits import MAX_REQUESTS, Internal, Range, check, check_ranges, hints_of
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
 from pdvsim.sim.specs import Pair
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
 
 __all__ = [
-    "ACCEPTANCE_MODELS", "BY_SEED", "INTERNAL", "OPEN", "RANKED", "SHARDED", "TRACES", "Acceptance", "Arch",
+    "ACCEPTANCE_MODELS", "BY_SEED", "OPEN", "RANKED", "SHARDED", "TRACES", "Acceptance", "Arch",
     "Contention", "ControllerName", "Dataset", "Experiment", "Hardware", "Host", "Internal", "KvPolicy", "Priority",
     "Scoring", "Server", "Traffic",
 ]  # fmt: skip
@@ -122,14 +122,23 @@ class Experiment:
 
     def __str__(self) -> str:
         """Settings that differ from the defaults in one line: the keywords of `pdvsim.run`."""
-        groups = (self.traffic, self.acceptance, self.server, self.hardware, self.host, self.scoring)
-        changed = [
-            f"{name}={getattr(group, name)!r}"
-            for group in groups
-            for name, hint in get_type_hints(type(group), include_extras=True).items()
-            if getattr(group, name) != getattr(type(group), name) and INTERNAL not in getattr(hint, "__metadata__", ())
-        ]
+        marks = {name: marks for kind in GROUPS.values() for name, (_, marks) in hints_of(kind).items()}
+        given = {name: self.setting(name) for name in GROUP_OF if "internal" not in marks[name]}
+        changed = [f"{name}={value!r}" for name, value in given.items() if value != DEFAULTS[name]]
         return ", ".join([f"arch={self.arch!r}", *changed])
+
+    def setting(self, name: str) -> Any:
+        """The value of a field of one of its groups."""
+        return getattr(getattr(self, GROUP_OF[name]), name)
+
+    def with_settings(self, **settings: Any) -> Experiment:
+        """The experiment with other values of fields and of its groups' fields, validated together."""
+        changed: dict[str, Any] = {}
+        groups: dict[str, dict[str, Any]] = {}
+        for name, value in settings.items():
+            (groups.setdefault(GROUP_OF[name], {}) if name in GROUP_OF else changed)[name] = value
+        changed |= {group: replace(getattr(self, group), **mine) for group, mine in groups.items()}
+        return replace(self, **changed)
 
     def __repr__(self) -> str:
         return f"<Experiment {self}>"
@@ -338,3 +347,8 @@ class Experiment:
             raise ValueError(f"--data-parallel-size: ranks step together, as in {', '.join(fitting)}, not {self.arch}")
         if self.server.async_scheduling:
             raise ValueError("--data-parallel-size: ranks agree on each step before it begins: no --async-scheduling")
+
+
+GROUPS: dict[str, Any] = {part.name: part.default_factory for part in fields(Experiment) if part.name != "arch"}
+GROUP_OF = {part.name: group for group, kind in GROUPS.items() for part in fields(kind)}
+DEFAULTS = {part.name: part.default for kind in GROUPS.values() for part in fields(kind)}

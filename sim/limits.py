@@ -1,4 +1,4 @@
-"""Limits of what a user can give: the smallest and largest value of a number, and sizes of inputs.
+"""What an annotation of an option states besides its type, and sizes of inputs.
 
 The range of a number is part of its declaration: a field `jobs: Jobs` or `k: Annotated[int, Range(1, 8)]` of a
 dataclass that calls `check_ranges`. The ends are what is sensible, not what is possible: beyond them a value is a slip
@@ -8,16 +8,16 @@ dataclass that calls `check_ranges`. The ends are what is sensible, not what is 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 T = TypeVar("T")
-INTERNAL = "internal"
-Internal = Annotated[T, INTERNAL]  # a field that no option sets
-REDEFINED = "redefined"
-Redefined = Annotated[T, REDEFINED]  # an option of a group, with another default and help in this command
+Internal = Annotated[T, "internal"]  # a field that no option sets
+Redefined = Annotated[T, "redefined"]  # an option of a group, with another default and help in this command
+Placed = Annotated[T, "placed"]  # a positional argument
+Paths = Annotated[tuple[str, ...], "paths"]  # each an argument of its own: a path may contain spaces and commas
 
 MAX_DRAFT = 32  # longest draft that a verify forward is modelled for
 MAX_REQUESTS = 10_000_000
@@ -45,11 +45,8 @@ class Range:
         return self.low <= value <= self.high or (self.or_inf and value == math.inf)
 
     def __str__(self) -> str:
-        return f"{_figure(self.low)} to {_figure(self.high)}{', or inf' if self.or_inf else ''}"
-
-
-def _figure(value: float) -> str:
-    return str(value) if isinstance(value, int) else f"{value:g}"
+        low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high))
+        return f"{low} to {high}{', or inf' if self.or_inf else ''}"
 
 
 # Ranges that several options have.
@@ -114,16 +111,26 @@ def shown(value: float) -> str:
 
 
 @cache
+def hints_of(config: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """The type of every field of a dataclass, and what its annotation states besides."""
+    plain, marked = get_type_hints(config), get_type_hints(config, include_extras=True)
+    return {field.name: (plain[field.name], tuple(_marks(marked[field.name]))) for field in fields(config)}
+
+
+def _marks(hint: Any) -> Iterator[Any]:
+    """What a type states: of a number, of a list of them, or of one that may be left out."""
+    yield from getattr(hint, "__metadata__", ())
+    for part in get_args(hint):
+        yield from _marks(part)
+
+
+@cache
 def ranges(config: type) -> dict[str, Range]:
     """The ranges that the fields of a dataclass declare."""
-    hints = get_type_hints(config, include_extras=True)
-    declared = {field.name: _declared(hints[field.name]) for field in fields(config)}
-    return {name: span for name, span in declared.items() if span is not None}
+    marks = [(name, mark) for name, (_, marks) in hints_of(config).items() for mark in marks]
+    return {name: mark for name, mark in marks if isinstance(mark, Range)}
 
 
-def _declared(hint: Any) -> Range | None:
-    """The range in a type: of a number, of a list of them, or of one that may be left out."""
-    if isinstance(hint, Range):
-        return hint
-    parts = (*getattr(hint, "__metadata__", ()), *get_args(hint))
-    return next((span for span in map(_declared, parts) if span is not None), None)
+def flag_of(name: str) -> str:
+    """The flag of an option; fields named like Python keywords end with an underscore."""
+    return f"--{name.rstrip('_').replace('_', '-')}"

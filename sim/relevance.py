@@ -1,7 +1,8 @@
 """What the options of an experiment do together: one that has no effect is refused, a likely mistake is a warning.
 
-`NEEDS` is the table of which options act in which experiment. A command that runs several architectures or loads with
-one set of options drops each where it does not act, and refuses it only if it acts in none of them.
+The tables below are of which options act in which experiment; those of some architectures alone are on the policies. A
+command that runs several architectures or loads with one set of options drops each where it does not act, and refuses
+it only if it acts in none of them.
 
 Left out: fields that no option sets; --place, --disaggregate, --cards, --tensor-parallel-size and --data-parallel-size,
 which are refused wherever an architecture cannot have them, as numbers of GPUs are not dropped; --pair and --drafter,
@@ -12,18 +13,18 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import lru_cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache
+from typing import NamedTuple
 
-from pdvsim.sim.config import BY_SEED, TRACES, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import BY_SEED, DEFAULTS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
-from pdvsim.sim.hardware.names import Note
-from pdvsim.sim.policies import archs_where, policy_of
+from pdvsim.sim.hardware.names import Doubt, Note
+from pdvsim.sim.limits import flag_of
+from pdvsim.sim.policies import ARCHS, archs_where, policy_of
 from pdvsim.sim.specs import HeadSpec
 from pdvsim.sim.workload.asked import usual_acceptance
 
@@ -31,30 +32,19 @@ LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below thes
 COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
 RECORDED = ("acceptance_model", "synthetic_acceptance_rates")  # options that a drafter may bring
 Rule = Callable[[Experiment], bool]
+NeedRows = tuple[tuple[str, Rule, str], ...]  # options, where they act, and what that takes
 
 
 class Need(NamedTuple):
-    """An option of a group that acts only where `acts`, and what that takes; without text, certain policies."""
+    """An option that acts only where `acts`, and what that takes."""
 
-    group: str
     name: str
     acts: Rule
-    takes: str = ""
-
-    @property
-    def needs(self) -> str:
-        return self.takes or f"--arch {' or '.join(archs_where(lambda policy: self.name in policy.options))}"
-
-    @property
-    def flag(self) -> str:
-        return f"--{self.name.replace('_', '-')}"
-
-    def default(self, experiment: Experiment) -> Any:
-        return getattr(type(getattr(experiment, self.group)), self.name)  # a dataclass keeps it on the class
+    takes: str
 
     def is_set(self, experiment: Experiment) -> bool:
         """Return whether the option is not at its default."""
-        return bool(getattr(getattr(experiment, self.group), self.name) != self.default(experiment))
+        return bool(experiment.setting(self.name) != DEFAULTS[self.name])
 
     def is_asked(self, experiment: Experiment) -> bool:
         """Return whether the option is set, and not by the drafter, which brings its recorded acceptance."""
@@ -68,21 +58,11 @@ class Need(NamedTuple):
         return self.is_set(experiment) and not self.acts(experiment)
 
 
-def _own(option: str) -> Need:
-    """An option of some architectures alone."""
-    return Need("server", option, lambda e: option in policy_of(e.arch).options)
-
-
 _DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
-_CONTROLS: tuple[Rule, str] = (lambda e: e.server.varies_length, "--controller goodput or feedback")
 _STREAMS: tuple[Rule, str] = (
     lambda e: len(policy_of(e.arch).lane_names()) > 1 and e.sides is None,
     "an architecture whose lanes have their own streams",
 )
-
-
-def _rate_acts(e: Experiment) -> bool:
-    return e.has_drafter and e.acceptance.by_rate
 
 
 def _priority_acts(e: Experiment) -> bool:
@@ -90,122 +70,110 @@ def _priority_acts(e: Experiment) -> bool:
     return _STREAMS[0](e) and (contention == "fluid" or (contention == "serial" and priority in ("none", "dynamic")))
 
 
-def _disaggregated(e: Experiment) -> bool:
-    return e.hardware.disaggregate is not None
-
-
-_OFFLOADING = "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"
-
-
 def _offloads(e: Experiment) -> bool:
     cached = e.server.enable_prefix_caching and e.paged and e.traffic.shares
     return cached and policy_of(e.arch).workers == "lanes"
 
 
-def _open_loop(e: Experiment) -> bool:
-    return math.isfinite(e.traffic.request_rate) and not e.traffic.use_trace_timestamps
-
-
-NEEDS: tuple[Need, ...] = (
-    Need("traffic", "tokenizer",
-         lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
-         "--dataset-name sharegpt or custom, and --dataset-path"),
-    Need("traffic", "max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
-    Need("traffic", "window", lambda e: e.traffic.use_trace_timestamps, "--use-trace-timestamps"),
-    Need("traffic", "burstiness", _open_loop, "a finite --request-rate, without --use-trace-timestamps"),
-    Need("traffic", "random_range_ratio", lambda e: bool(e.traffic.fixed_lengths),
-         "--dataset-name random, --input-len or --output-len"),
-    Need("traffic", "num_prefixes", lambda e: e.traffic.prefixes[0] > 0,
-         "--dataset-name prefix_repetition or --prefix-len"),
-    Need("traffic", "think_time_s", lambda e: e.traffic.converses and not e.traffic.use_trace_timestamps,
-         "--num-turns above 1 or a file with sessions and turns, without --use-trace-timestamps"),
-    Need("acceptance", "acceptance_rate", _rate_acts,
-         "an architecture that drafts, and no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"),
-    Need("acceptance", "acceptance_concentration", *_DRAFTS),
-    Need("acceptance", "synthetic_acceptance_rates", *_DRAFTS),
-    Need("acceptance", "acceptance_model", *_DRAFTS),
-    Need("acceptance", "acceptance_trace", *_DRAFTS),
-    Need("server", "num_speculative_tokens", lambda e: _DRAFTS[0](e) and e.server.controller != "table",
-         f"{_DRAFTS[1]}, without --controller table"),
-    Need("server", "num_speculative_tokens_per_batch_size", lambda e: e.server.controller == "table",
-         "--controller table"),
-    Need("server", "controller", *_DRAFTS),
-    Need("server", "min_speculative_tokens", *_CONTROLS),
-    Need("server", "max_speculative_tokens", *_CONTROLS),
-    Need(
-        "server", "adaptive_verification_profile_context_len",
-        lambda e: e.server.controller == "adaptive-verification",
-        "--controller adaptive-verification",
-    ),
-    Need("server", "expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
-    Need("server", "attention_dp_timeout_iters",
-         lambda e: e.hardware.data_parallel_size > 1 and e.hardware.disaggregate is None
-         and e.hardware.predicted_engine == "trtllm",
-         "--engine trtllm and --data-parallel-size above 1, without --disaggregate"),
-    Need("server", "attention_dp_batching_wait_iters", lambda e: e.server.attention_dp_timeout_iters is not None,
-         "--attention-dp-timeout-iters"),
-    Need("server", "max_draft_batch", *_STREAMS),
-    Need("server", "max_verify_batch", *_STREAMS),
-    Need("server", "max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
-         "an architecture that prefills several prompts per forward"),
-    Need("server", "async_scheduling",
-         lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter
-         and e.server.drafted_by not in LOOKED_UP and e.hardware.predicted_engine == "pdvsim",
-         "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
-    *map(_own, ("num_workers", "max_decode_queue", "verify_gather", "admission_factor", "hybrid_threshold",
-                "ahead_fan")),
-    Need("server", "priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
-    Need("hardware", "contention", *_STREAMS),
-    Need("hardware", "gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
-         "a KV cache sized by memory, without --kv-capacity-tokens"),
-    Need("hardware", "draft_tensor_parallel_size", lambda e: _DRAFTS[0](e) and e.hardware.tensor_parallel_size > 1,
-         "an architecture that drafts, and --tensor-parallel-size above 1"),
-    Need("hardware", "enable_expert_parallel",
-         lambda e: e.pair.target.experts is not None and e.pair.target.experts.ranks > 1,
-         "a target with experts, and --tensor-parallel-size or --data-parallel-size above 1"),
-    Need("hardware", "all2all_backend",
-         lambda e: e.hardware.data_parallel_size > 1 and e.hardware.enable_expert_parallel,
-         "--data-parallel-size above 1 and --enable-expert-parallel"),
-    Need("hardware", "enable_eplb", lambda e: e.pair.target.experts is not None and e.pair.target.experts.balanced,
-         "a target with experts, and --enable-expert-parallel"),
-    Need("hardware", "num_redundant_experts",
-         lambda e: e.pair.target.experts is not None and e.pair.target.experts.copies > 0,
-         "--enable-eplb, where it has an effect"),
-    Need("hardware", "link", lambda e: e.gpus > 1,
-         "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"),
-    *(Need("hardware", name, _offloads, _OFFLOADING) for name in ("kv_offload_gb", "kv_offload_ssd_gb")),
-    Need("hardware", "kv_offload_link", lambda e: _offloads(e) and e.hardware.kv_offload_gb > 0,
-         "--kv-offload-gb, where it has an effect"),
-    Need("hardware", "prefill_tensor_parallel_size", _disaggregated, "--disaggregate"),
-    Need("hardware", "prefill_data_parallel_size", _disaggregated, "--disaggregate"),
-    Need("hardware", "kv_link", _disaggregated, "--disaggregate"),
-    Need("hardware", "kv_transfer", _disaggregated, "--disaggregate"),
-    Need("hardware", "draft_kv",
-         lambda e: _disaggregated(e) and e.has_drafter and e.server.drafted_by not in LOOKED_UP,
-         "--disaggregate and a drafter on the GPU"),
-    Need("hardware", "router",
-         lambda e: e.hardware.replicas > 1 or (e.hardware.router == "prefix-aware" and e.hardware.groups()[0] > 1),
-         "--replicas above 1 (prefix-aware: or several prefill engines)"),
+_SERVING: NeedRows = (
+    ("tokenizer", lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
+     "--dataset-name sharegpt or custom, and --dataset-path"),
+    ("max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
+    ("window", lambda e: e.traffic.use_trace_timestamps, "--use-trace-timestamps"),
+    ("burstiness", lambda e: math.isfinite(e.traffic.request_rate) and not e.traffic.use_trace_timestamps,
+     "a finite --request-rate, without --use-trace-timestamps"),
+    ("random_range_ratio", lambda e: bool(e.traffic.fixed_lengths),
+     "--dataset-name random, --input-len or --output-len"),
+    ("num_prefixes", lambda e: e.traffic.prefixes[0] > 0, "--dataset-name prefix_repetition or --prefix-len"),
+    ("think_time_s", lambda e: e.traffic.converses and not e.traffic.use_trace_timestamps,
+     "--num-turns above 1 or a file with sessions and turns, without --use-trace-timestamps"),
+    ("acceptance_rate", lambda e: e.has_drafter and e.acceptance.by_rate,
+     "an architecture that drafts, and no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"),
+    ("acceptance_concentration synthetic_acceptance_rates acceptance_model acceptance_trace", *_DRAFTS),
+    ("num_speculative_tokens", lambda e: e.has_drafter and e.server.controller != "table",
+     f"{_DRAFTS[1]}, without --controller table"),
+    ("num_speculative_tokens_per_batch_size", lambda e: e.server.controller == "table", "--controller table"),
+    ("controller", *_DRAFTS),
+    ("min_speculative_tokens max_speculative_tokens", lambda e: e.server.varies_length,
+     "--controller goodput or feedback"),
+    ("adaptive_verification_profile_context_len", lambda e: e.server.controller == "adaptive-verification",
+     "--controller adaptive-verification"),
+    ("expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
+    ("attention_dp_timeout_iters",
+     lambda e: e.hardware.data_parallel_size > 1 and e.hardware.disaggregate is None
+     and e.hardware.predicted_engine == "trtllm",
+     "--engine trtllm and --data-parallel-size above 1, without --disaggregate"),
+    ("attention_dp_batching_wait_iters", lambda e: e.server.attention_dp_timeout_iters is not None,
+     "--attention-dp-timeout-iters"),
+    ("max_draft_batch max_verify_batch", *_STREAMS),
+    ("max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
+     "an architecture that prefills several prompts per forward"),
+    ("async_scheduling",
+     lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter
+     and e.server.drafted_by not in LOOKED_UP and e.hardware.predicted_engine == "pdvsim",
+     "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
 )  # fmt: skip
+_HARDWARE: NeedRows = (
+    ("priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
+    ("contention", *_STREAMS),
+    ("gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
+     "a KV cache sized by memory, without --kv-capacity-tokens"),
+    ("draft_tensor_parallel_size", lambda e: e.has_drafter and e.hardware.tensor_parallel_size > 1,
+     "an architecture that drafts, and --tensor-parallel-size above 1"),
+    ("enable_expert_parallel", lambda e: e.pair.target.experts is not None and e.pair.target.experts.ranks > 1,
+     "a target with experts, and --tensor-parallel-size or --data-parallel-size above 1"),
+    ("all2all_backend", lambda e: e.hardware.data_parallel_size > 1 and e.hardware.enable_expert_parallel,
+     "--data-parallel-size above 1 and --enable-expert-parallel"),
+    ("enable_eplb", lambda e: e.pair.target.experts is not None and e.pair.target.experts.balanced,
+     "a target with experts, and --enable-expert-parallel"),
+    ("num_redundant_experts", lambda e: e.pair.target.experts is not None and e.pair.target.experts.copies > 0,
+     "--enable-eplb, where it has an effect"),
+    ("link", lambda e: e.gpus > 1, "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"),
+    ("kv_offload_gb kv_offload_ssd_gb", _offloads,
+     "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"),
+    ("kv_offload_link", lambda e: _offloads(e) and e.hardware.kv_offload_gb > 0,
+     "--kv-offload-gb, where it has an effect"),
+    ("prefill_tensor_parallel_size prefill_data_parallel_size kv_link kv_transfer",
+     lambda e: e.hardware.disaggregate is not None, "--disaggregate"),
+    ("draft_kv",
+     lambda e: e.hardware.disaggregate is not None and e.has_drafter and e.server.drafted_by not in LOOKED_UP,
+     "--disaggregate and a drafter on the GPU"),
+    ("router",
+     lambda e: e.hardware.replicas > 1 or (e.hardware.router == "prefix-aware" and e.hardware.groups()[0] > 1),
+     "--replicas above 1 (prefix-aware: or several prefill engines)"),
+)  # fmt: skip
+
+
+@cache
+def needs() -> tuple[Need, ...]:
+    """The options that act only in some experiments: those of the tables, and those that policies name as their own."""
+    named = dict.fromkeys(name for arch in ARCHS for name in policy_of(arch).options)
+    del named["async_scheduling"]  # which takes more than its architecture
+    return (*_rows(_SERVING), *map(_own, named), *_rows(_HARDWARE))
+
+
+def _rows(table: NeedRows) -> Iterator[Need]:
+    yield from (Need(name, acts, takes) for names, acts, takes in table for name in names.split())
+
+
+def _own(option: str) -> Need:
+    archs = archs_where(lambda policy: option in policy.options)
+    return Need(option, lambda e: option in policy_of(e.arch).options, f"--arch {' or '.join(archs)}")
 
 
 def refuse_idle(experiments: Sequence[Experiment]) -> None:
     """A ValueError of one line for an option that acts in none of the experiments that set it."""
-    for need in NEEDS:
+    for need in needs():
         setting = [e for e in experiments if need.is_asked(e)]
         if setting and not any(map(need.acts, setting)):
-            raise ValueError(f"{need.flag} has no effect here: it needs {need.needs}")
+            raise ValueError(f"{flag_of(need.name)} has no effect here: it needs {need.takes}")
     _check_rates(experiments)
 
 
 def applicable(experiment: Experiment) -> Experiment:
     """Return the experiment with options that have no effect at their defaults."""
-    while idle := [need for need in NEEDS if need.idle(experiment)]:  # a dropped option may be what another needs
-        changed: dict[str, Any] = {}
-        for need in idle:
-            part = changed.get(need.group, getattr(experiment, need.group))
-            changed[need.group] = replace(part, **{need.name: need.default(experiment)})
-        experiment = replace(experiment, **changed)
+    while idle := {need.name: DEFAULTS[need.name] for need in needs() if need.idle(experiment)}:
+        experiment = experiment.with_settings(**idle)  # a dropped option may be what another needs
     return experiment
 
 
@@ -218,10 +186,6 @@ def _check_rates(experiments: Iterable[Experiment]) -> None:
 
 
 # likely mistakes ------------------------------------------------------------------------------------------------------
-
-
-class Doubt(Note):
-    """An experiment that looks wrong."""
 
 
 def vet(experiments: Iterable[Experiment]) -> None:

@@ -14,7 +14,7 @@ import pytest
 
 from pdvsim.cli.realrun import RealrunCommand
 from pdvsim.cli.run import RunCommand
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.decide.deploy import deployment, sglang, vllm
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table

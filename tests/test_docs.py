@@ -30,7 +30,7 @@ from pdvsim.calibration.validate.served import SHIPPED
 from pdvsim.cli import COMMANDS, command_class, main
 from pdvsim.cli.realrun import RealrunCommand
 from pdvsim.cli.realrun import main as realrun
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
 
 ROOT = Path(__file__).parents[1]

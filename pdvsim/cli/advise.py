@@ -63,7 +63,7 @@ class AdviseOptions(DecisionOptions):
         """The experiment on the fewest GPUs of a group that hold its models, if that number is to be found."""
         for size in SHARDED if self._sized else ():
             with suppress(ValueError):  # models that cannot be divided so
-                wider = replace(base, hardware=replace(base.hardware, tensor_parallel_size=size))
+                wider = base.with_settings(tensor_parallel_size=size)
                 if ServerParts(wider).kv_capacity > 0 and size <= (self.gpus or MOST_GPUS):
                     return wider
         return base
@@ -76,7 +76,7 @@ class AdviseOptions(DecisionOptions):
         if traffic.dataset_path is not None and traffic.max_model_len is None:  # the same requests for all drafters
             contexts = [way.of(base).context for way in drafted]
             shortest = min((context for context in (base.context, *contexts) if context is not None), default=None)
-            base = replace(base, traffic=replace(base.traffic, max_model_len=shortest))
+            base = base.with_settings(max_model_len=shortest)
         return Question(
             base,
             self.space(self.archs),

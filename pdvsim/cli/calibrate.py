@@ -6,15 +6,14 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.cli.command import Command
+from pdvsim.cli.command import Command, check_kinds
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
-from pdvsim.common.options import Paths, Placed, check_kinds
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.models import gpu, pair
-from pdvsim.sim.limits import Shards, Tokens, check_ranges
+from pdvsim.sim.limits import Paths, Placed, Shards, Tokens, check_ranges
 from pdvsim.view.table import cell, grid, percent_cell
 
 if TYPE_CHECKING:

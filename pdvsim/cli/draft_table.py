@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -57,7 +57,7 @@ class DraftTableOptions(VariedOptions):
         if hardware.predicted_engine != "pdvsim":  # the table's own, where its times are known on this card
             wanted = PREDICTED[self.engine]
             known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
-            base = replace(base, hardware=replace(hardware, engine=wanted if known else "pdvsim"))
+            base = base.with_settings(engine=wanted if known else "pdvsim")
         longest = self.max_k or max((*LENGTHS, *LONG_LENGTHS) if base.pair.draft.drafts_long else LENGTHS)
         given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.num_prompts)
         return DraftQuestion(base, *given)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import webbrowser
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, ClassVar
 
 from pdvsim.cli.command import Command
@@ -57,8 +57,7 @@ class LiveCommand(Command, ExperimentOptions):
         """The session these options describe."""
         if not self.arch:
             raise ValueError("arch needs at least one value")
-        base = self.experiment(self.arch[0])
-        return Setup(self.arch, replace(base, scoring=replace(base.scoring, metric_percentiles=PERCENTILES)))
+        return Setup(self.arch, self.experiment(self.arch[0]).with_settings(metric_percentiles=PERCENTILES))
 
     def execute(self) -> int:
         try:

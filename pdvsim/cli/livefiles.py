@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.runfiles import RunFiles
-from pdvsim.common.arguments import flags_of
-from pdvsim.common.commandline import command_line
+from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import write_whole
 from pdvsim.live.knobs import Action, Knobs, Setup
 from pdvsim.live.session import replay

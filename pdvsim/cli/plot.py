@@ -8,7 +8,7 @@ from typing import Literal
 
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
-from pdvsim.common.options import Paths, Placed
+from pdvsim.sim.limits import Paths, Placed
 from pdvsim.view.figure import DPI
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from pdvsim.cli.command import Command
-from pdvsim.common.arguments import flags_of
+from pdvsim.common.commandline import flags_of
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options

@@ -12,7 +12,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from pdvsim.cli.run import RunCommand
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_all, write_whole
 from pdvsim.common.version import __version__

@@ -8,8 +8,8 @@ from pathlib import Path
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Paths, Placed
 from pdvsim.common.progress import Progress
+from pdvsim.sim.limits import Paths, Placed
 from pdvsim.view.report import page
 
 

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.cli.command import Command
-from pdvsim.common.options import Placed
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
-from pdvsim.sim.limits import NumRuns, Seed, check_ranges
+from pdvsim.sim.limits import NumRuns, Placed, Seed, check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.published.reproduce import Reproduction

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Option, Paths, converted, options
+from pdvsim.common.options import Option, converted, options
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.common.spelling import nearest
 from pdvsim.common.workers import cores
 from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.limits import Jobs, NumRuns, RequestRate, Requests
+from pdvsim.sim.limits import Jobs, NumRuns, Paths, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.study.backends import Backend, check_reachable
 from pdvsim.study.estimate import cost, forewarn

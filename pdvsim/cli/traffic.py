@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pdvsim.cli.command import Command
-from pdvsim.common.options import Placed
+from pdvsim.sim.limits import Placed
 from pdvsim.view.figure import DPI
 
 if TYPE_CHECKING:

@@ -1,30 +1,129 @@
-"""Convert an experiment to the command line that runs it (architecture, pair, non-default flags), and back."""
+"""A command line: to the options of a command and back, from an experiment and back, and the help."""
 
 from __future__ import annotations
 
+import argparse
+import inspect
 import math
 import shlex
-from collections.abc import Mapping
-from dataclasses import fields, is_dataclass
-from typing import Any, get_type_hints
+import sys
+import textwrap
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, is_dataclass, replace
+from functools import cache, partial
+from shutil import get_terminal_size
+from typing import Any, NoReturn, TypeVar
 
-from pdvsim.common.arguments import flags_of, read
-from pdvsim.common.options import build
-from pdvsim.sim.config import Acceptance, Experiment
+from pdvsim.common.options import Option, build, by_name, converted, groups_of, options
+from pdvsim.common.spelling import nearest, other_spellings
+from pdvsim.sim.config import DEFAULTS, GROUPS, Acceptance, Experiment
+from pdvsim.sim.limits import flag_of, hints_of
 from pdvsim.sim.policies import file_of
+from pdvsim.sim.reading import error_text, read_toml
 from pdvsim.sim.workload.asked import usual_acceptance
 
+T = TypeVar("T")
+LONG_VALUES = 80  # letters
+MOST_USED = (
+    "arch", "pair", "pairs", "drafter", "gpu", "gpus", "tensor_parallel_size", "replicas", "request_rate",
+    "concurrency", "max_concurrency", "num_prompts", "goodput", "dataset_path", "input_len", "output_len",
+    "num_speculative_tokens", "acceptance_rate", "acceptance_model", "acceptance_from", "num_runs", "preset",
+    "output", "json",
+)  # fmt: skip
+WIDEST = 100
+HELP_COLUMN = 30
 EARLIER_PAIR = "tinyllama-1.1b:llama-2-7b"  # of recorded command lines without a pair: it was the default
 GONE = ("--acceptance-trace-k", "--percentile-metrics")  # removed flags that recorded runs still have
+
+
+def parse(command: type[T], argv: Sequence[str], prog: str = "pdvsim") -> T:
+    """The command of `argv`; a ValueError of one line if it is invalid. --help exits."""
+    if {"-h", "--help", "--help-all"} & set(argv):
+        sys.stdout.write(_help(command, prog, "--help-all" in argv))
+        raise SystemExit(0)
+    given = read(command, argv)
+    if path := given.get("config"):
+        given = _of_file(path, command, given) | given
+    return build(command, given)
+
+
+def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
+    """The texts of a command line, by option name."""
+    known = {option.flag: option for option in options(command).values()}
+    words: list[str] = []
+    for word in argv:
+        flag, equals, value = word.partition("=")
+        flag = flag.replace("_", "-") if word.startswith("--") else flag
+        split = flag in known and known[flag].is_list and not value.startswith("-")
+        words += [flag, value] if equals and split else [flag + equals + value]
+    given, unknown = _parser(command).parse_known_intermixed_args(words)
+    for word in unknown:
+        if not word.startswith("-") or word == "-":
+            raise ValueError(f"unexpected argument {word!r}; options start with --")
+        flag = word.partition("=")[0]
+        raise ValueError(f"unknown option {flag}{nearest(flag, known)}")
+    return by_name(vars(given), options(command), "unknown option")
+
+
+def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]:
+    """Options of a file that the command line lacks; it cannot name another file or a policy file."""
+    try:
+        settings = read_toml(path)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path}: {error_text(error)}") from None
+    known = options(command)
+    if "arch" in settings and "arch" in known and "arch" not in given:
+        for arch in converted(replace(known["arch"], hint=tuple[str, ...]), settings["arch"]):
+            if file_of(arch) is not None:
+                raise ValueError(f"{path}: arch {arch} is a policy file: name it on the command line, with --arch")
+    return by_name(settings, set(known) - {"config"}, f"{path}: unknown key")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+@cache
+def _parser(command: type) -> _Parser:
+    """The parser that splits a command line; `converted` checks the values."""
+    parser = _Parser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for option in options(command).values():
+        least_one = option.default is MISSING
+        if option.placed:
+            many = ("+" if least_one else "*") if option.is_list else (None if least_one else "?")
+            parser.add_argument(option.name, nargs=many)
+        elif option.one is bool:
+            parser.add_argument(option.flag, dest=option.name, action=argparse.BooleanOptionalAction)
+        else:
+            parser.add_argument(*option.flags, dest=option.name, nargs="+" if option.is_list else None)
+    for other, name in other_spellings(options(command)):
+        parser.add_argument(flag_of(other), dest=other, nargs="+" if options(command)[name].is_list else None)
+    return parser
+
+
+def flags_of(config: Any, default: Any, leave_out: Collection[str] = ()) -> Iterator[str]:
+    """The flags by which two configurations differ; fields without an option are ignored."""
+    kind: type = type(config)
+    for name, (_, marks) in hints_of(kind).items():
+        value, usual = getattr(config, name), getattr(default, name)
+        if is_dataclass(value):
+            yield from flags_of(value, usual, leave_out)
+        elif name not in leave_out and value != usual and "internal" not in marks:
+            yield flag_of(name if value is not False else f"no_{name}")
+            if not isinstance(value, bool):
+                yield from map(_text, value if isinstance(value, tuple) else (value,))
+
+
+def _text(value: Any) -> str:
+    return str(value).removesuffix(".0") if isinstance(value, float) else str(value)
 
 
 def command_line(program: str, experiment: Experiment) -> str:
     """`program` with the flags that run this experiment."""
     flags = list(flags_of(experiment, Experiment(), leave_out=("arch", "pair")))
     given, usual = experiment.acceptance, usual_acceptance(experiment.server.pair, experiment.traffic)
-    if (
-        given == Acceptance() != usual and experiment.has_drafter
-    ):  # without the flag the recorded acceptance would be used
+    if given == Acceptance() != usual and experiment.has_drafter:  # else the recorded acceptance would be used
         flags += ["--acceptance-rate", f"{given.acceptance_rate:g}"]
     return shlex.join([*program.split(), "--arch", experiment.arch, "--pair", experiment.server.pair, *flags])
 
@@ -46,8 +145,13 @@ def experiment_of(command: str, own_policies: bool = False) -> Experiment:
 def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> Experiment:
     """The experiment from the settings of a result or message, with the same rule; missing settings are defaults."""
     check_trusted(settings["arch"], own_policies)
-    groups = {name: kind for name, kind in get_type_hints(Experiment).items() if is_dataclass(kind)}
-    return Experiment(settings["arch"], **{name: _configured(kind, settings[name]) for name, kind in groups.items()})
+    given = {name: value for group in GROUPS for name, value in settings[group].items() if name in DEFAULTS}
+    return Experiment().with_settings(arch=settings["arch"], **{name: _value(value) for name, value in given.items()})
+
+
+def _value(value: Any) -> Any:
+    """The value of a setting that was written as JSON."""
+    return math.inf if value == "inf" else tuple(value) if isinstance(value, list) else value
 
 
 def check_trusted(arch: str, own_policies: bool) -> None:
@@ -56,7 +160,68 @@ def check_trusted(arch: str, own_policies: bool) -> None:
         raise ValueError(f"arch {arch} is a policy file, which would be executed: add --own-policies if you trust it")
 
 
-def _configured(kind: Any, values: Mapping[str, Any]) -> Any:
-    given = {part.name: values[part.name] for part in fields(kind) if part.name in values}
-    plain = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
-    return kind(**{name: math.inf if value == "inf" else value for name, value in plain.items()})
+# help -----------------------------------------------------------------------------------------------------------------
+
+
+def _help(command: type, prog: str, everything: bool) -> str:
+    """The help of a command: the main and its own options, or all by group."""
+    known = options(command)
+    placed = [option for option in known.values() if option.placed]
+    places = "".join(f" {option.name.upper()}{' ...' if option.is_list else ''}" for option in placed)
+    width = min(WIDEST, get_terminal_size().columns)
+    layout = partial(_Layout, max_help_position=HELP_COLUMN, width=width)
+    about = (inspect.getdoc(command) or "").replace("\n\n", "\n").replace("\n", " ")
+    usage = f"{prog} [OPTIONS]{places}"
+    parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)
+    several = {"tensor_parallel_size", "replicas"} if "gpus" in known else set()  # which --gpus chooses
+    usual = [known[name] for name in MOST_USED if name in known and name not in several]
+    groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
+    for option in known.values():
+        own = bool(groups_of(option.group)) or option.group is command
+        if not option.placed and (everything or (own and option not in usual)):
+            title = "Options of this command" if own else _sentence(option.group)
+            groups.setdefault(title, []).append(option)
+    for title, group in groups.items():
+        section = parser.add_argument_group(title)
+        for option in group:
+            text = described(option).replace("%", "%%")
+            if option.placed:
+                section.add_argument(option.name, metavar=option.name.upper(), help=text)
+            elif option.one is bool:  # the form that changes the default
+                flag = flag_of(f"no_{option.name}" if option.default else option.name)
+                section.add_argument(flag, action="store_true", help=text)
+            else:
+                section.add_argument(*option.flags, metavar=_takes(option), help=text)
+    left = len(known) - sum(map(len, groups.values()))
+    return parser.format_help() + (f"\n{left} more options: {prog} --help-all\n" if left else "")
+
+
+class _Layout(argparse.HelpFormatter):
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return textwrap.wrap(text, width, break_on_hyphens=False)
+
+
+def _sentence(command: type) -> str:
+    """The first sentence of a docstring."""
+    return (inspect.getdoc(command) or "").split("\n")[0].rstrip(".")
+
+
+def _takes(option: Option) -> str:
+    if option.values and not _has_long_values(option):
+        return f"{{{','.join(option.values)}}}"
+    return {int: "N", float: "X"}.get(option.one, "TEXT") + (" ..." if option.paths else ",..." * option.is_list)
+
+
+def _has_long_values(option: Option) -> bool:
+    """Whether they take more than a line after the flag; its text lists them then."""
+    return sum(map(len, option.values)) > LONG_VALUES
+
+
+def described(option: Option) -> str:
+    """The text of an option with its default, unless the text states it."""
+    value, text = option.default, option.text
+    if _has_long_values(option):
+        text = f"{text} One of {', '.join(option.values)}."
+    if "default" in text or value in (MISSING, None, ()) or isinstance(value, bool):
+        return text
+    return f"{text} (default: {','.join(map(_text, value if isinstance(value, tuple) else (value,)))})"

@@ -24,9 +24,8 @@ from typing import Any
 from pdvsim.common import tracker
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
-from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.hardware.names import Doubt, Note
 from pdvsim.sim.reading import printable
-from pdvsim.sim.relevance import Doubt
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 

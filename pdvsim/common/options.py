@@ -16,21 +16,18 @@ import os
 import sys
 import types
 from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cache
 from numbers import Integral, Real
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pdvsim.common.presets import preset_settings
-from pdvsim.common.spelling import OTHER_SPELLINGS, nearest
-from pdvsim.sim.limits import INTERNAL, REDEFINED
+from pdvsim.common.spelling import nearest, other_spellings
+from pdvsim.sim.limits import flag_of, hints_of
 from pdvsim.sim.policies import named
 
 T = TypeVar("T")
-PLACED = "placed"
-Placed = Annotated[T, PLACED]  # a positional argument
-PATHS = "paths"
-Paths = Annotated[tuple[str, ...], PATHS]  # each an argument of its own: a path may contain spaces and commas
 
 
 @dataclass(frozen=True)
@@ -47,16 +44,15 @@ class Option:
     @property
     def placed(self) -> bool:
         """Whether it is a positional argument."""
-        return PLACED in self.marks
+        return "placed" in self.marks
 
     @property
     def paths(self) -> bool:
-        return PATHS in self.marks
+        return "paths" in self.marks
 
     @property
     def flag(self) -> str:
-        """The flag on the command line; fields named like Python keywords end with an underscore."""
-        return f"--{self.name.rstrip('_').replace('_', '-')}"
+        return flag_of(self.name)
 
     @property
     def flags(self) -> list[str]:
@@ -100,18 +96,10 @@ def _texts(module: str) -> dict[tuple[str, str], str]:
 
 
 @cache
-def hints_of(command: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
-    """The type and annotations of every field."""
-    plain, marked = get_type_hints(command), get_type_hints(command, include_extras=True)
-    return {f.name: (plain[f.name], getattr(marked[f.name], "__metadata__", ())) for f in fields(command)}
-
-
-@cache
 def groups_of(command: type) -> dict[str, type]:
     """The fields that are groups of options, with their dataclasses."""
-    return {
-        name: hint for name, (hint, _) in hints_of(command).items() if isinstance(hint, type) and is_dataclass(hint)
-    }
+    hints = {name: hint for name, (hint, _) in hints_of(command).items()}
+    return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
 @cache
@@ -123,10 +111,10 @@ def options(command: type) -> dict[str, Option]:
         hint, marks = hints_of(command)[field.name]
         if field.name in groups_of(command):
             inner |= options(groups_of(command)[field.name])
-        elif INTERNAL not in marks:
+        elif "internal" not in marks:
             own[field.name] = Option(command, field.name, hint, field.default, marks, command)
     for name in own.keys() & inner.keys():
-        if REDEFINED in own[name].marks:
+        if "redefined" in own[name].marks:
             inner[name] = replace(own.pop(name), group=inner[name].group)
     left_out = getattr(command, "without", ())
     return {name: option for name, option in (own | inner | own).items() if name not in left_out}
@@ -146,11 +134,10 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
 def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
     """Values by option name; a ValueError that starts with `unknown` and suggests the nearest name."""
     spelt = {name.replace("-", "_"): value for name, value in given.items()}
-    for other, name in OTHER_SPELLINGS.items():
-        if other in spelt and other not in known and name in known:
+    for other, name in other_spellings(known):
+        if other in spelt:
             if name in spelt:
-                both = f"--{other} and --{name}".replace("_", "-")
-                raise ValueError(f"{both} are the same: give one of them")
+                raise ValueError(f"{flag_of(other)} and {flag_of(name)} are the same: give one of them")
             spelt[name] = spelt.pop(other)
     for name in spelt:
         if name not in known:
@@ -158,49 +145,16 @@ def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> d
     return spelt
 
 
-def other_spellings(command: type) -> list[tuple[str, str]]:
-    """Other names of options of a command, each with the name that it has here."""
-    known = options(command)
-    return [(other, name) for other, name in OTHER_SPELLINGS.items() if name in known and other not in known]
-
-
-def check_kinds(config: Any, kinds: Mapping[str, Collection[str]], usual: Collection[str]) -> None:
-    """Refuse options that do nothing for the kind of work that a command is asked for.
-
-    An option of `kinds` asks for another kind than the `usual` one; both name the options that it takes.
-    """
-    command: type = type(config)
-    defaults = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(command)}
-    given = {name for name, value in defaults.items() if getattr(config, name) != value}
-    for kind in (kind for kind in kinds if kind in given):
-        if given - {kind, *kinds[kind]}:
-            raise ValueError(f"--{kind.replace('_', '-')} can be combined only with {_flags(command, kinds[kind])}")
-    if not given & kinds.keys() and (idle := given - set(usual)):
-        needed = " or ".join(f"--{kind.replace('_', '-')}" for kind, taken in kinds.items() if idle & set(taken))
-        raise ValueError(f"{_flags(command, idle)} can be used only with {needed}")
-
-
-def _flags(command: type, names: Collection[str]) -> str:
-    """Options as an error lists them; those of groups together."""
-    own = [name for name in names if name not in groups_of(command) and REDEFINED not in hints_of(command)[name][1]]
-    flags = [f"--{name.replace('_', '-')}" for name in sorted(own)]
-    *others, last = [*flags, *(["server options"] if len(own) < len(names) else [])]
-    return f"{', '.join(others)} and {last}" if others else last
-
-
 def _filled(command: type[T], values: Mapping[str, Any]) -> T:
     """Assign each value to the field of its name, outer fields first; what is redefined also to its group."""
     kind: type = command
-    given: dict[str, Any] = {}
-    inner = dict(values)
-    for field in fields(kind):
-        if field.name in groups_of(kind):
-            continue
-        if field.name in values:
-            given[field.name] = inner.pop(field.name)
-        value = given.get(field.name, field.default)
-        if REDEFINED in hints_of(kind)[field.name][1] and value is not None:
-            inner[field.name] = value
+    own = (part.name for part in fields(kind) if part.name not in groups_of(kind))  # a group may be named as an option
+    given = {name: values[name] for name in own if name in values}
+    inner = {name: value for name, value in values.items() if name not in given}
+    for part in fields(kind):
+        value = given.get(part.name, part.default)
+        if "redefined" in hints_of(kind)[part.name][1] and value is not None:
+            inner[part.name] = value
     for name, group in groups_of(kind).items():
         given[name] = _filled(group, {n: value for n, value in inner.items() if n in options(group)})
     return command(**given)
@@ -234,20 +188,17 @@ def _item(option: Option, value: Any) -> Any:
     if not isinstance(value, str) and isinstance(value, Iterable):
         raise ValueError(f"{option.flag} takes one value, got {value}")
     if kind is bool:
-        if not isinstance(value, bool):
-            raise ValueError(f"{option.flag} must be true or false, got {value!r}")
-        return value
+        if isinstance(value, bool):
+            return value
+        raise ValueError(f"{option.flag} must be true or false, got {value!r}")
     if kind in (int, float):
-        whole, wanted = kind is int, Integral if kind is int else Real
-        try:
-            if isinstance(value, bool) or not isinstance(value, str | wanted):
-                raise ValueError
-            return kind(value)
-        except ValueError:
-            what = "a whole number" if whole else "a number"
-            raise ValueError(f"{option.flag} must be {what}, got {value!r:.100}") from None
+        wanted, what = (Integral, "a whole number") if kind is int else (Real, "a number")
+        with suppress(ValueError):
+            if isinstance(value, str | wanted) and not isinstance(value, bool):
+                return kind(value)
+        raise ValueError(f"{option.flag} must be {what}, got {value!r:.100}")
     if not isinstance(value, str | os.PathLike):
         raise ValueError(f"{option.flag} must be text, got {value!r}")
     if choices and value not in choices:
         raise ValueError(f"{option.flag}: invalid choice {value!r}; one of {', '.join(choices)}")
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
+    return os.fspath(value)

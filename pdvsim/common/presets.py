@@ -45,17 +45,13 @@ class ExperimentOptions:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.acceptance_from is not None and self._gives_acceptance:
+        if self.acceptance_from is not None and (self.acceptance_rate, self.acceptance) != (None, Acceptance()):
             raise ValueError("--acceptance-from and the other acceptance options are mutually exclusive")
-
-    @property
-    def _gives_acceptance(self) -> bool:
-        return self.acceptance_rate is not None or self.acceptance != Acceptance()
 
     @property
     def acceptance_open(self) -> bool:
         """Whether no option gives the acceptance."""
-        return not self._gives_acceptance and self.acceptance_from is None
+        return (self.acceptance_from, self.acceptance_rate, self.acceptance) == (None, None, Acceptance())
 
     def experiment(self, arch: Arch, traffic: Traffic | None = None, assumed: bool = False) -> Experiment:
         """The experiment, with the acceptance that is given, read, recorded or assumed.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 MEANT = {  # names of options in other programs
     "request_rate": ("rate", "qps", "rps", "arrival_rate", "req_rate"),
@@ -55,3 +55,8 @@ def nearest(name: str, known: Iterable[str]) -> str:
     meant = [meaning if not dashes else f"--{meaning.replace('_', '-')}" for meaning in MEANT if word in MEANT[meaning]]
     close = [one for one in meant if one in known] or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]}?" if close else ""
+
+
+def other_spellings(known: Collection[str]) -> list[tuple[str, str]]:
+    """Other names of these options, each with the name that it has here."""
+    return [(other, name) for other, name in OTHER_SPELLINGS.items() if name in known and other not in known]

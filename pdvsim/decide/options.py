@@ -136,22 +136,19 @@ class DecisionOptions(VariedOptions):
         """The settings to tune over: those that are not given."""
         if self.controller == "table":
             raise ValueError("--controller table is for pdvsim run and realrun; pdvsim draft-table finds a table")
-        k, controller = self.num_speculative_tokens, self.controller
-        fixed: dict[str, Any] = {}
-        if k is not None:
-            fixed = {"draft_lengths": (k,), "controllers": (controller or "fixed",)}
-        elif controller is not None:
-            fixed = {"controllers": (controller,)}
-            if controller in ("goodput", "feedback"):
-                fixed |= {"draft_lengths": (Server.num_speculative_tokens,)}
-        drafter = named_pair(self.server.pair).draft
-        if k is None and controller in (None, "fixed") and drafter.drafts_long:
-            fixed["draft_lengths"] = (*LENGTHS, *LONG_LENGTHS)
-        if k is None and controller is None and (drafter.parallel or isinstance(drafter, HeadSpec)):
+        k, controller, drafter = self.num_speculative_tokens, self.controller, named_pair(self.server.pair).draft
+        limits = {name: getattr(self, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
+        fixed: dict[str, Any] = {name: (limit,) for name, limit in limits.items() if limit is not None}
+        if k is not None or controller is not None:
+            fixed["controllers"] = (controller or "fixed",)
+        elif drafter.parallel or isinstance(drafter, HeadSpec):
             fixed["controllers"] = (*CONTROLLERS, ADAPTIVE)
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
-            if (value := getattr(self, name)) is not None:
-                fixed[name] = (value,)
+        if k is not None:
+            fixed["draft_lengths"] = (k,)
+        elif controller in ("goodput", "feedback"):
+            fixed["draft_lengths"] = (Server.num_speculative_tokens,)
+        elif controller in (None, "fixed") and drafter.drafts_long:
+            fixed["draft_lengths"] = (*LENGTHS, *LONG_LENGTHS)
         return Space(archs, **fixed)
 
     def goal(self, at_rate: bool) -> Goal:

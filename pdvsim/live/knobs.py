@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 
 from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
 from pdvsim.sim.relevance import applicable, refuse_idle
-from pdvsim.study.sweep import with_settings
 
 MOST_ARCHS = 4
 BURST = 50  # requests of a burst
@@ -31,17 +30,15 @@ class Knobs:
     @classmethod
     def of(cls, experiment: Experiment) -> Knobs:
         """The settings of an experiment."""
-        groups = (experiment.traffic, experiment.acceptance, experiment.server)
-        every = {name: value for group in groups for name, value in asdict(group).items()}
-        return cls(**{name: every[name] for name in cls.__dataclass_fields__})
+        return cls(**{name: experiment.setting(name) for name in cls.__dataclass_fields__})
 
     def applied_to(self, experiment: Experiment) -> Experiment:
         """The experiment with these settings; a ValueError of one line if it cannot have them."""
         traffic = experiment.traffic
         path = traffic.dataset_path if self.dataset_name == traffic.dataset_name else None
-        changed = with_settings(experiment, asdict(self) | {"dataset_path": path, "random_range_ratio": 0.0})
+        changed = experiment.with_settings(**asdict(self), dataset_path=path, random_range_ratio=0.0)
         ratio = traffic.random_range_ratio if changed.traffic.fixed_lengths else 0.0
-        return with_settings(changed, {"random_range_ratio": ratio})
+        return changed.with_settings(random_range_ratio=ratio)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from pdvsim.common.console import say
 from pdvsim.common.workers import cores
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import memory_bytes
-from pdvsim.study.sweep import with_settings
 
 TIMED_REQUESTS = 50  # per point
 MOST_STEPS = 2_000  # most output tokens and prompt chunks timed; longer requests are cut and scaled
@@ -60,13 +59,13 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
 
     count = min(TIMED_REQUESTS, experiment.traffic.num_prompts)
     warmup = min(experiment.scoring.warmup_requests, count - 1)
-    few = with_settings(experiment, {"num_prompts": count, "warmup_requests": warmup, "detailed": True})
+    few = experiment.with_settings(num_prompts=count, warmup_requests=warmup, detailed=True)
     lengths = next(Workload(few.traffic, few.acceptance).lengths()).mean(axis=0)
     chunks = lengths[0] / few.server.max_num_batched_tokens
     times = max(1.0, count * float(lengths[1] + chunks) / MOST_STEPS)
     if times > 1:
         prompt, output = (max(1, int(length / times)) for length in lengths)
-        few = with_settings(few, {"input_len": prompt, "output_len": output})
+        few = few.with_settings(input_len=prompt, output_len=output)
     begin_s = time.process_time()
     result = simulate(few)
     spent_s = time.process_time() - begin_s

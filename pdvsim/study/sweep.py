@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass, replace
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -127,28 +127,7 @@ class Sweep:
             settings |= {"request_rate": math.inf, "max_concurrency": int(load)}
         elif kind == "request_rate":
             settings["request_rate"] = load
-        return with_settings(self.base, settings)
-
-
-def with_settings(experiment: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    """The experiment with other values of fields and of its groups' fields, by name; validated together."""
-    changed: dict[str, Any] = {}
-    groups: dict[str, dict[str, Any]] = {}
-    for name, value in settings.items():
-        group = _group_of().get(name)
-        if group is None:
-            changed[name] = value
-        else:
-            groups.setdefault(group, {})[name] = value
-    changed |= {name: replace(getattr(experiment, name), **mine) for name, mine in groups.items()}
-    return replace(experiment, **changed)
-
-
-@cache
-def _group_of() -> dict[str, str]:
-    """The group of an experiment that holds a field, by the field's name."""
-    groups = {part.name: getattr(Experiment(), part.name) for part in fields(Experiment)}
-    return {f.name: name for name, group in groups.items() if is_dataclass(group) for f in fields(group)}
+        return self.base.with_settings(**settings)
 
 
 class SweepInterrupted(KeyboardInterrupt):

@@ -25,6 +25,10 @@ class Note(UserWarning):
     """What was taken for what a user gave; no reason to doubt it."""
 
 
+class Doubt(Note):
+    """An experiment that looks wrong."""
+
+
 def _plain(name: str) -> str:
     return name.strip().lower().replace("_", "-").replace(" ", "-")
 

@@ -18,37 +18,31 @@ class PublishedAcceptance(NamedTuple):
     source: str
 
 
-def _published(*rates: float, source: str) -> PublishedAcceptance:
+def _published(source: str, *rates: float) -> PublishedAcceptance:
     """Rates by position; tokens after the last are not accepted."""
-    return PublishedAcceptance(
-        Acceptance(synthetic_acceptance_rates=(*rates, *[0.0] * (POSITIONS - len(rates)))), source
-    )
+    every = (*rates, *[0.0] * (POSITIONS - len(rates)))
+    return PublishedAcceptance(Acceptance(synthetic_acceptance_rates=every), source)
 
 
 POSITIONS = 8  # of published rates
+GLM = f"first token as of GLM-5.2 ({GOLDEN}); later ones are hardly accepted (zai-org/GLM-4.5 issue 109)"
 # By kind of drafter, or by the drafter of one model. P-EAGLE's is with 7 draft tokens, DFlash's is the rate that gives
 # its tokens per block. DeepSeek-V3's MTP has two sources: the rate of the first token, and the tokens per round at
 # k=7, from which a constant decay (0.645) gives the positions between.
 PUBLISHED: dict[str, PublishedAcceptance] = {
-    "p-eagle": _published(
-        *(0.63, 0.38, 0.23, 0.15, 0.09, 0.05, 0.03, 0.02), source="HumanEval, vLLM pull request 32628"
-    ),
+    "p-eagle": _published("HumanEval, vLLM pull request 32628", 0.63, 0.38, 0.23, 0.15, 0.09, 0.05, 0.03, 0.02),
     "dflash": PublishedAcceptance(
         Acceptance(acceptance_rate=0.856),
         "6.36 tokens per block of 16: Qwen3-8B on GSM8K, SGLang pull request 16818; other tasks accept fewer",
     ),
     "mtp-deepseek-v3": _published(
-        *(0.82, 0.53, 0.34, 0.22, 0.14, 0.09, 0.06, 0.04),
-        source="82% of first tokens (DeepSeek-R1, vLLM pull request 12755), 3.2 tokens per round at k=7 (MT-Bench, "
+        "82% of first tokens (DeepSeek-R1, vLLM pull request 12755), 3.2 tokens per round at k=7 (MT-Bench, "
         "HumanEval, GSM8K: model card of nebius/MTP-DeepSeek-V3-0324)",
+        *(0.82, 0.53, 0.34, 0.22, 0.14, 0.09, 0.06, 0.04),
     ),
-    "mtp-mimo-7b": _published(0.88, 0.18, source="MT-Bench at k=2, vLLM pull request 25136"),
-} | {
-    f"mtp-{name}": _published(
-        0.84,
-        source=f"first token as of GLM-5.2 ({GOLDEN}); later ones are hardly accepted (zai-org/GLM-4.5 issue 109)",
-    )
-    for name in ("glm-4.5-air", "glm-4.6")
+    "mtp-mimo-7b": _published("MT-Bench at k=2, vLLM pull request 25136", 0.88, 0.18),
+    "mtp-glm-4.5-air": _published(GLM, 0.84),
+    "mtp-glm-4.6": _published(GLM, 0.84),
 }
 # MTP of models that are not simulated, from the tokens per round at k = 1 to 8: for `--synthetic-acceptance-rates`
 OTHER_MTP: dict[str, tuple[float, ...]] = {

@@ -15,7 +15,7 @@ import pdvsim
 from pdvsim.cli import COMMANDS, command_class, main, module_of
 from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
 from pdvsim.sim.policies import USUAL_ARCHS
 
@@ -25,7 +25,8 @@ SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", 
 def test_unwritable_outputs_are_refused_before_the_run(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    importlib.import_module("pdvsim.study.folder")  # before the patch: it would keep None under a name of its own
+    for name in ("folder", "band"):  # before the patch: they would keep None under a name of their own
+        importlib.import_module(f"pdvsim.study.{name}")
     monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()
     file = str(tmp_path / "file" / "r.json")

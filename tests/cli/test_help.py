@@ -13,9 +13,9 @@ import pytest
 
 from pdvsim.cli import COMMANDS, command_class, main
 from pdvsim.cli.sweep import SweepCommand
-from pdvsim.common import options as layer
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
+from pdvsim.sim import limits as layer
 
 
 def printed(capsys: pytest.CaptureFixture[str], *argv: str) -> str:

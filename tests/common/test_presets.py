@@ -17,7 +17,7 @@ from pdvsim.cli.map import MapCommand
 from pdvsim.cli.realrun import RealrunCommand
 from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
 from pdvsim.common.presets import PRESETS
 from pdvsim.published.comparison import PAIRS

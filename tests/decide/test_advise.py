@@ -20,8 +20,7 @@ import pdvsim
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.cli.run import RunCommand
-from pdvsim.common.arguments import parse
-from pdvsim.common.commandline import command_line
+from pdvsim.common.commandline import command_line, parse
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.advise import usual_runs

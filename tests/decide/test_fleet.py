@@ -15,7 +15,7 @@ import pdvsim
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.cli.run import RunCommand
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise

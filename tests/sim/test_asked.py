@@ -16,8 +16,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.cli.run import AskedExperiment, RunCommand
-from pdvsim.common.arguments import parse
-from pdvsim.common.commandline import command_line
+from pdvsim.common.commandline import command_line, parse
 from pdvsim.common.options import build
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import can_load

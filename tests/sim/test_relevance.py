@@ -11,13 +11,15 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
+from pdvsim.common.options import options
 from pdvsim.decide.advise import Question
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import GROUP_OF, Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.limits import flag_of, ranges
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import NEEDS, Doubt, applicable, refuse_idle
+from pdvsim.sim.relevance import Doubt, Need, applicable, needs, refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.study.sweep import Sweep
 
@@ -44,32 +46,23 @@ def test_an_option_that_does_nothing_is_refused(flags: str, refused: Callable[..
     assert any(flag in message for flag in flags.split() if flag.startswith("--"))
 
 
-def changed(need: Any, experiment: Experiment) -> Experiment:
+VALUES: dict[str, Any] = {  # of options that no range and no list of choices gives another value
+    "tokenizer": "x", "window": "peak", "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
+    "acceptance_model": "cnn-ngram", "num_speculative_tokens_per_batch_size": ("1:3", "2:1"), "controller": "goodput",
+    "gpu_memory_utilization": 0.5, "draft_tensor_parallel_size": 1,
+}  # fmt: skip
+
+
+def changed(need: Need, experiment: Experiment) -> Experiment:
     """The experiment with an option at another value."""
-    values: dict[str, Any] = {
-        "tokenizer": "x", "max_model_len": 100, "burstiness": 0.5, "random_range_ratio": 0.3, "acceptance_rate": 0.9,
-        "acceptance_concentration": 4.0, "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
-        "acceptance_model": "cnn-ngram",
-        "num_speculative_tokens": 2, "num_speculative_tokens_per_batch_size": ("1:3", "2:1"),
-        "adaptive_verification_profile_context_len": 100,
-        "controller": "goodput", "min_speculative_tokens": 3, "max_speculative_tokens": 5,
-        "max_prompts_per_forward": 1, "num_workers": 1,
-        "async_scheduling": True, "expert_overlap": 0.5,
-        "max_draft_batch": 1, "max_verify_batch": 1, "max_decode_queue": 1,
-        "verify_gather": "always", "admission_factor": 0.1, "hybrid_threshold": 0,
-        "ahead_fan": 2,
-        "priority": "none", "contention": "serial", "gpu_memory_utilization": 0.5,
-        "enable_expert_parallel": True, "all2all_backend": "deepep_low_latency",
-        "enable_eplb": True, "num_redundant_experts": 8,
-        "attention_dp_timeout_iters": 5, "attention_dp_batching_wait_iters": 3,
-        "link": "pcie4", "draft_tensor_parallel_size": 1,
-        "router": "random", "num_prefixes": 3, "think_time_s": 1.0, "window": "peak", "kv_offload_gb": 10.0,
-        "kv_offload_ssd_gb": 10.0, "kv_offload_link": "pcie4", "prefill_tensor_parallel_size": 2,
-        "prefill_data_parallel_size": 2, "kv_link": "400gbe",
-        "kv_transfer": "prompt", "draft_kv": "recomputed",
-    }  # fmt: skip
-    part = replace(getattr(experiment, need.group), **{need.name: values[need.name]})
-    return replace(experiment, **{need.group: part})
+    option = options(Experiment)[need.name]
+    others: tuple[Any, ...] = (True,) if option.one is bool else option.values
+    if need.name in VALUES:
+        others = (VALUES[need.name],)
+    elif (span := ranges(option.owner).get(need.name)) is not None:
+        further = min(span.low + 1, span.high)
+        others = (further, span.low) if option.one is int else (span.low, further)
+    return experiment.with_settings(**{need.name: next(one for one in others if one != option.default)})
 
 
 GUESSED = ("acceptance_rate", "acceptance_concentration")
@@ -80,13 +73,13 @@ def test_options_declared_idle_do_nothing(arch: Arch) -> None:
     """Every option that the table drops for an architecture: with and without it the records are the same."""
     plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
     expected = simulate(plain).launches
-    for need in NEEDS:
-        if arch == "pdv-ahead" and need.group == "acceptance" and need.name not in GUESSED:
+    for need in needs():
+        if arch == "pdv-ahead" and GROUP_OF[need.name] == "acceptance" and need.name not in GUESSED:
             continue  # refused before: what comes after a draft is unknown then
         other = changed(need, plain)
         if need.idle(other) and need.name not in ("tokenizer", "acceptance_trace"):
             assert applicable(other) == plain
-            with pytest.raises(ValueError, match=need.flag):
+            with pytest.raises(ValueError, match=flag_of(need.name)):
                 simulate(other)
             launches = Unchecked(other).launches()
             assert all((launches[name] == expected[name]).all() for name in expected), need.name

@@ -15,7 +15,7 @@ from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 from pdvsim.cli import main
 from pdvsim.cli.plot import PlotCommand
 from pdvsim.cli.report import ReportCommand
-from pdvsim.common.arguments import parse
+from pdvsim.common.commandline import parse
 from pdvsim.common.files import sealed
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate

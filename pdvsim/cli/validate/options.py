@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
-from pdvsim.common.options import Paths, Placed, check_kinds
+from pdvsim.cli.command import check_kinds
 from pdvsim.sim.config import Acceptance, Arch, Contention, Hardware, Server
-from pdvsim.sim.limits import DraftLength, Jobs, Range, Redefined, check_ranges
+from pdvsim.sim.limits import DraftLength, Jobs, Paths, Placed, Range, Redefined, check_ranges
 
 RUNS = "runs.jsonl"
 SERVER = {"pair", "arch", "acceptance", "num_speculative_tokens", "server", "hardware"}  # the benchmarked one
