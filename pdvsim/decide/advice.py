@@ -374,7 +374,7 @@ class Advice(Answer):
         elif ask.gpu_hour_usd and (cheapest := self.cheapest) not in (None, best):
             lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
         if not contest.others:
-            return lines if ask.by_cost else [*lines, "The only finalist that meets the goal."]
+            return lines if ask.by_cost or not self.met else [*lines, "The only finalist that meets the goal."]
         limits = threshold_text([contest], ask.indifference)
         lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
         if contest.alike:
