@@ -170,4 +170,4 @@ def each_of(function: Callable[..., float], *columns: Floats | float) -> Floats:
     A search follows the last digit to another end.
     """
     values = (column.tolist() if isinstance(column, np.ndarray) else repeat(column) for column in columns)
-    return np.array(list(map(function, *values)))
+    return np.fromiter(map(function, *values), np.float64)
