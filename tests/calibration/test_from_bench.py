@@ -41,7 +41,7 @@ def served(tmp_path: Path, concurrency: int, truth: dict[str, float] = TRUTH, k:
 
 def bench_of(result: Result, path: Path, detailed: bool = True, **more: Any) -> str:
     """The result as `vllm bench serve --save-result --save-detailed` writes it."""
-    requests, metrics = result.requests, summarise(result)
+    traffic, requests, metrics = result.experiment.traffic, result.requests, summarise(result)
     order = np.argsort(requests["id"])
     columns = {name: requests[name][order] for name in ("prompt_tokens", "output_tokens", "arrival_s", "first_token_s")}
     lists: dict[str, list[Any]] = {}
@@ -55,8 +55,9 @@ def bench_of(result: Result, path: Path, detailed: bool = True, **more: Any) -> 
             "itls": [np.diff(np.sort(mine)).tolist() for mine in times],
         }  # fmt: skip
     document = {
-        "model_id": "meta-llama/Llama-3.1-8B-Instruct", "request_rate": "inf", "burstiness": 1.0,
-        "max_concurrency": result.experiment.traffic.max_concurrency,
+        "model_id": "meta-llama/Llama-3.1-8B-Instruct", "num_prompts": traffic.num_prompts, "burstiness": 1.0,
+        "request_rate": "inf" if traffic.request_rate == float("inf") else traffic.request_rate,
+        "max_concurrency": traffic.max_concurrency,
         **{name: value for name, value in metrics.items() if not isinstance(value, dict) and value == value},
         **lists, **more,
     }  # fmt: skip
