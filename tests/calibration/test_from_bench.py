@@ -77,7 +77,7 @@ def test_two_loads_predict_a_third(tmp_path: Path, capsys: pytest.CaptureFixture
     paths = [bench_of(served(tmp_path, n), tmp_path / f"{n}.json") for n in (4, 64)]
     document = fitted(capsys, tmp_path, *paths)
     assert document["undetermined"] == ["speed"]
-    assert document["pace_row_s"] == pytest.approx(TRUTH["pace_row_s"], rel=0.2)
+    assert document["pace_row_s"] == pytest.approx(TRUTH["pace_row_s"], rel=0.05)
     other = bench_of(served(tmp_path, 24), tmp_path / "24.json")
     assert main(["validate", "--bench", other, "--model", TARGET, "--machine", document["path"], "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)["metrics"]
@@ -126,7 +126,7 @@ def test_means_of_several_loads_separate_step_and_row(tmp_path: Path, capsys: py
     assert "row" not in document["undetermined"]
     assert "speed" in document["undetermined"]
     assert document["pace_step_s"] == pytest.approx(0.08, rel=0.05)
-    assert document["pace_row_s"] == pytest.approx(8e-4, rel=0.2)
+    assert document["pace_row_s"] == pytest.approx(8e-4, rel=0.05)
 
 
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
