@@ -24,10 +24,12 @@ from pdvsim.sim.hardware.models import PRESETS, drafter_kind
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHS, policy_of
 
-# as in the documentation and source of vLLM 0.27.1 and SGLang 0.5.18
+# as in the documentation and source of vLLM 0.27.1, SGLang 0.5.18 and TensorRT-LLM 1.4.0rc1
 VLLM_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--gpu-memory-utilization",
-    "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype",
+    "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype", "--tensor-parallel-size",
+    "--block-size", "--data-parallel-size", "--enable-expert-parallel", "--all2all-backend", "--enable-eplb",
+    "--eplb-config", "--kv-offloading-size", "--kv-offloading-backend",
 }  # fmt: skip
 VLLM_FIELDS = {
     "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "use_heterogeneous_vocab",
@@ -36,8 +38,12 @@ SGLANG_FLAGS = {
     "--model-path", "--max-running-requests", "--chunked-prefill-size", "--mem-fraction-static", "--context-length",
     "--speculative-algorithm", "--speculative-draft-model-path", "--speculative-num-steps", "--speculative-eagle-topk",
     "--speculative-num-draft-tokens", "--enable-mixed-chunk", "--quantization", "--kv-cache-dtype",
-    "--speculative-draft-model-quantization",
+    "--speculative-draft-model-quantization", "--tensor-parallel-size", "--dp-size", "--ep-size", "--moe-a2a-backend",
+    "--enable-dp-attention", "--deepep-mode", "--enable-eplb", "--ep-num-redundant-experts", "--hicache-size",
+    "--enable-hierarchical-cache", "--hicache-write-policy", "--hicache-storage-backend",
 }  # fmt: skip
+TENSORRT_FLAGS = {"--tp_size", "--ep_size", "--max_batch_size", "--max_num_tokens", "--config"}
+FLAGS = {"vLLM": VLLM_FLAGS, "SGLang": SGLANG_FLAGS, "TensorRT-LLM": TENSORRT_FLAGS}
 
 TRAFFIC = Traffic("random", input_len=64, output_len=16, num_prompts=8)
 COLOCATED = Experiment("colocated", TRAFFIC, server=Server("tinyllama-1.1b:llama-2-7b", max_num_seqs=128))
@@ -188,60 +194,6 @@ def test_every_preset_has_a_checkpoint() -> None:
     assert {name.removeprefix(f"{drafter_kind(name)}-") for name in drafters} <= set(PRESETS)
 
 
-@pytest.mark.parametrize(
-    ("kind", "method", "algorithm"),
-    [("eagle3", "eagle3", "EAGLE3"), ("ngram", "ngram", ""), ("model", "draft_model", "STANDALONE")],
-)
-def test_a_drafter_is_set_for_the_engines(kind: str, method: str, algorithm: str) -> None:
-    server = Server("llama-3.2-1b:llama-3.1-8b", 3, kind)  # type: ignore[arg-type]
-    vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
-    config = json.loads(shlex.split(vllm.text)[-1])
-    assert (config["method"], config["num_speculative_tokens"]) == (method, 3)
-    assert config.get("model") == {
-        "eagle3": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
-        "model": "meta-llama/Llama-3.2-1B-Instruct",
-    }.get(kind)
-    assert ("prompt_lookup_min" in config) == (kind == "ngram")
-    assert algorithm in sglang.text
-    assert bool(sglang.text) == bool(algorithm)
-
-
-def test_weights_and_caches_of_eight_bits_are_set_for_the_engines() -> None:
-    server = Server("llama-3.2-1b-fp8:llama-3.1-8b", 3, quantization="fp8", kv_cache_dtype="fp8")
-    vllm, sglang, *_ = deployment(Experiment("colocated", server=server))
-    assert shlex.split(vllm.text)[2] == "meta-llama/Llama-3.1-8B-Instruct"
-    given = flags(vllm.text)
-    assert set(given) <= VLLM_FLAGS
-    assert (given["--quantization"], given["--kv-cache-dtype"]) == ("fp8", "fp8")
-    config = json.loads(given["--speculative-config"] or "")
-    assert (config["model"], config["quantization"]) == ("meta-llama/Llama-3.2-1B-Instruct", "fp8")
-    given = flags(sglang.text)
-    assert set(given) <= SGLANG_FLAGS
-    assert (given["--quantization"], given["--kv-cache-dtype"]) == ("fp8", "fp8_e4m3")
-    assert given["--speculative-draft-model-quantization"] == "fp8"
-    head = deployment(Experiment("colocated", server=Server("qwen3-30b-a3b-fp8", 3, "eagle3")))[0]
-    assert json.loads(flags(head.text)["--speculative-config"] or "")["model"] == "AngelSlim/Qwen3-a3B_eagle3"
-    published = deployment(Experiment("autoregressive", server=Server("gpt-oss-120b")))[0]  # quantised as it is
-    assert "--quantization" not in published.text
-
-
-def test_compressed_attention_has_the_cache_and_blocks_that_vllm_serves_it_with() -> None:
-    hardware = Hardware("h200", tensor_parallel_size=4)
-    vllm, sglang, *_ = deployment(Experiment("autoregressive", server=Server("deepseek-v4-flash"), hardware=hardware))
-    given = flags(vllm.text)
-    assert (given["--kv-cache-dtype"], given["--block-size"]) == ("fp8", "256")
-    assert "--block-size" not in sglang.text
-
-
-def test_an_mtp_layer_of_the_targets_own_checkpoint() -> None:
-    server, hardware = Server("deepseek-v3", 1, "mtp"), Hardware(tensor_parallel_size=8)
-    vllm, sglang, *_ = deployment(Experiment("colocated", server=server, hardware=hardware))
-    config = json.loads(shlex.split(vllm.text)[-1])
-    assert (config["method"], "model" in config) == ("mtp", False)
-    assert flags(sglang.text)["--speculative-algorithm"] == "EAGLE"
-    assert "--speculative-draft-model-path" not in sglang.text
-
-
 def test_a_head_that_nobody_published_is_no_line() -> None:
     for kind in ("eagle3", "mtp"):
         server = Server("llama-2-7b", drafter=kind)  # type: ignore[arg-type]
@@ -298,58 +250,68 @@ def test_a_disaggregated_server_is_its_engines_and_a_router(drafter: Any, draft_
     assert "--disaggregate 2p3d" in blocks["pdvsim"].text
 
 
-def test_kv_tiers_have_flags() -> None:
-    """vLLM counts GiB of all GPUs, SGLang GB of each."""
-    hardware = Hardware(kv_offload_gb=137.438953472, tensor_parallel_size=2)
-    talks = replace(TRAFFIC, num_turns=2)
-    blocks = deployment(replace(COLOCATED, traffic=talks, hardware=hardware))
-    assert flags(blocks[0].text)["--kv-offloading-size"] == "128"
-    assert flags(blocks[1].text)["--hicache-size"] == "68.72"
-    ssd = deployment(replace(COLOCATED, traffic=talks, hardware=replace(hardware, kv_offload_ssd_gb=1000.0)))
-    assert "LMCache" in " ".join(ssd[0].notes)
-    assert flags(ssd[1].text)["--hicache-storage-backend"] == "file"
+LLAMA, V3 = "--pair llama-3.2-1b:llama-3.1-8b", "--pair none:deepseek-v3 --arch autoregressive"
+EIGHT_BITS = "--pair llama-3.2-1b-fp8:llama-3.1-8b --quantization fp8 --kv-cache-dtype fp8"
+MTP, V4 = (
+    "--model deepseek-v3 --drafter mtp --tensor-parallel-size 8",
+    "--model deepseek-v4-flash --arch autoregressive",
+)
+TIERS = "--num-turns 2 --tensor-parallel-size 2 --kv-offload-gb 137.438953472"  # vLLM counts GiB of all GPUs
+SSD = f"{TIERS} --kv-offload-ssd-gb 1000"
+SPREAD = f"{V3} --enable-expert-parallel --max-num-seqs 64 --max-num-batched-tokens 8192"
+RANKS = f"{SPREAD} --tensor-parallel-size 4 --data-parallel-size 2 --all2all-backend deepep_low_latency"
+COPIES = (  # 32 of the 256 experts on 24 ranks, which begin prompts together
+    f"{V3} --gpu gb200 --engine trtllm --data-parallel-size 24 --enable-expert-parallel --enable-eplb "
+    "--num-redundant-experts 32 --all2all-backend flashinfer_nvlink_two_sided --attention-dp-timeout-iters 60 "
+    "--attention-dp-batching-wait-iters 0"
+)
+LINES = [  # options, an engine, its flags or the fields of its configuration, a flag that it lacks, words of its notes
+    (f"{LLAMA} --drafter eagle3", "vLLM", {"method": "eagle3", "model": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B"}, "", ""),
+    (f"{LLAMA} --drafter eagle3", "SGLang", "--speculative-algorithm EAGLE3", "", ""),
+    (f"{LLAMA} --drafter ngram", "vLLM", {"method": "ngram", "model": None, "prompt_lookup_min": 3}, "", ""),
+    (f"{LLAMA} --drafter ngram", "SGLang", "", "--model-path", "trees"),
+    (LLAMA, "vLLM", {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct"}, "", ""),
+    (LLAMA, "vLLM", {"num_speculative_tokens": 4, "prompt_lookup_min": None}, "", ""),
+    (LLAMA, "SGLang", "--speculative-algorithm STANDALONE", "", ""),
+    (EIGHT_BITS, "vLLM", "--quantization fp8 --kv-cache-dtype fp8", "", ""),
+    (EIGHT_BITS, "vLLM", {"model": "meta-llama/Llama-3.2-1B-Instruct", "quantization": "fp8"}, "", ""),
+    (EIGHT_BITS, "SGLang", "--model-path meta-llama/Llama-3.1-8B-Instruct --quantization fp8", "", ""),
+    (EIGHT_BITS, "SGLang", "--kv-cache-dtype fp8_e4m3 --speculative-draft-model-quantization fp8", "", ""),
+    ("--model qwen3-30b-a3b-fp8 --drafter eagle3", "vLLM", {"model": "AngelSlim/Qwen3-a3B_eagle3"}, "", ""),
+    ("--model gpt-oss-120b --arch autoregressive", "vLLM", "", "--quantization", ""),  # quantised as it is
+    (V4, "vLLM", "--kv-cache-dtype fp8 --block-size 256", "", ""),
+    (V4, "SGLang", "", "--block-size", ""),
+    (MTP, "vLLM", {"method": "mtp", "model": None}, "", ""),
+    (MTP, "SGLang", "--speculative-algorithm EAGLE", "--speculative-draft-model-path", ""),
+    (TIERS, "vLLM", "--kv-offloading-size 128", "", ""),
+    (TIERS, "SGLang", "--hicache-size 68.72", "", ""),  # GB of each GPU
+    (SSD, "vLLM", "", "", "LMCache"),
+    (SSD, "SGLang", "--hicache-storage-backend file", "", ""),
+    (RANKS, "vLLM", "--data-parallel-size 2 --tensor-parallel-size 4 --max-num-seqs 64", "", ""),
+    (RANKS, "vLLM", "--enable-expert-parallel --all2all-backend deepep_low_latency", "", ""),
+    (RANKS, "SGLang", "--dp-size 2 --tensor-parallel-size 8 --ep-size 8 --enable-dp-attention", "", ""),  # of all ranks
+    (RANKS, "SGLang", "--max-running-requests 128 --chunked-prefill-size 16384", "", ""),
+    (RANKS, "SGLang", "--moe-a2a-backend deepep --deepep-mode low_latency", "", ""),
+    (RANKS, "TensorRT-LLM", "", "--tp_size", "data-parallel"),
+    (f"{SPREAD} --data-parallel-size 8", "TensorRT-LLM", "--tp_size 8 --ep_size 8", "", "enable_attention_dp: true"),
+    (COPIES, "vLLM", "--enable-eplb --all2all-backend flashinfer_nvlink_two_sided", "", ""),
+    (COPIES, "vLLM", """--eplb-config '{"num_redundant_experts": 32}'""", "", ""),
+    (COPIES, "SGLang", "--ep-num-redundant-experts 32 --moe-a2a-backend flashinfer", "", ""),
+    (COPIES, "TensorRT-LLM", "", "", "num_slots: 288"),
+    (COPIES, "TensorRT-LLM", "", "", "enable_balance: true, timeout_iters: 60, batching_wait_iters: 0"),
+]  # fmt: skip
 
 
-def test_ranks_and_spread_experts_have_each_engines_own_flags() -> None:
-    """Two ranks of four GPUs. SGLang counts the GPUs of all ranks as tensor parallelism, and its limits are of all."""
-    server = Server("none:deepseek-v3", max_num_seqs=64, max_num_batched_tokens=8192)
-    hardware = Hardware(tensor_parallel_size=4, data_parallel_size=2, enable_expert_parallel=True)
-    low = replace(hardware, all2all_backend="deepep_low_latency")
-    mine, theirs, none, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=low))
-    given = flags(mine.text)
-    assert (given["--data-parallel-size"], given["--tensor-parallel-size"]) == ("2", "4")
-    assert "--enable-expert-parallel" in given
-    assert given["--all2all-backend"] == "deepep_low_latency"
-    assert given["--max-num-seqs"] == "64"
-    given = flags(theirs.text)
-    assert (given["--dp-size"], given["--tensor-parallel-size"], given["--ep-size"]) == ("2", "8", "8")
-    assert "--enable-dp-attention" in given
-    assert (given["--moe-a2a-backend"], given["--deepep-mode"]) == ("deepep", "low_latency")
-    assert (given["--max-running-requests"], given["--chunked-prefill-size"]) == ("128", "16384")
-    assert not none.text
-    assert "data-parallel" in none.notes[0]
-    all_ranks = replace(hardware, tensor_parallel_size=1, data_parallel_size=8)
-    _, _, third, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=all_ranks))
-    assert third.label.startswith("TensorRT-LLM")
-    assert (flags(third.text)["--tp_size"], flags(third.text)["--ep_size"]) == ("8", "8")
-    assert "enable_attention_dp: true" in " ".join(third.notes)
-
-
-def test_copies_of_experts_have_each_engines_own_flags() -> None:
-    """32 copies of the 256 experts on 24 ranks, which begin prompts together."""
-    server = Server("none:deepseek-v3", attention_dp_timeout_iters=60, attention_dp_batching_wait_iters=0)
-    hardware = Hardware(
-        "gb200", engine="trtllm", data_parallel_size=24, enable_expert_parallel=True, enable_eplb=True,
-        num_redundant_experts=32, all2all_backend="flashinfer_nvlink_two_sided",
-    )  # fmt: skip
-    mine, theirs, third, *_ = deployment(Experiment("autoregressive", TRAFFIC, server=server, hardware=hardware))
-    given = flags(mine.text)
-    assert json.loads(given["--eplb-config"] or "") == {"num_redundant_experts": 32}
-    assert "--enable-eplb" in given
-    assert given["--all2all-backend"] == "flashinfer_nvlink_two_sided"
-    given = flags(theirs.text)
-    assert given["--ep-num-redundant-experts"] == "32"
-    assert given["--moe-a2a-backend"] == "flashinfer"
-    notes = " ".join(third.notes)
-    assert "num_slots: 288" in notes
-    assert "enable_balance: true, timeout_iters: 60, batching_wait_iters: 0" in notes
+@pytest.mark.parametrize(("options", "engine", "has", "lacks", "noted"), LINES)
+def test_an_option_is_what_each_engine_calls_it(options: str, engine: str, has: Any, lacks: str, noted: str) -> None:
+    experiment = parse(RunCommand, shlex.split(f"--num-prompts 8 {options}")).experiment
+    [block] = [block for block in deployment(experiment) if block.label.startswith(engine)]
+    given = flags(block.text)
+    if isinstance(has, dict):
+        config = json.loads(given["--speculative-config"] or "")
+        assert {name: config.get(name) for name in has} == has
+    else:
+        assert flags(has).items() <= given.items()
+    assert set(given) <= FLAGS[engine]
+    assert lacks not in given
+    assert noted in " ".join(block.notes)

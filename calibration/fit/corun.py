@@ -226,7 +226,8 @@ def _fit_ratio(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name:
         return replace(known, **figures)
 
     def loss(ratio: float) -> float:
-        off = np.concatenate([arrays.log_errors(fit, of(ratio)), each_of(math.log1p, errors(more, fit, of(ratio)))])
+        tried = of(ratio)
+        off = np.concatenate([arrays.log_errors(fit, tried), each_of(math.log1p, errors(more, fit, tried))])
         return float(np.mean(np.abs(off))) + RATIO_PRIOR * math.log(ratio) ** 2 / len(groups)
 
     return of(_best(loss, RATIO_BOUNDS[name]))

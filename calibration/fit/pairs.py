@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.sim.hardware.costs import Load
@@ -24,7 +26,7 @@ FIGURES = (
     "measured",
 )  # fmt: skip
 Prompt = tuple[str, int]  # a model and a number of tokens, 0 for forwards of rows
-Side = Any  # one launch of every pair: a structured array with a field per figure
+Side = dict[str, Floats]  # one launch of every pair, by figure
 
 
 @dataclass(eq=False, kw_only=True)
@@ -90,94 +92,84 @@ class Pairs:
         self._prompts = sorted({*prompts[0], *prompts[1]})
         at = {prompt: number for number, prompt in enumerate(self._prompts)}
         self._at = [np.array([at[prompt] for prompt in side], np.intp) for side in prompts]
-        self._sides = [_side([pair[side] for pair in pairs]) for side in (0, 1)]
+        self._sides = first, second = [_side([pair[side] for pair in pairs]) for side in (0, 1)]
+        self._measured = [np.maximum(side["measured"], LEAST_RATE) for side in self._sides]
+        self._ordered = np.flatnonzero(first["priority"] > second["priority"])
+        self._small = [np.flatnonzero(side["small_kernel_share"]) for side in self._sides]
+        self._first = np.intersect1d(self._ordered, self._small[0])
+        self._experts = np.intersect1d(self._ordered, np.flatnonzero(second["experts_read"]))
+        self._kept: dict[str, tuple[ContentionFit, Mapping[Prompt, float], Any]] = {}
 
     def log_errors(self, fit: ContentionFit, ratios: Ratios) -> Floats:
         """Logarithms of predicted over measured slowdown, of both launches of all pairs."""
-        wait, room = (
-            [values[at] for at in self._at]
-            for values in (
-                np.array([known.get(prompt, 1.0) for prompt in self._prompts]) for known in (ratios.wait, ratios.room)
-            )
+        swapped, weight = self._known(self._weights, fit, ratios.wait)
+        first, second = self._known(self._demands, fit, ratios.room)
+        ours, theirs = np.where(swapped, second, first), np.where(swapped, first, second)
+        full = 1 / np.max(weight * ours + theirs, axis=0)
+        left = np.min((1 - ours) / theirs, axis=0)
+        shared = weight * full < 1  # something is used up before the heavier one has its full speed
+        heavy, light = np.where(shared, weight * full, 1.0), np.where(shared, full, np.clip(left, 0.0, 1.0))
+        rates = np.where(swapped, light, heavy), np.where(swapped, heavy, light)
+        return each_of(
+            math.log,
+            np.concatenate([of / np.maximum(rate, LEAST_RATE) for of, rate in zip(self._measured, rates, strict=True)]),
         )
-        rates = _rates(self._sides[0], self._sides[1], fit, wait, room)
-        return np.concatenate([
-            each_of(math.log, np.maximum(side["measured"], LEAST_RATE) / np.maximum(rate, LEAST_RATE))
-            for side, rate in zip(self._sides, rates, strict=True)
-        ])  # fmt: skip
+
+    def _known(
+        self, compute: Callable[[ContentionFit, list[Floats]], Any], fit: ContentionFit, known: Mapping[Prompt, float]
+    ) -> Any:
+        """What follows from a fit and ratios by side; kept, since a search for one ratio changes one of two results."""
+        kept = self._kept.get(compute.__name__)
+        if kept is None or kept[0] is not fit or kept[1] is not known:
+            ratios = np.array([known.get(prompt, 1.0) for prompt in self._prompts])
+            kept = self._kept[compute.__name__] = fit, known, compute(fit, [ratios[at] for at in self._at])
+        return kept[2]
+
+    def _weights(self, fit: ContentionFit, wait: Sequence[Floats]) -> tuple[NDArray[np.bool_], Floats]:
+        """Whether the second is the heavier, and the weight of the heavier over the other's; see `Sharing`."""
+        first, second = self._sides
+        layers_s = [side["layer_s"] * ratio for side, ratio in zip(self._sides, wait, strict=True)]
+        one, other = (each_of(math.pow, layer_s, fit.turn_exponent) for layer_s in layers_s)
+        one, other = one * (1 - first["empty"]), other * (1 - second["empty"])
+        for weights, side, at in ((one, first, self._small[0]), (other, second, self._small[1])):
+            weights[at] *= each_of(math.pow, fit.small_kernel_weight, side["small_kernel_share"][at] ** 2)
+            weights[at] *= each_of(math.pow, fit.small_expert_weight, side["experts_read"][at])
+        small = first["small_kernel_share"]
+        preferred = np.where(second["eight_bits"] > 0, fit.stream_weight * fit.weight_8bit, fit.stream_weight)
+        at = self._experts
+        experts = each_of(math.pow, fit.expert_weight, (1 - small[at] ** 2) * second["experts_read"][at])
+        preferred[at] = fit.stream_weight * experts
+        at = self._first
+        share = each_of(math.pow, layers_s[1][at] / first["layer_s"][at], fit.yielding) / fit.stream_weight
+        preferred[at] *= each_of(math.pow, np.maximum(share, 1.0), small[at])
+        one[self._ordered] *= preferred[self._ordered]
+        swapped = one < other
+        return swapped, np.where(swapped, other, one) / np.where(swapped, one, other)
+
+    def _demands(self, fit: ContentionFit, room: Sequence[Floats]) -> list[Floats]:
+        """The parts of arithmetic, bandwidth and room that each side uses alone."""
+        return [
+            np.array([side["compute"], side["bandwidth"], _hold(side, small, fit, ratio)])
+            for side, small, ratio in zip(self._sides, self._small, room, strict=True)
+        ]
 
 
 def _side(members: Sequence[Member]) -> Side:
-    rows = [tuple(float(getattr(member, name)) for name in FIGURES) for member in members]
-    return np.array(rows, dtype=[(name, np.float64) for name in FIGURES])
+    return {name: np.array([float(getattr(member, name)) for member in members]) for name in FIGURES}
 
 
-def _rates(
-    first: Side, second: Side, fit: ContentionFit, wait: Sequence[Floats], room: Sequence[Floats]
-) -> tuple[Floats, Floats]:
-    """The progress rates of both; see `Sharing`."""
-    layers_s = [side["layer_s"] * ratio for side, ratio in zip((first, second), wait, strict=True)]
-    one, other = (
-        _power(layer_s, fit.turn_exponent)
-        * (1 - side["empty"])
-        * _power(fit.small_kernel_weight, side["small_kernel_share"] * side["small_kernel_share"])
-        * _power(fit.small_expert_weight, _small_experts(side))
-        for side, layer_s in zip((first, second), layers_s, strict=True)
-    )
-    preferred = fit.stream_weight * _preference(first, second, fit) * _first(first, layers_s[1], fit)
-    one = np.where(first["priority"] > second["priority"], one * preferred, one)
-    swapped = one < other
-
-    def by_share(ours: Floats, theirs: Floats) -> tuple[Floats, Floats]:
-        return np.where(swapped, theirs, ours), np.where(swapped, ours, theirs)
-
-    heavy, light = by_share(one, other)
-    weight = heavy / light
-    demands = [
-        by_share(first["compute"], second["compute"]),
-        by_share(first["bandwidth"], second["bandwidth"]),
-        by_share(_hold(first, fit, room[0]), _hold(second, fit, room[1])),
-    ]
-    full = 1 / np.max([weight * ours + theirs for ours, theirs in demands], axis=0)
-    left = np.min([(1 - ours) / theirs for ours, theirs in demands], axis=0)
-    shared = weight * full < 1  # something is used up before the heavier one has its full speed
-    return by_share(np.where(shared, weight * full, 1.0), np.where(shared, full, np.clip(left, 0.0, 1.0)))
-
-
-def _preference(side: Side, below: Side, fit: ContentionFit) -> Floats:
-    large = 1 - side["small_kernel_share"] * side["small_kernel_share"]
-    next_to_8_bits = np.where(below["eight_bits"] > 0, fit.weight_8bit, 1.0)
-    experts = below["experts_read"]
-    return np.asarray(np.where(experts > 0, _power(fit.expert_weight, large * experts), next_to_8_bits))
-
-
-def _first(side: Side, other_s: Floats, fit: ContentionFit) -> Floats:
-    share = _power(other_s / side["layer_s"], fit.yielding) / fit.stream_weight
-    return _power(np.maximum(share, 1.0), side["small_kernel_share"])
-
-
-def _hold(side: Side, fit: ContentionFit, room: Floats) -> Floats:
-    free = 1 - fit.hold
-    if fit.hold_layer_s:
-        free = free / (1 + side["layer_s"] / fit.hold_layer_s)
-    held = np.minimum(1 - free + fit.hold_compute * side["compute"], 1.0)
+def _hold(side: Side, small: NDArray[np.intp], fit: ContentionFit, room: Floats) -> Floats:
+    length = 1 + side["layer_s"] / fit.hold_layer_s if fit.hold_layer_s else 1.0
+    held = np.minimum(1 - (1 - fit.hold) / length + fit.hold_compute * side["compute"], 1.0)
     held = held * np.where(side["eight_bits"] > 0, fit.hold_8bit, 1.0) * room
-    held = held * _power(fit.small_expert_hold, _small_experts(side))
+    held[small] *= each_of(math.pow, fit.small_expert_hold, side["experts_read"][small])
     return np.asarray(np.minimum(held, 1.0) * (1 - side["empty"]))
 
 
-def _small_experts(side: Side) -> Floats:
-    """Share of all experts, read by launches whose other kernels are small."""
-    return np.asarray(np.where(side["small_kernel_share"] > 0, side["experts_read"], 0.0))
-
-
-def _power(base: Floats | float, exponent: Floats | float) -> Floats:
-    return each_of(math.pow, *np.broadcast_arrays(base, exponent))
-
-
-def each_of(function: Callable[..., float], *columns: Floats) -> Floats:
+def each_of(function: Callable[..., float], *columns: Floats | float) -> Floats:
     """A function of the C library of each element: numpy's own round differently on other processors.
 
     A search follows the last digit to another end.
     """
-    return np.array(list(map(function, *(column.tolist() for column in columns))))
+    values = (column.tolist() if isinstance(column, np.ndarray) else repeat(column) for column in columns)
+    return np.fromiter(map(function, *values), np.float64)

@@ -36,10 +36,11 @@ def medians(samples: pd.DataFrame) -> pd.DataFrame:
 
 def layer_courses(samples: pd.DataFrame) -> dict[str, dict[int, float]]:
     """Return by model the median seconds of its layers without attention, by tokens."""
-    layers = samples[samples["section"] == "layers"]
+    layers = samples[samples["section"] == "layers"].groupby(["model", "chunk_tokens"], observed=True)
+    medians_s: dict[Any, float] = layers["seconds"].median().to_dict()
     courses: dict[str, dict[int, float]] = {}
-    for (model, _), rows in layers.groupby(["model", "chunk_tokens"], observed=True):
-        courses.setdefault(str(model), {})[int(rows["chunk_tokens"].iloc[0])] = float(rows["seconds"].median())
+    for (model, tokens), seconds in medians_s.items():
+        courses.setdefault(str(model), {})[int(tokens)] = float(seconds)
     return courses
 
 

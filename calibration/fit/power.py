@@ -111,9 +111,11 @@ def fit_power(frame: pd.DataFrame, gpu: GpuSpec, models: dict[str, CostModel]) -
     def fitted(values: Floats) -> PowerFit:
         return PowerFit(*map(float, values[:4] * unit), *map(float, values[4:]))
 
+    took_s = [np.array([launch.seconds for launch in run]) for run in runs]
+
     def residuals(values: Floats) -> Floats:
         power = Power(fitted(values), gpu.bandwidth_bytes_per_s)
-        times = [np.log(_predicted(run, power) / [launch.seconds for launch in run]) / len(run) ** 0.5 for run in runs]
+        times = [np.log(_predicted(run, power) / s) / len(run) ** 0.5 for run, s in zip(runs, took_s, strict=True)]
         return np.concatenate([*times, WATTS_WEIGHT * np.log(rates @ (values[:4] * unit) / read_w)])
 
     start = np.array([*first / unit, *START])
@@ -156,15 +158,16 @@ def _full_clock(run: Sequence[HeatedLaunch], highest: float) -> list[HeatedLaunc
 
 def _predicted(run: Sequence[HeatedLaunch], power: Power, flop_factor: float = 1.0) -> Floats:
     """Each launch's time, from those before it; its flops take `flop_factor` times the energy of 16-bit ones."""
-    mean_w, seconds = power.fit.rest_w, np.empty(len(run))
+    mean_w, seconds, price = power.fit.rest_w, list[float](), None
     draws: dict[int, tuple[float, Draw]] = {}  # of a run's one or two prices, with their seconds at full clock
-    for i, launch in enumerate(run):
-        known = draws.get(id(launch.price))
-        if known is None:
-            solo_s = power.full_clock_s(launch.price, flop_factor)
-            draw = power.draw(launch.price._replace(seconds=solo_s), flop_factor)
-            known = draws[id(launch.price)] = solo_s, draw
-        solo_s, draw = known
-        seconds[i] = taken_s = power.taken_s(mean_w, draw, solo_s)
+    for launch in run:
+        if launch.price is not price:
+            price = launch.price
+            if id(price) not in draws:
+                solo_s = power.full_clock_s(price, flop_factor)
+                draws[id(price)] = solo_s, power.draw(price._replace(seconds=solo_s), flop_factor)
+            solo_s, draw = draws[id(price)]
+        taken_s = power.taken_s(mean_w, draw, solo_s)
+        seconds.append(taken_s)
         mean_w = power.mean_w(mean_w, taken_s, draw.watts)
-    return seconds
+    return np.array(seconds)

@@ -325,7 +325,7 @@ def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]
         for metric in METRICS:
             known = [one.run.metrics[metric] for one in runs if metric in one.errors]
             if known:
-                size = abs(math.log(runs[0].predicted[metric] / float(np.mean(known))))
+                size = abs(math.log(runs[0].predicted[metric] / (sum(known) / len(known))))
                 for group in runs[0].groups:
                     sizes.setdefault((group, metric), {})[command] = size
     return sizes
@@ -336,9 +336,11 @@ def _quantile(group: str, sizes: Sequence[float]) -> float | None:
 
     Between two order statistics where 90% of n + 1 is no whole number: else small groups have bars that hold 95%.
     """
-    if BAR_COVERAGE * (len(sizes) + 1) > len(sizes) - (group != "any"):
+    place = BAR_COVERAGE * (len(sizes) + 1)
+    if place > len(sizes) - (group != "any"):
         return None
-    return math.expm1(float(np.quantile(sizes, BAR_COVERAGE, method="weibull")))
+    (low, high), share = sorted([*sizes, math.inf])[int(place) - 1 :][:2], place % 1
+    return math.expm1(low + share * (high - low) if share else low)
 
 
 Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from test_from_bench import bench_of
 
 import pdvsim
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Host, Server, Traffic
 from pdvsim.sim.metrics.iterations import iteration_lines
-from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.study.output import dumps
@@ -28,24 +28,6 @@ def served(k: int, host: Host = USUAL, **traffic: Any) -> Result:
     load = Traffic("random", num_prompts=40, input_len=200, output_len=60, random_range_ratio=0.5, **traffic)
     accepted = Acceptance(synthetic_acceptance_rates=(0.8, 0.6)) if k else Acceptance()
     return simulate(Experiment("colocated", load, accepted, Server(PAIR, k), host=host))
-
-
-def bench_of(result: Result, path: Path, detailed: bool = True, **more: Any) -> str:
-    """The result as `vllm bench serve --save-result` writes it, under vLLM's names."""
-    traffic, requests = result.experiment.traffic, result.requests
-    order = np.argsort(requests["id"])
-    lists = {
-        "input_lens": requests["prompt_tokens"], "output_lens": requests["output_tokens"],
-        "start_times": 1000 + requests["arrival_s"],
-    }  # fmt: skip
-    document = {
-        "num_prompts": traffic.num_prompts, "burstiness": 1.0, "max_concurrency": traffic.max_concurrency,
-        "request_rate": "inf" if traffic.request_rate == float("inf") else traffic.request_rate,
-        **{name: value for name, value in summarise(result).items() if not isinstance(value, dict)},
-        **({name: column[order].tolist() for name, column in lists.items()} if detailed else {}), **more,
-    }  # fmt: skip
-    path.write_text(json.dumps({name: value for name, value in document.items() if value == value}))
-    return str(path)
 
 
 def compared(capsys: pytest.CaptureFixture[str], path: str, *more: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -27,7 +26,7 @@ from pdvsim.decide.hazards import equivalent_rate
 from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, without_band
 from pdvsim.decide.served import served_as, unknown_head
 from pdvsim.decide.winners import WinnerMap, draw_map
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS, can_load
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import applicable
@@ -39,22 +38,34 @@ SHORT = {"dataset_name": "random", "input_len": 64, "output_len": 32}
 PRICED = {"request_rate": 2.0, "gpus": 2, "gpu_hour_usd": 4.0, "num_prompts": 24, "jobs": 1}
 
 
-def test_every_fleet_has_as_many_gpus() -> None:
-    for gpus in (2, 4):
-        for fleet in fleets(Experiment(), ARCHS, gpus):
-            experiment = fleet.of(Experiment())
-            assert fleet.gpus(Experiment()) == gpus
-            assert bool(experiment.hardware.place) == (experiment.placement.gpus > 1)
-            assert fleet_name(experiment) == fleet.name
-    names = [fleet.name for fleet in fleets(Experiment(), ARCHS, 2)]
-    assert names == [
-        "2x autoregressive", "autoregressive tp2", "2x colocated", "colocated tp2",
-        "2x pd", "pd 1p1d", "2x pdv", "pdv on 1+1", "pdv-ahead on 1+1",
-    ]  # fmt: skip
-    odd = [fleet.name for fleet in fleets(Experiment(), ARCHS, 3)]
-    whole = [name for name in odd if not name.startswith("pd ")]
-    assert whole == ["3x autoregressive", "3x colocated", "3x pd", "3x pdv", "pdv on 1+2", "pdv-ahead on 1+2"]
-    assert {*odd} - {*whole} == {"pd 1p2d", "pd 2p1d", "pd 1p1d tp1+2", "pd 1p1d tp2+1"}
+LARGE, MIXTURE = Server("llama-3.2-1b:llama-3.1-70b"), Server("none:qwen3-235b-a22b-fp8")
+HEAD = Server("llama-3.1-8b", drafter="eagle3")
+FLEETS = [  # of a server's architectures on so many GPUs
+    (Server(), ARCHS, 2, "2x autoregressive, autoregressive tp2, 2x colocated, colocated tp2, 2x pd, pd 1p1d, 2x pdv, "
+                         "pdv on 1+1, pdv-ahead on 1+1"),
+    (Server(), ARCHS, 3, "3x autoregressive, 3x colocated, 3x pd, pd 1p2d, pd 1p1d tp1+2, pd 2p1d, pd 1p1d tp2+1, "
+                         "3x pdv, pdv on 1+2, pdv-ahead on 1+2"),
+    # 236 GB, so that two H200s hold it; a rank has a copy of all but the experts
+    (MIXTURE, ("autoregressive",), 4, "2x autoregressive tp2, 2x autoregressive tp2 ep, 2x autoregressive dp2 ep, "
+                                      "autoregressive tp4, autoregressive tp4 ep, autoregressive dp4 ep"),
+    # no H200 holds 70B of 2 bytes alone: two GPUs are one group, and four are two groups or one
+    (LARGE, ("colocated", "pdv-ahead"), 4, "2x colocated tp2, colocated tp4, pdv-ahead on 2+2"),
+    (Server("qwen2-1.5b:qwen2.5-72b"), ("colocated",), 8, "4x colocated tp2, 2x colocated tp4, colocated tp8"),
+    # a head stays with its target
+    (HEAD, ("colocated", "pd", "pdv", "pdv-ahead"), 2, "2x colocated, colocated tp2, 2x pd, pd 1p1d, 2x pdv"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("server", "archs", "gpus", "names"), FLEETS)
+def test_every_fleet_has_as_many_gpus(server: Server, archs: tuple[Arch, ...], gpus: int, names: str) -> None:
+    base = Experiment("colocated", server=server)
+    ways = fleets(base, archs, gpus)
+    assert ", ".join(fleet.name for fleet in ways) == names
+    for fleet in ways:
+        experiment = fleet.of(base)
+        assert fleet.gpus(base) == gpus
+        assert bool(experiment.hardware.place) == (experiment.placement.gpus > 1)
+        assert fleet_name(experiment) == fleet.name
 
 
 @pytest.mark.parametrize(("prompt", "output", "prefill"), [(8000, 50, (5, 7)), (100, 1000, (1, 2))])
@@ -77,43 +88,27 @@ def test_the_splits_compared_follow_the_load(prompt: int, output: int, prefill: 
     assert max(map(speed, chosen)) >= 0.95 * max(map(speed, every))
 
 
-def test_a_mixture_has_fleets_with_experts_on_all_gpus() -> None:
-    """Qwen3-235B-A22B in 8 bits takes 236 GB, so that two H200s hold it; a rank has a copy of all but the experts."""
-    base = Experiment(server=Server("none:qwen3-235b-a22b-fp8"))
-    kinds = fleets(base, ("autoregressive",), 4)
-    assert [fleet.name for fleet in kinds] == [
-        "2x autoregressive tp2", "2x autoregressive tp2 ep", "2x autoregressive dp2 ep",
-        "autoregressive tp4", "autoregressive tp4 ep", "autoregressive dp4 ep",
-    ]  # fmt: skip
-    assert all(fleet.gpus(base) == 4 for fleet in kinds)
-
-
-def test_a_target_for_several_gpus_has_only_fleets_that_hold_it() -> None:
-    """70B of 2 bytes: no H200 holds it alone, so that two GPUs are one group, and four are two groups or one."""
-    large = Experiment(server=Server("llama-3.2-1b:llama-3.1-70b"))
-    names = [fleet.name for fleet in fleets(large, ("colocated", "pdv-ahead"), 4)]
-    assert names == ["2x colocated tp2", "colocated tp4", "pdv-ahead on 2+2"]
-    qwen = fleets(Experiment(server=Server("qwen2-1.5b:qwen2.5-72b")), ("colocated",), 8)  # of twelve heads
-    assert [(f.name, f.hardware.draft_tensor_parallel_size) for f in qwen] == [
-        ("4x colocated tp2", None), ("2x colocated tp4", None), ("colocated tp8", 1),
-    ]  # fmt: skip
-    with pytest.raises(ValueError, match="2 GPUs"):
-        fleets(replace(large, hardware=Hardware(gpu="l4")), ARCHS, 2)
-    with pytest.raises(ValueError, match="two ways"):
-        fleets(large, ("autoregressive", "pdv-ahead"), 2)
+def test_shards_of_a_drafter_divide_its_heads() -> None:
+    """Of twelve, which eight GPUs do not."""
+    ways = fleets(Experiment(server=Server("qwen2-1.5b:qwen2.5-72b")), ("colocated",), 8)
+    assert [way.hardware.draft_tensor_parallel_size for way in ways] == [None, None, 1]
 
 
 @pytest.mark.parametrize(
-    ("make", "refusal"),
+    ("server", "hardware", "archs", "refusal"),
     [
-        (lambda: fleets(Experiment(), ("pdv-unified",), 2), "two ways"),
-        (lambda: fleets(Experiment(hardware=Hardware(replicas=2)), ARCHS, 2), "leave out --place"),
-        (lambda: fleets(Experiment(hardware=Hardware(tensor_parallel_size=2)), ARCHS, 2), "leave out --place"),
+        (Server(), Hardware(), ("pdv-unified",), "two ways"),
+        (Server(), Hardware(replicas=2), ARCHS, "leave out --place"),
+        (Server(), Hardware(tensor_parallel_size=2), ARCHS, "leave out --place"),
+        (LARGE, Hardware(gpu="l4"), ARCHS, "2 GPUs"),
+        (LARGE, Hardware(), ("autoregressive", "pdv-ahead"), "two ways"),
     ],
 )
-def test_what_no_fleet_can_be_made_of(make: Any, refusal: str) -> None:
+def test_what_no_fleet_can_be_made_of(
+    server: Server, hardware: Hardware, archs: tuple[Arch, ...], refusal: str
+) -> None:
     with pytest.raises(ValueError, match=refusal):
-        make()
+        fleets(Experiment(server=server, hardware=hardware), archs, 2)
 
 
 @pytest.fixture(scope="module")
@@ -189,13 +184,6 @@ def test_a_fleet_of_one_card_is_judged_by_its_own_error() -> None:
     ways["pdv-ahead on l4+1"] = replace(split, hardware=replace(split.hardware, cards=("l4", "h200")))
     off = {name: lead_error(mine, "output_throughput") for name, mine in ways.items()}
     assert off["2x colocated"] == off["pdv-ahead on 1+1"] < off["colocated tp2"] < off["pdv-ahead on l4+1"]
-
-
-def test_a_head_stays_with_its_target() -> None:
-    base = Experiment("colocated", server=Server("llama-3.1-8b", drafter="eagle3"))
-    ways = fleets(base, ("colocated", "pd", "pdv", "pdv-ahead"), 2)
-    assert [fleet.name for fleet in ways] == ["2x colocated", "colocated tp2", "2x pd", "pd 1p1d", "2x pdv"]
-    assert all(fleet.of(base).placement.gpus == 1 for fleet in ways)
 
 
 MTP = {  # presets with MTP layers, by their makers' config.json

@@ -39,12 +39,6 @@ class Unit:
         return [2.0]
 
 
-def finishes(program: ThreeWay, rounds: list[int], config: ThreeWayConfig | None = None) -> list[float]:
-    jobs = [PublishedJob(0.0, (1,) * n) for n in rounds]
-    run_three_way(program, jobs, config or ThreeWayConfig(Unit()))
-    return [job.finish_s for job in jobs]
-
-
 def test_a_round_emits_its_accepted_drafts_and_a_correction_but_no_bonus() -> None:
     assert [emitted(accepted) for accepted in range(5)] == [1, 2, 3, 4, 4]
 
@@ -88,13 +82,26 @@ def test_arrivals_are_numpys_legacy_stream() -> None:
         assert len(legacy_arrivals(0.05 * concurrency, 30.0)) == requests
 
 
-def test_pd_of_three_way_serves_one_request_after_the_other() -> None:
-    assert finishes("pd", [2, 1, 3]) == [12, 18, 36]
+PLAIN, OVERLAPPED = ThreeWayConfig(Unit()), ThreeWayConfig(Unit(), overlap_s=0.5, first_use_s=3.0)
+FINISHES = [  # of requests of so many rounds that are all there at first
+    ("pd", [2, 1, 3], PLAIN, [12, 18, 36]),  # one request after the other
+    ("pdv", [1, 1, 1, 1, 1], PLAIN, [6, 6, 6, 6, 12]),  # nobody is admitted before a batch of four is done
+    ("pdv", [3, 1, 1, 1, 1], PLAIN, [18, 6, 6, 6, 24]),
+    # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues after them
+    ("baseline", [1, 1, 1, 1, 1], PLAIN, [18, 20, 22, 24, 30]),
+    ("baseline", [2], OVERLAPPED, [15]),  # a worker without company overlaps nothing
+    # from 3 s on: the first draft alone, 1 s; seven with company, 0.5 s each; two verifies of 1.5 s
+    ("baseline", [1, 1], OVERLAPPED, [9, 10.5]),
+]
 
 
-def test_pdv_of_three_way_admits_only_when_its_batch_is_done() -> None:
-    assert finishes("pdv", [1, 1, 1, 1, 1]) == [6, 6, 6, 6, 12]
-    assert finishes("pdv", [3, 1, 1, 1, 1]) == [18, 6, 6, 6, 24]
+@pytest.mark.parametrize(("program", "rounds", "config", "expected"), FINISHES)
+def test_when_requests_of_three_way_finish(
+    program: ThreeWay, rounds: list[int], config: ThreeWayConfig, expected: list[float]
+) -> None:
+    jobs = [PublishedJob(0.0, (1,) * n) for n in rounds]
+    run_three_way(program, jobs, config)
+    assert [job.finish_s for job in jobs] == expected
 
 
 def test_a_program_of_three_way_waits_for_arrivals() -> None:
@@ -107,18 +114,6 @@ def test_a_program_of_three_way_waits_for_arrivals() -> None:
     assert served_at("pdv", 1, 2.5, 3, 30) == [7, 13, 13, 36]  # two wait for the first and share a batch
     # the second worker's forwards start at 3, 5, 7, 10 and 11, between those of the first (1, 2, 4, 6 and 8)
     assert served_at("baseline", 1, 2.5, 30) == [10, 13, 36]
-
-
-def test_four_workers_take_turns_on_the_stream_forward_by_forward() -> None:
-    # 16 drafts of four workers until 16 s, their verifies until 18, 20, 22, 24; the fifth queues after them
-    assert finishes("baseline", [1, 1, 1, 1, 1]) == [18, 20, 22, 24, 30]
-
-
-def test_overlap_is_for_workers_with_company_and_first_use_comes_first() -> None:
-    config = ThreeWayConfig(Unit(), overlap_s=0.5, first_use_s=3.0)
-    assert finishes("baseline", [2], config) == [15]
-    # from 3 s on: the first draft alone, 1 s; seven with company, 0.5 s each; two verifies of 1.5 s
-    assert finishes("baseline", [1, 1], config) == [9, 10.5]
 
 
 def test_without_a_cache_arithmetic_grows_with_rows_and_length_and_launches_do_not() -> None:

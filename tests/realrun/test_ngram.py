@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tiny_engines import SLOTS_OF_FOUR
+from test_serving import MACHINE, experiment
 
-from pdvsim.realrun.machine import Machine, as_served
+from pdvsim.realrun.machine import as_served
 from pdvsim.realrun.ngram import LEAST, MOST, History
 from pdvsim.realrun.site import serve
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
@@ -50,17 +50,13 @@ def test_it_finds_what_a_plain_search_finds(tokens: list[int], k: int, cut: int)
 
 # served --------------------------------------------------------------------------------------------------------------
 
-MACHINE = Machine(device="cpu", tiny=True)
 OWN = replace(MACHINE, verdict="own")
 SERVED: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid")
 
 
 def served(arch: Arch, output: int = 12) -> Experiment:
-    """Few slots, prompts of several chunks, and outputs from one token on."""
-    traffic = Traffic(
-        "random", num_prompts=9, request_rate=200.0, input_len=30, output_len=output, random_range_ratio=0.9
-    )
-    return applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR, drafter="ngram")))
+    chosen = experiment(arch, drafter="ngram")
+    return replace(chosen, traffic=replace(chosen.traffic, output_len=output))
 
 
 @cache
@@ -107,8 +103,8 @@ def test_a_request_that_was_preempted_is_looked_up_as_before() -> None:
 def test_the_engine_pads_rows_and_the_simulator_packs_them_by_default() -> None:
     """Simulated as it is served, a verify has as many tokens as its longest row times its rows."""
     chosen = replace(served("colocated", 40), acceptance=Acceptance(acceptance_model="instructcoder-ngram"))
-    for experiment, exact in ((chosen, False), (as_served(chosen), True)):
-        launches = simulate(experiment).launches
+    for run, exact in ((chosen, False), (as_served(chosen), True)):
+        launches = simulate(run).launches
         alone = (launches["kind"] == KINDS.index("verify")) & (launches["rows"] > 1)
         padded = launches["rows"] * launches["width"]
         assert np.any(launches["tokens"][alone] < padded[alone]) != exact

@@ -9,16 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_serving import MACHINE, experiment, serve_and_compare
+from test_serving import MACHINE, experiment, launched_shapes, serve_and_compare
 
 from pdvsim.realrun.engine.buckets import ROW_BUCKETS, packed_size, packed_sizes
-from pdvsim.realrun.site import prepare, serve
+from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.hardware.terms import GraphSizes
 from pdvsim.sim.policies import verification
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.requests import make_requests
 
 ARCHS: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid")
 
@@ -83,18 +82,8 @@ def test_both_clocks_have_the_same_launches(random_widths: Callable[[], None]) -
 def test_every_ragged_launch_finds_its_graph_prepared() -> None:
     chosen = adaptive("colocated", max_num_batched_tokens=150)
     chosen = replace(chosen, traffic=replace(chosen.traffic, input_len=150, output_len=12, num_prompts=12))
-    requests = make_requests(chosen.traffic, chosen.acceptance)
-    rig = prepare(chosen, MACHINE, requests)
-    [(place, lane)] = [(place, lane) for place, lane in rig.lanes.items() if place[1] == "target"]
-    launched, run = set[Any](), lane.engine.run
-
-    def watched(shape, inputs):  # type: ignore[no-untyped-def]
-        launched.add(shape)
-        return run(shape, inputs)
-
-    lane.engine.run = watched  # type: ignore[method-assign]
-    serve(chosen, MACHINE, requests=requests, rig=rig)
-    assert launched <= set(rig.needs.shapes(place))
+    [(launched, prepared)] = [both for (_, role), both in launched_shapes(chosen).items() if role == "target"]
+    assert launched <= prepared
     assert {shape.packed > 0 for shape in launched if shape.chunk} == {False, True}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
+from copy import copy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -239,6 +240,23 @@ def test_a_drafter_that_lags_by_many_tokens_reads_them_first(monkeypatch: pytest
         assert request.taken.accepted == request.taken.drafted
 
 
+def launched_shapes(chosen: Experiment) -> dict[Any, tuple[set[Any], set[Any]]]:
+    """The shapes that a run launched and those whose graphs had been prepared, by lane."""
+    requests = make_requests(chosen.traffic, chosen.acceptance)
+    rig = prepare(chosen, MACHINE, requests)
+    launched = {place: set[Any]() for place in rig.lanes}
+    for place, lane in rig.lanes.items():
+
+        def watched(shape, inputs, run=lane.engine.run, place=place):  # type: ignore[no-untyped-def]
+            launched[place].add(shape)
+            return run(shape, inputs)
+
+        lane.engine = copy(lane.engine)  # one for each lane, so that it is known who launched
+        lane.engine.run = watched  # type: ignore[method-assign]
+    serve(chosen, MACHINE, requests=requests, rig=rig)
+    return {place: (shapes, set(rig.needs.shapes(place))) for place, shapes in launched.items()}
+
+
 AHEAD = [("pdv-ahead", {"ahead_fan": fan, "ahead_miss": miss}) for fan in (0, 3) for miss in ("draft", "plain")]
 
 
@@ -252,20 +270,8 @@ def test_every_launch_finds_its_graph_prepared(
     chosen = experiment(arch, controller=moving, max_speculative_tokens=4, max_num_batched_tokens=150, **more)
     traffic = replace(chosen.traffic, input_len=150, output_len=6, num_prompts=12)
     chosen = replace(chosen, traffic=traffic)
-    requests = make_requests(chosen.traffic, chosen.acceptance)
-    rig = prepare(chosen, MACHINE, requests)
-    launched = {place: set[object]() for place in rig.lanes}
-    for place, lane in rig.lanes.items():
-
-        def watched(shape, inputs, run=lane.engine.run, place=place):  # type: ignore[no-untyped-def]
-            launched[place].add(shape)
-            return run(shape, inputs)
-
-        lane.engine = _copy(lane.engine)  # one for each lane, so that it is known who launched
-        lane.engine.run = watched  # type: ignore[method-assign]
-    serve(chosen, MACHINE, requests=requests, rig=rig)
-    for place, shapes in launched.items():
-        assert shapes <= set(rig.needs.shapes(place))
+    for shapes, prepared in launched_shapes(chosen).values():
+        assert shapes <= prepared
 
 
 @pytest.mark.parametrize("fan", [0, 2])
@@ -335,12 +341,6 @@ def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) 
         shape, expected = model.price(4, 3), simulated.cost_model(spec).price(4, 3)
         assert shape.seconds_0 == expected.seconds_0
         assert shape.seconds_0 > 10 * CostModel(spec, ForwardTerms.roofline(spec, profile.gpu)).price(4, 3).seconds_0
-
-
-def _copy(engine: Engine) -> Engine:
-    same = object.__new__(Engine)
-    same.__dict__ = dict(engine.__dict__)
-    return same
 
 
 def test_a_warm_up_leaves_no_state() -> None:
