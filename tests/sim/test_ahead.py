@@ -93,12 +93,6 @@ def test_the_latency_model_chooses_no_worse_than_not_drafting_ahead() -> None:
         assert ahead >= least * plain, (at_once, gpus)
 
 
-def test_what_says_nothing_of_the_next_token_is_refused() -> None:
-    for acceptance in (Acceptance(synthetic_acceptance_rates=(0.8,) * 4), Acceptance(acceptance_trace="rounds.jsonl")):
-        with pytest.raises(ValueError, match="pdv-ahead needs --acceptance-rate or --acceptance-model"):
-            Experiment("pdv-ahead", acceptance=acceptance)
-
-
 @pytest.mark.parametrize("miss", ["draft", "plain"])
 @pytest.mark.parametrize("fan", [0, 2])
 @pytest.mark.parametrize("load", LOADS)

@@ -113,11 +113,6 @@ def test_every_foundation_of_a_table_is_named(tmp_path: Path, capsys: pytest.Cap
     assert "transferred from the H200's kernels, not measured; forward times within 27%" in output
 
 
-def test_a_missing_card_file_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"card no\.toml: No such file"):
-        gpu("no.toml")
-
-
 def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config_file(tmp_path)
     small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--json"]

@@ -188,13 +188,7 @@ def test_a_request_waits_for_the_prefills_before_it():
     assert sorted(admitted)[-1] >= 1.2
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match=r"--engine vllm: no kernel tables for rtx-4090; there are for .*h100-sxm"):
-        covering_profile(replace(served("vllm"), hardware=Hardware(gpu="rtx-4090", engine="vllm")))
-    with pytest.raises(ValueError, match="leave out --profile"):
-        Hardware(engine="vllm", profile="roofline")
-    with pytest.raises(ValueError, match="is padded as vllm"):
-        covering_profile(replace(served("vllm"), hardware=Hardware(gpu="h200", engine="vllm", padding="sglang")))
+def test_what_are_no_tables_is_refused():
     with pytest.raises(ValueError, match=r"not a file of calibrate --from-kernels"):
         read_tables(Path(__file__), gpu("h200"))
 

@@ -42,12 +42,6 @@ def test_limits_at_the_common_one_change_nothing(arch: Arch) -> None:
     assert all((one[name] == other[name]).all() for name in one)
 
 
-@pytest.mark.parametrize("name", ["max_draft_batch", "max_verify_batch"])
-def test_a_limit_above_the_common_one_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="must be at most max-num-seqs, 8, got 9"):
-        Server(max_num_seqs=8, **{name: 9})
-
-
 def test_a_level_for_each_patience_and_at_most_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a launch that waits long enough is scheduled first, and none is below its lane's own level."""
     seen: list[tuple[str, int, float]] = []

@@ -179,29 +179,6 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
         assert lanes[lane]["bandwidth_share"] == pytest.approx(sum(shares) / len(shares))
 
 
-@pytest.mark.parametrize(
-    ("arch", "options", "refusal"),
-    [
-        ("colocated", {"place": ("decode=1",)}, "needs separate lanes"),
-        ("pd", {"place": ("verify=1",)}, "decode lane"),
-        ("pdv", {"place": ("decode=2",)}, "GPU 1 empty"),
-        ("pdv", {"place": ("main=1",)}, "must be lane=GPU"),
-        ("pdv", {"place": ("decode=9",)}, "must be lane=GPU"),
-        ("pdv", {"place": ("decode=1", "decode=0")}, "twice"),
-        ("pdv", {"place": ("decode=1",), "cards": ("h200",)}, "names 1 cards"),
-        ("pdv", {"cards": ("h200",)}, "several GPUs"),
-        ("pdv", {"place": ("verify=0+1",)}, "verifies on one GPU"),
-        ("pdv", {"place": ("prefill=1+1",)}, "names a GPU twice"),
-        ("pdv", {"place": ("prefill=1+",)}, "must be lane=GPU"),
-        ("pd", {"place": ("decode=0+1",)}, "on one GPU"),
-        ("pdv", {"place": ("decode=1+2",), "cards": ("h200", "l4", "h200")}, "must be of one type"),
-    ],
-)
-def test_places_that_cannot_be(arch: Arch, options: dict[str, Any], refusal: str) -> None:
-    with pytest.raises(ValueError, match=refusal):
-        Experiment(arch, hardware=Hardware(**options))
-
-
 GROUPS: dict[Arch, tuple[str, ...]] = {
     "pd": ("prefill=0+1", "decode=2"),
     "pdv": ("prefill=0+1", "decode=2+3", "verify=4"),

@@ -6,8 +6,6 @@ from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
-import pytest
-
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.policies.gates import AllRanks
 from pdvsim.sim.records import Result
@@ -98,12 +96,3 @@ def test_waiting_ranks_prefill_in_fewer_steps_and_decode_faster() -> None:
 def test_where_nobody_waits_long_nothing_changes() -> None:
     """A timeout of one step opens before every one."""
     assert served(1, 0).requests["finish_s"].tolist() == served(None).requests["finish_s"].tolist()
-
-
-def test_it_is_refused_where_it_has_no_effect() -> None:
-    server = Server("none:qwen3-30b-a3b", attention_dp_timeout_iters=60)
-    for hardware in (Hardware(engine="trtllm"), Hardware(engine="vllm", data_parallel_size=2)):
-        with pytest.raises(ValueError, match="--attention-dp-timeout-iters has no effect here: it needs"):
-            refuse_idle([Experiment("autoregressive", server=server, hardware=hardware)])
-    with pytest.raises(ValueError, match="batching-wait-iters has no effect here: it needs --attention-dp-timeout"):
-        refuse_idle([Experiment("autoregressive", server=Server(attention_dp_batching_wait_iters=3))])

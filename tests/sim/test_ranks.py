@@ -252,17 +252,6 @@ def test_ranks_are_dealt_as_engines_do() -> None:
     assert ranks("vllm") == ranks("trtllm") == [0, 1, 1, 1]
 
 
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a target with experts"):
-        experiment(2, pair="none:llama-3.1-8b")
-    with pytest.raises(ValueError, match="ranks step together, as in autoregressive, colocated"):
-        experiment(2, "pd")
-    with pytest.raises(ValueError, match="--enable-expert-parallel has no effect here"):
-        refuse_idle([experiment(1)])
-    with pytest.raises(ValueError, match="--all2all-backend has no effect here"):
-        refuse_idle([experiment(2, spread=False, all2all_backend="deepep_low_latency")])
-
-
 def test_a_run_counts_all_its_gpus() -> None:
     result: Result = simulate(experiment(4, replicas=2))
     assert result.meta["gpus"] == 8

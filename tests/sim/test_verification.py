@@ -255,14 +255,6 @@ def test_verdicts_are_sought_where_nothing_pays() -> None:
     assert taken.count([0, 0]) == 2 * controller.BLIND_STEPS
 
 
-@pytest.mark.parametrize("arch", ["pdv-ahead", "adaptive"])
-def test_refused_where_drafts_are_planned_as_all_verified(arch: Arch) -> None:
-    with pytest.raises(ValueError, match="no --controller adaptive-verification"):
-        Experiment(arch, server=Server(controller=ADAPTIVE))
-    with pytest.raises(ValueError, match="not --drafter ngram"):
-        Experiment("colocated", server=Server(controller=ADAPTIVE, drafter="ngram"))
-
-
 def test_the_settings_name_it() -> None:
     chosen = Server(controller=ADAPTIVE, num_speculative_tokens=6, adaptive_verification_profile_context_len=99)
     controller = make_controller(chosen, planner())
