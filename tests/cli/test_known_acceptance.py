@@ -40,10 +40,7 @@ def test_one_drafter_or_all(capsys: pytest.CaptureFixture[str]) -> None:
 
 # The second answer repeats the first: a look-up in other answers finds it, one in its own tokens does not.
 TOLD = [1, 2, 3, 4, 5, 6, 7, 8]
-TEXTS = [
-    {"prompt_token_ids": [9], "generated_token_ids": TOLD},
-    {"prompt_token_ids": [0], "generated_token_ids": TOLD},
-]
+TEXTS = [{"prompt_token_ids": [9], "generated_token_ids": TOLD}, {"prompt_token_ids": [0], "generated_token_ids": TOLD}]
 
 
 def test_drafts_are_looked_up_in_the_users_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,9 +36,6 @@ def result(
     coded = [launch | {"lane": LANES.index(launch["lane"]), "kind": KINDS.index(launch["kind"])} for launch in launches]
     delivered = [dict(zip(DELIVERY_DTYPES, row, strict=True)) for row in deliveries]
     return Result(
-        experiment,
-        columns(requests, REQUEST_DTYPES),
-        columns(delivered, DELIVERY_DTYPES),
-        columns(coded, LAUNCH_DTYPES),
-        dict(META),
-    )
+        experiment, columns(requests, REQUEST_DTYPES), columns(delivered, DELIVERY_DTYPES),
+        columns(coded, LAUNCH_DTYPES), dict(META),
+    )  # fmt: skip

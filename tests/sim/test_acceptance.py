@@ -16,11 +16,7 @@ from scipy import stats
 from pdvsim.sim.config import Acceptance
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.workload import acceptance as acc
-from pdvsim.sim.workload.acceptance import (
-    Streams,
-    dropped_tokens,
-    expected_tokens,
-)
+from pdvsim.sim.workload.acceptance import Streams, dropped_tokens, expected_tokens
 
 
 def draw(acceptance: Acceptance, lengths: list[int], seed: int = 0) -> list[bytes]:
@@ -71,11 +67,9 @@ def test_end_of_a_request_is_not_biased() -> None:
 
 
 @given(
-    rates=st.tuples(st.floats(0, 1), st.floats(0, 1)),
-    lengths=st.lists(st.integers(1, 80), min_size=1, max_size=5),
-    k=st.integers(1, MAX_DRAFT),
-    seed=st.integers(0, 2**32),
-)
+    rates=st.tuples(st.floats(0, 1), st.floats(0, 1)), lengths=st.lists(st.integers(1, 80), min_size=1, max_size=5),
+    k=st.integers(1, MAX_DRAFT), seed=st.integers(0, 2**32),
+)  # fmt: skip
 def test_a_higher_rate_never_needs_more_rounds(
     rates: tuple[float, float], lengths: list[int], k: int, seed: int
 ) -> None:
@@ -157,20 +151,17 @@ def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
     assert runs[2] == runs[0]
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "holds no round"),
-        ("[1, 2]\n[256]\n", "line 2: item 0 is 256"),
-        ("[1, -1]", "line 1: item 1 is -1"),
-        ("[]", "line 1: holds no list"),
-        ("[true]", "item 0 is True"),
-        ("[1.0]", "item 0 is 1.0"),
-        ("{}", "line 1: holds no list"),
-        ("[1, 2", "line 1: '[1, 2' is not JSON"),
-        ("[1] [2]", "is not JSON"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), [
+    ("", "holds no round"),
+    ("[1, 2]\n[256]\n", "line 2: item 0 is 256"),
+    ("[1, -1]", "line 1: item 1 is -1"),
+    ("[]", "line 1: holds no list"),
+    ("[true]", "item 0 is True"),
+    ("[1.0]", "item 0 is 1.0"),
+    ("{}", "line 1: holds no list"),
+    ("[1, 2", "line 1: '[1, 2' is not JSON"),
+    ("[1] [2]", "is not JSON"),
+])  # fmt: skip
 def test_a_bad_trace_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "rounds.jsonl"
     path.write_text(text)

@@ -52,11 +52,9 @@ def speed(
     experiment = Experiment(
         arch,
         Traffic("random", num_prompts=6 * at_once, input_len=16, output_len=output_len, max_concurrency=at_once),
-        Acceptance(0.8),
-        Server(num_speculative_tokens=4, **server),
-        Hardware(**({"place": ("prefill=1", "verify=1"), "link": "made up"} if gpus > 1 else {})),
-        host,
-    )
+        Acceptance(0.8), Server(num_speculative_tokens=4, **server),
+        Hardware(**({"place": ("prefill=1", "verify=1"), "link": "made up"} if gpus > 1 else {})), host,
+    )  # fmt: skip
     return float(summarise(simulate(experiment))["output_throughput"])
 
 

@@ -68,22 +68,19 @@ def test_five_lines_of_toml_are_a_card(tmp_path: Path, capsys: pytest.CaptureFix
     assert document["forward_error_bar"] > 0
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "says"),
-    [
-        ("source =", "sauce =", "sauce: unknown key"),
-        ('source = "data sheet of 2025"\n', "", "source: is missing"),
-        ('"data sheet of 2025"', '" "', "source: must be a text"),
-        ("1.8e12", "1800", "bandwidth_bytes_per_s: must be 1e+09 to 1e+14, got 1800"),
-        ("1.8e12", "nan", "bandwidth_bytes_per_s: must be"),
-        ("210e12", '"fast"', "flops_per_s: must be a number, got 'fast'"),
-        ("34e9", "34", "memory_bytes: must be 1e+09"),
-        ("34e9", "true", "memory_bytes: must be a number"),
-        ("my-card", "h200", "name: h200 is a built-in card"),
-        ("source =", "sms = 0\nsource =", "sms: must be 1 to 1024"),
-        ("name =", "name", "is not TOML"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "says"), [
+    ("source =", "sauce =", "sauce: unknown key"),
+    ('source = "data sheet of 2025"\n', "", "source: is missing"),
+    ('"data sheet of 2025"', '" "', "source: must be a text"),
+    ("1.8e12", "1800", "bandwidth_bytes_per_s: must be 1e+09 to 1e+14, got 1800"),
+    ("1.8e12", "nan", "bandwidth_bytes_per_s: must be"),
+    ("210e12", '"fast"', "flops_per_s: must be a number, got 'fast'"),
+    ("34e9", "34", "memory_bytes: must be 1e+09"),
+    ("34e9", "true", "memory_bytes: must be a number"),
+    ("my-card", "h200", "name: h200 is a built-in card"),
+    ("source =", "sms = 0\nsource =", "sms: must be 1 to 1024"),
+    ("name =", "name", "is not TOML"),
+])  # fmt: skip
 def test_a_bad_card_is_refused_in_one_line(tmp_path: Path, old: str, new: str, says: str) -> None:
     path = tmp_path / "card.toml"
     path.write_text(CARD.replace(old, new))

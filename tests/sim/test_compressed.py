@@ -207,15 +207,12 @@ def test_the_formula_is_widened_like_that_of_mixtures() -> None:
     assert shipped().fit(FLASH, H200).layers.seconds(1, 0.0) > 0
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
-        ({"compress_ratios": [4]}, "compress_ratios"),
-        ({"o_groups": 3}, "4 heads are no multiple of 3 groups"),
-        ({"hc_mult": None}, "hc_mult"),
-    ],
-)
+@pytest.mark.parametrize(("more", "says"), [
+    ({"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
+    ({"compress_ratios": [4]}, "compress_ratios"),
+    ({"o_groups": 3}, "4 heads are no multiple of 3 groups"),
+    ({"hc_mult": None}, "hc_mult"),
+])  # fmt: skip
 def test_a_configuration_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
     config = {
         "model_type": "deepseek_v4", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,

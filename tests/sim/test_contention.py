@@ -112,12 +112,9 @@ def lacks_something(load: Load, others: Sequence[Load], held: dict[int, float]) 
 
 
 @given(
-    loads=st.lists(st.builds(Load, demands, demands), min_size=1, max_size=5),
-    data=st.data(),
-    compute=st.floats(0.1, 1.0),
-    bandwidth=st.floats(0.1, 1.0),
-    room=st.floats(0.0, 1.0),
-)
+    loads=st.lists(st.builds(Load, demands, demands), min_size=1, max_size=5), data=st.data(),
+    compute=st.floats(0.1, 1.0), bandwidth=st.floats(0.1, 1.0), room=st.floats(0.0, 1.0),
+)  # fmt: skip
 @settings(max_examples=300)
 def test_max_min_is_feasible_conserving_and_fair(
     loads: list[Load], data: st.DataObject, compute: float, bandwidth: float, room: float

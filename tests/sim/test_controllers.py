@@ -200,21 +200,18 @@ def verdicts(controller: Feedback, accepted: int, of: int, round_s: float = 0.01
         controller.observe(rows, [accepted], round_s)
 
 
-@pytest.mark.parametrize(
-    ("accepted", "queue_depth", "round_s", "step"),
-    [
-        (39, 0, 0.01, -1),  # each of the three signals shortens alone: acceptance under 0.4,
-        (90, 11, 0.01, -1),  # over 10 requests in the verify queue,
-        (90, 0, 0.051, -1),  # a decode latency over 50 ms
-        (71, 0, 0.039, +1),  # and all three together lengthen
-        (69, 0, 0.039, 0),  # between the two thresholds of a signal it stays
-        (41, 0, 0.039, 0),
-        (90, 1, 0.039, 0),
-        (90, 10, 0.039, 0),
-        (90, 0, 0.041, 0),
-        (90, 0, 0.049, 0),
-    ],
-)
+@pytest.mark.parametrize(("accepted", "queue_depth", "round_s", "step"), [
+    (39, 0, 0.01, -1),  # each of the three signals shortens alone: acceptance under 0.4,
+    (90, 11, 0.01, -1),  # over 10 requests in the verify queue,
+    (90, 0, 0.051, -1),  # a decode latency over 50 ms
+    (71, 0, 0.039, +1),  # and all three together lengthen
+    (69, 0, 0.039, 0),  # between the two thresholds of a signal it stays
+    (41, 0, 0.039, 0),
+    (90, 1, 0.039, 0),
+    (90, 10, 0.039, 0),
+    (90, 0, 0.041, 0),
+    (90, 0, 0.049, 0),
+])  # fmt: skip
 def test_feedback_has_the_published_thresholds(accepted: int, queue_depth: int, round_s: float, step: int) -> None:
     controller = feedback()
     verdicts(controller, accepted, 100, round_s)
@@ -274,16 +271,13 @@ def speed_late(experiment: Experiment) -> float:
     return float(tokens[(times > 2) & (times <= until)].sum() / (until - 2))
 
 
-@pytest.mark.parametrize(
-    ("arch", "pair", "rate", "concurrency", "fixed", "starts"),
-    [
-        ("pdv", "gemma-2b:gemma-7b", 0.9, 8, (2, 3, 4), (0, 8)),
-        ("pdv", PAIR, 0.8, 32, (1, 2, 3), (1, 8)),
-        ("pd", PAIR, 0.6, 128, (0, 1), (4,)),
-        ("colocated", PAIR, 0.3, 128, (0,), (8,)),
-        ("colocated", PAIR, 0.9, 1, (5, 6, 7), (1,)),
-    ],
-)
+@pytest.mark.parametrize(("arch", "pair", "rate", "concurrency", "fixed", "starts"), [
+    ("pdv", "gemma-2b:gemma-7b", 0.9, 8, (2, 3, 4), (0, 8)),
+    ("pdv", PAIR, 0.8, 32, (1, 2, 3), (1, 8)),
+    ("pd", PAIR, 0.6, 128, (0, 1), (4,)),
+    ("colocated", PAIR, 0.3, 128, (0,), (8,)),
+    ("colocated", PAIR, 0.9, 1, (5, 6, 7), (1,)),
+])  # fmt: skip
 def test_goodput_comes_near_the_best_fixed_length_from_any_start(
     arch: Arch, pair: str, rate: float, concurrency: int, fixed: Sequence[int], starts: Sequence[int]
 ) -> None:

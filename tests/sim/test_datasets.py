@@ -89,37 +89,34 @@ def test_mooncake_is_in_milliseconds(write: Write) -> None:
 GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
 
 
-@pytest.mark.parametrize(
-    ("read", "content", "message"),
-    [
-        (read_azure, "", "holds no request"),
-        (read_azure, AZURE, "holds no request"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields, the header has 3"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; accepted: a whole number"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,3,many\n", "line 2: GeneratedTokens is 'many'"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,3,0\n", "holds no request"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,3," + "9" * 5000 + "\n", "line 2: GeneratedTokens is '999"),
-        (read_azure, AZURE + "2023-13-45 18:15:46,3,4\n", "line 2: TIMESTAMP is '2023-13-45 18:15:46'"),
-        (read_azure, AZURE + "soon,3,4\n", "line 2: TIMESTAMP is 'soon'"),
-        (read_azure, AZURE + '"2023', "line 2: is not CSV"),
-        (read_burstgpt, AZURE + "1,2,3", "has no column model; accepted: the columns model"),
-        (read_burstgpt, BURST + "1,ChatGPT,5,5,10,API log\n", "holds no request"),
-        (read_burstgpt, BURST + "nan,GPT-4,5,5,10,API log\n", "line 2: Timestamp is 'nan'"),
-        (read_burstgpt, BURST + "1,GPT-4,5,-5,0,API log\n", "line 2: Response tokens is '-5'"),
-        (read_burstgpt, BURST + "1,GPT-4,,5,0,API log\n", "line 2: Request tokens is ''"),
-        (read_mooncake, "", "holds no request"),
-        (read_mooncake, GOOD + "[1]\n", "line 2: holds a list"),
-        (read_mooncake, GOOD + GOOD[:20], 'line 2: \'{"timestamp": 0, "in\' is not JSON'),
-        (read_mooncake, GOOD.strip() * 2, "line 1: "),
-        (read_mooncake, "[" * 100_000, "line 1: "),
-        (read_mooncake, "1" * 10_000, "line 1: "),
-        (read_mooncake, GOOD.replace(": 0", ": NaN"), "line 1: timestamp is nan"),
-        (read_mooncake, GOOD.replace(": 0", ": 1" + "0" * 400), "line 1: timestamp is a number of 19 or more digits"),
-        (read_mooncake, GOOD.replace("output", "out"), "has no column output_length"),
-        (read_mooncake, GOOD.replace(": 1", ": true"), "line 1: input_length is True"),
-        (read_mooncake, GOOD.replace(": 1", ": 1.5"), "line 1: input_length is 1.5"),
-    ],
-)
+@pytest.mark.parametrize(("read", "content", "message"), [
+    (read_azure, "", "holds no request"),
+    (read_azure, AZURE, "holds no request"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields, the header has 3"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; accepted: a whole number"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,3,many\n", "line 2: GeneratedTokens is 'many'"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,3,0\n", "holds no request"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,3," + "9" * 5000 + "\n", "line 2: GeneratedTokens is '999"),
+    (read_azure, AZURE + "2023-13-45 18:15:46,3,4\n", "line 2: TIMESTAMP is '2023-13-45 18:15:46'"),
+    (read_azure, AZURE + "soon,3,4\n", "line 2: TIMESTAMP is 'soon'"),
+    (read_azure, AZURE + '"2023', "line 2: is not CSV"),
+    (read_burstgpt, AZURE + "1,2,3", "has no column model; accepted: the columns model"),
+    (read_burstgpt, BURST + "1,ChatGPT,5,5,10,API log\n", "holds no request"),
+    (read_burstgpt, BURST + "nan,GPT-4,5,5,10,API log\n", "line 2: Timestamp is 'nan'"),
+    (read_burstgpt, BURST + "1,GPT-4,5,-5,0,API log\n", "line 2: Response tokens is '-5'"),
+    (read_burstgpt, BURST + "1,GPT-4,,5,0,API log\n", "line 2: Request tokens is ''"),
+    (read_mooncake, "", "holds no request"),
+    (read_mooncake, GOOD + "[1]\n", "line 2: holds a list"),
+    (read_mooncake, GOOD + GOOD[:20], 'line 2: \'{"timestamp": 0, "in\' is not JSON'),
+    (read_mooncake, GOOD.strip() * 2, "line 1: "),
+    (read_mooncake, "[" * 100_000, "line 1: "),
+    (read_mooncake, "1" * 10_000, "line 1: "),
+    (read_mooncake, GOOD.replace(": 0", ": NaN"), "line 1: timestamp is nan"),
+    (read_mooncake, GOOD.replace(": 0", ": 1" + "0" * 400), "line 1: timestamp is a number of 19 or more digits"),
+    (read_mooncake, GOOD.replace("output", "out"), "has no column output_length"),
+    (read_mooncake, GOOD.replace(": 1", ": true"), "line 1: input_length is True"),
+    (read_mooncake, GOOD.replace(": 1", ": 1.5"), "line 1: input_length is 1.5"),
+])  # fmt: skip
 def test_a_broken_file_is_refused_by_line_and_field(
     write: Write, read: Callable[[str], object], content: str, message: str
 ) -> None:
@@ -231,20 +228,17 @@ def test_sharegpt_with_nothing_left_is_refused(write: Write, tokenizer: str) -> 
             read_sharegpt(path, tokenizer, 5, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "line 1: is not JSON"),
-        ('[\n{"conversations": [', "line 2: is not JSON"),
-        ("{}", "holds an object; accepted: a JSON list"),
-        ("[3]", "entry 0: has no list of turns"),
-        ('[{"conversations": 3}]', "entry 0: has no list of turns"),
-        ('[{"conversations": [3, 4]}]', "conversation 0: turn 0 has no text under 'value'"),
-        ('[{"conversations": [{"from": "human", "value": 3}]}]', "turn 0 has no text"),
-        ("[" * 100_000, "too deep"),
-        ("[" + "1" * 10_000 + "]", "a number too long"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("", "line 1: is not JSON"),
+    ('[\n{"conversations": [', "line 2: is not JSON"),
+    ("{}", "holds an object; accepted: a JSON list"),
+    ("[3]", "entry 0: has no list of turns"),
+    ('[{"conversations": 3}]', "entry 0: has no list of turns"),
+    ('[{"conversations": [3, 4]}]', "conversation 0: turn 0 has no text under 'value'"),
+    ('[{"conversations": [{"from": "human", "value": 3}]}]', "turn 0 has no text"),
+    ("[" * 100_000, "too deep"),
+    ("[" + "1" * 10_000 + "]", "a number too long"),
+])  # fmt: skip
 def test_a_broken_sharegpt_file_is_refused(write: Write, content: str, message: str) -> None:
     refuses(datasets._conversations, write(content), message)
 

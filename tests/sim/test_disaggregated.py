@@ -56,21 +56,18 @@ def endless_link(monkeypatch: pytest.MonkeyPatch) -> None:
 # what is sent ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("server", "hardware"),
-    [
-        ({"drafter": "none"}, {}),
-        ({}, {}),
-        ({}, {"draft_kv": "recomputed"}),
-        ({}, {"kv_transfer": "prompt"}),
-        ({"drafter": "ngram"}, {}),
-        ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {}),
-        ({"pair": "none:gpt-oss-20b"}, {}),  # half of its layers have windows
-        ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4}),
-        ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4, "prefill_tensor_parallel_size": 2}),
-        ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 2, "prefill_tensor_parallel_size": 4}),
-    ],
-)
+@pytest.mark.parametrize(("server", "hardware"), [
+    ({"drafter": "none"}, {}),
+    ({}, {}),
+    ({}, {"draft_kv": "recomputed"}),
+    ({}, {"kv_transfer": "prompt"}),
+    ({"drafter": "ngram"}, {}),
+    ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {}),
+    ({"pair": "none:gpt-oss-20b"}, {}),  # half of its layers have windows
+    ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4}),
+    ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4, "prefill_tensor_parallel_size": 2}),
+    ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 2, "prefill_tensor_parallel_size": 4}),
+])  # fmt: skip
 def test_bytes_are_those_of_the_tokens(server: dict[str, Any], hardware: dict[str, Any]) -> None:
     """KV bytes of a token times tokens, by the port that has most to do; the drafter's where it is sent."""
     experiment = apart("2p1d", replace(FIXED, random_range_ratio=0.8), server, **hardware)
@@ -237,19 +234,16 @@ LOADS: dict[str, Traffic] = {
 
 
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize(
-    ("server", "hardware"),
-    [
-        ({}, {}),
-        ({"controller": "goodput"}, {"profile": None}),
-        ({"max_num_batched_tokens": 256, "max_num_seqs": 5}, {"draft_kv": "recomputed"}),
-        ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "vllm"}),
-        ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "sglang"}),
-        ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {"profile": None}),
-        ({}, {"kv_capacity_tokens": 2000}),
-        ({"kv_cache": "reserved"}, {"kv_capacity_tokens": 2000, "router": "prefix-aware"}),
-    ],
-)
+@pytest.mark.parametrize(("server", "hardware"), [
+    ({}, {}),
+    ({"controller": "goodput"}, {"profile": None}),
+    ({"max_num_batched_tokens": 256, "max_num_seqs": 5}, {"draft_kv": "recomputed"}),
+    ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "vllm"}),
+    ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "sglang"}),
+    ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {"profile": None}),
+    ({}, {"kv_capacity_tokens": 2000}),
+    ({"kv_cache": "reserved"}, {"kv_capacity_tokens": 2000, "router": "prefix-aware"}),
+])  # fmt: skip
 def test_every_request_is_served_once(load: str, server: dict[str, Any], hardware: dict[str, Any]) -> None:
     """The invariants of every policy, with full caches, and the same with and without the fast path."""
     experiment = applicable(apart("2p2d", LOADS[load], server, **hardware))

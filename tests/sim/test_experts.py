@@ -36,17 +36,14 @@ MIXTURES = sorted(name for name, spec in PRESETS.items() if spec.experts is not 
 # sizes ---------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("name", "billions", "active"),
-    [
-        ("mixtral-8x7b", 46.7, 12.9),  # mistral.ai/news/mixtral-of-experts
-        ("qwen3-30b-a3b", 30.5, 3.3),  # arXiv 2505.09388; active ones with embeddings
-        ("qwen3-235b-a22b", 235.0, 22.0),
-        ("gpt-oss-120b", 116.8, 5.1),  # arXiv 2508.10925; active ones without embeddings
-        ("gpt-oss-20b", 20.9, 3.6),
-        ("deepseek-v3", 671.0, 37.0),  # arXiv 2412.19437
-    ],
-)
+@pytest.mark.parametrize(("name", "billions", "active"), [
+    ("mixtral-8x7b", 46.7, 12.9),  # mistral.ai/news/mixtral-of-experts
+    ("qwen3-30b-a3b", 30.5, 3.3),  # arXiv 2505.09388; active ones with embeddings
+    ("qwen3-235b-a22b", 235.0, 22.0),
+    ("gpt-oss-120b", 116.8, 5.1),  # arXiv 2508.10925; active ones without embeddings
+    ("gpt-oss-20b", 20.9, 3.6),
+    ("deepseek-v3", 671.0, 37.0),  # arXiv 2412.19437
+])  # fmt: skip
 def test_parameters_are_the_makers(name: str, billions: float, active: float) -> None:
     spec = PRESETS[name]
     assert spec.params / 1e9 == pytest.approx(billions, rel=0.01)
@@ -116,14 +113,11 @@ def test_distinct_experts_of_independent_tokens_are_drawn_balls() -> None:
     assert experts.read(1e4) == pytest.approx(256)
 
 
-@pytest.mark.parametrize(
-    ("count", "per_token", "tokens", "published"),
-    [
-        (256, 8, 8, 39.4),  # Laguna XS 2.1, github.com/Luce-Org/lucebox/pull/501
-        (256, 8, 15, 58.9),
-        (64, 4, 2, 4 * 1.743),  # GLM-4.7-Flash: neighbours share 25.7%, github.com/ml-explore/mlx-lm/pull/1485
-    ],
-)
+@pytest.mark.parametrize(("count", "per_token", "tokens", "published"), [
+    (256, 8, 8, 39.4),  # Laguna XS 2.1, github.com/Luce-Org/lucebox/pull/501
+    (256, 8, 15, 58.9),
+    (64, 4, 2, 4 * 1.743),  # GLM-4.7-Flash: neighbours share 25.7%, github.com/ml-explore/mlx-lm/pull/1485
+])  # fmt: skip
 def test_tokens_of_one_request_share_experts_as_published(
     count: int, per_token: int, tokens: int, published: float
 ) -> None:

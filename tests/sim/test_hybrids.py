@@ -276,15 +276,12 @@ def test_layers_that_share_a_selection_are_counted() -> None:
     assert (sparse.layers, sparse.scans) == (78, 3 + len(range(6, 78, 4)))
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"hybrid_override_pattern": "MEX"}, "letters M"),
-        ({"hybrid_override_pattern": "MEME"}, "not a Nemotron-H model"),
-        ({"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_dtype: must be float32"),
-        ({"ssm_state_size": None}, "ssm_state_size"),
-    ],
-)
+@pytest.mark.parametrize(("more", "says"), [
+    ({"hybrid_override_pattern": "MEX"}, "letters M"),
+    ({"hybrid_override_pattern": "MEME"}, "not a Nemotron-H model"),
+    ({"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_dtype: must be float32"),
+    ({"ssm_state_size": None}, "ssm_state_size"),
+])  # fmt: skip
 def test_a_hybrid_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
     config = {
         "model_type": "nemotron_h", "hybrid_override_pattern": "ME*E", "hidden_size": 256, "intermediate_size": 512,

@@ -128,17 +128,14 @@ def test_a_request_knows_how_often_it_was_preempted() -> None:
     assert run.metrics["spec_decode_per_position_acceptance_rates"]
 
 
-@pytest.mark.parametrize(
-    ("arch", "models", "lengths", "says"),
-    [
-        ("pdv", "tinyllama-1.1b:llama-2-7b", (2000, 49), "request 0 has 2049 tokens but the context of tinyllama-1.1b"),
-        ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 97), "context of llama-2-7b ends at 4096: lower"),
-        ("colocated", "gemma-2b:gemma-7b", (8192, 1), "ends at 8192"),
-        ("pd", "tinyllama-1.1b:llama-2-7b", (2000, 48), None),
-        ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 96), None),
-        ("pd", "llama-3.2-1b:llama-3.1-8b", (8000, 49), None),
-    ],
-)
+@pytest.mark.parametrize(("arch", "models", "lengths", "says"), [
+    ("pdv", "tinyllama-1.1b:llama-2-7b", (2000, 49), "request 0 has 2049 tokens but the context of tinyllama-1.1b"),
+    ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 97), "context of llama-2-7b ends at 4096: lower"),
+    ("colocated", "gemma-2b:gemma-7b", (8192, 1), "ends at 8192"),
+    ("pd", "tinyllama-1.1b:llama-2-7b", (2000, 48), None),
+    ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 96), None),
+    ("pd", "llama-3.2-1b:llama-3.1-8b", (8000, 49), None),
+])  # fmt: skip
 def test_a_request_longer_than_a_context_is_refused(
     arch: Arch, models: str, lengths: tuple[int, int], says: str | None
 ) -> None:

@@ -87,11 +87,9 @@ def workloads(draw: st.DrawFn, most: int = 30) -> Workload:
     prompts = rng.choice([1, 7, 64, 300, 700], count)
     outputs = np.where(rng.random(count) < 0.2, 1, rng.integers(1, longest + 1, count))
     return Workload(
-        arrivals(kind, count, draw(st.sampled_from([5.0, 50.0, 500.0, 5000.0])), rng),
-        tuple(prompts.tolist()),
-        tuple(outputs.tolist()),
-        seed,
-    )
+        arrivals(kind, count, draw(st.sampled_from([5.0, 50.0, 500.0, 5000.0])), rng), tuple(prompts.tolist()),
+        tuple(outputs.tolist()), seed,
+    )  # fmt: skip
 
 
 def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
@@ -407,12 +405,9 @@ def test_a_block_is_cut_at_an_instant(arch: Arch) -> None:
     """The same where a request arrives at the very instant at which a work starts or ends or tokens are delivered."""
 
     @given(
-        moment=st.floats(0.0, 1.0),
-        column=st.sampled_from(["start_s", "end_s", "time_s"]),
-        first=st.integers(1, 3),
-        host=st.sampled_from([None, 0.0, 2e-4]),
-        seed=st.integers(0, 2**16),
-    )
+        moment=st.floats(0.0, 1.0), column=st.sampled_from(["start_s", "end_s", "time_s"]), first=st.integers(1, 3),
+        host=st.sampled_from([None, 0.0, 2e-4]), seed=st.integers(0, 2**16),
+    )  # fmt: skip
     @settings(max_examples=25)
     def check(moment: float, column: str, first: int, host: float | None, seed: int) -> None:
         experiment = Experiment(arch=arch, host=Host(launch_s=host, completion_s=host, handoff_s=host))

@@ -45,17 +45,14 @@ def test_transfers_queue_for_the_ports() -> None:
 
 
 @pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
-@pytest.mark.parametrize(
-    "place",
-    [
-        ("prefill=1", "verify=1"),
-        ("decode=1",),
-        ("prefill=1", "decode=0", "verify=2"),
-        ("prefill=1+2", "verify=3"),
-        ("decode=0+1", "verify=2", "prefill=2"),
-        ("prefill=3+4", "decode=0+1+2", "verify=1"),
-    ],
-)
+@pytest.mark.parametrize("place", [
+    ("prefill=1", "verify=1"),
+    ("decode=1",),
+    ("prefill=1", "decode=0", "verify=2"),
+    ("prefill=1+2", "verify=3"),
+    ("decode=0+1", "verify=2", "prefill=2"),
+    ("prefill=3+4", "decode=0+1+2", "verify=1"),
+])  # fmt: skip
 def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch, place: tuple[str, ...]) -> None:
     experiment = placed(arch, *place)
     result, models = simulate(experiment), pair(experiment.server.pair)
@@ -92,14 +89,11 @@ def test_slower_links_never_serve_one_request_faster(links: tuple[Any, ...]) -> 
     assert speeds[-1] > 1.005 * speeds[0]
 
 
-@pytest.mark.parametrize(
-    ("requests", "seeds", "rested"),
-    [
-        *((requests, 1, rested) for requests in (1, 8, 32) for rested in (True, False)),
-        (128, 24, True),
-        (128, 6, False),
-    ],
-)
+@pytest.mark.parametrize(("requests", "seeds", "rested"), [
+    *((requests, 1, rested) for requests in (1, 8, 32) for rested in (True, False)),
+    (128, 24, True),
+    (128, 6, False),
+])  # fmt: skip
 def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds: int, rested: bool) -> None:
     """The planner knows that draft and verify do not share a card. With 128 a seed alone decides 2%."""
 
@@ -108,12 +102,9 @@ def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds:
             "random", num_prompts=2 * requests, input_len=128, output_len=64, max_concurrency=requests, seed=seed
         )
         experiment = Experiment(
-            "pdv",
-            traffic,
-            Acceptance(0.8),
-            Server(GEMMA, 8, verify_gather=gather),
+            "pdv", traffic, Acceptance(0.8), Server(GEMMA, 8, verify_gather=gather),
             Hardware(place=("prefill=1", "verify=1")),
-        )
+        )  # fmt: skip
         profile = covering_profile(experiment)
         run = simulate(experiment, profile=replace(profile, power=None) if rested else profile)
         return float(summarise(run)["output_throughput"])

@@ -101,16 +101,13 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
     assert pair(f"{tmp_path}:{tmp_path}").draft == spec
 
 
-@pytest.mark.parametrize(
-    ("family", "why"),
-    [
-        ("Olmoe", "mixture of experts"),
-        ("Gemma3", "text_config"),
-        ("T5", "an encoder and a decoder"),
-        ("GPT2", "no gate"),
-        ("Mamba", "no attention"),
-    ],
-)
+@pytest.mark.parametrize(("family", "why"), [
+    ("Olmoe", "mixture of experts"),
+    ("Gemma3", "text_config"),
+    ("T5", "an encoder and a decoder"),
+    ("GPT2", "no gate"),
+    ("Mamba", "no attention"),
+])  # fmt: skip
 def test_what_is_no_dense_decoder_is_refused_by_name(
     family: str, why: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
@@ -149,16 +146,13 @@ INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}
 FLOAT8 = {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}}
 
 
-@pytest.mark.parametrize(
-    ("given", "layer_bytes"),
-    [
-        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 1.0),
-        ({"quant_method": "compressed-tensors", "config_groups": FLOAT8}, 1.0),
-        ({"quant_method": "compressed-tensors", "config_groups": INT4}, 0.5 + 2.5 / 128),
-        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
-    ],
-)
+@pytest.mark.parametrize(("given", "layer_bytes"), [
+    ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 1.0),
+    ({"quant_method": "compressed-tensors", "config_groups": FLOAT8}, 1.0),
+    ({"quant_method": "compressed-tensors", "config_groups": INT4}, 0.5 + 2.5 / 128),
+    ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
+    ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
+])  # fmt: skip
 def test_quantised_weights_are_known_by_their_bytes(given: dict[str, Any], layer_bytes: float) -> None:
     """Those of the layers; embeddings and output projection keep 16 bits."""
     plain, spec = from_config(SHAPE, "m"), from_config(SHAPE | {"quantization_config": given}, "m")

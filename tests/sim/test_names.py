@@ -23,19 +23,16 @@ def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
         assert not set(others) & set(presets)
 
 
-@pytest.mark.parametrize(
-    ("typed", "taken", "noted"),
-    [
-        ("h100", "h100-sxm", True),
-        ("H100", "h100-sxm", True),
-        ("a100", "a100-80gb", True),
-        ("A100-80GB", "a100-80gb", False),
-        ("rtx_4090", "rtx-4090", False),
-        ("NVIDIA H100 80GB HBM3", "h100-sxm", True),  # as nvidia-smi says
-        ("NVIDIA A100-SXM4-40GB", "a100-40gb", True),
-        ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
-    ],
-)
+@pytest.mark.parametrize(("typed", "taken", "noted"), [
+    ("h100", "h100-sxm", True),
+    ("H100", "h100-sxm", True),
+    ("a100", "a100-80gb", True),
+    ("A100-80GB", "a100-80gb", False),
+    ("rtx_4090", "rtx-4090", False),
+    ("NVIDIA H100 80GB HBM3", "h100-sxm", True),  # as nvidia-smi says
+    ("NVIDIA A100-SXM4-40GB", "a100-40gb", True),
+    ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
+])  # fmt: skip
 def test_cards(typed: str, taken: str, noted: bool) -> None:
     with warnings.catch_warnings(record=True) as notes:
         warnings.simplefilter("always")
@@ -43,22 +40,19 @@ def test_cards(typed: str, taken: str, noted: bool) -> None:
     assert [str(note.message) for note in notes] == [f"{typed} is read as {taken}"] * noted
 
 
-@pytest.mark.parametrize(
-    ("typed", "taken"),
-    [
-        ("Llama-3.1-8B", "llama-3.1-8b"),
-        ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-        ("Qwen/Qwen2-7B", "qwen2-7b"),
-        ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
-        ("google/gemma-2b-it", "gemma-2b"),
-        ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
-        ("Qwen/Qwen3-14B", "qwen3-14b"),
-        ("unsloth/Qwen3-14B", "qwen3-14b"),  # a copy
-        ("google/gemma-3-27b-it", "gemma-3-27b"),
-        ("microsoft/phi-4", "phi-4"),
-    ],
-)
+@pytest.mark.parametrize(("typed", "taken"), [
+    ("Llama-3.1-8B", "llama-3.1-8b"),
+    ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+    ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
+    ("Qwen/Qwen2-7B", "qwen2-7b"),
+    ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
+    ("google/gemma-2b-it", "gemma-2b"),
+    ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
+    ("Qwen/Qwen3-14B", "qwen3-14b"),
+    ("unsloth/Qwen3-14B", "qwen3-14b"),  # a copy
+    ("google/gemma-3-27b-it", "gemma-3-27b"),
+    ("microsoft/phi-4", "phi-4"),
+])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
 def test_models(typed: str, taken: str) -> None:
     assert model(typed) is PRESETS[taken]

@@ -122,11 +122,9 @@ def test_a_single_server_is_lindleys(arch: Arch, requests: list[tuple[float, int
 
 @pytest.mark.parametrize("arch", ONE_STREAM)
 @given(
-    gaps=st.lists(st.floats(0.0, 0.5), min_size=2, max_size=12),
-    seed=st.integers(0, 2**16),
-    acceptance=st.sampled_from([0.0, 0.6, 1.0]),
-    host=st.sampled_from([FREE_HOST, Host()]),
-)
+    gaps=st.lists(st.floats(0.0, 0.5), min_size=2, max_size=12), seed=st.integers(0, 2**16),
+    acceptance=st.sampled_from([0.0, 0.6, 1.0]), host=st.sampled_from([FREE_HOST, Host()]),
+)  # fmt: skip
 @settings(max_examples=25)
 def test_whole_requests_through_a_single_server_are_lindleys(
     arch: Arch, gaps: list[float], seed: int, acceptance: float, host: Host
@@ -174,14 +172,11 @@ def confidence(samples: list[float], level: float = 0.999) -> tuple[float, float
     return float(np.mean(samples)) - half, float(np.mean(samples)) + half
 
 
-@pytest.mark.parametrize(
-    ("service", "second_moment"),
-    [
-        pytest.param(exponential, 2 * MEAN_S**2, id="M/M/1"),
-        pytest.param(constant, MEAN_S**2, id="M/D/1"),
-        pytest.param(two_lengths, 0.9 * (MEAN_S / 3) ** 2 + 0.1 * (7 * MEAN_S) ** 2, id="M/G/1"),
-    ],
-)
+@pytest.mark.parametrize(("service", "second_moment"), [
+    pytest.param(exponential, 2 * MEAN_S**2, id="M/M/1"),
+    pytest.param(constant, MEAN_S**2, id="M/D/1"),
+    pytest.param(two_lengths, 0.9 * (MEAN_S / 3) ** 2 + 0.1 * (7 * MEAN_S) ** 2, id="M/G/1"),
+])  # fmt: skip
 @pytest.mark.parametrize("load", [0.3, 0.6])
 def test_mean_waits_are_pollaczek_and_khinchines(
     service: Any, second_moment: float, load: float, by_token: Hardware

@@ -55,14 +55,11 @@ class GroupOfOne(Cluster):
         return super()._server(replica, rank, group or RankGroup(self.env))
 
 
-@pytest.mark.parametrize(
-    ("arch", "pair"),
-    [
-        ("autoregressive", f"none:{TARGET}"),
-        ("colocated", f"eagle3-{TARGET}:{TARGET}"),
-        ("colocated", f"ngram:{TARGET}"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "pair"), [
+    ("autoregressive", f"none:{TARGET}"),
+    ("colocated", f"eagle3-{TARGET}:{TARGET}"),
+    ("colocated", f"ngram:{TARGET}"),
+])  # fmt: skip
 def test_a_group_of_one_rank_is_a_server(arch: str, pair: str) -> None:
     one = replace(
         experiment(1, arch, pair, spread=False), traffic=Traffic(request_rate=30, num_prompts=60, input_len=300)

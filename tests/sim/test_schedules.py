@@ -123,12 +123,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.setitem(LINKS, "made up", hardware["link"])  # type: ignore[misc]
             hardware["link"] = "made up"
         experiment = Experiment(
-            arch,
-            traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
-            server=Server(**server),
-            hardware=Hardware(profile=profile, **hardware),
-            host=Host(**host),
-        )
+            arch, traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
+            server=Server(**server), hardware=Hardware(profile=profile, **hardware), host=Host(**host),
+        )  # fmt: skip
         return simulate(applicable(experiment), blocks=request.param, requests=requests)
 
     return runs
@@ -303,11 +300,9 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, lo
     """
     result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (0, 100, 4, {})], drafter="ngram")
     check(
-        result,
-        ["main: prefill 0.1-30.1 @200, verify x2 31.2-41.6 @4, decode x2 42.7-52.9 @2, verify x2 54-64.4 @4"],
-        [[(30.3, 1), (41.8, 3), (53.1, 1), (64.6, 1)], [(30.3, 1), (41.8, 1), (53.1, 1), (64.6, 1)]],
-        "tokens",
-    )
+        result, ["main: prefill 0.1-30.1 @200, verify x2 31.2-41.6 @4, decode x2 42.7-52.9 @2, verify x2 54-64.4 @4"],
+        [[(30.3, 1), (41.8, 3), (53.1, 1), (64.6, 1)], [(30.3, 1), (41.8, 1), (53.1, 1), (64.6, 1)]], "tokens",
+    )  # fmt: skip
     assert result.requests["drafted"].tolist() == [4, 0]
     assert result.requests["bare"].tolist() == [0, 2]
     assert times_ms(result, "draft_s") == [2.4, 2.4]
@@ -354,10 +349,7 @@ def test_pd(run: Run) -> None:
             "decode: draft x1 69.4625-71.9875, verify x1 71.9875-84.29, draft x2 84.59-86.65",
             "decode: verify x2 86.65-97.25",
         ],
-        [
-            [(20.3, 1), (37.95, 3), (53.6625, 1), (69.3625, 2), (84.49, 3), (97.45, 1)],
-            [(76.7, 1), (97.45, 2)],
-        ],
+        [[(20.3, 1), (37.95, 3), (53.6625, 1), (69.3625, 2), (84.49, 3), (97.45, 1)], [(76.7, 1), (97.45, 2)]],
     )
 
 
@@ -399,10 +391,7 @@ def test_pdv(run: Run) -> None:
     check(
         result,
         [*PDV_START, "decode: draft x1 75.725-78.25", "verify: verify x1 75.625-87.945, verify x1 88.245-98.545"],
-        [
-            [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (98.745, 2)],
-            [(65.3, 1), (88.145, 2)],
-        ],
+        [[(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (98.745, 2)], [(65.3, 1), (88.145, 2)]],
     )
     # between draft and verify: three hand-overs of R0, then from 78.45 to 88.145; R1 from 74.325 to 75.025
     assert times_ms(result, "wait_s") == [3 * 0.5 + 9.695, 0.7]
@@ -417,10 +406,7 @@ def test_pdv_always_gathers(run: Run) -> None:
     check(
         run("pdv", PDV_ASKED, verify_gather="always", stream_weight=4),
         [*PDV_START, "decode: draft x1 75.625-77.645", "verify: verify x2 78.445-89.045"],
-        [
-            [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (89.245, 2)],
-            [(65.3, 1), (89.245, 2)],
-        ],
+        [[(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (89.245, 2)], [(65.3, 1), (89.245, 2)]],
     )
 
 
@@ -468,11 +454,7 @@ def test_pdv_unified(run: Run) -> None:
             "verify: verify x1 24.72-35.02, verify x1 38.3575-51.2325, verify x1 54.3575-67.2325",
             "verify: verify x1 70.3575-83.2325, verify x1 87.165-100.04",
         ],
-        [
-            [(20.3, 1), (35.22, 3), (51.4325, 1), (67.4325, 1), (83.4325, 1)],
-            [(83.4325, 1), (100.24, 2)],
-            [(107.16, 1)],
-        ],
+        [[(20.3, 1), (35.22, 3), (51.4325, 1), (67.4325, 1), (83.4325, 1)], [(83.4325, 1), (100.24, 2)], [(107.16, 1)]],
     )
     assert times_ms(result, "admitted_s") == [0, 35.22, 84.04]
 

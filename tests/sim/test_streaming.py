@@ -60,17 +60,14 @@ TRACE = "".join(
 )
 
 
-@pytest.mark.parametrize(
-    ("dataset", "form"),
-    [
-        ({}, {}),
-        ({"dataset_name": "random", "random_range_ratio": 0.5, "input_len": 40, "output_len": 9}, {}),
-        ({"request_rate": 5.0, "burstiness": 0.3}, {"acceptance_concentration": 3.0}),
-        ({"request_rate": 5.0}, {"acceptance_model": "cnn-eagle3"}),
-        ({"dataset_name": "mooncake"}, {"synthetic_acceptance_rates": (0.8, 0.4)}),
-        ({"dataset_name": "mooncake", "use_trace_timestamps": True, "num_prompts": 37}, {"acceptance_trace": "rounds"}),
-    ],
-)
+@pytest.mark.parametrize(("dataset", "form"), [
+    ({}, {}),
+    ({"dataset_name": "random", "random_range_ratio": 0.5, "input_len": 40, "output_len": 9}, {}),
+    ({"request_rate": 5.0, "burstiness": 0.3}, {"acceptance_concentration": 3.0}),
+    ({"request_rate": 5.0}, {"acceptance_model": "cnn-eagle3"}),
+    ({"dataset_name": "mooncake"}, {"synthetic_acceptance_rates": (0.8, 0.4)}),
+    ({"dataset_name": "mooncake", "use_trace_timestamps": True, "num_prompts": 37}, {"acceptance_trace": "rounds"}),
+])  # fmt: skip
 @pytest.mark.parametrize("chunk", [1, 7, 64])
 def test_chunks_change_nothing(dataset: dict[str, Any], form: dict[str, Any], chunk: int, tmp_path: Path) -> None:
     if "dataset_name" in dataset and dataset["dataset_name"] == "mooncake":

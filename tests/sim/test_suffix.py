@@ -124,11 +124,9 @@ def test_a_draft_is_as_long_as_its_match() -> None:
 def served(k: int, clients: int = 8, data: str = "sharegpt", drafter: str = "suffix") -> Experiment:
     traffic = Traffic("random", num_prompts=4 * clients + 8, max_concurrency=clients, input_len=200, output_len=200)
     return Experiment(
-        "colocated",
-        traffic,
-        Acceptance(acceptance_model=f"{data}-{drafter}"),
+        "colocated", traffic, Acceptance(acceptance_model=f"{data}-{drafter}"),
         Server(f"{drafter}:llama-3.1-8b", num_speculative_tokens=k, max_num_seqs=256),
-    )
+    )  # fmt: skip
 
 
 def test_a_draft_takes_one_look_up_per_row_on_the_host_whatever_its_length() -> None:

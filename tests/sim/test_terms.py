@@ -149,14 +149,11 @@ def test_times_scale_and_nothing_else_does(factor: float, rows: int, tokens: int
 def test_a_forward_is_the_sum_of_its_terms() -> None:
     """Three rows of two tokens and a prompt of 100. Each term is a different power of two: none is counted twice."""
     terms = ForwardTerms(
-        layers=MeasuredLayers(((1, 1.0), (2, 1.0))),
-        head=OutputProjection(2.0),
+        layers=MeasuredLayers(((1, 1.0), (2, 1.0))), head=OutputProjection(2.0),
         rows=MeasuredAttention(((1, 0.0), (2, 0.0)), width_knots=((1, 4.0), (2, 4.0))),
-        prompts=WaveAttention(10**6, 8.0 / 100),
-        overhead=PromptOverhead(16.0, 32.0 / 100),
-        collectives=Collectives(((1, 64.0), (2, 64.0)), ((1, 128.0), (2, 128.0))),
-        steps=DraftSteps(3.0),
-    )
+        prompts=WaveAttention(10**6, 8.0 / 100), overhead=PromptOverhead(16.0, 32.0 / 100),
+        collectives=Collectives(((1, 64.0), (2, 64.0)), ((1, 128.0), (2, 128.0))), steps=DraftSteps(3.0),
+    )  # fmt: skip
     model = CostModel(LLAMA, terms)
     assert model.price(3, 2, prompts=[(0, 100)], first_tokens=1).seconds_0 == pytest.approx(255)
     assert model.price(3, 2).seconds_0 == pytest.approx(1 + 2 + 4 + 64 + 128)

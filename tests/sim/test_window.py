@@ -39,10 +39,7 @@ def test_every_trim_gives_the_same_rates(loops: list[Result]) -> None:
         measured = [trimmed(run, warmup) for run in loops]
         for name in RATES:
             rate, reference = (interval(metrics[name] for metrics in runs) for runs in (measured, expected))
-            assert abs(rate.mean - reference.mean) < rate.half_width + reference.half_width, (
-                name,
-                warmup,
-            )
+            assert abs(rate.mean - reference.mean) < rate.half_width + reference.half_width, (name, warmup)
             assert rate.mean == pytest.approx(reference.mean, rel=0.02), (name, warmup)
 
 

@@ -56,26 +56,17 @@ def test_rate_inf_sends_all_at_time_0() -> None:
 
 @settings(max_examples=40)
 @given(
-    few=st.integers(1, 60),
-    more=st.integers(0, 60),
-    seed=st.integers(0, 2**63),
-    name=st.sampled_from(["random", "sharegpt"]),
-    burstiness=st.floats(0.2, 5),
+    few=st.integers(1, 60), more=st.integers(0, 60), seed=st.integers(0, 2**63),
+    name=st.sampled_from(["random", "sharegpt"]), burstiness=st.floats(0.2, 5),
     concentration=st.none() | st.floats(0.5, 50),
-)
+)  # fmt: skip
 def test_more_requests_leave_the_first_ones_as_they_were(
     few: int, more: int, seed: int, name: Any, burstiness: float, concentration: float | None
 ) -> None:
     traffic = Traffic(
-        name,
-        num_prompts=few + more,
-        request_rate=3.0,
-        burstiness=burstiness,
-        seed=seed,
-        random_range_ratio=0.5,
-        input_len=64,
-        output_len=32,
-    )
+        name, num_prompts=few + more, request_rate=3.0, burstiness=burstiness, seed=seed, random_range_ratio=0.5,
+        input_len=64, output_len=32,
+    )  # fmt: skip
     form = Acceptance(acceptance_concentration=concentration)
     whole = make_requests(traffic, form)
     assert facts(whole)[:few] == facts(make_requests(replace(traffic, num_prompts=few), form))
