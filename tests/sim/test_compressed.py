@@ -14,7 +14,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, model, shard
+from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, model, shard
 from pdvsim.sim.hardware.parts import ModelKernels
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Compressed
@@ -205,22 +205,3 @@ def test_no_server_was_measured_and_the_range_says_so() -> None:
 def test_the_formula_is_widened_like_that_of_mixtures() -> None:
     assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
     assert shipped().fit(FLASH, H200).layers.seconds(1, 0.0) > 0
-
-
-@pytest.mark.parametrize(("more", "says"), [
-    ({"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
-    ({"compress_ratios": [4]}, "compress_ratios"),
-    ({"o_groups": 3}, "4 heads are no multiple of 3 groups"),
-    ({"hc_mult": None}, "hc_mult"),
-])  # fmt: skip
-def test_a_configuration_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
-    config = {
-        "model_type": "deepseek_v4", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
-        "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 1000, "q_lora_rank": 64, "o_lora_rank": 32,
-        "o_groups": 2, "index_topk": 16, "index_n_heads": 2, "index_head_dim": 32, "sliding_window": 16, "hc_mult": 4,
-        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "compress_ratios": [4, 128, 0],
-    }  # fmt: skip
-    own = attention(from_config(config, "m"))
-    assert (own.layers, own.selecting, own.whole) == (2, 1, 1)
-    with pytest.raises(ValueError, match=says):
-        from_config(config | more, "m")

@@ -461,45 +461,28 @@ CASES = [
 
 
 def test_adaptive_picks_what_brute_force_picks() -> None:
-    """The fastest, unless the mode in use is within `MARGIN` of it; and each mode is the fastest somewhere."""
-    best_modes = set()
-    for contention, dear, rate, rows, context in CASES:
-        plan = planner(contention=contention, dear_draft=dear)
-        speeds = mode_speeds(plan, rate, rows, context)
-        best = max(speeds, key=lambda mode: speeds[mode])
-        best_modes.add(best)
-        for mode in speeds:
-            policy = adaptive(plan, rate, rows, mode)
-            for _ in range(Adaptive.PERSISTENCE + 1):
-                length = policy.atomic_length(batch(rows, context))
-            case = (contention, dear, rate, rows, context, mode)
-            assert policy.mode == (mode if speeds[mode] * Adaptive.MARGIN >= speeds[best] else best), case
-            assert length == {"plain": 0, "atomic": 4, "lanes": None}[policy.mode], case
-    assert best_modes == {"plain", "atomic", "lanes"}
+    """The fastest, unless the mode in use is within `MARGIN` of it; and each mode is the fastest somewhere.
 
-
-def test_adaptive_judges_all_modes_for_the_same_requests() -> None:
-    """With 8 of 16 decoding requests at hand (the others are elsewhere in the lanes) the choice is that for all 16.
-
-    Requests whose prompts are being read do not count. The choices for 16 and for 8 differ somewhere, or this is idle.
+    It is so for all requests that decode, also with half of them at hand (the others are elsewhere in the lanes): the
+    choices for all and for half differ somewhere, or this is idle. Requests whose prompts are being read do not count.
     """
-    matters = 0
+    best_modes, matters = set(), 0
     for contention, dear, rate, rows, context in CASES:
-        if rows < 2:
-            continue
         plan = planner(contention=contention, dear_draft=dear)
-        for mode in ("plain", "atomic", "lanes"):
-            best = []
-            for verified in (rows, rows // 2):
-                speeds = mode_speeds(plan, rate, verified, context)
-                speeds[mode] = speeds.get(mode, 0.0) * Adaptive.MARGIN
-                best.append(max(speeds, key=lambda mode: speeds[mode]))
+        speeds, of_half = (mode_speeds(plan, rate, n, context) for n in (rows, max(1, rows // 2)))
+        best_modes.add(max(speeds, key=lambda mode: speeds[mode]))
+        for mode, at_hand in itertools.product(speeds, {rows, max(1, rows // 2)}):
+            favoured, other = (of | {mode: of.get(mode, 0.0) * Adaptive.MARGIN} for of in (speeds, of_half))
+            expected = max(favoured, key=lambda mode: favoured[mode])
             policy = adaptive(plan, rate, rows + 3, mode)
             policy.prefilling.extend(batch(3, 100))
             for _ in range(Adaptive.PERSISTENCE + 1):
-                policy.atomic_length(batch(rows // 2, context))
-            assert policy.mode == best[0], (contention, dear, rate, rows, context, mode)
-            matters += best[0] != best[1]
+                length = policy.atomic_length(batch(at_hand, context))
+            case = (contention, dear, rate, rows, at_hand, context, mode)
+            assert policy.mode == expected, case
+            assert length == {"plain": 0, "atomic": 4, "lanes": None}[policy.mode], case
+            matters += expected != max(other, key=lambda mode: other[mode])
+    assert best_modes == {"plain", "atomic", "lanes"}
     assert matters
 
 

@@ -14,7 +14,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, quantised, shard
+from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, quantised, shard
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Sparse, State
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
@@ -274,24 +274,6 @@ def test_layers_that_share_a_selection_are_counted() -> None:
     sparse = PRESETS["glm-5.2"].sparse
     assert sparse is not None
     assert (sparse.layers, sparse.scans) == (78, 3 + len(range(6, 78, 4)))
-
-
-@pytest.mark.parametrize(("more", "says"), [
-    ({"hybrid_override_pattern": "MEX"}, "letters M"),
-    ({"hybrid_override_pattern": "MEME"}, "not a Nemotron-H model"),
-    ({"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_dtype: must be float32"),
-    ({"ssm_state_size": None}, "ssm_state_size"),
-])  # fmt: skip
-def test_a_hybrid_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
-    config = {
-        "model_type": "nemotron_h", "hybrid_override_pattern": "ME*E", "hidden_size": 256, "intermediate_size": 512,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000, "n_groups": 2,
-        "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 64, "conv_kernel": 4, "n_routed_experts": 8,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 128,
-    }  # fmt: skip
-    assert from_config(config, "m").layers == 2
-    with pytest.raises(ValueError, match=says):
-        from_config(config | more, "m")
 
 
 def test_assumed_kernels_are_named_and_have_the_wider_range() -> None:

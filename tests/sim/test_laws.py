@@ -515,19 +515,30 @@ def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     check_gpus(result, covering_profile(experiment))
 
 
-@pytest.mark.parametrize("gather", ["auto", "always"])
-@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid", "adaptive"])
-def test_verify_never_waits_for_a_draft_that_never_comes(arch: Arch, gather: str) -> None:
-    """A verify lane that gathers must look again when those it waits for take the atomic path instead.
+JOINED = {"server.hybrid_threshold": 2}, [later * 2e-4 for later in range(60)], (118, 252, 248), (29, 8, 13), 21
+SCARCE_BLOCKS = (
+    {"server.hybrid_threshold": 0, "server.kv_cache": "paged", "hardware.kv_capacity_tokens": 64},
+    [later * 4e-4 for later in range(100, 160)], (12, 12), (40, 40), 5,
+)  # fmt: skip
 
-    Two requests join a running one, a little later each time; slow hand-overs widen the moment in which a request is in
-    the decode queue and its way is not yet decided.
+
+@pytest.mark.parametrize(("arch", "gather", "joining"), [
+    *((arch, gather, JOINED) for arch in ("pdv", "pdv-hybrid", "adaptive") for gather in ("auto", "always")),
+    *((arch, "always", SCARCE_BLOCKS) for arch in ("pdv", "pdv-hybrid")),
+])  # fmt: skip
+def test_verify_never_waits_for_a_draft_that_never_comes(arch: Arch, gather: str, joining: Any) -> None:
+    """A verify lane that gathers must look again when those it waits for take the atomic path, or are preempted.
+
+    Requests join a running one, a little later each time; slow hand-overs widen the moment in which a request is in the
+    decode queue and its way is not yet decided. In a scarce cache the second finds no block and is preempted.
     """
-    options = {"server.verify_gather": gather, "server.hybrid_threshold": 2, "host.handoff_s": 1e-3}
-    for later in range(60):
-        at_s = later * 2e-4
-        joined = Workload((0.0, at_s, at_s + 2e-4), (118, 252, 248), (29, 8, 13), seed=21)
-        assert np.all(Scenario(_settled(arch, options), joined).run().requests["finish_s"] > at_s)
+    options, times_s, prompts, outputs, seed = joining
+    for at_s in times_s:
+        arrivals_s = (0.0, at_s, at_s + 2e-4)[: len(prompts)]
+        slow = _settled(arch, options | {"server.verify_gather": gather, "host.handoff_s": 1e-3})
+        requests = Scenario(slow, Workload(arrivals_s, prompts, outputs, seed)).run().requests
+        assert np.all(requests["finish_s"] > at_s)
+        assert joining is JOINED or requests["preemptions"].any()
     for seed in range(4):
         crowd = Scenario(_settled(arch, {"server.verify_gather": gather}), light_load(seed))
         assert np.all(crowd.run().requests["finish_s"] > 0)
@@ -638,21 +649,6 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
             assert server.kv.used_tokens == server.in_flight == len(server.waiting) == 0
         preempted += sum(request.taken.preemptions for request in requests)
     assert preempted > 10
-
-
-@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
-def test_verify_never_waits_for_a_request_that_was_preempted(arch: Arch) -> None:
-    """One request's drafts wait for another to be drafted for, which finds no block for that and is preempted.
-
-    Slow hand-overs, as above; the second request comes a little later each time.
-    """
-    options: dict[str, Any] = {"server.verify_gather": "always", "server.kv_cache": "paged"}
-    options |= {"hardware.kv_capacity_tokens": 64, "server.hybrid_threshold": 0, "host.handoff_s": 1e-3}
-    for later in range(100, 160):
-        joined = Workload((0.0, later * 4e-4), (12, 12), (40, 40), seed=5)
-        requests = Scenario(_settled(arch, options), joined).run().requests
-        assert requests["preemptions"].any()
-        assert np.all(requests["finish_s"] > 0)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

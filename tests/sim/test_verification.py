@@ -59,27 +59,19 @@ def test_the_budget_is_the_best_of_all(chances: list[list[float]], data: st.Data
     scores = scores_of(chances)
     rows, k = scores.shape
     costs_s = np.array(data.draw(st.lists(st.floats(0.1, 10.0), min_size=rows * k + 1, max_size=rows * k + 1)))
+
+    def expected(prefixes: tuple[int, ...]) -> float:
+        return rows + sum(float(scores[row, :width].sum()) for row, width in enumerate(prefixes))
+
+    most = [0.0] * len(costs_s)
+    for prefixes in product(range(k + 1), repeat=rows):
+        most[sum(prefixes)] = max(most[sum(prefixes)], expected(prefixes))
+    for budget in range(rows * k + 1):
+        chosen = widths(scores, budget)
+        assert (chosen.sum(), chosen.max(initial=0) <= k) == (budget, True)
+        assert expected(tuple(chosen.tolist())) == pytest.approx(most[budget])
     budget = best_budget(-np.sort(-scores, axis=None), rows, costs_s)
-    chosen = widths(scores, budget)
-    assert chosen.sum() == budget
-    assert chosen.max(initial=0) <= k
-
-    def speed(prefixes: tuple[int, ...]) -> float:
-        accepted = sum(float(scores[row, :width].sum()) for row, width in enumerate(prefixes))
-        return (rows + accepted) / float(costs_s[sum(prefixes)])
-
-    best = max(speed(prefixes) for prefixes in product(range(k + 1), repeat=rows))
-    assert speed(tuple(chosen.tolist())) == pytest.approx(best)
-
-
-@given(tables((1, 6), (1, 6)))
-def test_never_fewer_expected_tokens_than_with_equal_widths(chances: list[list[float]]) -> None:
-    scores = scores_of(chances)
-    rows, k = scores.shape
-    for width in range(k + 1):
-        chosen = widths(scores, rows * width)
-        expected = sum(float(scores[row, :taken].sum()) for row, taken in enumerate(chosen))
-        assert expected >= float(scores[:, :width].sum()) - 1e-9
+    assert most[budget] / costs_s[budget] == pytest.approx(np.max(np.array(most) / costs_s))
 
 
 def test_equal_estimates_and_steps_of_equal_cost_verify_everything() -> None:

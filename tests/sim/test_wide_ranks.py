@@ -30,7 +30,7 @@ def experiment(ranks: int, **more: Any) -> Experiment:
     chosen = {"gpu": "h200", "engine": "sglang", "data_parallel_size": ranks, "enable_expert_parallel": True}
     traffic = Traffic(input_len=200, output_len=20, num_prompts=2 * ranks, max_concurrency=2 * ranks)
     arch = "pd" if "disaggregate" in more else "autoregressive"
-    server = Server(pair="none:deepseek-v3", max_num_seqs=64)
+    server = Server(pair=more.pop("pair", "none:deepseek-v3"), max_num_seqs=64)
     return Experiment(arch, traffic, server=server, hardware=Hardware(**{**chosen, "band": False, **more}))
 
 
@@ -55,8 +55,10 @@ def test_a_larger_group_holds_and_reads_fewer_experts_per_gpu() -> None:
         assert more.weight_bytes < fewer.weight_bytes
         for tokens in (1, 64, 1024, 16_384):
             assert more.experts.read(tokens) <= fewer.experts.read(tokens)
-    rooms = [ServerParts(one).kv_capacity for one in map(experiment, SIZES)]
-    assert rooms == sorted(set(rooms))
+    small = {"pair": "none:qwen3-30b-a3b", "engine": "pdvsim"}
+    for sizes, more_of in ((SIZES, {}), ((1, 2, 4, 8), small)):
+        rooms = [ServerParts(experiment(ranks, **more_of)).kv_capacity for ranks in sizes]
+        assert rooms == sorted(set(rooms))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "pdvsim"])
