@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzcases import METRICS
 
 import pdvsim
 from pdvsim.cli.advise import AdviseCommand
@@ -25,6 +26,7 @@ from pdvsim.published.program import K
 from pdvsim.published.tables import THREE_WAY_PAIR
 from pdvsim.published.three_way import OUTPUT_TOKENS, PROMPT_TOKENS
 from pdvsim.sim.config import Experiment, Server
+from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.limits import BatchLimit, DraftLength, Redefined
 
 ORIGINAL = PRESETS["pd-verify"]
@@ -35,7 +37,7 @@ EXPERIMENTS: dict[type, Any] = {  # the experiment of each command, and flags it
     SweepCommand: ([], lambda args: args.options.sweep.base),
     AdviseCommand: (["--request-rate", "2"], lambda args: args.options.question().base),
     CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.options.question().base),
-    MapCommand: ([], lambda args: args.options.question().base),
+    MapCommand: (["--y", "card", "--try-cards", "h200"], lambda args: args.options.question().base),
     DraftTableCommand: ([], lambda args: args.options.question().base),
     LiveCommand: ([], lambda args: args.setup().base),
 }
@@ -68,6 +70,18 @@ def test_a_command_takes_the_settings_that_it_has(command: type) -> None:
     assert {name: taken[name] for name in ORIGINAL if name in has} == {n: v for n, v in ORIGINAL.items() if n in has}
     assert {"pair", "dataset_name", "input_len", "output_len"} <= set(has)
     assert values(experiment(parse(command, flags)))["pair"] == Server.pair
+
+
+def test_every_command_that_simulates_drafts_reads_the_acceptance_of_a_server(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(METRICS)
+    read = [command for command in EXPERIMENTS if "acceptance_from" in options(command)]
+    assert set(read) == set(EXPERIMENTS) - {LiveCommand}
+    for command in read:
+        flags, experiment = EXPERIMENTS[command]
+        with pytest.warns(Note):
+            base = experiment(parse(command, [*flags, "--acceptance-from", str(path)]))
+        assert base.acceptance.synthetic_acceptance_rates[:2] == (0.7, 0.4)
 
 
 def test_what_is_given_overrides_it(tmp_path: Path) -> None:

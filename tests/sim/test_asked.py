@@ -151,27 +151,6 @@ def test_what_does_not_go_together_is_refused(
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_every_command_that_simulates_drafts_reads_it(tmp_path: Path) -> None:
-    from pdvsim.cli.advise import AdviseOptions
-    from pdvsim.cli.capacity import CapacityOptions
-    from pdvsim.cli.draft_table import DraftTableOptions
-    from pdvsim.cli.map import MapOptions
-    from pdvsim.cli.sweep import SweepOptions
-
-    path = written(tmp_path, metrics(1000, 3000, [800, 600, 300]))
-    asked: dict[str, Any] = {"pair": PAIR, "acceptance_from": path}
-    with pytest.warns(Note):
-        bases = [
-            build(AskedExperiment, asked).asked(),
-            build(SweepOptions, asked).sweep.base,
-            build(CapacityOptions, asked | {"goodput": ["ttft:500"]}).question().base,
-            build(MapOptions, asked | {"y": "card", "try_cards": ["h200"]}).question().base,
-            build(DraftTableOptions, asked).question().base,
-            build(AdviseOptions, asked | {"request_rate": 2}).question().base,
-        ]
-    assert {base.acceptance.synthetic_acceptance_rates[:3] for base in bases} == {(0.8, 0.6, 0.3)}
-
-
 def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
     assert build(AskedExperiment, {"pair": EAGLE3}).asked().acceptance.acceptance_model == "sharegpt-eagle3"
     assert build(AskedExperiment, {"pair": PAIR}).asked().acceptance == Acceptance()

@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from refusals import one_line
 
 from pdvsim.sim.config import Acceptance, Traffic
@@ -130,50 +128,6 @@ def test_what_is_no_text_file_is_refused(read: Callable[[str], object], write: W
     refuses(read, write(b"\x1f\x8b\x08\xff\xfe" * 10), "not UTF-8")
     with pytest.raises(ValueError, match="not a file name"):
         read("a\0b")
-
-
-cell = st.sampled_from(
-    ["", " 5", "5", "-5", "0", "1e3", "GPT-4", '"', "'", "2023-11-16 18:15:46", "٣", "²", "\0", "1_0"]
-)
-times = st.datetimes().map(str) | st.datetimes(timezones=st.timezones()).map(str)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-fields = dict.fromkeys(("timestamp", "input_length", "output_length"), values)
-table = st.lists(st.lists(cell | times, min_size=3, max_size=6).map(",".join), max_size=4).map("\n".join)
-lines = st.lists(st.fixed_dictionaries({}, optional=fields) | values, max_size=3).map(
-    lambda rows: "\n".join(map(json.dumps, rows))
-)
-talks = values.map(lambda value: json.dumps([{"conversations": value}]))
-HEADS: dict[Callable[[str], object], str] = {
-    read_azure: AZURE, read_burstgpt: BURST, read_mooncake: GOOD, datasets._conversations: "",
-    read_own: "arrival_s,prompt_tokens,output_tokens\n",
-}  # fmt: skip
-contents = st.binary(max_size=200) | (table | lines | talks).map(lambda text: text.encode("utf-8", "surrogatepass"))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=contents, read=st.sampled_from([*HEADS]), header=st.booleans())
-def test_any_file_is_rows_or_a_one_line_error(
-    write: Write, content: bytes, read: Callable[[str], object], header: bool
-) -> None:
-    path = write((HEADS[read] if header else "").encode() + content)
-    try:
-        outcome = read(path)
-    except ValueError as error:
-        outcome = str(error)
-    if isinstance(outcome, str):
-        assert path in outcome
-        assert "\n" not in outcome
-    elif isinstance(outcome, Trace):
-        assert len(outcome.lengths) > 0
-        assert len(outcome.arrival_s) == len(outcome.lengths) or read is read_own  # which may have no times
-        assert np.isfinite(outcome.arrival_s).all()
-        assert outcome.lengths.min() >= 1
-    else:
-        assert isinstance(outcome, list)
 
 
 # ShareGPT ------------------------------------------------------------------------------------------------------------
