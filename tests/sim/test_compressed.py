@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
@@ -19,9 +17,7 @@ from pdvsim.sim.hardware.parts import ModelKernels
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Compressed
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
-from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
-from pdvsim.testing import check_alike
 
 H200 = GPUS["h200"]
 FLASH, PRO = PRESETS["deepseek-v4-flash"], PRESETS["deepseek-v4-pro"]
@@ -159,38 +155,6 @@ def test_attention_with_its_products_takes_as_long_as_the_timed_modules(engine: 
     for kind, (at, base, slope) in ((kind, line) for kind, line in lines.items() if line is not None):
         timed += counts[kind] * np.interp(rows, at, base + slope * at * 1024)
     assert np.median(np.abs(ours / timed - 1)) < 0.1
-
-
-def runs(pair: str, **more: Any) -> Experiment:
-    traffic = Traffic(num_prompts=10, max_concurrency=5, request_rate=float("inf"), input_len=1900, output_len=300)
-    server = Server(pair, **more.pop("server", {}))
-    given: dict[str, Any] = {"band": False, "gpu": "b200", "tensor_parallel_size": 4} | more
-    return Experiment("colocated", given.pop("traffic", traffic), server=server, hardware=Hardware(**given))
-
-
-@pytest.mark.parametrize("engine", ["sglang", "pdvsim"])
-def test_many_rounds_in_one_step_give_the_same_records(engine: str) -> None:
-    """Contexts cross what is selected during the run."""
-    experiment = runs("mtp-deepseek-v4-flash:deepseek-v4-flash", engine=engine)
-    check_alike(simulate(experiment), simulate(experiment, blocks=False))
-
-
-def test_prefixes_are_reused_in_blocks_of_256_tokens() -> None:
-    shared = Traffic(
-        num_prompts=4, max_concurrency=1, input_len=100, output_len=9, dataset_name="random", prefix_len=1500
-    )
-    experiment = runs("none:deepseek-v4-flash", engine="sglang", traffic=shared)
-    hits = simulate(replace(experiment, arch="autoregressive")).requests["num_cached_tokens"]
-    assert hits.tolist() == [0, 1280, 1280, 1280]
-
-
-def test_windows_follow_the_entries_to_another_gpu() -> None:
-    traffic = Traffic(num_prompts=4, max_concurrency=2, input_len=900, output_len=30)
-    server = Server("none:deepseek-v4-flash", max_num_batched_tokens=512)
-    hardware = Hardware(band=False, gpu="b300", place=("prefill=1",))
-    result = simulate(Experiment("pd", traffic, server=server, hardware=hardware))
-    sent = result.requests["prompt_tokens"].sum() * FLASH.kv_bytes_per_token + 4 * FLASH.kept_bytes
-    assert result.meta["links"]["1->0"]["bytes"] == sent
 
 
 def test_no_server_was_measured_and_the_range_says_so() -> None:

@@ -28,7 +28,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.trust import errors_of, unvalidated
-from pdvsim.testing import check_alike
 
 H200 = GPUS["h200"]
 MIXTURES = sorted(name for name, spec in PRESETS.items() if spec.experts is not None)
@@ -306,14 +305,6 @@ def test_experts_that_cannot_be_divided_are_refused() -> None:
     odd = replace(PRESETS["qwen3-30b-a3b"], experts=Experts(128, 8, 764))
     with pytest.raises(ValueError, match="its experts' intermediate size, 764, is no multiple"):
         shard(odd, 8)
-
-
-def test_latent_attention_is_served_over_eight_gpus() -> None:
-    """Every request gets its tokens, and rounds in blocks are those one by one (of other mixtures: test_laws)."""
-    experiment = serving("deepseek-v3", gpus=8, drafter="mtp")
-    result = simulate(experiment)
-    assert result.requests["output_tokens"].sum() == 6 * 12
-    check_alike(result, simulate(experiment, blocks=False))
 
 
 # decisions -----------------------------------------------------------------------------------------------------------
