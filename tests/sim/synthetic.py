@@ -11,15 +11,9 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns, Result
 
 META = {
-    "foundation": "made up for a test",
-    "profile": "synthetic",
-    "gpu": "h200",
-    "gpus": 1,
-    "kv_capacity_tokens": 1000,
-    "kv_peak_tokens": 10,
-    "clock": "simulated",
-    "bandwidth_bytes_per_s": 1e9,
-}
+    "foundation": "made up for a test", "profile": "synthetic", "gpu": "h200", "gpus": 1, "kv_capacity_tokens": 1000,
+    "kv_peak_tokens": 10, "clock": "simulated", "bandwidth_bytes_per_s": 1e9,
+}  # fmt: skip
 
 
 def columns(rows: list[dict[str, Any]], dtypes: dict[str, str]) -> Columns:

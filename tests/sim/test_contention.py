@@ -70,17 +70,11 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
     order = ("prefill", "verify", "decode")
     return [
         Load(
-            draw(demands),
-            draw(demands),
-            order.index(lane),
-            draw(turns_s),
-            draw(small_kernel_shares),
-            *(draw(halves) if lane == "prefill" else (0.0, 0.0)),
-            draw(share),
-            eight_bits=draw(st.booleans()),
+            draw(demands), draw(demands), order.index(lane), draw(turns_s), draw(small_kernel_shares),
+            *(draw(halves) if lane == "prefill" else (0.0, 0.0)), draw(share), eight_bits=draw(st.booleans()),
         )
         for lane in lanes
-    ]
+    ]  # fmt: skip
 
 
 def used_up(loads: Sequence[Load]) -> tuple[float, float]:

@@ -337,12 +337,10 @@ def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
     """Colocated has no verify queue: requests that wait for admission must not shorten the drafts."""
     result = simulated(
         Experiment(
-            "colocated",
-            Traffic(dataset_name="random", num_prompts=100, input_len=64, output_len=200),
-            Acceptance(acceptance_rate=0.98),
-            Server(controller="feedback", max_num_seqs=8),
+            "colocated", Traffic(dataset_name="random", num_prompts=100, input_len=64, output_len=200),
+            Acceptance(acceptance_rate=0.98), Server(controller="feedback", max_num_seqs=8),
         )
-    )
+    )  # fmt: skip
     assert draft_lengths(result)[100:].mean() > 6
 
 

@@ -137,16 +137,12 @@ def served(engine: str, **server: object) -> Experiment:
     return Experiment(
         "autoregressive",
         Traffic(
-            dataset_name="random",
-            input_len=300,
-            output_len=40,
-            random_range_ratio=0.2,
-            num_prompts=60,
+            dataset_name="random", input_len=300, output_len=40, random_range_ratio=0.2, num_prompts=60,
             max_concurrency=8,
         ),
         server=Server(pair="none:llama-3.1-8b", **server),  # type: ignore[arg-type]
         hardware=Hardware(gpu="h100-sxm", engine=engine),  # type: ignore[arg-type]
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])

@@ -192,19 +192,14 @@ def measured_like() -> Profile:
     fits = {
         name: ForwardTerms.read(
             {
-                "fixed_s": 4e-5,
-                "weights_s": fit["weights_s"] * 1.2,
-                "token_s": fit["token_s"] * 1.4,
-                "head_weights_s": fit["head_weights_s"] * 1.1,
-                "head_token_s": fit["head_token_s"] * 1.4,
-                "kv_s": fit["kv_s"] * 1.3,
-                "pair_s": fit["pair_s"] * 2,
-                "sharpness": 4.0,
+                "fixed_s": 4e-5, "weights_s": fit["weights_s"] * 1.2, "token_s": fit["token_s"] * 1.4,
+                "head_weights_s": fit["head_weights_s"] * 1.1, "head_token_s": fit["head_token_s"] * 1.4,
+                "kv_s": fit["kv_s"] * 1.3, "pair_s": fit["pair_s"] * 2, "sharpness": 4.0,
                 "row_buckets": (1, 2, 4, 8, 16),
             }
         )
         for name, fit in ((m, base.models[m].figures()) for m in MODELS)
-    }
+    }  # fmt: skip
     return replace(base, name="measured-like", models=fits, contention=ContentionFit(hold=0.6, hold_compute=0.3))
 
 
@@ -429,11 +424,9 @@ def test_a_block_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> 
     host = {f"host.{name}": host_s for name in ("launch_s", "completion_s", "handoff_s")}
     for replicas, concurrency, outputs in ((2, 3, (25,)), (3, 5, (41, 61, 81, 101)), (2, 4, (30, 60))):
         options = host | {
-            "acceptance.acceptance_rate": 1.0,
-            "traffic.max_concurrency": concurrency,
-            "hardware.replicas": replicas,
+            "acceptance.acceptance_rate": 1.0, "traffic.max_concurrency": concurrency, "hardware.replicas": replicas,
             "hardware.router": "least-loaded",
-        }
+        }  # fmt: skip
         scenario = Scenario(_settled(arch, options), Workload((0.0,) * 24, (50,) * 24, (outputs * 24)[:24]))
         assert_same(scenario.run(), scenario.run(blocks=False))
 

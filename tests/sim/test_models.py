@@ -72,13 +72,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
 
 
 SMALL = (
-    "_bias",
-    "shared_expert_gate.weight",
-    "conv1d.weight",
-    "A_log",
-    "_hc.fn",
-    "hc_fn",
-)  # in two or three dimensions, but a few vectors each
+    "_bias", "shared_expert_gate.weight", "conv1d.weight", "A_log", "_hc.fn", "hc_fn",
+)  # in two or three dimensions, but a few vectors each  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

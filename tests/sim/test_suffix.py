@@ -207,13 +207,9 @@ def test_it_is_deployed_with_the_options_it_was_looked_up_with() -> None:
     vllm, sglang, *_ = deployment(experiment)
     config = json.loads(vllm.text.partition("--speculative-config '")[2].partition("'")[0])
     assert config == {
-        "method": "suffix",
-        "suffix_decoding_max_tree_depth": 24,
-        "suffix_decoding_max_cached_requests": 10000,
-        "suffix_decoding_max_spec_factor": 1.0,
-        "suffix_decoding_min_token_prob": 0.1,
-        "num_speculative_tokens": 8,
-    }
+        "method": "suffix", "suffix_decoding_max_tree_depth": 24, "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1, "num_speculative_tokens": 8,
+    }  # fmt: skip
     assert not sglang.text
     with pytest.raises(ValueError, match="--drafter suffix is for pdvsim run"):
         refuse(served(4), Machine())
