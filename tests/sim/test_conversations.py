@@ -13,8 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Server, Traffic
-from pdvsim.sim.core import ENDLESS, Request
-from pdvsim.sim.machine.prefix import BLOCK, block_hashes
+from pdvsim.sim.core import ENDLESS
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.conversations import origins_of
@@ -232,21 +231,3 @@ def test_sharegpt_has_turns_of_its_own(tmp_path: Path) -> None:
     assert [(r.prompt_tokens, r.output_tokens, r.chain) for r in one] == [(10, 20, ()), (10, 20, ())]
     many = Workload(Traffic(dataset_path=str(path), num_prompts=3, num_turns=9), Acceptance()).all()
     assert sorted((r.turn, r.prompt_tokens, r.output_tokens) for r in many) == [(0, 10, 20), (0, 10, 20), (1, 35, 8)]
-
-
-# elsewhere ------------------------------------------------------------------------------------------------------------
-
-
-def test_more_requests_do_not_change_the_first_ones() -> None:
-    few, many = (
-        make_requests(
-            Traffic(num_prompts=count, num_turns=3, num_prefixes=4, prefix_len=50, think_time_s=1), Acceptance()
-        )
-        for count in (30, 90)
-    )
-    assert [vars_of(request) for request in few] == [vars_of(request) for request in many[:30]]
-
-
-def vars_of(request: Request) -> tuple[Any, ...]:
-    names = block_hashes(request.chain, 0, request.prompt_tokens // BLOCK)
-    return request.prompt_tokens, request.output_tokens, request.accept_runs, request.session, request.turn, *names

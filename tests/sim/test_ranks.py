@@ -112,24 +112,6 @@ def test_all_ranks_step_together_and_the_slowest_sets_the_pace() -> None:
             assert end - start >= model.own.price(rows, 1, 1, context).seconds(context)
 
 
-def test_a_long_prompt_on_one_rank_slows_the_others() -> None:
-    one, short = experiment(2), (0.0, 50, 60)
-    calm = simulate(one, requests=requests(short, short))
-    disturbed = simulate(one, requests=requests(short, (0.0, 16_000, 60)))
-    assert disturbed.requests["finish_s"][0] > calm.requests["finish_s"][0] + 0.05
-
-
-def test_a_rank_without_work_steps_along() -> None:
-    """A request that arrives at an idle rank during a step of the other begins when that step ends."""
-    one = experiment(2)
-    alone = simulate(one, requests=requests((0.0, 8000, 20)))
-    first_end = float(alone.launches["end_s"][0])
-    result = simulate(one, requests=requests((0.0, 8000, 20), (first_end / 2, 100, 5)))
-    began = result.requests["admitted_s"][1], result.launches["start_s"][result.launches["gpu"] == 1][0]
-    assert began[0] == pytest.approx(first_end / 2)
-    assert began[1] >= first_end
-
-
 def test_every_request_is_served_on_one_rank() -> None:
     one = replace(experiment(4), traffic=Traffic(request_rate=40, num_prompts=120, input_len=300, output_len=30))
     result = simulate(one, traced=True)
