@@ -23,13 +23,7 @@ from pdvsim.sim.workload.requests import make_requests
 ALPHA = Acceptance()
 
 
-TALKS: dict[str, Any] = {
-    "request_rate": float("inf"),
-    "num_turns": 3,
-    "num_prefixes": 4,
-    "prefix_len": 50,
-    "think_time_s": 1.0,
-}
+TALKS = {"request_rate": np.inf, "num_turns": 3, "num_prefixes": 4, "prefix_len": 50, "think_time_s": 1.0}
 
 
 def facts(requests: list[Request]) -> list[tuple[Any, ...]]:
