@@ -58,15 +58,13 @@ def test_the_next_turn_is_sent_a_think_time_after_the_answer() -> None:
 
 
 def test_a_limit_is_on_conversations() -> None:
-    traffic = Traffic("random", num_prompts=60, input_len=20, output_len=12, num_turns=3, max_concurrency=4)
+    traffic = replace(TALK, num_prompts=60, max_concurrency=4)
     requests = simulate(Experiment("colocated", traffic)).requests
     begins = [requests["arrival_s"][requests["session"] == session].min() for session in range(20)]
     ends = [requests["finish_s"][requests["session"] == session].max() for session in range(20)]
     for at in begins:
         assert sum(begin <= at < end for begin, end in zip(begins, ends, strict=True)) <= 4
-    thinking = simulate(Experiment("colocated", Traffic(
-        "random", num_prompts=60, input_len=20, output_len=12, num_turns=3, max_concurrency=4, think_time_s=1.0,
-    ))).requests  # fmt: skip
+    thinking = simulate(Experiment("colocated", replace(traffic, think_time_s=1.0))).requests
     assert thinking["finish_s"].max() > 5 * requests["finish_s"].max()  # nobody else is let in meanwhile
 
 
@@ -95,10 +93,7 @@ def test_requests_of_the_model_of_sharegpt_leave_room_for_a_prefix() -> None:
 
 
 def test_a_system_prompt_is_shared_by_all_conversations() -> None:
-    traffic = Traffic(
-        "random", num_prompts=9, input_len=20, output_len=12, num_turns=3, prefix_len=160, max_concurrency=1
-    )
-    requests = simulate(Experiment("pd", traffic)).requests
+    requests = simulate(Experiment("pd", replace(TALK, prefix_len=160))).requests
     assert requests["prompt_tokens"].tolist() == [180, 212, 244] * 3
     assert requests["num_cached_tokens"].tolist() == [0, 176, 208, 160, 176, 208, 160, 176, 208]
 

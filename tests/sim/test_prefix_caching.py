@@ -207,11 +207,3 @@ def test_a_timeline_names_the_cached_tokens_of_each_request() -> None:
     shares = [event["args"]["percent"] for event in events if event["name"].startswith("prefix cache hits")]
     assert len(shares) == len(named)
     assert shares[-1] == pytest.approx(summarise(result)["prefix_cache_hit_rate"], abs=0.01)
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_long_prefixes_pay_in_every_architecture(arch: Arch) -> None:
-    long = Traffic("random", num_prompts=40, prefix_len=1600, input_len=16, output_len=40, max_concurrency=8)
-    on, off = (summarise(simulate(Experiment(arch, long, server=server))) for server in (Server(), OFF))
-    assert on["output_throughput"] > 1.2 * off["output_throughput"]
-    assert on["breakdown_ms"]["prefill"] < 0.5 * off["breakdown_ms"]["prefill"]
