@@ -88,27 +88,7 @@ def test_prompts_wait_until_they_fill_a_share_of_a_forward_or_for_too_long() -> 
     assert min(steps_between(patient)[1:]) >= 20
 
 
-def test_ranks_prefill_together_or_after_too_many_steps() -> None:
-    """A step has prompts on all ranks, unless somebody waited for as long as allowed."""
-    traffic = replace(ONE.traffic, num_prompts=48, max_concurrency=8, output_len=200)
-    hardware = Hardware(gpu="h200", engine="trtllm", data_parallel_size=2, enable_expert_parallel=True)
-    one = replace(ONE, traffic=traffic, hardware=hardware, server=Server(pair="none:qwen3-30b-a3b", max_num_seqs=64))
-    waits = replace(one.server, attention_dp_timeout_iters=30, attention_dp_batching_wait_iters=0)
-    alone, together = simulate(one), simulate(replace(one, server=waits))
-
-    def shared(result: Result) -> float:
-        """The share of steps with prompts that have them on both ranks."""
-        starts = Counter(result.launches["start_s"][with_prompts(result)].round(7).tolist())
-        return sum(count == 2 for count in starts.values()) / len(starts)
-
-    assert shared(together) > shared(alone) + 0.2
-    assert together.requests["output_tokens"].sum() == alone.requests["output_tokens"].sum()
-    decode_s = float(np.median(together.launches["end_s"] - together.launches["start_s"]))
-    assert waits_s(together).max() < waits_s(alone).max() + 31 * 1.5 * decode_s
-
-
 # ranks that begin prompts together -----------------------------------------------------------------------------------
-
 
 RANKS = 4
 
@@ -135,34 +115,23 @@ class Standing:
         return True
 
 
-def steps(timeout: int, gathering: int, *standing: str) -> list[bool]:
-    """Whether prompts may begin in each step; a letter per rank: p has a prompt, d decodes, b both, i neither."""
+@pytest.mark.parametrize(("timeout", "gathering", "standing", "may_begin"), [
+    (3, 0, "bd bd bd bd bb", "..b.b"),  # a rank waits for the others until the timeout
+    (3, 0, "dd dd bd", "..b"),  # as in TensorRT-LLM: the count goes on while no rank has a prompt
+    (100, 0, "pi bi bd", "bb."),  # nobody waits for a rank that does not decode
+    (100, 2, "bb bb bb bb", "..b."),  # ranks that all have prompts gather more
+    (100, 2, "pp", "b"),  # unless none of them decodes
+])  # fmt: skip
+def test_when_prompts_begin(timeout: int, gathering: int, standing: str, may_begin: str) -> None:
+    """In each step, alike on every rank; a letter per rank: p has a prompt, d decodes, b both, i neither."""
     group: Any = SimpleNamespace(steps=0)
-    gate, may_begin = AllRanks(group, [], timeout, gathering), []
-    for letters in standing:
+    gate, begins = AllRanks(group, [], timeout, gathering), ""
+    for letters in standing.split():
         gate.ranks = ranks = [Standing(one in "pb", one in "db") for one in letters]
-        may_begin.append(not any(gate.holds(rank, 1, 0) for rank in ranks))
-        assert may_begin[-1] == all(not gate.holds(rank, 1, 0) for rank in ranks)  # every rank gets the same answer
+        [held] = {gate.holds(rank, 1, 0) for rank in ranks}
+        begins += "." if held else "b"
         group.steps += 1
-    return may_begin
-
-
-def test_a_rank_waits_for_the_others_until_the_timeout() -> None:
-    assert steps(3, 0, "bd", "bd", "bd", "bd", "bb") == [False, False, True, False, True]
-
-
-def test_steps_without_any_prompt_count_as_waiting() -> None:
-    """As in TensorRT-LLM: the count goes on while no rank has a prompt."""
-    assert steps(3, 0, "dd", "dd", "bd") == [False, False, True]
-
-
-def test_nobody_waits_for_a_rank_that_does_not_decode() -> None:
-    assert steps(100, 0, "pi", "bi", "bd") == [True, True, False]
-
-
-def test_ranks_that_all_have_prompts_gather_more() -> None:
-    assert steps(100, 2, "bb", "bb", "bb", "bb") == [False, False, True, False]
-    assert steps(100, 2, "pp") == [True]  # none of them decodes
+    assert begins == may_begin
 
 
 def served(timeout: int | None, gathering: int = Server.attention_dp_batching_wait_iters) -> Result:
@@ -177,10 +146,23 @@ def served(timeout: int | None, gathering: int = Server.attention_dp_batching_wa
     return simulate(one)
 
 
+def shared(result: Result) -> float:
+    """The share of steps with prompts that have them on all ranks."""
+    starts = Counter(result.launches["start_s"][with_prompts(result)].round(7).tolist())
+    return sum(count == RANKS for count in starts.values()) / len(starts)
+
+
 def test_waiting_ranks_prefill_in_fewer_steps_and_decode_faster() -> None:
-    """All is served, fewer steps end a prompt, and the first token comes later."""
+    """All is served, fewer steps end a prompt, and the first token comes later.
+
+    A step has prompts on all ranks, unless somebody waited for as long as allowed.
+    """
     apart, together = served(None), served(60, 0)
     assert all((result.requests["finish_s"] > 0).all() for result in (apart, together))
+    assert together.requests["output_tokens"].sum() == apart.requests["output_tokens"].sum()
+    assert shared(together) > shared(apart) + 0.5
+    step_s = float(np.median(together.launches["end_s"] - together.launches["start_s"]))
+    assert waits_s(together).max() < waits_s(apart).max() + 61 * 1.5 * step_s
     ends = [len(set(result.requests["first_token_s"].round(6).tolist())) for result in (apart, together)]
     assert ends[1] < ends[0]
     decode_s, ttft_s = (
