@@ -21,7 +21,8 @@ from pdvsim.sim.workload.requests import make_requests
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 read_azure, read_burstgpt, read_mooncake = (partial(read_own, kind=k) for k in ("azure", "burstgpt", "mooncake"))
-READERS: list[Callable[[str], Trace]] = [read_azure, read_burstgpt, read_mooncake]
+Reader = Callable[[str], Trace]
+READERS: list[Reader] = [read_azure, read_burstgpt, read_mooncake]
 
 
 @pytest.fixture
@@ -47,41 +48,28 @@ def refuses(read: Callable[[str], object], path: str, says: str) -> None:
         read(path)
 
 
-def test_azure_as_published(write: Write) -> None:
-    """Seven digits of a second, no line break at the end; the 2024 files add a zone."""
-    path = write(AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109")
-    assert rows(read_azure(path)) == [(0.0, 374, 44), (4.314579, 396, 109)]
-    path = write(AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\r\n2024-05-10 00:00:01+00:00,7,1\r\n")
-    assert rows(read_azure(path)) == [(0.0, 2162, 5), (0.99007, 7, 1)]
+SECOND = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+AS_PUBLISHED = [
+    # seven digits of a second, no line break at the end; the 2024 files add a zone
+    (read_azure, AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109",
+     [(0.0, 374, 44), (4.314579, 396, 109)]),
+    (read_azure, AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\r\n2024-05-10 00:00:01+00:00,7,1\r\n",
+     [(0.0, 2162, 5), (0.99007, 7, 1)]),
+    # what vLLM keeps
+    (read_burstgpt, BURST + "5,ChatGPT,472,18,490,Conversation log\n118,GPT-4,417,276,693,Conversation log\n"
+     "120.5,GPT-4,300,0,300,API log\n131,GPT-4,20,7,27,API log\n", [(0.0, 417, 276), (13.0, 20, 7)]),
+    # the second release puts two columns before the model, one of them sometimes empty
+    (read_burstgpt, SECOND + "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n"
+     "19440161.0,,,GPT-4,36,29,65,API log\n", [(0.0, 906, 446), (51.0, 36, 29)]),
+    # milliseconds
+    (read_mooncake, '{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n\n'
+     '{"timestamp": 1036.339, "input_length": 186, "output_length": 107}', [(0.0, 6758, 500), (0.036339, 186, 107)]),
+]  # fmt: skip
 
 
-def test_burstgpt_keeps_what_vllm_keeps(write: Write) -> None:
-    path = write(
-        BURST
-        + "5,ChatGPT,472,18,490,Conversation log\n"
-        + "118,GPT-4,417,276,693,Conversation log\n"
-        + "120.5,GPT-4,300,0,300,API log\n"
-        + "131,GPT-4,20,7,27,API log\n"
-    )
-    assert rows(read_burstgpt(path)) == [(0.0, 417, 276), (13.0, 20, 7)]
-
-
-def test_burstgpt_columns_are_found_by_name(write: Write) -> None:
-    """The second release puts two columns before the model, one of them sometimes empty."""
-    path = write(
-        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n"
-        "19440161.0,,,GPT-4,36,29,65,API log\n"
-    )
-    assert rows(read_burstgpt(path)) == [(0.0, 906, 446), (51.0, 36, 29)]
-
-
-def test_mooncake_is_in_milliseconds(write: Write) -> None:
-    path = write(
-        '{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n\n'
-        '{"timestamp": 1036.339, "input_length": 186, "output_length": 107}'
-    )
-    assert rows(read_mooncake(path)) == [(0.0, 6758, 500), (0.036339, 186, 107)]
+@pytest.mark.parametrize(("read", "content", "expected"), AS_PUBLISHED)
+def test_files_are_read_as_published(write: Write, read: Reader, content: str, expected: list[tuple[Any, ...]]) -> None:
+    assert rows(read(write(content))) == expected
 
 
 GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
