@@ -161,12 +161,8 @@ def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
     assert usual_acceptance("mtp-llama-3.1-8b:llama-3.1-8b", Traffic()) == Acceptance()
 
 
-MTP = {
-    "deepseek-v3": 3.18,
-    "glm-4.5-air": 1.84,
-    "glm-4.6": 1.84,
-    "mimo-7b": 2.06,
-}  # tokens per round at k=7, as printed
+# tokens per round at k=7, as printed
+MTP = {"deepseek-v3": 3.18, "glm-4.5-air": 1.84, "glm-4.6": 1.84, "mimo-7b": 2.06}
 
 
 @pytest.mark.parametrize("target", MTP)

@@ -183,13 +183,8 @@ def response(created: int, prompt: int, output: int) -> dict[str, Any]:
 
 def test_responses_of_openais_api_are_traffic(tmp_path: Path) -> None:
     answers = [response(1_700_000_000, 10, 3), response(1_700_000_001, 20, 4), response(1_700_000_003, 30, 5)]
-    for lines in (
-        answers,
-        [
-            {"custom_id": "r", "response": {"status_code": 200, "body": one}, "error": None} for one in answers
-        ],  # a batch
-        [{"level": "info", "response": one} for one in answers],
-    ):
+    batch = [{"custom_id": "r", "response": {"status_code": 200, "body": one}, "error": None} for one in answers]
+    for lines in (answers, batch, [{"level": "info", "response": one} for one in answers]):
         trace = read_own(json_file(tmp_path, *lines))
         assert (trace.arrival_s - 1_700_000_000).tolist() == [0, 1, 3]
         assert trace.lengths.tolist() == [[10, 3], [20, 4], [30, 5]]

@@ -77,18 +77,14 @@ tokens = st.lists(st.integers(0, 3), max_size=30)
 
 
 @given(
-    prompt=tokens,
-    answers=st.lists(tokens, max_size=3),
-    own=tokens,
-    k=st.integers(1, 9),
+    prompt=tokens, answers=st.lists(tokens, max_size=3), own=tokens, k=st.integers(1, 9),
     options=st.builds(
-        SuffixOptions,
-        suffix_decoding_max_tree_depth=st.sampled_from([2, 5, 24]),
+        SuffixOptions, suffix_decoding_max_tree_depth=st.sampled_from([2, 5, 24]),
         suffix_decoding_max_cached_requests=st.sampled_from([0, 10_000]),
         suffix_decoding_max_spec_factor=st.sampled_from([0.5, 1.0, 2.0]),
         suffix_decoding_min_token_prob=st.sampled_from([0.0, 0.1, 0.4]),
     ),
-)
+)  # fmt: skip
 def test_it_drafts_what_plain_counting_does(
     prompt: list[int], answers: list[list[int]], own: list[int], k: int, options: SuffixOptions
 ) -> None:
