@@ -66,6 +66,8 @@ def test_counters_by_position_are_shares_of_the_drafts(tmp_path: Path, engines: 
         acceptance = read_acceptance(path)
     assert acceptance.synthetic_acceptance_rates[:3] == (0.8, 0.6, 0.3)
     assert acceptance.synthetic_acceptance_rates[3:] == pytest.approx([0.3 * 0.5**n for n in range(1, 6)], abs=1e-4)
+    with pytest.warns(Note, match="draft lengths varied, and positions that were not drafted count as rejected"):
+        assert read_acceptance(written(tmp_path, metrics(1000, 1900, [800, 600, 300], engines))) == acceptance
 
 
 def test_a_result_of_vllm_and_its_counters_say_the_same(tmp_path: Path) -> None:
