@@ -17,9 +17,11 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from resultdirs import sweep_folder
 
 from pdvsim import cli
@@ -34,7 +36,7 @@ from pdvsim.sim.hardware.models import model_or_config
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
-from pdvsim.sim.workload.own import read_requests
+from pdvsim.sim.workload.own import read_own, read_requests
 from pdvsim.study.resultfiles import read_records
 from pdvsim.study.results import load
 from pdvsim.study.sweepcheck import read_config
@@ -59,6 +61,7 @@ MODEL = {
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "2023-11-16 18:17:03.9799600,40,6\n" * 6
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n" + "5,GPT-4,40,6,46,API log\n" * 6
 MOONCAKE = '{"timestamp": 100, "input_length": 40, "output_length": 6, "hash_ids": [1, 2]}\n' * 6
+OWN = "arrival_s,prompt_tokens,output_tokens\n" + "0.5,40,6\n" * 6
 TALK = [{"conversations": [{"from": "human", "value": "what is it"}, {"from": "gpt", "value": "this and that"}]}] * 3
 REAL = {
     "command": "realrun --arch pd --dataset-name random --num-prompts 3 --max-concurrency 2 --input-len 9",
@@ -109,6 +112,7 @@ def make_yard(folder: Path) -> Yard:
         "azure.csv": AZURE,
         "burst.csv": BURST,
         "mooncake.jsonl": MOONCAKE,
+        "own.csv": OWN,
         "sharegpt.json": json.dumps(TALK),
         "accepted.jsonl": "[4, 0, 2]\n[1, 1]\n",
         "metrics.txt": METRICS,
@@ -125,8 +129,6 @@ def make_yard(folder: Path) -> Yard:
     content["samples/header.json"] = (data / samples.HEADER).read_bytes()
     content["samples/samples.parquet"] = (data / samples.SAMPLES).read_bytes()
     part = io.BytesIO()
-    import numpy as np
-
     columns = {name: np.zeros(2, dtype) for name, dtype, _ in parts.COLUMNS}
     np.savez_compressed(part, header=json.dumps({"schema_version": 1}), **columns)
     content["part.npz"] = part.getvalue()
@@ -152,7 +154,7 @@ NASTY_NUMBERS = (
 )  # fmt: skip
 NASTY_TEXTS = (
     "", " ", ",", "=", ":", "a:b", "x=1", "--", "-", "--json", "é", "日本語" * 30, "\u202e", "\ud800", "a\nb", "a\0b",
-    "\x1b[31m",
+    "\x1b[31m", "2023-11-16 18:15:46", "2023-11-16T18:15:46.5+02:00", "9999-12-31 23:59:59+00:00",
     "/dev/null", "/dev/zero", "/", ".", "..", "/no/such/file", "~", "%s%n", "{}", "a" * 5000, "../" * 50, "null", "pdv",
 )  # fmt: skip
 NASTY_VALUES: tuple[Any, ...] = (
@@ -249,13 +251,28 @@ def _bytes(rng: random.Random, content: bytes) -> bytes:
     return rng.randbytes(rng.randrange(200)) if rng.random() < 0.5 else b""
 
 
+def _rows(kind: str | None, path: Path) -> None:
+    """Read requests: one or more, with finite times and with tokens, or an error that names the file."""
+    try:
+        trace = read_requests(kind, str(path)) if kind else read_own(str(path))
+    except ValueError as error:
+        if str(path) not in str(error):
+            raise AssertionError(f"the file is not named: {error}") from error
+        return
+    assert len(trace.lengths) > 0
+    assert trace.lengths.min() >= 1
+    assert len(trace.arrival_s) == len(trace.lengths) or not kind  # one's own may have no times
+    assert np.isfinite(trace.arrival_s).all()
+
+
 LOADERS: dict[str, Callable[[Path], object]] = {
     "profile.json": load_profile,
     "card.toml": card_file,
     "config.json": lambda path: model_or_config(str(path)),
-    "azure.csv": lambda path: read_requests("azure", str(path)),
-    "burst.csv": lambda path: read_requests("burstgpt", str(path)),
-    "mooncake.jsonl": lambda path: read_requests("mooncake", str(path)),
+    "azure.csv": partial(_rows, "azure"),
+    "burst.csv": partial(_rows, "burstgpt"),
+    "mooncake.jsonl": partial(_rows, "mooncake"),
+    "own.csv": partial(_rows, None),
     "sharegpt.json": lambda path: datasets._conversations(str(path)),
     "accepted.jsonl": lambda path: acceptance.read_trace(str(path)),
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),

@@ -14,6 +14,14 @@ import pytest
 DRAFTS = "draft-table --dataset-name random --input-len 64 --output-len 16 --max-num-seqs 8"
 OF_A_SERVER = ("--pair tinyllama-1.1b:llama-2-7b", "--gpu h100-sxm", "--drafter ngram", "--num-speculative-tokens 2")
 FOLDER = "--output answer.json"  # of a command that writes a folder
+SPREAD = "run --pair none:deepseek-v3 --engine sglang --enable-expert-parallel"
+OVER_NVLINK = "--all2all-backend flashinfer_nvlink_two_sided"
+SEARCHES = ("run", "sweep", "advise --request-rate 2", "capacity --goodput ttft:500", "map")
+QUANTISED = ("gpt-oss-20b", "deepseek-v3", "llama-3.1-8b-fp8")
+MIXTURE = "run --arch autoregressive --pair none:qwen3-30b-a3b"
+APART = "run --arch pd --disaggregate 1p1d"
+TABLE = "run --controller table --num-speculative-tokens-per-batch-size"
+SHARED = "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"
 REFUSED = [  # what the line must name: the option, its value, its limit, or what would be taken
     ("rum", "run"),
     ("--frob", "--frob"),
@@ -137,10 +145,7 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --num-prompts 2 --model qwen3-30b-a3b --expert-overlap 0", "expert-overlap 0.01"),
     ("run --num-prompts 2 --quantization nf4", "--quantization nf4"),
     ("run --num-prompts 2 --kv-cache-dtype int8", "--kv-cache-dtype int8"),
-    (
-        "run --num-prompts 2 --model gpt-oss-20b --quantization fp8",
-        "gpt-oss-20b",
-    ),
+    ("run --num-prompts 2 --model gpt-oss-20b --quantization fp8", "gpt-oss-20b"),
     ("run --num-prompts 2 --enable-expert-parallel", "--enable-expert-parallel experts"),
     ("run --num-prompts 2 --ep-size 8", "--enable-expert-parallel"),
     ("run --num-prompts 2 --data-parallel-size 2", "--data-parallel-size experts"),
@@ -149,10 +154,7 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("validate --write --contention max", "--write"),
     ("validate --tiny", " --serve"),
     ("validate --serve plan.jsonl --json", "--serve can "),
-    (
-        "sweep --vary num-speculative-token=2",
-        "num-speculative-token num-speculative-tokens",
-    ),
+    ("sweep --vary num-speculative-token=2", "num-speculative-token num-speculative-tokens"),
     ("sweep --vary arch=pd", "--arch"),
     ("sweep --vary max_concurrency=4", "--concurrency"),
     ("sweep --vary 2", "vary flag=value"),
@@ -169,7 +171,87 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     *((f"{command} {FOLDER}", "answer.json") for command in ("advise --request-rate 8", "map", "sweep")),
     (f"capacity --goodput ttft:500 {FOLDER}", "answer.json"),
     ("sweep --vary gpu=h9000", "unknown gpu 'h9000'"),
-]
+    # names
+    *((f"{command} --gpu h1000", "unknown gpu 'h1000' (did you mean h100-sxm?)") for command in SEARCHES),
+    *((f"{command} --pair none:qwen2-7", "unknown model 'qwen2-7' (did you mean qwen2-7b") for command in SEARCHES),
+    *((f"run --gpu {name}", f"unknown gpu '{name}'") for name in ("a10", "h20", "l40", "v100")),
+    *((f"run --pair none:{name}", "unknown model") for name in ("google/gemma-1-2b", "meta-llama/Llama-3.4-8B")),
+    *((f"run --pair none:{name}", "unknown model") for name in ("Qwen/Qwen2.5-9B", "mistralai/Mistral-7B-v0.2")),
+    ("run --pair none:moonshotai/Kimi-K3", "is not supported: its layers"),
+    ("run --pair none:stepfun-ai/Step-3.7-Flash", "is not supported: its layers"),
+    ("run --gpu no.toml", "card no.toml: No such file"),
+    *((f"run --pair none:{name}-fp8", f"{name} has quantised weights as it is published") for name in QUANTISED),
+    ("run --pair p-eagle-llama-3.1-8b:qwen3-8b", "p-eagle-llama-3.1-8b is not the head of qwen3-8b"),
+    # GPUs of a server
+    ("run --arch colocated --place decode=1", "--place needs separate lanes colocated"),
+    ("run --arch pd --place verify=1", "--place verify: pd verifies in its decode lane"),
+    ("run --arch pd --place decode=0+1", "pd verifies in its decode lane, on one GPU"),
+    ("run --arch pdv --place decode=2", "--place leaves GPU 1 empty"),
+    *((f"run --arch pdv --place {one}", f"'{one}' must be lane=GPU") for one in ("main=1", "decode=9", "prefill=1+")),
+    ("run --arch pdv --place decode=1 decode=0", "place names decode twice"),
+    ("run --arch pdv --place prefill=1+1", "'prefill=1+1' names a GPU twice"),
+    ("run --arch pdv --place verify=0+1", "a target verifies on one GPU"),
+    ("run --arch pdv --place decode=1 --cards h200", "--cards names 1 cards, 2 GPUs"),
+    ("run --arch pdv --place decode=1+2 --cards h200,l4,h200", "--cards: the GPUs of one lane must be of one type"),
+    ("run --arch pdv --cards h200", "--cards needs several GPUs"),
+    ("run --arch pd --disaggregate 2p", "'2p' must be prefill and decode engines as 2p1d"),
+    ("run --arch pd --disaggregate 0p1d", "'0p1d' must be 1 to 64 engines"),
+    ("run --arch pdv --disaggregate 1p1d", "--disaggregate needs --arch pd, not pdv"),
+    (f"{APART} --place decode=1", "leave out --place"),
+    (f"{APART} --cards h200", "--cards: --disaggregate takes 2, got 1"),
+    (f"{APART} --prefill-tensor-parallel-size 3", "prefill-tensor-parallel-size must be one of 1, 2, 4, 8, got 3"),
+    (f"{APART} --drafter eagle3 --draft-kv recomputed", "--draft-kv recomputed: eagle3 reads hidden states"),
+    (f"{APART} --drafter none --draft-kv recomputed", "--draft-kv no effect needs a drafter on the GPU"),
+    ("run --arch pd --kv-transfer prompt", "--kv-transfer no effect it needs --disaggregate"),
+    ("run --tensor-parallel-size 3", "tensor-parallel-size must be one of 1, 2, 4, 8, got 3"),
+    ("run --tensor-parallel-size 16", "tensor-parallel-size must be 1 to 8, got 16"),
+    ("run --tensor-parallel-size 4 --draft-tensor-parallel-size 2", "must be 1 or tensor-parallel-size, 4, got 2"),
+    ("run --pair qwen2-1.5b:qwen2.5-72b --tensor-parallel-size 8", "its heads, 12, --draft-tensor-parallel-size 1"),
+    ("run --pair none:llama-3.1-8b --data-parallel-size 2", "--data-parallel-size needs a target with experts"),
+    ("run --arch pd --pair none:qwen3-30b-a3b --data-parallel-size 2", "ranks step together, autoregressive, not pd"),
+    (f"{MIXTURE} --enable-expert-parallel", "--enable-expert-parallel no effect it needs --data-parallel-size above 1"),
+    (f"{MIXTURE} --data-parallel-size 2 --all2all-backend deepep_low_latency", "--all2all-backend no effect"),
+    (f"{MIXTURE} --engine trtllm --attention-dp-timeout-iters 60", "--attention-dp-timeout-iters no effect it needs"),
+    (f"{MIXTURE} --engine vllm --data-parallel-size 2 --attention-dp-timeout-iters 60", "no effect it needs trtllm"),
+    (f"{MIXTURE} --attention-dp-batching-wait-iters 3", "no effect it needs --attention-dp-timeout-iters"),
+    ("run --pair none:deepseek-v3 --data-parallel-size 16", "are 16 GPUs: more than 8 need --enable-expert-parallel"),
+    (f"{APART} --pair none:deepseek-v3 --prefill-data-parallel-size 16", "are 16 GPUs: need --enable-expert-parallel"),
+    (f"{SPREAD} --data-parallel-size 64 --tensor-parallel-size 2", "are 128 GPUs: a server has 72 at most"),
+    (f"{SPREAD} --data-parallel-size 40", "must be one of 1, 2, 4, 8, 16, 24, 32, 48, 64, 72, got 40"),
+    (f"{SPREAD} --data-parallel-size 80", "data-parallel-size must be 1 to 72, got 80"),
+    (f"{SPREAD} --data-parallel-size 24", "over 24 GPUs: its number of experts, 256, is no multiple"),
+    (f"{SPREAD} --data-parallel-size 8 --num-redundant-experts 32", "no effect it needs --enable-eplb"),
+    (f"{SPREAD} --data-parallel-size 16 --gpu b200 {OVER_NVLINK}", "its NVLink joins 8 GPUs of b200, and not 16"),
+    (f"{SPREAD} --data-parallel-size 8 {OVER_NVLINK}", "its NVLink joins no h200, and not 8"),
+    # policies and their options
+    *((f"run --max-num-seqs 8 --max-{lane}-batch 9", f"max-{lane}-batch at most max-num-seqs, 8, got 9")
+      for lane in ("draft", "verify")),
+    ("run --controller table", "needs --num-speculative-tokens-per-batch-size"),
+    *((f"{TABLE} {tiers}", "must begin with 1 and rise") for tiers in ("2:3", "1:3,1:2")),
+    (f"{TABLE} 1:3,x", "'x' must be batch size and draft length"),
+    (f"{TABLE} 1:99", "'1:99' from 0 to 32"),
+    *((f"run --arch {arch} --controller adaptive-verification", f"{arch} no --controller adaptive-verification")
+      for arch in ("pdv-ahead", "adaptive")),
+    ("run --controller adaptive-verification --drafter ngram", "adaptive-verification not --drafter ngram"),
+    ("run --arch pdv-ahead --synthetic-acceptance-rates 0.8,0.8,0.8,0.8", "--acceptance-rate or --acceptance-model"),
+    ("run --arch pdv-ahead --acceptance-trace rounds.jsonl", "pdv-ahead needs --acceptance-rate or --acceptance-model"),
+    *((f"run --dataset-name random {talks} --kv-offload-gb 10", f"--kv-offload-gb no effect it needs {SHARED}")
+      for talks in ("", "--num-turns 6 --no-enable-prefix-caching", "--num-turns 6 --arch baseline")),
+    *((f"run --arch pdv {idle}", "no effect " + idle.split()[-2]) for idle in (
+        "--contention serial --priority preemptive",
+        "--synthetic-acceptance-rates 0.8,0.6,0.5,0.4 --acceptance-rate 0.7", "--tokenizer x",
+        "--kv-capacity-tokens 1000 --gpu-memory-utilization 0.5")),
+    ("run --arch pdv --synthetic-acceptance-rates 0.8,0.6", "gives 2 positions; drafts have up to 4"),
+    ("run --arch pdv-unified --max-prompts-per-forward 2", "no effect --max-prompts-per-forward"),
+    ("run --arch autoregressive --tensor-parallel-size 2 --draft-tensor-parallel-size 1", "no --draft-tensor"),
+    # engines
+    ("run --engine vllm --gpu rtx-4090", "--engine vllm: no kernel tables for rtx-4090; there are for h100-sxm"),
+    ("run --engine vllm --profile roofline", "leave out --profile"),
+    ("run --engine vllm --padding sglang", "--padding sglang: profile h200-vllm is padded as vllm"),
+    # records
+    *((f"{command} --no-detailed {more}", "need records, which --no-detailed does not keep") for command, more in (
+        ("run", "--save-detailed"), ("run", "--trace-out t.json"), ("sweep", "--save-detailed"))),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("line", "named"), REFUSED)

@@ -14,6 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, get_args, get_type_hints
 
+import fuzzcases
 import pytest
 
 from pdvsim import cli
@@ -101,25 +102,11 @@ def test_a_range_is_that_of_a_number_of_one_left_out_and_of_each_of_a_list() -> 
             check_ranges(bad)
 
 
-TINY = ("--num-prompts", "2", "--output-len", "3")
-READS = {
-    "profile.json": ("run", "--profile", "{}", *TINY),
-    "card.toml": ("run", "--gpu", "{}", *TINY),
-    "config.json": ("run", "--pair", "{}:llama-2-7b", *TINY),
-    "flags.toml": ("run", "--config", "{}"),
-    "azure.csv": ("run", "--dataset-name", "azure", "--dataset-path", "{}", *TINY),
-    "accepted.jsonl": ("run", "--acceptance-trace", "{}", *TINY),
-    "metrics.txt": ("run", "--acceptance-from", "{}", *TINY),
-    "runs.jsonl": ("validate", "{}"),
-    "run.json": ("report", "{}"),
-}
-
-
-@pytest.mark.parametrize("name", READS)
+@pytest.mark.parametrize("name", [name for name in fuzzcases.USES if "/" not in name])
 def test_only_regular_files_of_a_stated_size_are_read(name: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     """A pipe would hang, a device never end, a deep file overflow the stack."""
     path = tmp_path / name
-    argv = [part.replace("{}", str(path)) for part in READS[name]]
+    argv = [part.replace("{}", str(path)) for part in fuzzcases.USES[name]]
     os.mkfifo(path)
     assert "regular file" in refused(argv)
     path.unlink()

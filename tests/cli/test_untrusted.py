@@ -81,13 +81,12 @@ def test_no_file_of_data_runs_a_policy_that_it_names(name: str, capsys: pytest.C
         assert ("is a policy file" in message) or name == "resume"
 
 
-def test_a_flag_allows_it() -> None:
-    assert main(["validate", "runs.jsonl", "--own-policies", "--no-ablations", "--jobs", "1"]) == 0
-    assert Path("executed").exists()
-
-
-def test_the_command_line_allows_it_with_a_file_of_flags() -> None:
-    assert main(["run", "--config", "flags.toml", "--arch", ARCH]) == 0
+@pytest.mark.parametrize("argv", [
+    ["validate", "runs.jsonl", "--own-policies", "--no-ablations", "--jobs", "1"],
+    ["run", "--config", "flags.toml", "--arch", ARCH],
+])  # fmt: skip
+def test_a_flag_or_the_command_line_allows_it(argv: list[str]) -> None:
+    assert main(argv) == 0
     assert Path("executed").exists()
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzzcases import METRICS
 
 import pdvsim
 from pdvsim.cli.advise import AdviseCommand
@@ -18,13 +19,15 @@ from pdvsim.cli.realrun import RealrunCommand
 from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.commandline import parse
-from pdvsim.common.options import options
+from pdvsim.common.options import build, options
 from pdvsim.common.presets import PRESETS
 from pdvsim.published.comparison import PAIRS
 from pdvsim.published.program import K
 from pdvsim.published.tables import THREE_WAY_PAIR
 from pdvsim.published.three_way import OUTPUT_TOKENS, PROMPT_TOKENS
 from pdvsim.sim.config import Experiment, Server
+from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.limits import BatchLimit, DraftLength, Redefined
 
 ORIGINAL = PRESETS["pd-verify"]
 ASKED = ["--preset", "pd-verify"]
@@ -34,7 +37,7 @@ EXPERIMENTS: dict[type, Any] = {  # the experiment of each command, and flags it
     SweepCommand: ([], lambda args: args.options.sweep.base),
     AdviseCommand: (["--request-rate", "2"], lambda args: args.options.question().base),
     CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.options.question().base),
-    MapCommand: ([], lambda args: args.options.question().base),
+    MapCommand: (["--y", "card", "--try-cards", "h200"], lambda args: args.options.question().base),
     DraftTableCommand: ([], lambda args: args.options.question().base),
     LiveCommand: ([], lambda args: args.setup().base),
 }
@@ -69,6 +72,18 @@ def test_a_command_takes_the_settings_that_it_has(command: type) -> None:
     assert values(experiment(parse(command, flags)))["pair"] == Server.pair
 
 
+def test_every_command_that_simulates_drafts_reads_the_acceptance_of_a_server(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(METRICS)
+    read = [command for command in EXPERIMENTS if "acceptance_from" in options(command)]
+    assert set(read) == set(EXPERIMENTS) - {LiveCommand}
+    for command in read:
+        flags, experiment = EXPERIMENTS[command]
+        with pytest.warns(Note):
+            base = experiment(parse(command, [*flags, "--acceptance-from", str(path)]))
+        assert base.acceptance.synthetic_acceptance_rates[:2] == (0.7, 0.4)
+
+
 def test_what_is_given_overrides_it(tmp_path: Path) -> None:
     def experiment(*flags: str) -> Experiment:
         return parse(RunCommand, [*ASKED, *flags]).experiment
@@ -83,3 +98,40 @@ def test_what_is_given_overrides_it(tmp_path: Path) -> None:
     file = tmp_path / "flags.toml"
     file.write_text('preset = "pd-verify"\noutput_len = 50\n')
     assert values(parse(RunCommand, ["--config", str(file)]).experiment) == ORIGINAL | {"output_len": 50}
+
+
+# options that a command redefines ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """A command that may leave the draft length open."""
+
+    num_speculative_tokens: Redefined[DraftLength | None] = None
+    """Draft length; default: the best."""
+    max_num_seqs: Redefined[BatchLimit] = 256
+    server: Server = field(default_factory=Server)
+
+
+def test_what_is_not_given_is_open_here_and_the_default_in_the_group() -> None:
+    args = build(Tuned, {})
+    assert (args.num_speculative_tokens, args.server.num_speculative_tokens) == (None, Server.num_speculative_tokens)
+    assert args.max_num_seqs == args.server.max_num_seqs == 256
+
+
+def test_what_is_given_is_the_same_in_both_and_checked_by_the_group() -> None:
+    args = build(Tuned, {"num_speculative_tokens": "7", "max_num_seqs": 512, "max_draft_batch": 300})
+    assert args.num_speculative_tokens == args.server.num_speculative_tokens == 7
+    assert args.server == Server(num_speculative_tokens=7, max_num_seqs=512, max_draft_batch=300)
+    with pytest.raises(ValueError, match=r"num-speculative-tokens .* 32, got 33"):
+        build(Tuned, {"num_speculative_tokens": 33})
+    with pytest.raises(ValueError, match=r"max-draft-batch .* max-num-seqs, 256, got 300"):
+        build(Tuned, {"max_draft_batch": 300})
+
+
+def test_the_help_lists_it_where_the_group_does_with_the_new_text_if_there_is_one() -> None:
+    usual, here = options(Server), options(Tuned)
+    assert list(here) == list(usual)
+    assert here["num_speculative_tokens"].text == "Draft length; default: the best."
+    assert here["num_speculative_tokens"].group is here["max_num_seqs"].group is Server
+    assert (here["max_num_seqs"].text, here["max_num_seqs"].default) == (usual["max_num_seqs"].text, 256)

@@ -70,10 +70,8 @@ class Interrupting:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_ctrl_c_in_a_destructor_is_not_lost(jobs: int) -> None:
-    usual, outcomes = (
-        signal.getsignal(signal.SIGINT),
-        finished_here(blocked, [(index, None) for index in range(8)], jobs),
-    )
+    usual = signal.getsignal(signal.SIGINT)
+    outcomes = finished_here(blocked, [(index, None) for index in range(8)], jobs)
     next(outcomes)
     victim = Interrupting()
     del victim
@@ -99,12 +97,18 @@ def hostile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return imported
 
 
+def installed(folder: Path, before: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    """Run the command from a script of its own, after `before`."""
+    script = folder / "command.py"
+    main = "from pdvsim.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
+    script.write_text(before + main)
+    command = [sys.executable, str(script), *argv]
+    return subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+
+
 def test_workers_import_nothing_from_the_current_folder(hostile: Path, tmp_path: Path) -> None:
     """As the installed command, whose own path has the folder of its script and not the current one."""
-    script = tmp_path / "command.py"
-    script.write_text("from pdvsim.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())\n")
-    command = [sys.executable, str(script), "sweep", *LONG, "--num-runs", "2", "--num-prompts", "20", "-o", "s"]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    ended = installed(tmp_path, "", "sweep", *LONG, "--num-runs", "2", "--num-prompts", "20", "-o", "s")
     assert ended.returncode == 0, ended.stderr
     assert not hostile.exists(), hostile.read_text()
 
@@ -154,21 +158,25 @@ def first_child(running: subprocess.Popen[str], words: str) -> int:
 def says_how_far(err: str, folder: Path) -> bool:
     """Return whether nothing else is printed; a busy machine may report finished points before the Ctrl-C."""
     end = rf"pdvsim: interrupted: \d+ of 300 points are in {re.escape(str(folder))}; continue with --resume\n"
-    return (
-        re.fullmatch(rf"(pdvsim: \d+ of 300 points after \d+ s(, about \d+ (s|minutes) left)?\n)*{end}", err)
-        is not None
-    )
+    progress = r"(pdvsim: \d+ of 300 points after \d+ s(, about \d+ (s|minutes) left)?\n)*"
+    return re.fullmatch(progress + end, err) is not None
 
 
-@pytest.mark.parametrize("moment", ["tracker", "points"])
+@pytest.mark.parametrize("moment", ["tracker", "killed tracker", "points"])
 def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path, moment: str) -> None:
-    """A terminal's Ctrl-C reaches every process, here as soon as there is a tracker, or three points."""
+    """A terminal's Ctrl-C reaches every process, here as soon as there is a tracker, a worker, or three points.
+
+    After a killed tracker loky starts another, which has heard of none of the semaphores, and says so of each when they
+    are removed: that is no news.
+    """
     folder = tmp_path / "s"
     with sweeping(folder) as running:
         if moment == "points":
             first(running, lambda: list(folder.glob("parts/[0-9]*"))[2:])
         else:
-            first_child(running, moment)
+            first_child(running, "popen_loky" if moment == "killed tracker" else moment)
+            if moment == "killed tracker":
+                os.kill(first_child(running, "common.tracker"), signal.SIGKILL)
         os.killpg(running.pid, signal.SIGINT)
         _, err = running.communicate(timeout=PATIENCE_S)
     assert running.returncode == 130
@@ -180,29 +188,11 @@ def test_ctrl_c_leaves_a_folder_to_go_on_with(tmp_path: Path, moment: str) -> No
         assert [json.loads(path.read_text())["point"] for path in sorted(folder.glob("parts/*"))] == [*rows["point"]]
 
 
-def test_a_killed_tracker_is_no_news(tmp_path: Path) -> None:
-    """loky starts another, which has heard of none of the semaphores, and says so of each when they are removed.
-
-    Ctrl-C reaches every process, here as soon as there is a worker.
-    """
-    with sweeping(tmp_path / "s") as running:
-        first_child(running, "popen_loky")
-        os.kill(first_child(running, "common.tracker"), signal.SIGKILL)
-        os.killpg(running.pid, signal.SIGINT)
-        _, err = running.communicate(timeout=PATIENCE_S)
-    assert running.returncode == 130
-    assert says_how_far(err, tmp_path / "s")
-
-
 def test_ctrl_c_after_the_end_is_no_news(tmp_path: Path) -> None:
     """Everything is written when "saved" is printed; Python then waits for its threads, and Ctrl-C has no effect."""
-    script = tmp_path / "command.py"
-    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))"
-    script.write_text(
-        f"{late}\nfrom pdvsim.cli import main\nif __name__ == '__main__':\n    raise SystemExit(main())\n"
-    )
-    command = [sys.executable, str(script), "run", *LONG[:6], "--num-prompts", "20", "-o", str(tmp_path / "run.json")]
-    ended = subprocess.run(command, check=False, capture_output=True, text=True, timeout=PATIENCE_S)
+    late = "import atexit, os, signal; atexit.register(lambda: os.kill(os.getpid(), signal.SIGINT))\n"
+    argv = ["run", *LONG[:6], "--num-prompts", "20", "-o", str(tmp_path / "run.json")]
+    ended = installed(tmp_path, late, *argv)
     assert (ended.returncode, ended.stderr) == (0, f"pdvsim: saved {tmp_path / 'run.json'}\n")
 
 

@@ -11,15 +11,9 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import DELIVERY_DTYPES, LANES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns, Result
 
 META = {
-    "foundation": "made up for a test",
-    "profile": "synthetic",
-    "gpu": "h200",
-    "gpus": 1,
-    "kv_capacity_tokens": 1000,
-    "kv_peak_tokens": 10,
-    "clock": "simulated",
-    "bandwidth_bytes_per_s": 1e9,
-}
+    "foundation": "made up for a test", "profile": "synthetic", "gpu": "h200", "gpus": 1, "kv_capacity_tokens": 1000,
+    "kv_peak_tokens": 10, "clock": "simulated", "bandwidth_bytes_per_s": 1e9,
+}  # fmt: skip
 
 
 def columns(rows: list[dict[str, Any]], dtypes: dict[str, str]) -> Columns:
@@ -36,9 +30,6 @@ def result(
     coded = [launch | {"lane": LANES.index(launch["lane"]), "kind": KINDS.index(launch["kind"])} for launch in launches]
     delivered = [dict(zip(DELIVERY_DTYPES, row, strict=True)) for row in deliveries]
     return Result(
-        experiment,
-        columns(requests, REQUEST_DTYPES),
-        columns(delivered, DELIVERY_DTYPES),
-        columns(coded, LAUNCH_DTYPES),
-        dict(META),
-    )
+        experiment, columns(requests, REQUEST_DTYPES), columns(delivered, DELIVERY_DTYPES),
+        columns(coded, LAUNCH_DTYPES), dict(META),
+    )  # fmt: skip

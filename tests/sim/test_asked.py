@@ -21,6 +21,7 @@ from pdvsim.common.options import build
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_tokens
 from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.counters import read_acceptance
@@ -64,6 +65,8 @@ def test_counters_by_position_are_shares_of_the_drafts(tmp_path: Path, engines: 
         acceptance = read_acceptance(path)
     assert acceptance.synthetic_acceptance_rates[:3] == (0.8, 0.6, 0.3)
     assert acceptance.synthetic_acceptance_rates[3:] == pytest.approx([0.3 * 0.5**n for n in range(1, 6)], abs=1e-4)
+    with pytest.warns(Note, match="draft lengths varied, and positions that were not drafted count as rejected"):
+        assert read_acceptance(written(tmp_path, metrics(1000, 1900, [800, 600, 300], engines))) == acceptance
 
 
 def test_a_result_of_vllm_and_its_counters_say_the_same(tmp_path: Path) -> None:
@@ -111,21 +114,18 @@ def test_a_run_repeats_what_another_run_says_of_its_drafts(tmp_path: Path) -> No
     assert again.metrics["spec_decode_per_position_acceptance_rates"] == pytest.approx(rates, abs=0.03)
 
 
-@pytest.mark.parametrize(
-    ("text", "says"),
-    [
-        ("", "has no count of drafts"),
-        ("vllm:num_requests_running 3\n", "has no count of drafts"),
-        (metrics(0, 0, [0, 0]), "has no count of drafts"),
-        (metrics(10, 20, [15, 1]), "more tokens accepted than drafted"),
-        ("vllm:spec_decode_num_drafts_total nan\n", "line 1: is 'nan'"),
-        ('{"completed": 3}', "spec_decode_num_drafts: is None"),
-        ('{"spec_decode_num_drafts": 0, "spec_decode_draft_tokens": 0, "spec_decode_accepted_tokens": 0}', "drafted"),
-        ('{"spec_decode_num_drafts": 1, "spec_decode_draft_tokens": 2, "spec_decode_accepted_tokens": true}', "True"),
-        ('{"spec_decode_num_drafts": 1', "is not JSON"),
-        ("[1, 2, -3]", "item 2 is -3"),
-    ],
-)
+@pytest.mark.parametrize(("text", "says"), [
+    ("", "has no count of drafts"),
+    ("vllm:num_requests_running 3\n", "has no count of drafts"),
+    (metrics(0, 0, [0, 0]), "has no count of drafts"),
+    (metrics(10, 20, [15, 1]), "more tokens accepted than drafted"),
+    ("vllm:spec_decode_num_drafts_total nan\n", "line 1: is 'nan'"),
+    ('{"completed": 3}', "spec_decode_num_drafts: is None"),
+    ('{"spec_decode_num_drafts": 0, "spec_decode_draft_tokens": 0, "spec_decode_accepted_tokens": 0}', "drafted"),
+    ('{"spec_decode_num_drafts": 1, "spec_decode_draft_tokens": 2, "spec_decode_accepted_tokens": true}', "True"),
+    ('{"spec_decode_num_drafts": 1', "is not JSON"),
+    ("[1, 2, -3]", "item 2 is -3"),
+])  # fmt: skip
 def test_what_tells_no_acceptance_is_one_line(
     tmp_path: Path, refused: Callable[..., str], text: str, says: str
 ) -> None:
@@ -135,45 +135,21 @@ def test_what_tells_no_acceptance_is_one_line(
     assert path in error
 
 
-@pytest.mark.parametrize(
-    ("flags", "says"),
-    [
-        ("run --acceptance-from {} --acceptance-rate 0.5", "mutually exclusive"),
-        ("run --acceptance-from {} --acceptance-model sharegpt-eagle3", "mutually exclusive"),
-        ("run --acceptance-from nowhere.txt", "nowhere.txt: cannot be read"),
-        ("run --acceptance-from {} --pair ngram:llama-3.1-8b", "acceptance of ngram drafts"),
-        ("run --acceptance-from {} --pair suffix:llama-3.1-8b", "acceptance of suffix drafts"),
-        ("run --acceptance-from {} --num-speculative-tokens 9", "gives 8 positions; drafts have up to 9"),
-        ("advise --model llama-3.1-8b --request-rate 2 --acceptance-from {}", "name it with --drafter"),
-    ],
-)
+@pytest.mark.parametrize(("flags", "says"), [
+    ("run --acceptance-from {} --acceptance-rate 0.5", "mutually exclusive"),
+    ("run --acceptance-from {} --acceptance-model sharegpt-eagle3", "mutually exclusive"),
+    ("run --acceptance-from nowhere.txt", "nowhere.txt: cannot be read"),
+    ("run --acceptance-from {} --pair ngram:llama-3.1-8b", "acceptance of ngram drafts"),
+    ("run --acceptance-from {} --pair suffix:llama-3.1-8b", "acceptance of suffix drafts"),
+    ("run --acceptance-from {} --num-speculative-tokens 9", "gives 8 positions; drafts have up to 9"),
+    ("advise --model llama-3.1-8b --request-rate 2 --acceptance-from {}", "name it with --drafter"),
+])  # fmt: skip
 def test_what_does_not_go_together_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], flags: str, says: str
 ) -> None:
     path = written(tmp_path, metrics(1000, 3000, [800, 600, 300]))
     assert main(flags.format(path).split()) == 2
     assert says in capsys.readouterr().err.splitlines()[-1]
-
-
-def test_every_command_that_simulates_drafts_reads_it(tmp_path: Path) -> None:
-    from pdvsim.cli.advise import AdviseOptions
-    from pdvsim.cli.capacity import CapacityOptions
-    from pdvsim.cli.draft_table import DraftTableOptions
-    from pdvsim.cli.map import MapOptions
-    from pdvsim.cli.sweep import SweepOptions
-
-    path = written(tmp_path, metrics(1000, 3000, [800, 600, 300]))
-    asked: dict[str, Any] = {"pair": PAIR, "acceptance_from": path}
-    with pytest.warns(Note):
-        bases = [
-            build(AskedExperiment, asked).asked(),
-            build(SweepOptions, asked).sweep.base,
-            build(CapacityOptions, asked | {"goodput": ["ttft:500"]}).question().base,
-            build(MapOptions, asked | {"y": "card", "try_cards": ["h200"]}).question().base,
-            build(DraftTableOptions, asked).question().base,
-            build(AdviseOptions, asked | {"request_rate": 2}).question().base,
-        ]
-    assert {base.acceptance.synthetic_acceptance_rates[:3] for base in bases} == {(0.8, 0.6, 0.3)}
 
 
 def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
@@ -186,12 +162,8 @@ def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
     assert usual_acceptance("mtp-llama-3.1-8b:llama-3.1-8b", Traffic()) == Acceptance()
 
 
-MTP = {
-    "deepseek-v3": 3.18,
-    "glm-4.5-air": 1.84,
-    "glm-4.6": 1.84,
-    "mimo-7b": 2.06,
-}  # tokens per round at k=7, as printed
+# tokens per round at k=7, as printed
+MTP = {"deepseek-v3": 3.18, "glm-4.5-air": 1.84, "glm-4.6": 1.84, "mimo-7b": 2.06}
 
 
 @pytest.mark.parametrize("target", MTP)
@@ -255,3 +227,60 @@ def test_the_break_even_of_a_draft_table_is_where_plain_decoding_is_as_fast() ->
     gains = [table.tiers[0].over_plain[0] if table.tiers[0].k else -math.inf for table in (below, above)]
     assert gains[0] < gains[1]
     assert above.tiers[0].k > 0
+
+
+# pdvsim acceptance ---------------------------------------------------------------------------------------------------
+
+
+def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[tuple[str, str], dict[str, str]]:
+    assert main(["acceptance", "--json", *words]) == 0
+    listed = json.loads(capsys.readouterr().out)["tokens_per_round"]
+    return {(row["drafter"], row["task"]): row for row in listed}
+
+
+@pytest.mark.parametrize(("drafter", "task"), [("eagle3", "sharegpt"), ("pard", "-"), ("dflash", "-")])
+def test_tokens_per_round_are_those_of_runs(capsys: pytest.CaptureFixture[str], drafter: str, task: str) -> None:
+    listed = rows(capsys)[drafter, task]
+    for k in (1, 4):
+        run = pdvsim.run(
+            model="llama-3.1-8b", drafter=drafter, arch="colocated", num_speculative_tokens=k, num_prompts=300
+        )
+        assert run.metrics["spec_decode_acceptance_length"] == pytest.approx(float(listed[f"k={k}"]), rel=0.04)
+
+
+def test_one_drafter_or_all(capsys: pytest.CaptureFixture[str]) -> None:
+    assert {drafter for drafter, _ in rows(capsys, "--drafter", "ngram")} == {"ngram"}
+    assert main(["acceptance"]) == 0
+    assert "--acceptance-from" in capsys.readouterr().out
+
+
+# The second answer repeats the first: a look-up in other answers finds it, one in its own tokens does not.
+TOLD = [1, 2, 3, 4, 5, 6, 7, 8]
+TEXTS = [{"prompt_token_ids": [9], "generated_token_ids": TOLD}, {"prompt_token_ids": [0], "generated_token_ids": TOLD}]
+
+
+def test_drafts_are_looked_up_in_the_users_texts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """By hand: the first answer takes a round per token. A draft for the second is as long as its match.
+
+    Its rounds start after 0 tokens (no draft), 1 (draft 2: two tokens), 3 (draft 4, 5, 6: four tokens) and 7 (draft 8):
+    4 rounds. With k=1 they start after 0, 1, 3, 5 and 7: 5 rounds.
+    """
+    path, out = tmp_path / "texts.jsonl", tmp_path / "rounds.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS))
+    listed = rows(capsys, "--drafter", "suffix", "--texts", str(path), "--output", str(out))["suffix", "your texts"]
+    assert (listed["k=1"], listed["k=7"]) == (f"{16 / 13:.2f}", f"{16 / 12:.2f}")
+    assert re.search(r"25% .* 1\.7 tokens", listed["source"])
+    assert [json.loads(line) for line in out.read_text().splitlines()] == [[0] * 8, [0, 1, 3, 1]]
+    traffic = Traffic("random", num_prompts=4, input_len=10, output_len=9)  # the first token is the prefill's
+    server = Server("suffix:llama-3.1-8b", num_speculative_tokens=3)
+    replayed = simulate(Experiment("colocated", traffic, read_acceptance(str(out)), server))
+    assert replayed.requests["rounds"].tolist() == [8, 4, 8, 4]
+    own = ("--suffix-decoding-max-cached-requests", "0")
+    alone = rows(capsys, "--drafter", "suffix", "--texts", str(path), *own)["suffix", "your texts"]
+    assert alone["k=7"] == "1.00"
+
+
+def test_texts_need_a_tokenizer(refused: Callable[..., str], tmp_path: Path) -> None:
+    path = tmp_path / "texts.jsonl"
+    path.write_text('{"prompt": "a", "output": "b"}\n')
+    assert "--tokenizer" in refused(["acceptance", "--texts", str(path), "--drafter", "ngram"])

@@ -141,25 +141,22 @@ class OwnVerdict:
         return super().settle(rows, verdict)  # type: ignore[misc, no-any-return]
 
 
-@pytest.mark.parametrize(
-    ("bases", "own", "asked"),
-    [
-        ((Colocated,), {}, "on change"),
-        ((Colocated,), {"loop": Colocated.loop}, "on change"),
-        ((Colocated,), {"admits": Colocated.admits}, "while waiting"),
-        ((Colocated,), {"admits": Colocated.admits, "verify": Colocated.verify}, "every round"),
-        ((Colocated,), {"asked": "every round"}, "every round"),
-        ((Colocated,), {"asked": "on change", "verify": Colocated.verify}, "on change"),
-        ((OwnVerdict, Colocated), {}, "every round"),
-        ((Curious,), {}, "while waiting"),  # as what it derives from
-        ((PDV,), {}, "on change"),
-        ((PDV,), {"gathers": PDV.gathers}, "every round"),
-        ((PDV,), {"admits": PDV.admits}, "while waiting"),
-        ((Hybrid,), {}, "on change"),
-        ((Adaptive,), {}, "every round"),
-        ((Ahead,), {}, "every round"),
-    ],
-)
+@pytest.mark.parametrize(("bases", "own", "asked"), [
+    ((Colocated,), {}, "on change"),
+    ((Colocated,), {"loop": Colocated.loop}, "on change"),
+    ((Colocated,), {"admits": Colocated.admits}, "while waiting"),
+    ((Colocated,), {"admits": Colocated.admits, "verify": Colocated.verify}, "every round"),
+    ((Colocated,), {"asked": "every round"}, "every round"),
+    ((Colocated,), {"asked": "on change", "verify": Colocated.verify}, "on change"),
+    ((OwnVerdict, Colocated), {}, "every round"),
+    ((Curious,), {}, "while waiting"),  # as what it derives from
+    ((PDV,), {}, "on change"),
+    ((PDV,), {"gathers": PDV.gathers}, "every round"),
+    ((PDV,), {"admits": PDV.admits}, "while waiting"),
+    ((Hybrid,), {}, "on change"),
+    ((Adaptive,), {}, "every round"),
+    ((Ahead,), {}, "every round"),
+])  # fmt: skip
 def test_a_policy_is_asked_as_often_as_its_own_methods_need(
     bases: tuple[type, ...], own: dict[str, object], asked: str
 ) -> None:

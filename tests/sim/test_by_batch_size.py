@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 
 from pdvsim.decide.draft_engines import IDLE_DRAFTER
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
@@ -96,18 +95,3 @@ def test_a_jump_to_0_costs_far_more_than_one_to_the_next_length() -> None:
     jumping = speed(tiers="1:2 23:0")
     assert jumping < 0.95 * min(longer, plain)
     assert speed(tiers="1:2 23:0", table_hold=0.1) > 1.05 * jumping
-
-
-@pytest.mark.parametrize(
-    ("tiers", "message"),
-    [
-        ((), "needs --num-speculative-tokens-per-batch-size"),
-        (("2:3",), "must begin with 1 and rise"),
-        (("1:3", "1:2"), "must begin with 1 and rise"),
-        (("1:3", "x"), "'x' must be batch size and draft length"),
-        (("1:99",), "from 0 to 32"),
-    ],
-)
-def test_bad_tables_are_refused(tiers: tuple[str, ...], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Server(controller="table", num_speculative_tokens_per_batch_size=tiers)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, model, shard
+from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, model, shard
 from pdvsim.sim.hardware.parts import ModelKernels
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Compressed
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
-from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
-from pdvsim.testing import check_alike
 
 H200 = GPUS["h200"]
 FLASH, PRO = PRESETS["deepseek-v4-flash"], PRESETS["deepseek-v4-pro"]
@@ -161,38 +157,6 @@ def test_attention_with_its_products_takes_as_long_as_the_timed_modules(engine: 
     assert np.median(np.abs(ours / timed - 1)) < 0.1
 
 
-def runs(pair: str, **more: Any) -> Experiment:
-    traffic = Traffic(num_prompts=10, max_concurrency=5, request_rate=float("inf"), input_len=1900, output_len=300)
-    server = Server(pair, **more.pop("server", {}))
-    given: dict[str, Any] = {"band": False, "gpu": "b200", "tensor_parallel_size": 4} | more
-    return Experiment("colocated", given.pop("traffic", traffic), server=server, hardware=Hardware(**given))
-
-
-@pytest.mark.parametrize("engine", ["sglang", "pdvsim"])
-def test_many_rounds_in_one_step_give_the_same_records(engine: str) -> None:
-    """Contexts cross what is selected during the run."""
-    experiment = runs("mtp-deepseek-v4-flash:deepseek-v4-flash", engine=engine)
-    check_alike(simulate(experiment), simulate(experiment, blocks=False))
-
-
-def test_prefixes_are_reused_in_blocks_of_256_tokens() -> None:
-    shared = Traffic(
-        num_prompts=4, max_concurrency=1, input_len=100, output_len=9, dataset_name="random", prefix_len=1500
-    )
-    experiment = runs("none:deepseek-v4-flash", engine="sglang", traffic=shared)
-    hits = simulate(replace(experiment, arch="autoregressive")).requests["num_cached_tokens"]
-    assert hits.tolist() == [0, 1280, 1280, 1280]
-
-
-def test_windows_follow_the_entries_to_another_gpu() -> None:
-    traffic = Traffic(num_prompts=4, max_concurrency=2, input_len=900, output_len=30)
-    server = Server("none:deepseek-v4-flash", max_num_batched_tokens=512)
-    hardware = Hardware(band=False, gpu="b300", place=("prefill=1",))
-    result = simulate(Experiment("pd", traffic, server=server, hardware=hardware))
-    sent = result.requests["prompt_tokens"].sum() * FLASH.kv_bytes_per_token + 4 * FLASH.kept_bytes
-    assert result.meta["links"]["1->0"]["bytes"] == sent
-
-
 def test_no_server_was_measured_and_the_range_says_so() -> None:
     plain = PRESETS["deepseek-v3"]
     profile = engine_profile("sglang", "b200")
@@ -205,25 +169,3 @@ def test_no_server_was_measured_and_the_range_says_so() -> None:
 def test_the_formula_is_widened_like_that_of_mixtures() -> None:
     assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
     assert shipped().fit(FLASH, H200).layers.seconds(1, 0.0) > 0
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
-        ({"compress_ratios": [4]}, "compress_ratios"),
-        ({"o_groups": 3}, "4 heads are no multiple of 3 groups"),
-        ({"hc_mult": None}, "hc_mult"),
-    ],
-)
-def test_a_configuration_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
-    config = {
-        "model_type": "deepseek_v4", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
-        "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 1000, "q_lora_rank": 64, "o_lora_rank": 32,
-        "o_groups": 2, "index_topk": 16, "index_n_heads": 2, "index_head_dim": 32, "sliding_window": 16, "hc_mult": 4,
-        "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "compress_ratios": [4, 128, 0],
-    }  # fmt: skip
-    own = attention(from_config(config, "m"))
-    assert (own.layers, own.selecting, own.whole) == (2, 1, 1)
-    with pytest.raises(ValueError, match=says):
-        from_config(config | more, "m")

@@ -72,17 +72,11 @@ def lanes_at_work(draw: st.DrawFn, fewest: int = 1) -> list[Load]:
     order = ("prefill", "verify", "decode")
     return [
         Load(
-            draw(demands),
-            draw(demands),
-            order.index(lane),
-            draw(turns_s),
-            draw(small_kernel_shares),
-            *(draw(halves) if lane == "prefill" else (0.0, 0.0)),
-            draw(share),
-            eight_bits=draw(st.booleans()),
+            draw(demands), draw(demands), order.index(lane), draw(turns_s), draw(small_kernel_shares),
+            *(draw(halves) if lane == "prefill" else (0.0, 0.0)), draw(share), eight_bits=draw(st.booleans()),
         )
         for lane in lanes
-    ]
+    ]  # fmt: skip
 
 
 def used_up(loads: Sequence[Load]) -> tuple[float, float]:
@@ -116,12 +110,9 @@ def lacks_something(load: Load, others: Sequence[Load], held: dict[int, float]) 
 
 
 @given(
-    loads=st.lists(st.builds(Load, demands, demands), min_size=1, max_size=5),
-    data=st.data(),
-    compute=st.floats(0.1, 1.0),
-    bandwidth=st.floats(0.1, 1.0),
-    room=st.floats(0.0, 1.0),
-)
+    loads=st.lists(st.builds(Load, demands, demands), min_size=1, max_size=5), data=st.data(),
+    compute=st.floats(0.1, 1.0), bandwidth=st.floats(0.1, 1.0), room=st.floats(0.0, 1.0),
+)  # fmt: skip
 @settings(max_examples=300)
 def test_max_min_is_feasible_conserving_and_fair(
     loads: list[Load], data: st.DataObject, compute: float, bandwidth: float, room: float

@@ -200,21 +200,18 @@ def verdicts(controller: Feedback, accepted: int, of: int, round_s: float = 0.01
         controller.observe(rows, [accepted], round_s)
 
 
-@pytest.mark.parametrize(
-    ("accepted", "queue_depth", "round_s", "step"),
-    [
-        (39, 0, 0.01, -1),  # each of the three signals shortens alone: acceptance under 0.4,
-        (90, 11, 0.01, -1),  # over 10 requests in the verify queue,
-        (90, 0, 0.051, -1),  # a decode latency over 50 ms
-        (71, 0, 0.039, +1),  # and all three together lengthen
-        (69, 0, 0.039, 0),  # between the two thresholds of a signal it stays
-        (41, 0, 0.039, 0),
-        (90, 1, 0.039, 0),
-        (90, 10, 0.039, 0),
-        (90, 0, 0.041, 0),
-        (90, 0, 0.049, 0),
-    ],
-)
+@pytest.mark.parametrize(("accepted", "queue_depth", "round_s", "step"), [
+    (39, 0, 0.01, -1),  # each of the three signals shortens alone: acceptance under 0.4,
+    (90, 11, 0.01, -1),  # over 10 requests in the verify queue,
+    (90, 0, 0.051, -1),  # a decode latency over 50 ms
+    (71, 0, 0.039, +1),  # and all three together lengthen
+    (69, 0, 0.039, 0),  # between the two thresholds of a signal it stays
+    (41, 0, 0.039, 0),
+    (90, 1, 0.039, 0),
+    (90, 10, 0.039, 0),
+    (90, 0, 0.041, 0),
+    (90, 0, 0.049, 0),
+])  # fmt: skip
 def test_feedback_has_the_published_thresholds(accepted: int, queue_depth: int, round_s: float, step: int) -> None:
     controller = feedback()
     verdicts(controller, accepted, 100, round_s)
@@ -274,16 +271,13 @@ def speed_late(experiment: Experiment) -> float:
     return float(tokens[(times > 2) & (times <= until)].sum() / (until - 2))
 
 
-@pytest.mark.parametrize(
-    ("arch", "pair", "rate", "concurrency", "fixed", "starts"),
-    [
-        ("pdv", "gemma-2b:gemma-7b", 0.9, 8, (2, 3, 4), (0, 8)),
-        ("pdv", PAIR, 0.8, 32, (1, 2, 3), (1, 8)),
-        ("pd", PAIR, 0.6, 128, (0, 1), (4,)),
-        ("colocated", PAIR, 0.3, 128, (0,), (8,)),
-        ("colocated", PAIR, 0.9, 1, (5, 6, 7), (1,)),
-    ],
-)
+@pytest.mark.parametrize(("arch", "pair", "rate", "concurrency", "fixed", "starts"), [
+    ("pdv", "gemma-2b:gemma-7b", 0.9, 8, (2, 3, 4), (0, 8)),
+    ("pdv", PAIR, 0.8, 32, (1, 2, 3), (1, 8)),
+    ("pd", PAIR, 0.6, 128, (0, 1), (4,)),
+    ("colocated", PAIR, 0.3, 128, (0,), (8,)),
+    ("colocated", PAIR, 0.9, 1, (5, 6, 7), (1,)),
+])  # fmt: skip
 def test_goodput_comes_near_the_best_fixed_length_from_any_start(
     arch: Arch, pair: str, rate: float, concurrency: int, fixed: Sequence[int], starts: Sequence[int]
 ) -> None:
@@ -343,12 +337,10 @@ def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
     """Colocated has no verify queue: requests that wait for admission must not shorten the drafts."""
     result = simulated(
         Experiment(
-            "colocated",
-            Traffic(dataset_name="random", num_prompts=100, input_len=64, output_len=200),
-            Acceptance(acceptance_rate=0.98),
-            Server(controller="feedback", max_num_seqs=8),
+            "colocated", Traffic(dataset_name="random", num_prompts=100, input_len=64, output_len=200),
+            Acceptance(acceptance_rate=0.98), Server(controller="feedback", max_num_seqs=8),
         )
-    )
+    )  # fmt: skip
     assert draft_lengths(result)[100:].mean() > 6
 
 
@@ -467,45 +459,28 @@ CASES = [
 
 
 def test_adaptive_picks_what_brute_force_picks() -> None:
-    """The fastest, unless the mode in use is within `MARGIN` of it; and each mode is the fastest somewhere."""
-    best_modes = set()
-    for contention, dear, rate, rows, context in CASES:
-        plan = planner(contention=contention, dear_draft=dear)
-        speeds = mode_speeds(plan, rate, rows, context)
-        best = max(speeds, key=lambda mode: speeds[mode])
-        best_modes.add(best)
-        for mode in speeds:
-            policy = adaptive(plan, rate, rows, mode)
-            for _ in range(Adaptive.PERSISTENCE + 1):
-                length = policy.atomic_length(batch(rows, context))
-            case = (contention, dear, rate, rows, context, mode)
-            assert policy.mode == (mode if speeds[mode] * Adaptive.MARGIN >= speeds[best] else best), case
-            assert length == {"plain": 0, "atomic": 4, "lanes": None}[policy.mode], case
-    assert best_modes == {"plain", "atomic", "lanes"}
+    """The fastest, unless the mode in use is within `MARGIN` of it; and each mode is the fastest somewhere.
 
-
-def test_adaptive_judges_all_modes_for_the_same_requests() -> None:
-    """With 8 of 16 decoding requests at hand (the others are elsewhere in the lanes) the choice is that for all 16.
-
-    Requests whose prompts are being read do not count. The choices for 16 and for 8 differ somewhere, or this is idle.
+    It is so for all requests that decode, also with half of them at hand (the others are elsewhere in the lanes): the
+    choices for all and for half differ somewhere, or this is idle. Requests whose prompts are being read do not count.
     """
-    matters = 0
+    best_modes, matters = set(), 0
     for contention, dear, rate, rows, context in CASES:
-        if rows < 2:
-            continue
         plan = planner(contention=contention, dear_draft=dear)
-        for mode in ("plain", "atomic", "lanes"):
-            best = []
-            for verified in (rows, rows // 2):
-                speeds = mode_speeds(plan, rate, verified, context)
-                speeds[mode] = speeds.get(mode, 0.0) * Adaptive.MARGIN
-                best.append(max(speeds, key=lambda mode: speeds[mode]))
+        speeds, of_half = (mode_speeds(plan, rate, n, context) for n in (rows, max(1, rows // 2)))
+        best_modes.add(max(speeds, key=lambda mode: speeds[mode]))
+        for mode, at_hand in itertools.product(speeds, {rows, max(1, rows // 2)}):
+            favoured, other = (of | {mode: of.get(mode, 0.0) * Adaptive.MARGIN} for of in (speeds, of_half))
+            expected = max(favoured, key=lambda mode: favoured[mode])
             policy = adaptive(plan, rate, rows + 3, mode)
             policy.prefilling.extend(batch(3, 100))
             for _ in range(Adaptive.PERSISTENCE + 1):
-                policy.atomic_length(batch(rows // 2, context))
-            assert policy.mode == best[0], (contention, dear, rate, rows, context, mode)
-            matters += best[0] != best[1]
+                length = policy.atomic_length(batch(at_hand, context))
+            case = (contention, dear, rate, rows, at_hand, context, mode)
+            assert policy.mode == expected, case
+            assert length == {"plain": 0, "atomic": 4, "lanes": None}[policy.mode], case
+            matters += expected != max(other, key=lambda mode: other[mode])
+    assert best_modes == {"plain", "atomic", "lanes"}
     assert matters
 
 

@@ -13,8 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Server, Traffic
-from pdvsim.sim.core import ENDLESS, Request
-from pdvsim.sim.machine.prefix import BLOCK, block_hashes
+from pdvsim.sim.core import ENDLESS
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.conversations import origins_of
@@ -59,15 +58,13 @@ def test_the_next_turn_is_sent_a_think_time_after_the_answer() -> None:
 
 
 def test_a_limit_is_on_conversations() -> None:
-    traffic = Traffic("random", num_prompts=60, input_len=20, output_len=12, num_turns=3, max_concurrency=4)
+    traffic = replace(TALK, num_prompts=60, max_concurrency=4)
     requests = simulate(Experiment("colocated", traffic)).requests
     begins = [requests["arrival_s"][requests["session"] == session].min() for session in range(20)]
     ends = [requests["finish_s"][requests["session"] == session].max() for session in range(20)]
     for at in begins:
         assert sum(begin <= at < end for begin, end in zip(begins, ends, strict=True)) <= 4
-    thinking = simulate(Experiment("colocated", Traffic(
-        "random", num_prompts=60, input_len=20, output_len=12, num_turns=3, max_concurrency=4, think_time_s=1.0,
-    ))).requests  # fmt: skip
+    thinking = simulate(Experiment("colocated", replace(traffic, think_time_s=1.0))).requests
     assert thinking["finish_s"].max() > 5 * requests["finish_s"].max()  # nobody else is let in meanwhile
 
 
@@ -96,10 +93,7 @@ def test_requests_of_the_model_of_sharegpt_leave_room_for_a_prefix() -> None:
 
 
 def test_a_system_prompt_is_shared_by_all_conversations() -> None:
-    traffic = Traffic(
-        "random", num_prompts=9, input_len=20, output_len=12, num_turns=3, prefix_len=160, max_concurrency=1
-    )
-    requests = simulate(Experiment("pd", traffic)).requests
+    requests = simulate(Experiment("pd", replace(TALK, prefix_len=160))).requests
     assert requests["prompt_tokens"].tolist() == [180, 212, 244] * 3
     assert requests["num_cached_tokens"].tolist() == [0, 176, 208, 160, 176, 208, 160, 176, 208]
 
@@ -232,21 +226,3 @@ def test_sharegpt_has_turns_of_its_own(tmp_path: Path) -> None:
     assert [(r.prompt_tokens, r.output_tokens, r.chain) for r in one] == [(10, 20, ()), (10, 20, ())]
     many = Workload(Traffic(dataset_path=str(path), num_prompts=3, num_turns=9), Acceptance()).all()
     assert sorted((r.turn, r.prompt_tokens, r.output_tokens) for r in many) == [(0, 10, 20), (0, 10, 20), (1, 35, 8)]
-
-
-# elsewhere ------------------------------------------------------------------------------------------------------------
-
-
-def test_more_requests_do_not_change_the_first_ones() -> None:
-    few, many = (
-        make_requests(
-            Traffic(num_prompts=count, num_turns=3, num_prefixes=4, prefix_len=50, think_time_s=1), Acceptance()
-        )
-        for count in (30, 90)
-    )
-    assert [vars_of(request) for request in few] == [vars_of(request) for request in many[:30]]
-
-
-def vars_of(request: Request) -> tuple[Any, ...]:
-    names = block_hashes(request.chain, 0, request.prompt_tokens // BLOCK)
-    return request.prompt_tokens, request.output_tokens, request.accept_runs, request.session, request.turn, *names

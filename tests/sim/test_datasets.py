@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from refusals import one_line
 
 from pdvsim.sim.config import Acceptance, Traffic
@@ -23,7 +21,8 @@ from pdvsim.sim.workload.requests import make_requests
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 BURST = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 read_azure, read_burstgpt, read_mooncake = (partial(read_own, kind=k) for k in ("azure", "burstgpt", "mooncake"))
-READERS: list[Callable[[str], Trace]] = [read_azure, read_burstgpt, read_mooncake]
+Reader = Callable[[str], Trace]
+READERS: list[Reader] = [read_azure, read_burstgpt, read_mooncake]
 
 
 @pytest.fixture
@@ -49,77 +48,61 @@ def refuses(read: Callable[[str], object], path: str, says: str) -> None:
         read(path)
 
 
-def test_azure_as_published(write: Write) -> None:
-    """Seven digits of a second, no line break at the end; the 2024 files add a zone."""
-    path = write(AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109")
-    assert rows(read_azure(path)) == [(0.0, 374, 44), (4.314579, 396, 109)]
-    path = write(AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\r\n2024-05-10 00:00:01+00:00,7,1\r\n")
-    assert rows(read_azure(path)) == [(0.0, 2162, 5), (0.99007, 7, 1)]
+SECOND = "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
+AS_PUBLISHED = [
+    # seven digits of a second, no line break at the end; the 2024 files add a zone
+    (read_azure, AZURE + "2023-11-16 18:15:46.6805900,374,44\n2023-11-16 18:15:50.9951690,396,109",
+     [(0.0, 374, 44), (4.314579, 396, 109)]),
+    (read_azure, AZURE + "2024-05-10 00:00:00.009930+00:00,2162,5\r\n2024-05-10 00:00:01+00:00,7,1\r\n",
+     [(0.0, 2162, 5), (0.99007, 7, 1)]),
+    # what vLLM keeps
+    (read_burstgpt, BURST + "5,ChatGPT,472,18,490,Conversation log\n118,GPT-4,417,276,693,Conversation log\n"
+     "120.5,GPT-4,300,0,300,API log\n131,GPT-4,20,7,27,API log\n", [(0.0, 417, 276), (13.0, 20, 7)]),
+    # the second release puts two columns before the model, one of them sometimes empty
+    (read_burstgpt, SECOND + "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n"
+     "19440161.0,,,GPT-4,36,29,65,API log\n", [(0.0, 906, 446), (51.0, 36, 29)]),
+    # milliseconds
+    (read_mooncake, '{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n\n'
+     '{"timestamp": 1036.339, "input_length": 186, "output_length": 107}', [(0.0, 6758, 500), (0.036339, 186, 107)]),
+]  # fmt: skip
 
 
-def test_burstgpt_keeps_what_vllm_keeps(write: Write) -> None:
-    path = write(
-        BURST
-        + "5,ChatGPT,472,18,490,Conversation log\n"
-        + "118,GPT-4,417,276,693,Conversation log\n"
-        + "120.5,GPT-4,300,0,300,API log\n"
-        + "131,GPT-4,20,7,27,API log\n"
-    )
-    assert rows(read_burstgpt(path)) == [(0.0, 417, 276), (13.0, 20, 7)]
-
-
-def test_burstgpt_columns_are_found_by_name(write: Write) -> None:
-    """The second release puts two columns before the model, one of them sometimes empty."""
-    path = write(
-        "Timestamp,Session ID,Elapsed time,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
-        "19440110.0,1722ac82,43,GPT-4,906,446,1352,Conversation log\n"
-        "19440161.0,,,GPT-4,36,29,65,API log\n"
-    )
-    assert rows(read_burstgpt(path)) == [(0.0, 906, 446), (51.0, 36, 29)]
-
-
-def test_mooncake_is_in_milliseconds(write: Write) -> None:
-    path = write(
-        '{"timestamp": 1000, "input_length": 6758, "output_length": 500, "hash_ids": [0, 1]}\n\n'
-        '{"timestamp": 1036.339, "input_length": 186, "output_length": 107}'
-    )
-    assert rows(read_mooncake(path)) == [(0.0, 6758, 500), (0.036339, 186, 107)]
+@pytest.mark.parametrize(("read", "content", "expected"), AS_PUBLISHED)
+def test_files_are_read_as_published(write: Write, read: Reader, content: str, expected: list[tuple[Any, ...]]) -> None:
+    assert rows(read(write(content))) == expected
 
 
 GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
 
 
-@pytest.mark.parametrize(
-    ("read", "content", "message"),
-    [
-        (read_azure, "", "holds no request"),
-        (read_azure, AZURE, "holds no request"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields, the header has 3"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; accepted: a whole number"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,3,many\n", "line 2: GeneratedTokens is 'many'"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,3,0\n", "holds no request"),
-        (read_azure, AZURE + "2023-11-16 18:15:46,3," + "9" * 5000 + "\n", "line 2: GeneratedTokens is '999"),
-        (read_azure, AZURE + "2023-13-45 18:15:46,3,4\n", "line 2: TIMESTAMP is '2023-13-45 18:15:46'"),
-        (read_azure, AZURE + "soon,3,4\n", "line 2: TIMESTAMP is 'soon'"),
-        (read_azure, AZURE + '"2023', "line 2: is not CSV"),
-        (read_burstgpt, AZURE + "1,2,3", "has no column model; accepted: the columns model"),
-        (read_burstgpt, BURST + "1,ChatGPT,5,5,10,API log\n", "holds no request"),
-        (read_burstgpt, BURST + "nan,GPT-4,5,5,10,API log\n", "line 2: Timestamp is 'nan'"),
-        (read_burstgpt, BURST + "1,GPT-4,5,-5,0,API log\n", "line 2: Response tokens is '-5'"),
-        (read_burstgpt, BURST + "1,GPT-4,,5,0,API log\n", "line 2: Request tokens is ''"),
-        (read_mooncake, "", "holds no request"),
-        (read_mooncake, GOOD + "[1]\n", "line 2: holds a list"),
-        (read_mooncake, GOOD + GOOD[:20], 'line 2: \'{"timestamp": 0, "in\' is not JSON'),
-        (read_mooncake, GOOD.strip() * 2, "line 1: "),
-        (read_mooncake, "[" * 100_000, "line 1: "),
-        (read_mooncake, "1" * 10_000, "line 1: "),
-        (read_mooncake, GOOD.replace(": 0", ": NaN"), "line 1: timestamp is nan"),
-        (read_mooncake, GOOD.replace(": 0", ": 1" + "0" * 400), "line 1: timestamp is a number of 19 or more digits"),
-        (read_mooncake, GOOD.replace("output", "out"), "has no column output_length"),
-        (read_mooncake, GOOD.replace(": 1", ": true"), "line 1: input_length is True"),
-        (read_mooncake, GOOD.replace(": 1", ": 1.5"), "line 1: input_length is 1.5"),
-    ],
-)
+@pytest.mark.parametrize(("read", "content", "message"), [
+    (read_azure, "", "holds no request"),
+    (read_azure, AZURE, "holds no request"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields, the header has 3"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; accepted: a whole number"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,3,many\n", "line 2: GeneratedTokens is 'many'"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,3,0\n", "holds no request"),
+    (read_azure, AZURE + "2023-11-16 18:15:46,3," + "9" * 5000 + "\n", "line 2: GeneratedTokens is '999"),
+    (read_azure, AZURE + "2023-13-45 18:15:46,3,4\n", "line 2: TIMESTAMP is '2023-13-45 18:15:46'"),
+    (read_azure, AZURE + "soon,3,4\n", "line 2: TIMESTAMP is 'soon'"),
+    (read_azure, AZURE + '"2023', "line 2: is not CSV"),
+    (read_burstgpt, AZURE + "1,2,3", "has no column model; accepted: the columns model"),
+    (read_burstgpt, BURST + "1,ChatGPT,5,5,10,API log\n", "holds no request"),
+    (read_burstgpt, BURST + "nan,GPT-4,5,5,10,API log\n", "line 2: Timestamp is 'nan'"),
+    (read_burstgpt, BURST + "1,GPT-4,5,-5,0,API log\n", "line 2: Response tokens is '-5'"),
+    (read_burstgpt, BURST + "1,GPT-4,,5,0,API log\n", "line 2: Request tokens is ''"),
+    (read_mooncake, "", "holds no request"),
+    (read_mooncake, GOOD + "[1]\n", "line 2: holds a list"),
+    (read_mooncake, GOOD + GOOD[:20], 'line 2: \'{"timestamp": 0, "in\' is not JSON'),
+    (read_mooncake, GOOD.strip() * 2, "line 1: "),
+    (read_mooncake, "[" * 100_000, "line 1: "),
+    (read_mooncake, "1" * 10_000, "line 1: "),
+    (read_mooncake, GOOD.replace(": 0", ": NaN"), "line 1: timestamp is nan"),
+    (read_mooncake, GOOD.replace(": 0", ": 1" + "0" * 400), "line 1: timestamp is a number of 19 or more digits"),
+    (read_mooncake, GOOD.replace("output", "out"), "has no column output_length"),
+    (read_mooncake, GOOD.replace(": 1", ": true"), "line 1: input_length is True"),
+    (read_mooncake, GOOD.replace(": 1", ": 1.5"), "line 1: input_length is 1.5"),
+])  # fmt: skip
 def test_a_broken_file_is_refused_by_line_and_field(
     write: Write, read: Callable[[str], object], content: str, message: str
 ) -> None:
@@ -133,50 +116,6 @@ def test_what_is_no_text_file_is_refused(read: Callable[[str], object], write: W
     refuses(read, write(b"\x1f\x8b\x08\xff\xfe" * 10), "not UTF-8")
     with pytest.raises(ValueError, match="not a file name"):
         read("a\0b")
-
-
-cell = st.sampled_from(
-    ["", " 5", "5", "-5", "0", "1e3", "GPT-4", '"', "'", "2023-11-16 18:15:46", "٣", "²", "\0", "1_0"]
-)
-times = st.datetimes().map(str) | st.datetimes(timezones=st.timezones()).map(str)
-values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    max_leaves=6,
-)
-fields = dict.fromkeys(("timestamp", "input_length", "output_length"), values)
-table = st.lists(st.lists(cell | times, min_size=3, max_size=6).map(",".join), max_size=4).map("\n".join)
-lines = st.lists(st.fixed_dictionaries({}, optional=fields) | values, max_size=3).map(
-    lambda rows: "\n".join(map(json.dumps, rows))
-)
-talks = values.map(lambda value: json.dumps([{"conversations": value}]))
-HEADS: dict[Callable[[str], object], str] = {
-    read_azure: AZURE, read_burstgpt: BURST, read_mooncake: GOOD, datasets._conversations: "",
-    read_own: "arrival_s,prompt_tokens,output_tokens\n",
-}  # fmt: skip
-contents = st.binary(max_size=200) | (table | lines | talks).map(lambda text: text.encode("utf-8", "surrogatepass"))
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(content=contents, read=st.sampled_from([*HEADS]), header=st.booleans())
-def test_any_file_is_rows_or_a_one_line_error(
-    write: Write, content: bytes, read: Callable[[str], object], header: bool
-) -> None:
-    path = write((HEADS[read] if header else "").encode() + content)
-    try:
-        outcome = read(path)
-    except ValueError as error:
-        outcome = str(error)
-    if isinstance(outcome, str):
-        assert path in outcome
-        assert "\n" not in outcome
-    elif isinstance(outcome, Trace):
-        assert len(outcome.lengths) > 0
-        assert len(outcome.arrival_s) == len(outcome.lengths) or read is read_own  # which may have no times
-        assert np.isfinite(outcome.arrival_s).all()
-        assert outcome.lengths.min() >= 1
-    else:
-        assert isinstance(outcome, list)
 
 
 # ShareGPT ------------------------------------------------------------------------------------------------------------
@@ -231,20 +170,17 @@ def test_sharegpt_with_nothing_left_is_refused(write: Write, tokenizer: str) -> 
             read_sharegpt(path, tokenizer, 5, np.random.default_rng(0))
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ("", "line 1: is not JSON"),
-        ('[\n{"conversations": [', "line 2: is not JSON"),
-        ("{}", "holds an object; accepted: a JSON list"),
-        ("[3]", "entry 0: has no list of turns"),
-        ('[{"conversations": 3}]', "entry 0: has no list of turns"),
-        ('[{"conversations": [3, 4]}]', "conversation 0: turn 0 has no text under 'value'"),
-        ('[{"conversations": [{"from": "human", "value": 3}]}]', "turn 0 has no text"),
-        ("[" * 100_000, "too deep"),
-        ("[" + "1" * 10_000 + "]", "a number too long"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), [
+    ("", "line 1: is not JSON"),
+    ('[\n{"conversations": [', "line 2: is not JSON"),
+    ("{}", "holds an object; accepted: a JSON list"),
+    ("[3]", "entry 0: has no list of turns"),
+    ('[{"conversations": 3}]', "entry 0: has no list of turns"),
+    ('[{"conversations": [3, 4]}]', "conversation 0: turn 0 has no text under 'value'"),
+    ('[{"conversations": [{"from": "human", "value": 3}]}]', "turn 0 has no text"),
+    ("[" * 100_000, "too deep"),
+    ("[" + "1" * 10_000 + "]", "a number too long"),
+])  # fmt: skip
 def test_a_broken_sharegpt_file_is_refused(write: Write, content: str, message: str) -> None:
     refuses(datasets._conversations, write(content), message)
 

@@ -20,7 +20,7 @@ from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec, Piece
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import applicable, refuse_idle
+from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import check_alike, check_counts, check_streams, checked
@@ -56,21 +56,18 @@ def endless_link(monkeypatch: pytest.MonkeyPatch) -> None:
 # what is sent ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("server", "hardware"),
-    [
-        ({"drafter": "none"}, {}),
-        ({}, {}),
-        ({}, {"draft_kv": "recomputed"}),
-        ({}, {"kv_transfer": "prompt"}),
-        ({"drafter": "ngram"}, {}),
-        ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {}),
-        ({"pair": "none:gpt-oss-20b"}, {}),  # half of its layers have windows
-        ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4}),
-        ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4, "prefill_tensor_parallel_size": 2}),
-        ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 2, "prefill_tensor_parallel_size": 4}),
-    ],
-)
+@pytest.mark.parametrize(("server", "hardware"), [
+    ({"drafter": "none"}, {}),
+    ({}, {}),
+    ({}, {"draft_kv": "recomputed"}),
+    ({}, {"kv_transfer": "prompt"}),
+    ({"drafter": "ngram"}, {}),
+    ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {}),
+    ({"pair": "none:gpt-oss-20b"}, {}),  # half of its layers have windows
+    ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4}),
+    ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 4, "prefill_tensor_parallel_size": 2}),
+    ({"pair": "none:llama-3.1-70b"}, {"tensor_parallel_size": 2, "prefill_tensor_parallel_size": 4}),
+])  # fmt: skip
 def test_bytes_are_those_of_the_tokens(server: dict[str, Any], hardware: dict[str, Any]) -> None:
     """KV bytes of a token times tokens, by the port that has most to do; the drafter's where it is sent."""
     experiment = apart("2p1d", replace(FIXED, random_range_ratio=0.8), server, **hardware)
@@ -237,19 +234,16 @@ LOADS: dict[str, Traffic] = {
 
 
 @pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize(
-    ("server", "hardware"),
-    [
-        ({}, {}),
-        ({"controller": "goodput"}, {"profile": None}),
-        ({"max_num_batched_tokens": 256, "max_num_seqs": 5}, {"draft_kv": "recomputed"}),
-        ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "vllm"}),
-        ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "sglang"}),
-        ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {"profile": None}),
-        ({}, {"kv_capacity_tokens": 2000}),
-        ({"kv_cache": "reserved"}, {"kv_capacity_tokens": 2000, "router": "prefix-aware"}),
-    ],
-)
+@pytest.mark.parametrize(("server", "hardware"), [
+    ({}, {}),
+    ({"controller": "goodput"}, {"profile": None}),
+    ({"max_num_batched_tokens": 256, "max_num_seqs": 5}, {"draft_kv": "recomputed"}),
+    ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "vllm"}),
+    ({"pair": "llama-3.2-1b:llama-3.1-8b"}, {"profile": None, "engine": "sglang"}),
+    ({"pair": "llama-3.1-8b", "drafter": "eagle3"}, {"profile": None}),
+    ({}, {"kv_capacity_tokens": 2000}),
+    ({"kv_cache": "reserved"}, {"kv_capacity_tokens": 2000, "router": "prefix-aware"}),
+])  # fmt: skip
 def test_every_request_is_served_once(load: str, server: dict[str, Any], hardware: dict[str, Any]) -> None:
     """The invariants of every policy, with full caches, and the same with and without the fast path."""
     experiment = applicable(apart("2p2d", LOADS[load], server, **hardware))
@@ -285,27 +279,6 @@ def test_the_next_draft_may_be_launched_early(load: str) -> None:
     plain = simulate(replace(experiment, server=replace(experiment.server, async_scheduling=False)))
     ttft_s = [np.mean(one.requests["first_token_s"] - one.requests["arrival_s"]) for one in (result, plain)]
     assert ttft_s[0] < 1.5 * ttft_s[1]  # nobody waits for those who run to finish
-
-
-@pytest.mark.parametrize(
-    ("make", "refusal"),
-    [
-        (lambda: apart("2p"), "must be prefill and decode engines as 2p1d"),
-        (lambda: apart("0p1d"), "1 to 64 engines"),
-        (lambda: replace(apart("1p1d"), arch="pdv"), "needs --arch pd"),
-        (lambda: apart("1p1d", place=("decode=1",)), "leave out --place"),
-        (lambda: apart("1p1d", cards=("h200",)), "takes 2"),
-        (lambda: apart("1p1d", prefill_tensor_parallel_size=3), "must be one of 1, 2, 4, 8"),
-        (lambda: apart("1p1d", server={"pair": "llama-3.1-8b", "drafter": "eagle3"}, draft_kv="recomputed"),
-         "reads hidden states"),
-        (lambda: refuse_idle([Experiment("pd", hardware=Hardware(kv_transfer="prompt"))]), "it needs --disaggregate"),
-        (lambda: refuse_idle([apart("1p1d", server={"drafter": "none"}, draft_kv="recomputed")]),
-         "a drafter on the GPU"),
-    ],
-)  # fmt: skip
-def test_refusals(make: Any, refusal: str) -> None:
-    with pytest.raises(ValueError, match=refusal):
-        make()
 
 
 def test_two_cards() -> None:

@@ -102,12 +102,9 @@ def test_a_heads_own_configuration_is_not_taken_for_a_model() -> None:
 
 
 def test_acceptance_of_another_drafter_is_doubtful() -> None:
-    with pytest.warns(Doubt, match="sharegpt-eagle3 was not measured with --drafter ngram"):
-        warn([replace(serving("ngram"), acceptance=Acceptance(acceptance_model="sharegpt-eagle3"))])
-    with pytest.warns(Doubt, match="sharegpt-ngram was not measured with --drafter eagle3"):
-        warn([replace(serving("eagle3"), acceptance=Acceptance(acceptance_model="sharegpt-ngram"))])
-    with pytest.warns(Doubt, match="sharegpt-ngram was not measured with --drafter suffix"):
-        warn([replace(serving("suffix"), acceptance=Acceptance(acceptance_model="sharegpt-ngram"))])
+    for other, kind in (("eagle3", "ngram"), ("ngram", "eagle3"), ("ngram", "suffix")):
+        with pytest.warns(Doubt, match=f"sharegpt-{other} was not measured with --drafter {kind}"):
+            warn([replace(serving(kind), acceptance=Acceptance(acceptance_model=f"sharegpt-{other}"))])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         for kind in ("eagle3", "ngram", "suffix"):

@@ -137,16 +137,12 @@ def served(engine: str, **server: object) -> Experiment:
     return Experiment(
         "autoregressive",
         Traffic(
-            dataset_name="random",
-            input_len=300,
-            output_len=40,
-            random_range_ratio=0.2,
-            num_prompts=60,
+            dataset_name="random", input_len=300, output_len=40, random_range_ratio=0.2, num_prompts=60,
             max_concurrency=8,
         ),
         server=Server(pair="none:llama-3.1-8b", **server),  # type: ignore[arg-type]
         hardware=Hardware(gpu="h100-sxm", engine=engine),  # type: ignore[arg-type]
-    )
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("engine", ["sglang", "trtllm"])
@@ -188,13 +184,7 @@ def test_a_request_waits_for_the_prefills_before_it():
     assert sorted(admitted)[-1] >= 1.2
 
 
-def test_refusals():
-    with pytest.raises(ValueError, match=r"--engine vllm: no kernel tables for rtx-4090; there are for .*h100-sxm"):
-        covering_profile(replace(served("vllm"), hardware=Hardware(gpu="rtx-4090", engine="vllm")))
-    with pytest.raises(ValueError, match="leave out --profile"):
-        Hardware(engine="vllm", profile="roofline")
-    with pytest.raises(ValueError, match="is padded as vllm"):
-        covering_profile(replace(served("vllm"), hardware=Hardware(gpu="h200", engine="vllm", padding="sglang")))
+def test_what_are_no_tables_is_refused():
     with pytest.raises(ValueError, match=r"not a file of calibrate --from-kernels"):
         read_tables(Path(__file__), gpu("h200"))
 

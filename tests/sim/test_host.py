@@ -38,18 +38,16 @@ def test_more_polling_lanes_cost_more_and_nothing_jumps(cost_s: float) -> None:
     assert all(time <= cost_s + lanes / 100 * LOOK + 1e-18 for lanes, time in enumerate(taken))
 
 
-def test_few_polling_lanes_take_their_share_of_the_thread() -> None:
-    """Lanes that look for 1 us out of every 11 leave an operation, short against the period, the rest."""
-    for lanes in (1, 2, 5):
-        assert spent(lanes, 1e-7) == pytest.approx(1e-7 / (1 - lanes * LOOK / (P + LOOK)))
-
-
-def test_an_operation_waits_for_one_look_of_each_lane_at_most() -> None:
-    """As on a thread that serves all in turn: with any number of lanes, and with polls that never pause."""
-    for lanes in (11, 12, 100):
-        assert spent(lanes, C) == pytest.approx(C + lanes * LOOK)
-    assert spent(3, C, period_s=1e-12) == pytest.approx(C + 3 * LOOK)
-    assert spent(100, 0.0) == 0.0
+@pytest.mark.parametrize(("lanes", "cost_s", "period_s", "expected_s"), [
+    # lanes that look for 1 us out of every 11 leave an operation, short against the period, the rest
+    *((lanes, 1e-7, P, 1e-7 / (1 - lanes * LOOK / (P + LOOK))) for lanes in (1, 2, 5)),
+    # as on a thread that serves all in turn, it waits for one look of each lane at most, also if polls never pause
+    *((lanes, C, P, C + lanes * LOOK) for lanes in (11, 12, 100)),
+    (3, C, 1e-12, C + 3 * LOOK),
+    (100, 0.0, P, 0.0),
+])  # fmt: skip
+def test_what_polling_lanes_take_of_the_thread(lanes: int, cost_s: float, period_s: float, expected_s: float) -> None:
+    assert spent(lanes, cost_s, period_s=period_s) == pytest.approx(expected_s)
 
 
 def test_lanes_that_fill_the_thread_look_less_often() -> None:

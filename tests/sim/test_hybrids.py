@@ -14,14 +14,14 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, from_config, quantised, shard
+from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, quantised, shard
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Sparse, State
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
-from pdvsim.testing import check_alike
+from pdvsim.testing import check_alike, check_counts
 
 H200 = GPUS["h200"]
 HYBRIDS = sorted(name for name, spec in PRESETS.items() if spec.state)
@@ -218,10 +218,27 @@ def hybrid_runs(pair: str, **more: Any) -> Experiment:
     )
 
 
-@pytest.mark.parametrize("pair", ["mtp-qwen3-next-80b-a3b:qwen3-next-80b-a3b", "mtp-glm-5:glm-5"])
-def test_many_rounds_in_one_step_give_the_same_records(pair: str) -> None:
-    experiment = hybrid_runs(pair, kv_capacity_tokens=120_000)
-    check_alike(simulate(experiment), simulate(experiment, blocks=False))
+FLASH: dict[str, Any] = {"gpu": "b200", "tensor_parallel_size": 4}
+ROOM: dict[str, Any] = {"kv_capacity_tokens": 120_000}
+LONG = Traffic(num_prompts=10, max_concurrency=5, input_len=1900, output_len=300)
+WINDOWS = Traffic(num_prompts=12, max_concurrency=6, input_len=900, output_len=400)
+
+
+@pytest.mark.parametrize(("pair", "more"), [
+    ("mtp-qwen3-next-80b-a3b:qwen3-next-80b-a3b", ROOM),
+    ("mtp-glm-5:glm-5", ROOM),
+    ("mtp-deepseek-v3:deepseek-v3", {"tensor_parallel_size": 8}),
+    # contexts cross what is selected, and the windows of both models, during the run
+    ("mtp-deepseek-v4-flash:deepseek-v4-flash", {"traffic": LONG, "engine": "sglang"} | FLASH),
+    ("mtp-deepseek-v4-flash:deepseek-v4-flash", {"traffic": LONG, "engine": "pdvsim"} | FLASH),
+    ("gemma-3-1b:gemma-3-12b", {"traffic": WINDOWS}),
+    ("eagle3-gpt-oss-20b:gpt-oss-20b", {"traffic": WINDOWS}),
+])  # fmt: skip
+def test_many_rounds_in_one_step_give_the_same_records(pair: str, more: dict[str, Any]) -> None:
+    experiment = hybrid_runs(pair, **more)
+    result, traffic = simulate(experiment), experiment.traffic
+    check_counts(result, [traffic.output_len or 0] * traffic.num_prompts, [0.0] * traffic.num_prompts)
+    check_alike(result, simulate(experiment, blocks=False))
 
 
 @pytest.mark.parametrize(("k", "caching", "states"), [(3, False, 4), (3, True, 5), (1, False, 2)])
@@ -237,16 +254,18 @@ def test_a_request_holds_a_state_per_draft_token_and_one_more(k: int, caching: b
     assert 0 <= room + longest - result.meta["kv_peak_tokens"] <= 2 * BLOCK
 
 
-def test_prefixes_are_reused_at_snapshots() -> None:
+@pytest.mark.parametrize(("name", "unit", "hardware"), [
+    ("qwen3-next-80b-a3b", 544, {}),
+    ("qwen3-30b-a3b", 16, {}),
+    ("deepseek-v4-flash", 256, {"engine": "sglang"} | FLASH),
+])  # fmt: skip
+def test_prefixes_are_reused_at_snapshots(name: str, unit: int, hardware: dict[str, Any]) -> None:
     """A shared prefix of 1,500 tokens has two whole blocks of 544; a plain model reuses all blocks of 16."""
-    traffic = Traffic(
-        num_prompts=6, max_concurrency=1, input_len=100, output_len=20, dataset_name="random", prefix_len=1500
-    )
-    for name, unit in (("qwen3-next-80b-a3b", 544), ("qwen3-30b-a3b", 16)):
-        experiment = hybrid_runs(f"none:{name}", traffic=traffic, kv_capacity_tokens=200_000)
-        hits = simulate(replace(experiment, arch="autoregressive")).requests["num_cached_tokens"]
-        assert hits[0] == 0
-        assert set(hits[1:].tolist()) == {1500 // unit * unit}
+    traffic = Traffic("random", num_prompts=6, max_concurrency=1, input_len=100, output_len=20, prefix_len=1500)
+    experiment = hybrid_runs(f"none:{name}", traffic=traffic, kv_capacity_tokens=200_000, **hardware)
+    hits = simulate(replace(experiment, arch="autoregressive")).requests["num_cached_tokens"]
+    assert hits[0] == 0
+    assert set(hits[1:].tolist()) == {1500 // unit * unit}
 
 
 def test_what_of_a_match_can_be_used() -> None:
@@ -276,27 +295,6 @@ def test_layers_that_share_a_selection_are_counted() -> None:
     assert (sparse.layers, sparse.scans) == (78, 3 + len(range(6, 78, 4)))
 
 
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"hybrid_override_pattern": "MEX"}, "letters M"),
-        ({"hybrid_override_pattern": "MEME"}, "not a Nemotron-H model"),
-        ({"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_dtype: must be float32"),
-        ({"ssm_state_size": None}, "ssm_state_size"),
-    ],
-)
-def test_a_hybrid_that_cannot_be_is_refused(more: dict[str, Any], says: str) -> None:
-    config = {
-        "model_type": "nemotron_h", "hybrid_override_pattern": "ME*E", "hidden_size": 256, "intermediate_size": 512,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000, "n_groups": 2,
-        "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 64, "conv_kernel": 4, "n_routed_experts": 8,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 128,
-    }  # fmt: skip
-    assert from_config(config, "m").layers == 2
-    with pytest.raises(ValueError, match=says):
-        from_config(config | more, "m")
-
-
 def test_assumed_kernels_are_named_and_have_the_wider_range() -> None:
     """The range of forward times is that of mixtures, not of measured kinds of layers."""
     experiment = hybrid_runs("none:qwen3.5-27b", band=True)
@@ -306,12 +304,15 @@ def test_assumed_kernels_are_named_and_have_the_wider_range() -> None:
     assert bars[0] < bars[1] == bars[2]
 
 
-def test_the_state_follows_the_kv_cache_to_another_gpu() -> None:
-    """Prompts of several chunks, prefilled on one GPU and decoded on another: their tokens, and one state each."""
+@pytest.mark.parametrize(("name", "gpu"), [("qwen3.5-27b", "h200"), ("deepseek-v4-flash", "b300")])
+def test_what_is_kept_follows_the_kv_cache_to_another_gpu(name: str, gpu: str) -> None:
+    """Prompts of several chunks, prefilled on one GPU and decoded on another: their tokens, and a state or windows."""
     traffic = Traffic(num_prompts=5, max_concurrency=2, input_len=900, output_len=30)
-    server = Server("none:qwen3.5-27b", max_num_batched_tokens=512)
-    hardware = Hardware(band=False, place=("prefill=1",))
+    server = Server(f"none:{name}", max_num_batched_tokens=512)
+    hardware = Hardware(band=False, gpu=gpu, place=("prefill=1",))
     result = simulate(Experiment("pd", traffic, server=server, hardware=hardware))
-    spec = PRESETS["qwen3.5-27b"]
-    sent = result.requests["prompt_tokens"].sum() * spec.kv_bytes_per_token + 5 * spec.state_bytes
+    spec = PRESETS[name]
+    assert spec.kept_bytes > 0
+    assert not spec.state or spec.kept_bytes == spec.state_bytes
+    sent = result.requests["prompt_tokens"].sum() * spec.kv_bytes_per_token + 5 * spec.kept_bytes
     assert result.meta["links"]["1->0"]["bytes"] == sent

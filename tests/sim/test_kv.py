@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from configs import SHAPE, config_file
 
 import pdvsim
-from pdvsim.cli import main
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
@@ -97,48 +96,35 @@ def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
 
 # what a run says of it -----------------------------------------------------------------------------------------------
 
-SCARCE = ["run", "--arch", "colocated", "--num-prompts", "20", "--dataset-name", "random", "--input-len", "64"]
-SCARCE += ["--output-len", "64", "--kv-capacity-tokens", "640"]
 
-
-@pytest.mark.parametrize("more", [[], ["--no-detailed"]])
-def test_preemptions_are_counted(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*SCARCE, *more, "--json"]) == 0
-    metrics = json.loads(capsys.readouterr().out)
-    assert metrics["preemptions"] > 0
-    assert metrics["recomputed_tokens"] > 64 * metrics["preemptions"]
-    assert main([*SCARCE, *more]) == 0
-    table = capsys.readouterr().out
-    assert f"Preemptions:                             {metrics['preemptions']}\n" in table
-    assert f"Recomputed tokens:                       {metrics['recomputed_tokens']}\n" in table
-    assert main([*SCARCE, *more, "--kv-cache", "reserved", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["preemptions"] == 0
-    assert main([*SCARCE, *more, "--kv-cache", "reserved"]) == 0
-    assert "Preemptions" not in capsys.readouterr().out
+@pytest.mark.parametrize("detailed", [True, False])
+def test_preemptions_are_counted(detailed: bool) -> None:
+    scarce: dict[str, Any] = {"dataset_name": "random", "input_len": 64, "output_len": 64, "kv_capacity_tokens": 640}
+    scarce |= {"arch": "colocated", "num_prompts": 20, "detailed": detailed}
+    run, reserved = pdvsim.run(**scarce), pdvsim.run(**scarce, kv_cache="reserved")
+    preemptions, recomputed = (run.metrics[name] for name in ("preemptions", "recomputed_tokens"))
+    assert preemptions > 0
+    assert recomputed > 64 * preemptions
+    assert f"Preemptions:                             {preemptions}\n" in run.table()
+    assert f"Recomputed tokens:                       {recomputed}\n" in run.table()
+    assert reserved.metrics["preemptions"] == 0
+    assert "Preemptions" not in reserved.table()
+    if detailed:
+        assert preemptions == run.requests["preemptions"].sum()
+        assert run.metrics["spec_decode_per_position_acceptance_rates"]
 
 
 # context -------------------------------------------------------------------------------------------------------------
 
 
-def test_a_request_knows_how_often_it_was_preempted() -> None:
-    run = pdvsim.run(
-        arch="colocated", num_prompts=20, dataset_name="random", input_len=64, output_len=64, kv_capacity_tokens=640
-    )
-    assert run.metrics["preemptions"] == run.requests["preemptions"].sum() > 0
-    assert run.metrics["spec_decode_per_position_acceptance_rates"]
-
-
-@pytest.mark.parametrize(
-    ("arch", "models", "lengths", "says"),
-    [
-        ("pdv", "tinyllama-1.1b:llama-2-7b", (2000, 49), "request 0 has 2049 tokens but the context of tinyllama-1.1b"),
-        ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 97), "context of llama-2-7b ends at 4096: lower"),
-        ("colocated", "gemma-2b:gemma-7b", (8192, 1), "ends at 8192"),
-        ("pd", "tinyllama-1.1b:llama-2-7b", (2000, 48), None),
-        ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 96), None),
-        ("pd", "llama-3.2-1b:llama-3.1-8b", (8000, 49), None),
-    ],
-)
+@pytest.mark.parametrize(("arch", "models", "lengths", "says"), [
+    ("pdv", "tinyllama-1.1b:llama-2-7b", (2000, 49), "request 0 has 2049 tokens but the context of tinyllama-1.1b"),
+    ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 97), "context of llama-2-7b ends at 4096: lower"),
+    ("colocated", "gemma-2b:gemma-7b", (8192, 1), "ends at 8192"),
+    ("pd", "tinyllama-1.1b:llama-2-7b", (2000, 48), None),
+    ("autoregressive", "tinyllama-1.1b:llama-2-7b", (4000, 96), None),
+    ("pd", "llama-3.2-1b:llama-3.1-8b", (8000, 49), None),
+])  # fmt: skip
 def test_a_request_longer_than_a_context_is_refused(
     arch: Arch, models: str, lengths: tuple[int, int], says: str | None
 ) -> None:

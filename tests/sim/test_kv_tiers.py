@@ -16,7 +16,6 @@ from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.machine.tiers import KvTier
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import check_alike, check_counts
@@ -160,17 +159,3 @@ def test_prefill_engines_have_tiers_too() -> None:
     one = served(arch="pd", disaggregate="1p1d", kv_capacity_tokens=SMALL_TOKENS)
     tier = served(arch="pd", disaggregate="1p1d", kv_offload_gb=ENDLESS_GB)
     assert hits(tier) > hits(one)
-
-
-@pytest.mark.parametrize(
-    ("traffic", "server", "arch"),
-    [
-        (replace(TALKS, num_turns=1, think_time_s=0.0), {}, "colocated"),
-        (TALKS, {"enable_prefix_caching": False}, "colocated"),
-        (TALKS, {}, "baseline"),
-    ],
-)
-def test_where_it_has_no_effect_it_is_refused(traffic: Traffic, server: dict[str, Any], arch: str) -> None:
-    experiment = Experiment(arch, traffic, server=Server(**server), hardware=Hardware(kv_offload_gb=10.0))
-    with pytest.raises(ValueError, match="--kv-offload-gb has no effect here"):
-        refuse_idle([experiment])

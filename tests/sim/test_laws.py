@@ -87,11 +87,9 @@ def workloads(draw: st.DrawFn, most: int = 30) -> Workload:
     prompts = rng.choice([1, 7, 64, 300, 700], count)
     outputs = np.where(rng.random(count) < 0.2, 1, rng.integers(1, longest + 1, count))
     return Workload(
-        arrivals(kind, count, draw(st.sampled_from([5.0, 50.0, 500.0, 5000.0])), rng),
-        tuple(prompts.tolist()),
-        tuple(outputs.tolist()),
-        seed,
-    )
+        arrivals(kind, count, draw(st.sampled_from([5.0, 50.0, 500.0, 5000.0])), rng), tuple(prompts.tolist()),
+        tuple(outputs.tolist()), seed,
+    )  # fmt: skip
 
 
 def _settled(arch: Arch, options: dict[str, Any]) -> Experiment:
@@ -194,19 +192,14 @@ def measured_like() -> Profile:
     fits = {
         name: ForwardTerms.read(
             {
-                "fixed_s": 4e-5,
-                "weights_s": fit["weights_s"] * 1.2,
-                "token_s": fit["token_s"] * 1.4,
-                "head_weights_s": fit["head_weights_s"] * 1.1,
-                "head_token_s": fit["head_token_s"] * 1.4,
-                "kv_s": fit["kv_s"] * 1.3,
-                "pair_s": fit["pair_s"] * 2,
-                "sharpness": 4.0,
+                "fixed_s": 4e-5, "weights_s": fit["weights_s"] * 1.2, "token_s": fit["token_s"] * 1.4,
+                "head_weights_s": fit["head_weights_s"] * 1.1, "head_token_s": fit["head_token_s"] * 1.4,
+                "kv_s": fit["kv_s"] * 1.3, "pair_s": fit["pair_s"] * 2, "sharpness": 4.0,
                 "row_buckets": (1, 2, 4, 8, 16),
             }
         )
         for name, fit in ((m, base.models[m].figures()) for m in MODELS)
-    }
+    }  # fmt: skip
     return replace(base, name="measured-like", models=fits, contention=ContentionFit(hold=0.6, hold_compute=0.3))
 
 
@@ -407,12 +400,9 @@ def test_a_block_is_cut_at_an_instant(arch: Arch) -> None:
     """The same where a request arrives at the very instant at which a work starts or ends or tokens are delivered."""
 
     @given(
-        moment=st.floats(0.0, 1.0),
-        column=st.sampled_from(["start_s", "end_s", "time_s"]),
-        first=st.integers(1, 3),
-        host=st.sampled_from([None, 0.0, 2e-4]),
-        seed=st.integers(0, 2**16),
-    )
+        moment=st.floats(0.0, 1.0), column=st.sampled_from(["start_s", "end_s", "time_s"]), first=st.integers(1, 3),
+        host=st.sampled_from([None, 0.0, 2e-4]), seed=st.integers(0, 2**16),
+    )  # fmt: skip
     @settings(max_examples=25)
     def check(moment: float, column: str, first: int, host: float | None, seed: int) -> None:
         experiment = Experiment(arch=arch, host=Host(launch_s=host, completion_s=host, handoff_s=host))
@@ -434,11 +424,9 @@ def test_a_block_with_replicas_in_lockstep(arch: Arch, host_s: float | None) -> 
     host = {f"host.{name}": host_s for name in ("launch_s", "completion_s", "handoff_s")}
     for replicas, concurrency, outputs in ((2, 3, (25,)), (3, 5, (41, 61, 81, 101)), (2, 4, (30, 60))):
         options = host | {
-            "acceptance.acceptance_rate": 1.0,
-            "traffic.max_concurrency": concurrency,
-            "hardware.replicas": replicas,
+            "acceptance.acceptance_rate": 1.0, "traffic.max_concurrency": concurrency, "hardware.replicas": replicas,
             "hardware.router": "least-loaded",
-        }
+        }  # fmt: skip
         scenario = Scenario(_settled(arch, options), Workload((0.0,) * 24, (50,) * 24, (outputs * 24)[:24]))
         assert_same(scenario.run(), scenario.run(blocks=False))
 
@@ -520,19 +508,30 @@ def test_nothing_starves(arch: Arch, contention: str, priority: str) -> None:
     check_gpus(result, covering_profile(experiment))
 
 
-@pytest.mark.parametrize("gather", ["auto", "always"])
-@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid", "adaptive"])
-def test_verify_never_waits_for_a_draft_that_never_comes(arch: Arch, gather: str) -> None:
-    """A verify lane that gathers must look again when those it waits for take the atomic path instead.
+JOINED = {"server.hybrid_threshold": 2}, [later * 2e-4 for later in range(60)], (118, 252, 248), (29, 8, 13), 21
+SCARCE_BLOCKS = (
+    {"server.hybrid_threshold": 0, "server.kv_cache": "paged", "hardware.kv_capacity_tokens": 64},
+    [later * 4e-4 for later in range(100, 160)], (12, 12), (40, 40), 5,
+)  # fmt: skip
 
-    Two requests join a running one, a little later each time; slow hand-overs widen the moment in which a request is in
-    the decode queue and its way is not yet decided.
+
+@pytest.mark.parametrize(("arch", "gather", "joining"), [
+    *((arch, gather, JOINED) for arch in ("pdv", "pdv-hybrid", "adaptive") for gather in ("auto", "always")),
+    *((arch, "always", SCARCE_BLOCKS) for arch in ("pdv", "pdv-hybrid")),
+])  # fmt: skip
+def test_verify_never_waits_for_a_draft_that_never_comes(arch: Arch, gather: str, joining: Any) -> None:
+    """A verify lane that gathers must look again when those it waits for take the atomic path, or are preempted.
+
+    Requests join a running one, a little later each time; slow hand-overs widen the moment in which a request is in the
+    decode queue and its way is not yet decided. In a scarce cache the second finds no block and is preempted.
     """
-    options = {"server.verify_gather": gather, "server.hybrid_threshold": 2, "host.handoff_s": 1e-3}
-    for later in range(60):
-        at_s = later * 2e-4
-        joined = Workload((0.0, at_s, at_s + 2e-4), (118, 252, 248), (29, 8, 13), seed=21)
-        assert np.all(Scenario(_settled(arch, options), joined).run().requests["finish_s"] > at_s)
+    options, times_s, prompts, outputs, seed = joining
+    for at_s in times_s:
+        arrivals_s = (0.0, at_s, at_s + 2e-4)[: len(prompts)]
+        slow = _settled(arch, options | {"server.verify_gather": gather, "host.handoff_s": 1e-3})
+        requests = Scenario(slow, Workload(arrivals_s, prompts, outputs, seed)).run().requests
+        assert np.all(requests["finish_s"] > at_s)
+        assert joining is JOINED or requests["preemptions"].any()
     for seed in range(4):
         crowd = Scenario(_settled(arch, {"server.verify_gather": gather}), light_load(seed))
         assert np.all(crowd.run().requests["finish_s"] > 0)
@@ -643,21 +642,6 @@ def test_a_cache_that_holds_little_more_than_one_request(arch: Arch) -> None:
             assert server.kv.used_tokens == server.in_flight == len(server.waiting) == 0
         preempted += sum(request.taken.preemptions for request in requests)
     assert preempted > 10
-
-
-@pytest.mark.parametrize("arch", ["pdv", "pdv-hybrid"])
-def test_verify_never_waits_for_a_request_that_was_preempted(arch: Arch) -> None:
-    """One request's drafts wait for another to be drafted for, which finds no block for that and is preempted.
-
-    Slow hand-overs, as above; the second request comes a little later each time.
-    """
-    options: dict[str, Any] = {"server.verify_gather": "always", "server.kv_cache": "paged"}
-    options |= {"hardware.kv_capacity_tokens": 64, "server.hybrid_threshold": 0, "host.handoff_s": 1e-3}
-    for later in range(100, 160):
-        joined = Workload((0.0, later * 4e-4), (12, 12), (40, 40), seed=5)
-        requests = Scenario(_settled(arch, options), joined).run().requests
-        assert requests["preemptions"].any()
-        assert np.all(requests["finish_s"] > 0)
 
 
 @pytest.mark.parametrize("arch", ARCHS)

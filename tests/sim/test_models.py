@@ -72,13 +72,8 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
 
 
 SMALL = (
-    "_bias",
-    "shared_expert_gate.weight",
-    "conv1d.weight",
-    "A_log",
-    "_hc.fn",
-    "hc_fn",
-)  # in two or three dimensions, but a few vectors each
+    "_bias", "shared_expert_gate.weight", "conv1d.weight", "A_log", "_hc.fn", "hc_fn",
+)  # in two or three dimensions, but a few vectors each  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -101,16 +96,13 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
     assert pair(f"{tmp_path}:{tmp_path}").draft == spec
 
 
-@pytest.mark.parametrize(
-    ("family", "why"),
-    [
-        ("Olmoe", "mixture of experts"),
-        ("Gemma3", "text_config"),
-        ("T5", "an encoder and a decoder"),
-        ("GPT2", "no gate"),
-        ("Mamba", "no attention"),
-    ],
-)
+@pytest.mark.parametrize(("family", "why"), [
+    ("Olmoe", "mixture of experts"),
+    ("Gemma3", "text_config"),
+    ("T5", "an encoder and a decoder"),
+    ("GPT2", "no gate"),
+    ("Mamba", "no attention"),
+])  # fmt: skip
 def test_what_is_no_dense_decoder_is_refused_by_name(
     family: str, why: str, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
@@ -149,16 +141,13 @@ INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}
 FLOAT8 = {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}}
 
 
-@pytest.mark.parametrize(
-    ("given", "layer_bytes"),
-    [
-        ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 1.0),
-        ({"quant_method": "compressed-tensors", "config_groups": FLOAT8}, 1.0),
-        ({"quant_method": "compressed-tensors", "config_groups": INT4}, 0.5 + 2.5 / 128),
-        ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
-        ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
-    ],
-)
+@pytest.mark.parametrize(("given", "layer_bytes"), [
+    ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 1.0),
+    ({"quant_method": "compressed-tensors", "config_groups": FLOAT8}, 1.0),
+    ({"quant_method": "compressed-tensors", "config_groups": INT4}, 0.5 + 2.5 / 128),
+    ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
+    ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
+])  # fmt: skip
 def test_quantised_weights_are_known_by_their_bytes(given: dict[str, Any], layer_bytes: float) -> None:
     """Those of the layers; embeddings and output projection keep 16 bits."""
     plain, spec = from_config(SHAPE, "m"), from_config(SHAPE | {"quantization_config": given}, "m")
@@ -178,6 +167,18 @@ def test_published_experts_of_four_bits() -> None:
     assert from_config(shape, "gpt-oss-120b") == PRESETS["gpt-oss-120b"]
 
 
+NEMOTRON: dict[str, Any] = {
+    "model_type": "nemotron_h", "hybrid_override_pattern": "ME*E", "hidden_size": 256, "intermediate_size": 512,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1000, "n_groups": 2,
+    "mamba_num_heads": 8, "mamba_head_dim": 32, "ssm_state_size": 64, "conv_kernel": 4, "n_routed_experts": 8,
+    "num_experts_per_tok": 2, "moe_intermediate_size": 128, "moe_shared_expert_intermediate_size": 128,
+}  # fmt: skip
+V4: dict[str, Any] = {
+    "model_type": "deepseek_v4", "num_hidden_layers": 2, "hidden_size": 256, "num_attention_heads": 4,
+    "num_key_value_heads": 1, "head_dim": 64, "vocab_size": 1000, "q_lora_rank": 64, "o_lora_rank": 32,
+    "o_groups": 2, "index_topk": 16, "index_n_heads": 2, "index_head_dim": 32, "sliding_window": 16, "hc_mult": 4,
+    "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "compress_ratios": [4, 128, 0],
+}  # fmt: skip
 QUANTISED = [
     ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     ({"quant_method": "gptq", "bits": 3}, "gptq, 3 bits"),
@@ -215,6 +216,14 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (MIXED, {"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
     (MIXED, {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts": None, "kv_lora_rank": 512},
      "qk_rope_head_dim is missing"),
+    (NEMOTRON, {"hybrid_override_pattern": "MEX"}, "letters M"),
+    (NEMOTRON, {"hybrid_override_pattern": "MEME"}, "not a Nemotron-H model"),
+    (NEMOTRON, {"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_dtype: must be float32"),
+    (NEMOTRON, {"ssm_state_size": None}, "ssm_state_size"),
+    (V4, {"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
+    (V4, {"compress_ratios": [4]}, "compress_ratios"),
+    (V4, {"o_groups": 3}, "4 heads are no multiple of 3 groups"),
+    (V4, {"hc_mult": None}, "hc_mult"),
 ]  # fmt: skip
 
 
@@ -226,6 +235,13 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(
     message = refused(["run", "--pair", f"tinyllama-1.1b:{path}", "--num-prompts", "4"])
     assert re.search(why, message)
     assert str(path) in message
+
+
+def test_what_is_refused_but_for_one_field_is_read() -> None:
+    assert from_config(NEMOTRON, "m").layers == 2
+    own = from_config(V4, "m").compressed
+    assert own is not None
+    assert (own.layers, own.selecting, own.whole) == (2, 1, 1)
 
 
 def test_layers_without_experts_are_counted() -> None:

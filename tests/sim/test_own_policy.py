@@ -121,16 +121,13 @@ def test_a_policy_from_a_file_is_what_it_is_derived_from(own: str) -> None:
     assert own in Experiment(f"{own}:Same").files
 
 
-@pytest.mark.parametrize(
-    ("arch", "says"),
-    [
-        ("{own}:Missing", "has no policy Missing, a class derived from Policy; it has Same, Lost, Greedy"),
-        ("{own}:NotOne", "has no policy NotOne"),
-        ("/no/such.py:Mine", "cannot read /no/such.py: No such file"),
-        ("own.txt:Mine", "unknown arch 'own.txt:Mine'; known: autoregressive"),
-        ("pdv-hybird", "unknown arch 'pdv-hybird' (did you mean pdv-hybrid?)"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "says"), [
+    ("{own}:Missing", "has no policy Missing, a class derived from Policy; it has Same, Lost, Greedy"),
+    ("{own}:NotOne", "has no policy NotOne"),
+    ("/no/such.py:Mine", "cannot read /no/such.py: No such file"),
+    ("own.txt:Mine", "unknown arch 'own.txt:Mine'; known: autoregressive"),
+    ("pdv-hybird", "unknown arch 'pdv-hybird' (did you mean pdv-hybrid?)"),
+])  # fmt: skip
 def test_what_is_no_policy_is_refused_in_one_line(own: str, arch: str, says: str) -> None:
     with one_line(says):
         Experiment(arch.format(own=own))

@@ -65,18 +65,15 @@ def test_every_other_name_is_known_and_noted(tmp_path: Path) -> None:
     assert trace.acceptance is None
 
 
-@pytest.mark.parametrize(
-    ("name", "times", "unit"),
-    [
-        ("timestamp_ms", (500, 0, 2000), "milliseconds"),
-        ("arrival_time", (0.5, 0, 2), "seconds"),
-        ("created", (1.7e9 + 0.5, 1.7e9, 1.7e9 + 2), "seconds"),
-        ("created", (1.7e12 + 500, 1.7e12, 1.7e12 + 2000), "milliseconds"),
-        ("ts", (1.7e18 + 5e8, 1.7e18, 1.7e18 + 2e9), "nanoseconds"),
-        ("time", ("2024-05-01 10:00:00.5", "2024-05-01T10:00:00", "2024-05-01 10:00:02"), "dates"),
-        ("time", ("2024-05-01T10:00:00.5Z", "2024-05-01T12:00:00+02:00", "2024-05-01T10:00:02Z"), "dates"),
-    ],
-)
+@pytest.mark.parametrize(("name", "times", "unit"), [
+    ("timestamp_ms", (500, 0, 2000), "milliseconds"),
+    ("arrival_time", (0.5, 0, 2), "seconds"),
+    ("created", (1.7e9 + 0.5, 1.7e9, 1.7e9 + 2), "seconds"),
+    ("created", (1.7e12 + 500, 1.7e12, 1.7e12 + 2000), "milliseconds"),
+    ("ts", (1.7e18 + 5e8, 1.7e18, 1.7e18 + 2e9), "nanoseconds"),
+    ("time", ("2024-05-01 10:00:00.5", "2024-05-01T10:00:00", "2024-05-01 10:00:02"), "dates"),
+    ("time", ("2024-05-01T10:00:00.5Z", "2024-05-01T12:00:00+02:00", "2024-05-01T10:00:02Z"), "dates"),
+])  # fmt: skip
 def test_times_in_any_unit(tmp_path: Path, name: str, times: tuple[Any, ...], unit: str) -> None:
     rows = [(time, *row[1:]) for time, row in zip(times, ROWS, strict=True)]
     trace = read_own(csv_file(tmp_path, (name, *HEADER[1:]), rows))
@@ -90,26 +87,19 @@ def test_rows_of_requests_that_failed_are_left_out_and_counted(tmp_path: Path) -
     assert "1 of 4 rows have no prompt or no output" in trace.notes[0]
 
 
-@pytest.mark.parametrize(
-    ("header", "row", "says"),
-    [
-        (HEADER, (0, "ten", 3, 0.5, "a"), "line 2: prompt_tokens is 'ten'; accepted: a whole number"),
-        (HEADER, (0, 10, 2.5, 0.5, "a"), "line 2: output_tokens is '2.5'"),
-        (HEADER, (0, 10, 3, 1.5, "a"), "line 2: acceptance is '1.5'; accepted: a share"),
-        (HEADER, ("soon", 10, 3, 0.5, "a"), "line 2: arrival_s is 'soon'"),
-        (HEADER, (0, 10, 3), "line 2: 3 fields, the header has 5"),
-        (
-            ("when", "how_long"),
-            (0, 1),
-            "no prompt-length column found (columns: when, how_long). Name it with --columns",
-        ),
-        (
-            ("prompt_tokens",),
-            (5,),
-            "no output-length column found (columns: prompt_tokens). Name it with --columns",
-        ),
-    ],
-)
+@pytest.mark.parametrize(("header", "row", "says"), [
+    (HEADER, (0, "ten", 3, 0.5, "a"), "line 2: prompt_tokens is 'ten'; accepted: a whole number"),
+    (HEADER, (0, 10, 2.5, 0.5, "a"), "line 2: output_tokens is '2.5'"),
+    (HEADER, (0, 10, 3, 1.5, "a"), "line 2: acceptance is '1.5'; accepted: a share"),
+    (HEADER, ("soon", 10, 3, 0.5, "a"), "line 2: arrival_s is 'soon'"),
+    (HEADER, (0, 10, 3), "line 2: 3 fields, the header has 5"),
+    (("when", "how_long"), (0, 1), "no prompt-length column found (columns: when, how_long). Name it with --columns"),
+    (
+        ("prompt_tokens",),
+        (5,),
+        "no output-length column found (columns: prompt_tokens). Name it with --columns",
+    ),
+])  # fmt: skip
 def test_bad_files_are_one_line(tmp_path: Path, header: tuple[str, ...], row: tuple[Any, ...], says: str) -> None:
     with pytest.raises(ValueError, match=rf"^.*{re.escape(says)}.*$"):  # a dot is no line break
         read_own(csv_file(tmp_path, header, [row]))
@@ -193,13 +183,8 @@ def response(created: int, prompt: int, output: int) -> dict[str, Any]:
 
 def test_responses_of_openais_api_are_traffic(tmp_path: Path) -> None:
     answers = [response(1_700_000_000, 10, 3), response(1_700_000_001, 20, 4), response(1_700_000_003, 30, 5)]
-    for lines in (
-        answers,
-        [
-            {"custom_id": "r", "response": {"status_code": 200, "body": one}, "error": None} for one in answers
-        ],  # a batch
-        [{"level": "info", "response": one} for one in answers],
-    ):
+    batch = [{"custom_id": "r", "response": {"status_code": 200, "body": one}, "error": None} for one in answers]
+    for lines in (answers, batch, [{"level": "info", "response": one} for one in answers]):
         trace = read_own(json_file(tmp_path, *lines))
         assert (trace.arrival_s - 1_700_000_000).tolist() == [0, 1, 3]
         assert trace.lengths.tolist() == [[10, 3], [20, 4], [30, 5]]

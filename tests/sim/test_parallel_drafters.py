@@ -81,8 +81,6 @@ def test_parallel_heads_are_as_published() -> None:
     block = drafter("dflash", model("qwen3-8b"))
     assert (block.layers, block.vocab, block.fused_inputs) == (5, model("qwen3-8b").vocab, 5 * 4096)
     assert pair("pard-llama-3.2-1b:llama-3.1-8b").draft == replace(model("llama-3.2-1b"), parallel=True)
-    with pytest.raises(ValueError, match="is not the head of"):
-        pair("p-eagle-llama-3.1-8b:qwen3-8b")
 
 
 @pytest.mark.parametrize("kind", KINDS)

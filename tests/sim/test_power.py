@@ -7,7 +7,7 @@ from math import exp
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
@@ -35,12 +35,6 @@ def test_a_draw_by_hand() -> None:
     assert draw.follows == pytest.approx(0.7)
 
 
-def test_a_long_work_alone_by_hand() -> None:
-    """1,050 W for so long that the rest before hardly counts: half over the limit, at slope 0.5 a quarter longer."""
-    assert POWER.taken_s(FIT.rest_w, Draw(1050.0, 1.0), 100.0) == pytest.approx(125.0, rel=1e-3)
-    assert POWER.taken_s(FIT.rest_w, Draw(1050.0, 0.4), 100.0) == pytest.approx(110.0, rel=1e-3)
-
-
 def test_the_mean_follows_the_draw() -> None:
     assert POWER.mean_w(200.0, 0.04, 1000.0) == pytest.approx(1000 - 800 * exp(-1))
     assert POWER.mean_w(POWER.mean_w(200.0, 0.01, 1000.0), 0.03, 1000.0) == pytest.approx(
@@ -52,15 +46,18 @@ def test_the_mean_follows_the_draw() -> None:
 watts = st.floats(200, 1500)
 
 
-@given(watts, watts, st.floats(1e-4, 1.0))
-def test_time_is_lost_only_while_the_mean_draw_is_above_the_limit(mean_w: float, draw_w: float, solo_s: float) -> None:
+@given(watts, watts, st.floats(0, 1), st.floats(1e-4, 1.0))
+@example(FIT.rest_w, 1050.0, 1.0, 1.0)
+@example(FIT.rest_w, 1050.0, 0.4, 1.0)
+def test_time_is_lost_only_while_the_mean_draw_is_above_the_limit(
+    mean_w: float, draw_w: float, follows: float, solo_s: float
+) -> None:
     """Against the excess summed step by step."""
     middles_s = (np.arange(20_000) + 0.5) * solo_s / 20_000
     means_w = draw_w + (mean_w - draw_w) * np.exp(-middles_s / FIT.settle_s)
     excess = float(np.maximum(0.0, means_w / FIT.limit_w - 1).mean())
-    assert POWER.taken_s(mean_w, Draw(draw_w, 1.0), solo_s) == pytest.approx(
-        solo_s * (1 + FIT.slope * excess), rel=1e-6
-    )
+    expected_s = solo_s * (1 + follows * FIT.slope * excess)
+    assert POWER.taken_s(mean_w, Draw(draw_w, follows), solo_s) == pytest.approx(expected_s, rel=1e-6)
 
 
 @given(st.floats(1e-4, 2.0), st.floats(0, 800e12), st.floats(0, 4e12))

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
 import pdvsim
-from pdvsim.cli import main
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
@@ -168,26 +168,22 @@ def test_a_prefix_aware_router_leaves_a_server_that_has_far_more_to_do() -> None
 
 # its notes ------------------------------------------------------------------------------------------------------------
 
-RUN = ["run", "--arch", "pd", "--dataset-name", "prefix_repetition", "--num-prompts", "40", "--request-rate", "20"]
-FLAGS = ["--prefix-repetition-prefix-len", "128", "--prefix-repetition-suffix-len", "64"]
-FLAGS += ["--prefix-repetition-num-prefixes", "2", "--prefix-repetition-output-len", "16"]
 
-
-@pytest.mark.parametrize("more", [[], ["--no-detailed"]])
-def test_a_run_reports_its_hits(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*RUN, *FLAGS, *more, "--json"]) == 0
-    metrics = json.loads(capsys.readouterr().out)
+@pytest.mark.parametrize("detailed", [True, False])
+def test_a_run_reports_its_hits(detailed: bool) -> None:
+    options: dict[str, Any] = {"arch": "pd", "dataset_name": "prefix_repetition", "num_prompts": 40, "request_rate": 20}
+    options |= {"prefix_repetition_prefix_len": 128, "prefix_repetition_suffix_len": 64, "detailed": detailed}
+    options |= {"prefix_repetition_num_prefixes": 2, "prefix_repetition_output_len": 16}
+    run = pdvsim.run(**options)
+    metrics = run.metrics
     assert metrics["prefix_cache_queries"] == 40 * 192
     assert metrics["prefix_cache_hits"] == 38 * 128
     assert metrics["prefix_cache_hit_rate"] == pytest.approx(100 * 38 * 128 / (40 * 192))
     assert metrics["mean_num_cached_tokens"] == pytest.approx(38 * 128 / 40)
     assert metrics["mean_ttft_hit_ms"] < metrics["mean_ttft_miss_ms"]
-    assert main([*RUN, *FLAGS, *more]) == 0
-    table = capsys.readouterr().out
-    assert "Prefix Cache" in table
-    assert "Hit rate (%):                            63.33" in table
-    assert main([*RUN, *FLAGS, *more, "--no-enable-prefix-caching"]) == 0
-    assert "Prefix Cache" not in capsys.readouterr().out
+    assert "Prefix Cache" in run.table()
+    assert "Hit rate (%):                            63.33" in run.table()
+    assert "Prefix Cache" not in pdvsim.run(**options, enable_prefix_caching=False).table()
 
 
 def test_mean_ttfts_are_those_of_the_requests() -> None:
@@ -211,11 +207,3 @@ def test_a_timeline_names_the_cached_tokens_of_each_request() -> None:
     shares = [event["args"]["percent"] for event in events if event["name"].startswith("prefix cache hits")]
     assert len(shares) == len(named)
     assert shares[-1] == pytest.approx(summarise(result)["prefix_cache_hit_rate"], abs=0.01)
-
-
-@pytest.mark.parametrize("arch", ARCHS)
-def test_long_prefixes_pay_in_every_architecture(arch: Arch) -> None:
-    long = Traffic("random", num_prompts=40, prefix_len=1600, input_len=16, output_len=40, max_concurrency=8)
-    on, off = (summarise(simulate(Experiment(arch, long, server=server))) for server in (Server(), OFF))
-    assert on["output_throughput"] > 1.2 * off["output_throughput"]
-    assert on["breakdown_ms"]["prefill"] < 0.5 * off["breakdown_ms"]["prefill"]

@@ -122,11 +122,9 @@ def test_a_single_server_is_lindleys(arch: Arch, requests: list[tuple[float, int
 
 @pytest.mark.parametrize("arch", ONE_STREAM)
 @given(
-    gaps=st.lists(st.floats(0.0, 0.5), min_size=2, max_size=12),
-    seed=st.integers(0, 2**16),
-    acceptance=st.sampled_from([0.0, 0.6, 1.0]),
-    host=st.sampled_from([FREE_HOST, Host()]),
-)
+    gaps=st.lists(st.floats(0.0, 0.5), min_size=2, max_size=12), seed=st.integers(0, 2**16),
+    acceptance=st.sampled_from([0.0, 0.6, 1.0]), host=st.sampled_from([FREE_HOST, Host()]),
+)  # fmt: skip
 @settings(max_examples=25)
 def test_whole_requests_through_a_single_server_are_lindleys(
     arch: Arch, gaps: list[float], seed: int, acceptance: float, host: Host
@@ -149,66 +147,9 @@ def test_whole_requests_through_a_single_server_are_lindleys(
     assert waits(result) == pytest.approx(lindley(arrival_s, np.array(alone)), abs=1e-9)
 
 
-# mean waits ---------------------------------------------------------------------------------------------------------
+# an outside oracle --------------------------------------------------------------------------------------------------
 
 MEAN_S = 0.01
-
-
-def exponential(rng: np.random.Generator, n: int) -> Floats:
-    return rng.exponential(MEAN_S, n)
-
-
-def constant(rng: np.random.Generator, n: int) -> Floats:
-    return np.full(n, MEAN_S)
-
-
-def two_lengths(rng: np.random.Generator, n: int) -> Floats:
-    """Many short, few long, with the same mean: a squared coefficient of variation of 4."""
-    return rng.choice([MEAN_S / 3, 7 * MEAN_S], n, p=[0.9, 0.1])
-
-
-def confidence(samples: list[float], level: float = 0.999) -> tuple[float, float]:
-    """A t interval over replications."""
-    error = float(stats.sem(samples))
-    half = float(stats.t.ppf((1 + level) / 2, len(samples) - 1)) * error
-    return float(np.mean(samples)) - half, float(np.mean(samples)) + half
-
-
-@pytest.mark.parametrize(
-    ("service", "second_moment"),
-    [
-        pytest.param(exponential, 2 * MEAN_S**2, id="M/M/1"),
-        pytest.param(constant, MEAN_S**2, id="M/D/1"),
-        pytest.param(two_lengths, 0.9 * (MEAN_S / 3) ** 2 + 0.1 * (7 * MEAN_S) ** 2, id="M/G/1"),
-    ],
-)
-@pytest.mark.parametrize("load", [0.3, 0.6])
-def test_mean_waits_are_pollaczek_and_khinchines(
-    service: Any, second_moment: float, load: float, by_token: Hardware
-) -> None:
-    """E[W] = rate E[S^2] / (2 (1 - load)), inside a confidence interval over replications, and that one narrow.
-
-    The first replication is simulated: to the nanosecond it waits as Lindley says, which gives the others.
-    """
-    rate = load / MEAN_S
-    expected = rate * second_moment / (2 * (1 - load))
-    means = []
-    for seed in range(16):
-        rng = np.random.default_rng(seed)
-        count = 4000
-        arrival_s = np.cumsum(rng.exponential(1 / rate, count))
-        prompts = np.maximum(1, np.round(service(rng, count) / TOKEN_S)).astype(np.int64)
-        waited = lindley(arrival_s, prompts * TOKEN_S)
-        if seed == 0:
-            result = simulate(single_server("baseline", by_token), requests=prompts_only(arrival_s, prompts))
-            assert waits(result) == pytest.approx(waited, abs=1e-9)
-        means.append(float(np.mean(waited[400:])))  # the first ones find the queue empty
-    low, high = confidence(means)
-    assert low <= expected <= high
-    assert (high - low) / 2 < 0.2 * expected
-
-
-# an outside oracle --------------------------------------------------------------------------------------------------
 
 
 class OfCustomer(ciw.dists.Distribution):  # type: ignore[misc]
@@ -262,6 +203,13 @@ def test_replicas_after_a_router_wait_as_in_ciw(router: Any, replicas: int, seed
 
 STEP_S = 0.01
 OUTPUT = 6000
+
+
+def confidence(samples: list[float], level: float = 0.999) -> tuple[float, float]:
+    """A t interval over replications."""
+    error = float(stats.sem(samples))
+    half = float(stats.t.ppf((1 + level) / 2, len(samples) - 1)) * error
+    return float(np.mean(samples)) - half, float(np.mean(samples)) + half
 
 
 @pytest.mark.parametrize(

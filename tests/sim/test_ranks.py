@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import ServerParts, covering_profile
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
@@ -55,14 +55,11 @@ class GroupOfOne(Cluster):
         return super()._server(replica, rank, group or RankGroup(self.env))
 
 
-@pytest.mark.parametrize(
-    ("arch", "pair"),
-    [
-        ("autoregressive", f"none:{TARGET}"),
-        ("colocated", f"eagle3-{TARGET}:{TARGET}"),
-        ("colocated", f"ngram:{TARGET}"),
-    ],
-)
+@pytest.mark.parametrize(("arch", "pair"), [
+    ("autoregressive", f"none:{TARGET}"),
+    ("colocated", f"eagle3-{TARGET}:{TARGET}"),
+    ("colocated", f"ngram:{TARGET}"),
+])  # fmt: skip
 def test_a_group_of_one_rank_is_a_server(arch: str, pair: str) -> None:
     one = replace(
         experiment(1, arch, pair, spread=False), traffic=Traffic(request_rate=30, num_prompts=60, input_len=300)
@@ -115,24 +112,6 @@ def test_all_ranks_step_together_and_the_slowest_sets_the_pace() -> None:
             assert end - start >= model.own.price(rows, 1, 1, context).seconds(context)
 
 
-def test_a_long_prompt_on_one_rank_slows_the_others() -> None:
-    one, short = experiment(2), (0.0, 50, 60)
-    calm = simulate(one, requests=requests(short, short))
-    disturbed = simulate(one, requests=requests(short, (0.0, 16_000, 60)))
-    assert disturbed.requests["finish_s"][0] > calm.requests["finish_s"][0] + 0.05
-
-
-def test_a_rank_without_work_steps_along() -> None:
-    """A request that arrives at an idle rank during a step of the other begins when that step ends."""
-    one = experiment(2)
-    alone = simulate(one, requests=requests((0.0, 8000, 20)))
-    first_end = float(alone.launches["end_s"][0])
-    result = simulate(one, requests=requests((0.0, 8000, 20), (first_end / 2, 100, 5)))
-    began = result.requests["admitted_s"][1], result.launches["start_s"][result.launches["gpu"] == 1][0]
-    assert began[0] == pytest.approx(first_end / 2)
-    assert began[1] >= first_end
-
-
 def test_every_request_is_served_on_one_rank() -> None:
     one = replace(experiment(4), traffic=Traffic(request_rate=40, num_prompts=120, input_len=300, output_len=30))
     result = simulate(one, traced=True)
@@ -160,13 +139,6 @@ def test_each_rank_has_room_of_its_own() -> None:
         simulate(one, requests=requests((0, 1400, 100)))
     with pytest.raises(ValueError, match="leave no room for a KV cache on this GPU"):
         simulate(experiment(8, pair="none:deepseek-v3", gpu="l40s", link="pcie4"))
-
-
-def test_experts_on_all_gpus_leave_more_room_than_a_copy_of_the_model() -> None:
-    profile_of = {ranks: experiment(ranks) for ranks in (1, 2, 4, 8)}
-    rooms = [ServerParts(one).kv_capacity for one in profile_of.values()]
-    assert rooms == sorted(rooms)
-    assert rooms[-1] > rooms[0]
 
 
 @pytest.mark.parametrize("ranks", [2, 4, 8])
@@ -250,17 +222,6 @@ def test_ranks_are_dealt_as_engines_do() -> None:
 
     assert ranks("sglang") == [0, 1, 0, 1]
     assert ranks("vllm") == ranks("trtllm") == [0, 1, 1, 1]
-
-
-def test_what_cannot_be_is_refused() -> None:
-    with pytest.raises(ValueError, match="needs a target with experts"):
-        experiment(2, pair="none:llama-3.1-8b")
-    with pytest.raises(ValueError, match="ranks step together, as in autoregressive, colocated"):
-        experiment(2, "pd")
-    with pytest.raises(ValueError, match="--enable-expert-parallel has no effect here"):
-        refuse_idle([experiment(1)])
-    with pytest.raises(ValueError, match="--all2all-backend has no effect here"):
-        refuse_idle([experiment(2, spread=False, all2all_backend="deepep_low_latency")])
 
 
 def test_a_run_counts_all_its_gpus() -> None:

@@ -68,25 +68,19 @@ def write_profile(
         return forward if sharpness is None else forward | {"sharpness": sharpness}
 
     profile = {
-        "schema_version": 1,
-        "name": "toy",
-        "foundation": "made up",
+        "schema_version": 1, "name": "toy", "foundation": "made up",
         "gpu": {
             "name": "toy",
             "bandwidth_bytes_per_s": 1e9,  # below what any work asks: each alone draws all of it
             "flops_per_s": 1e17,  # arithmetic is free: only bandwidth is shared
-            "memory_bytes": 1e12,
-            "source": "made up",
-            "measured": False,
+            "memory_bytes": 1e12, "source": "made up", "measured": False,
         },
         "models": {
-            "toy-draft": fit(*draft_ms),
-            "toy-target": fit(*target_ms, kv_ms),
+            "toy-draft": fit(*draft_ms), "toy-target": fit(*target_ms, kv_ms),
             "eagle3-toy-target": fit(*draft_ms) | {"fused_knots": [[0, 0.5 * MS], [1000, 1.5 * MS]]},
         },
-        "host": {"launch_s": 0.1 * MS, "completion_s": 0.2 * MS, "handoff_s": 0.5 * MS},
-        "contention": contention,
-    }
+        "host": {"launch_s": 0.1 * MS, "completion_s": 0.2 * MS, "handoff_s": 0.5 * MS}, "contention": contention,
+    }  # fmt: skip
     path.write_text(json.dumps(profile))
     return str(path)
 
@@ -123,12 +117,9 @@ def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.setitem(LINKS, "made up", hardware["link"])  # type: ignore[misc]
             hardware["link"] = "made up"
         experiment = Experiment(
-            arch,
-            traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
-            server=Server(**server),
-            hardware=Hardware(profile=profile, **hardware),
-            host=Host(**host),
-        )
+            arch, traffic=Traffic(num_prompts=len(requests), max_concurrency=max_concurrency),
+            server=Server(**server), hardware=Hardware(profile=profile, **hardware), host=Host(**host),
+        )  # fmt: skip
         return simulate(applicable(experiment), blocks=request.param, requests=requests)
 
     return runs
@@ -205,11 +196,9 @@ def test_autoregressive(run: Run) -> None:
     54.71   both decode: 10.2 + (101 + 1 + 200 + 1) * 0.01 = 13.23; 54.81 -> 68.04; 68.24: R0 has its three tokens.
     68.24   R1 alone: 10.1 + 202 * 0.01 = 12.12; 68.34 -> 80.46; 80.66.
     """
-    check(
-        run("autoregressive", [(0, 100, 3, {}), (5, 200, 3, {})], kv_ms=0.01),
-        ["main: prefill 0.1-21.1, decode x1 21.4-54.51, decode x2 54.81-68.04, decode x1 68.34-80.46"],
-        [[(21.3, 1), (54.71, 1), (68.24, 1)], [(54.71, 1), (68.24, 1), (80.66, 1)]],
-    )
+    check(run("autoregressive", [(0, 100, 3, {}), (5, 200, 3, {})], kv_ms=0.01), [
+        "main: prefill 0.1-21.1, decode x1 21.4-54.51, decode x2 54.81-68.04, decode x1 68.34-80.46",
+    ], [[(21.3, 1), (54.71, 1), (68.24, 1)], [(54.71, 1), (68.24, 1), (80.66, 1)]])  # fmt: skip
 
 
 def test_baseline(run: Run) -> None:
@@ -225,16 +214,12 @@ def test_baseline(run: Run) -> None:
     92.27   A: draft 114.07 -> 116.09, verify -> 126.39; 126.59: one token is left of the two gained.
     """
     result = run("baseline", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (4, 200, 3, {1: 1}), (6, 100, 1, {})], num_workers=2)
-    check(
-        result,
-        [
-            "main: prefill 0.1-2.1, prefill 2.1-22.1, prefill 22.1-25.1, prefill 25.1-55.1, draft x1 55.1-57.12",
-            "main: verify x1 57.12-67.42, draft x1 67.42-69.44, verify x1 69.44-79.74, draft x1 79.74-81.77",
-            "main: verify x1 81.77-92.07, prefill 92.07-94.07, prefill 94.07-114.07, draft x1 114.07-116.09",
-            "main: verify x1 116.09-126.39",
-        ],
-        [[(22.3, 1), (67.62, 3), (92.27, 1), (126.59, 1)], [(55.3, 1), (79.94, 2)], [(114.27, 1)]],
-    )
+    check(result, [
+        "main: prefill 0.1-2.1, prefill 2.1-22.1, prefill 22.1-25.1, prefill 25.1-55.1, draft x1 55.1-57.12",
+        "main: verify x1 57.12-67.42, draft x1 67.42-69.44, verify x1 69.44-79.74, draft x1 79.74-81.77",
+        "main: verify x1 81.77-92.07, prefill 92.07-94.07, prefill 94.07-114.07, draft x1 114.07-116.09",
+        "main: verify x1 116.09-126.39",
+    ], [[(22.3, 1), (67.62, 3), (92.27, 1), (126.59, 1)], [(55.3, 1), (79.94, 2)], [(114.27, 1)]])  # fmt: skip
     assert times_ms(result, "admitted_s") == [0, 4, 79.94]
     assert result.requests["rounds"].tolist() == [3, 1, 0]
     assert result.requests["drafted"].tolist() == [6, 2, 0]
@@ -252,14 +237,10 @@ def test_colocated(run: Run) -> None:
             of 6 tokens 10.6 -> 70.68; 70.88: R0 gains 1, R1 2.
     70.88   both, nobody catches up: 2.04, 70.98 -> 73.02; verify -> 83.62; 83.82: one token was left of each.
     """
-    check(
-        run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (10, 200, 4, {1: 1, 3: 2})]),
-        [
-            "main: prefill 0.1-2.1, prefill 2.1-22.1, draft x1 22.4-27.42, verify x1 27.42-57.72",
-            "main: draft x2 58.02-60.08, verify x2 60.08-70.68, draft x2 70.98-73.02, verify x2 73.02-83.62",
-        ],
-        [[(22.3, 1), (57.92, 3), (70.88, 1), (83.82, 1)], [(57.92, 1), (70.88, 2), (83.82, 1)]],
-    )
+    check(run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (10, 200, 4, {1: 1, 3: 2})]), [
+        "main: prefill 0.1-2.1, prefill 2.1-22.1, draft x1 22.4-27.42, verify x1 27.42-57.72",
+        "main: draft x2 58.02-60.08, verify x2 60.08-70.68, draft x2 70.98-73.02, verify x2 73.02-83.62",
+    ], [[(22.3, 1), (57.92, 3), (70.88, 1), (83.82, 1)], [(57.92, 1), (70.88, 2), (83.82, 1)]])  # fmt: skip
 
 
 def test_a_head_fuses_once_a_draft_and_reads_what_was_accepted_again(run: Run) -> None:
@@ -273,15 +254,11 @@ def test_a_head_fuses_once_a_draft_and_reads_what_was_accepted_again(run: Run) -
     """
     result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1})], pair="toy-draft:toy-target", drafter="eagle3")
     assert result.experiment.server.pair == "eagle3-toy-target:toy-target"
-    check(
-        result,
-        [
-            "main: prefill 0.1-2.7, prefill 2.7-22.7, draft x1 23-25.521, verify x1 25.521-35.821",
-            "main: draft x1 36.121-38.664, verify x1 38.664-48.964, draft x1 49.264-51.785",
-            "main: verify x1 51.785-62.085",
-        ],
-        [[(22.9, 1), (36.021, 3), (49.164, 1), (62.285, 1)]],
-    )
+    check(result, [
+        "main: prefill 0.1-2.7, prefill 2.7-22.7, draft x1 23-25.521, verify x1 25.521-35.821",
+        "main: draft x1 36.121-38.664, verify x1 38.664-48.964, draft x1 49.264-51.785",
+        "main: verify x1 51.785-62.085",
+    ], [[(22.9, 1), (36.021, 3), (49.164, 1), (62.285, 1)]])  # fmt: skip
 
 
 @pytest.fixture
@@ -303,11 +280,9 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, lo
     """
     result = run("colocated", [(0, 100, 6, {1: 2, 4: 0, 5: 1}), (0, 100, 4, {})], drafter="ngram")
     check(
-        result,
-        ["main: prefill 0.1-30.1 @200, verify x2 31.2-41.6 @4, decode x2 42.7-52.9 @2, verify x2 54-64.4 @4"],
-        [[(30.3, 1), (41.8, 3), (53.1, 1), (64.6, 1)], [(30.3, 1), (41.8, 1), (53.1, 1), (64.6, 1)]],
-        "tokens",
-    )
+        result, ["main: prefill 0.1-30.1 @200, verify x2 31.2-41.6 @4, decode x2 42.7-52.9 @2, verify x2 54-64.4 @4"],
+        [[(30.3, 1), (41.8, 3), (53.1, 1), (64.6, 1)], [(30.3, 1), (41.8, 1), (53.1, 1), (64.6, 1)]], "tokens",
+    )  # fmt: skip
     assert result.requests["drafted"].tolist() == [4, 0]
     assert result.requests["undrafted_rounds"].tolist() == [0, 2]
     assert times_ms(result, "draft_s") == [2.4, 2.4]
@@ -320,11 +295,10 @@ def test_ngram_drafts_in_three_lanes(run: Run, look_up: None) -> None:
     20.8    the host looks, 0.4 -> 21.2, and hands over -> 21.7; verify 10.3: 21.8 -> 32.1; 32.3: R0 gains 3.
     32.3    handed back -> 32.8; looks -> 33.2, finds nothing; handed over -> 33.7; a plain token 10.1: 33.8 -> 43.9.
     """
-    check(
-        run("pdv", [(0, 100, 5, {1: 2})], drafter="ngram"),
-        ["prefill: prefill 0.1-20.1", "verify: verify x1 21.8-32.1, decode x1 33.8-43.9"],
-        [[(20.3, 1), (32.3, 3), (44.1, 1)]],
-    )
+    check(run("pdv", [(0, 100, 5, {1: 2})], drafter="ngram"), [
+        "prefill: prefill 0.1-20.1",
+        "verify: verify x1 21.8-32.1, decode x1 33.8-43.9",
+    ], [[(20.3, 1), (32.3, 3), (44.1, 1)]])  # fmt: skip
 
 
 def test_pd(run: Run) -> None:
@@ -345,20 +319,16 @@ def test_pd(run: Run) -> None:
     84.49   R0 gained 3 and R1 joins: draft of two rows with catch-up 2.06: 84.59 -> 86.65; verify 10.6 -> 97.25.
     97.45   R0 gains its last, R1 its last two.
     """
-    check(
-        run("pd", [(0, 100, 11, {1: 2, 4: 0, 5: 1, 7: 2, 10: 0}), (25, 10, 3, {1: 1})], stream_weight=4),
-        [
-            "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 25.1-76.5, prefill 76.5-82",
-            "decode: draft x1 22.9-24.92, verify x1 24.92-37.75, draft x1 38.05-40.5875",
-            "decode: verify x1 40.5875-53.4625, draft x1 53.7625-56.2875, verify x1 56.2875-69.1625",
-            "decode: draft x1 69.4625-71.9875, verify x1 71.9875-84.29, draft x2 84.59-86.65",
-            "decode: verify x2 86.65-97.25",
-        ],
-        [
-            [(20.3, 1), (37.95, 3), (53.6625, 1), (69.3625, 2), (84.49, 3), (97.45, 1)],
-            [(76.7, 1), (97.45, 2)],
-        ],
-    )
+    check(run("pd", [(0, 100, 11, {1: 2, 4: 0, 5: 1, 7: 2, 10: 0}), (25, 10, 3, {1: 1})], stream_weight=4), [
+        "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 25.1-76.5, prefill 76.5-82",
+        "decode: draft x1 22.9-24.92, verify x1 24.92-37.75, draft x1 38.05-40.5875",
+        "decode: verify x1 40.5875-53.4625, draft x1 53.7625-56.2875, verify x1 56.2875-69.1625",
+        "decode: draft x1 69.4625-71.9875, verify x1 71.9875-84.29, draft x2 84.59-86.65",
+        "decode: verify x2 86.65-97.25",
+    ], [
+        [(20.3, 1), (37.95, 3), (53.6625, 1), (69.3625, 2), (84.49, 3), (97.45, 1)],
+        [(76.7, 1), (97.45, 2)],
+    ])  # fmt: skip
 
 
 PDV_ASKED: list[Asked] = [(0, 100, 9, {1: 2, 4: 0, 5: 1, 7: 2}), (24, 14, 3, {1: 1})]
@@ -399,10 +369,7 @@ def test_pdv(run: Run) -> None:
     check(
         result,
         [*PDV_START, "decode: draft x1 75.725-78.25", "verify: verify x1 75.625-87.945, verify x1 88.245-98.545"],
-        [
-            [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (98.745, 2)],
-            [(65.3, 1), (88.145, 2)],
-        ],
+        [[(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (98.745, 2)], [(65.3, 1), (88.145, 2)]],
     )
     # between draft and verify: three hand-overs of R0, then from 78.45 to 88.145; R1 from 74.325 to 75.025
     assert times_ms(result, "wait_s") == [3 * 0.5 + 9.695, 0.7]
@@ -417,10 +384,7 @@ def test_pdv_always_gathers(run: Run) -> None:
     check(
         run("pdv", PDV_ASKED, verify_gather="always", stream_weight=4),
         [*PDV_START, "decode: draft x1 75.625-77.645", "verify: verify x2 78.445-89.045"],
-        [
-            [(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (89.245, 2)],
-            [(65.3, 1), (89.245, 2)],
-        ],
+        [[(20.3, 1), (39.0, 3), (56.0125, 1), (75.025, 2), (89.245, 2)], [(65.3, 1), (89.245, 2)]],
     )
 
 
@@ -468,11 +432,7 @@ def test_pdv_unified(run: Run) -> None:
             "verify: verify x1 24.72-35.02, verify x1 38.3575-51.2325, verify x1 54.3575-67.2325",
             "verify: verify x1 70.3575-83.2325, verify x1 87.165-100.04",
         ],
-        [
-            [(20.3, 1), (35.22, 3), (51.4325, 1), (67.4325, 1), (83.4325, 1)],
-            [(83.4325, 1), (100.24, 2)],
-            [(107.16, 1)],
-        ],
+        [[(20.3, 1), (35.22, 3), (51.4325, 1), (67.4325, 1), (83.4325, 1)], [(83.4325, 1), (100.24, 2)], [(107.16, 1)]],
     )
     assert times_ms(result, "admitted_s") == [0, 35.22, 84.04]
 
@@ -634,15 +594,13 @@ def test_a_full_paged_cache_preempts_the_request_admitted_last(run: Run) -> None
     61.5    R1 decodes: 61.6 -> 71.7; 71.9. 72 -> 82.1; 82.3.
     """
     result = run("autoregressive", [(0, 32, 4, {}), (0, 32, 4, {})], kv_capacity_tokens=80)
-    check(
-        result,
-        [
-            "main: prefill 0.1-16.5 @64, decode x1 16.8-26.9 @1, decode x1 27.2-37.3 @1, decode x1 37.6-47.7 @1",
-            "main: prefill 48-61.3 @33, decode x1 61.6-71.7 @1, decode x1 72-82.1 @1",
-        ],
-        [[(16.7, 1), (27.1, 1), (37.5, 1), (47.9, 1)], [(16.7, 1), (61.5, 1), (71.9, 1), (82.3, 1)]],
-        "tokens",
-    )
+    check(result, [
+        "main: prefill 0.1-16.5 @64, decode x1 16.8-26.9 @1, decode x1 27.2-37.3 @1, decode x1 37.6-47.7 @1",
+        "main: prefill 48-61.3 @33, decode x1 61.6-71.7 @1, decode x1 72-82.1 @1",
+    ], [
+        [(16.7, 1), (27.1, 1), (37.5, 1), (47.9, 1)],
+        [(16.7, 1), (61.5, 1), (71.9, 1), (82.3, 1)],
+    ], "tokens")  # fmt: skip
     assert times_ms(result, "admitted_s") == [0, 0]
     assert [result.requests[name].tolist() for name in ("preemptions", "resumptions", "recomputed_tokens")] == [
         [0, 1],
@@ -662,15 +620,10 @@ def test_nobody_is_let_in_while_somebody_is_preempted(run: Run) -> None:
     49.4    The other two, 10.2: 49.5 -> 59.7; 59.9 the second token of R1, its last.
     """
     result = run("autoregressive", [(0, 16, 4, {}), (0, 32, 2, {})], max_num_batched_tokens=32, kv_capacity_tokens=64)
-    check(
-        result,
-        [
-            "main: prefill 0.1-13.3 @32, decode x1 13.6-25.3 @17, decode x1 25.6-35.7 @1, decode x1 36-49.2 @32",
-            "main: prefill 49.5-59.7 @2",
-        ],
-        [[(13.5, 1), (25.5, 1), (35.9, 1), (49.4, 1)], [(25.5, 1), (59.9, 1)]],
-        "tokens",
-    )
+    check(result, [
+        "main: prefill 0.1-13.3 @32, decode x1 13.6-25.3 @17, decode x1 25.6-35.7 @1, decode x1 36-49.2 @32",
+        "main: prefill 49.5-59.7 @2",
+    ], [[(13.5, 1), (25.5, 1), (35.9, 1), (49.4, 1)], [(25.5, 1), (59.9, 1)]], "tokens")  # fmt: skip
     assert result.requests["recomputed_tokens"].tolist() == [0, 32]
 
 
@@ -687,19 +640,15 @@ def test_blocks_are_taken_for_the_drafts_of_a_round(run: Run) -> None:
     all_accepted = dict.fromkeys(range(16), 2)
     asked: list[Asked] = [(0, 20, 16, all_accepted), (0, 20, 16, all_accepted)]
     result = run("colocated", asked, kv_capacity_tokens=80)
-    check(
-        result,
-        [
-            "main: prefill 0.1-1.5, prefill 1.5-15.5, draft x2 15.8-17.84, verify x2 17.84-28.44",
-            "main: draft x2 28.74-30.8, verify x2 30.8-41.4, draft x2 41.7-43.76, verify x2 43.76-54.36",
-            "main: draft x2 54.66-56.72, verify x2 56.72-67.32, draft x1 67.62-69.65, verify x1 69.65-79.95",
-            "main: prefill 80.25-81.58, prefill 81.58-94.88, draft x1 95.18-97.2, verify x1 97.2-107.5",
-        ],
-        [
-            [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (80.15, 3)],
-            [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (95.08, 1), (107.7, 2)],
-        ],
-    )
+    check(result, [
+        "main: prefill 0.1-1.5, prefill 1.5-15.5, draft x2 15.8-17.84, verify x2 17.84-28.44",
+        "main: draft x2 28.74-30.8, verify x2 30.8-41.4, draft x2 41.7-43.76, verify x2 43.76-54.36",
+        "main: draft x2 54.66-56.72, verify x2 56.72-67.32, draft x1 67.62-69.65, verify x1 69.65-79.95",
+        "main: prefill 80.25-81.58, prefill 81.58-94.88, draft x1 95.18-97.2, verify x1 97.2-107.5",
+    ], [
+        [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (80.15, 3)],
+        [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (95.08, 1), (107.7, 2)],
+    ])  # fmt: skip
     assert result.requests["recomputed_tokens"].tolist() == [0, 32]
     assert result.requests["accepted"].tolist() == [10, 10]
 
@@ -726,16 +675,12 @@ def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     asked: list[Asked] = [(0, 100, 2, {}), (0, 100, 2, {}), (0, 100, 1, {})]
     limits = {"max_decode_queue": 1, "max_num_batched_tokens": 100}
     result = run("pdv", asked, verify_gather="never", priority="none", draft_ms=(30.0, 0.01), **limits)
-    check(
-        result,
-        [
-            "prefill: prefill 0.1-20.1, prefill 20.1-51.1, prefill 52-92, prefill 92-154, prefill 163.82-214.12",
-            "prefill: prefill 214.12-276.12",
-            "decode: draft x1 51.9-162.92, draft x1 163.72-285.04",
-            "verify: verify x1 164.02-194.92, verify x1 285.84-296.14",
-        ],
-        [[(20.3, 1), (195.12, 1)], [(92.2, 1), (296.34, 1)], [(214.32, 1)]],
-    )
+    check(result, [
+        "prefill: prefill 0.1-20.1, prefill 20.1-51.1, prefill 52-92, prefill 92-154, prefill 163.82-214.12",
+        "prefill: prefill 214.12-276.12",
+        "decode: draft x1 51.9-162.92, draft x1 163.72-285.04",
+        "verify: verify x1 164.02-194.92, verify x1 285.84-296.14",
+    ], [[(20.3, 1), (195.12, 1)], [(92.2, 1), (296.34, 1)], [(214.32, 1)]])  # fmt: skip
     assert times_ms(result, "admitted_s") == [0, 51.8, 163.12]
 
 
@@ -757,15 +702,11 @@ def test_chunked_prefill_in_colocated(run: Run) -> None:
            token, R1's first.
     90.66  R1 alone: 90.76 -> 92.78 -> 103.08; 103.28.
     """
-    check(
-        run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], max_num_batched_tokens=103),
-        [
-            "main: prefill 0.1-2.1, prefill 2.1-22.1, draft x1 22.4-26.42, verify x1 26.42-46.72",
-            "main: draft x1 47.02-51.04, verify x1 51.04-71.34, draft x1 71.64-75.16, verify x1 75.16-90.46",
-            "main: draft x1 90.76-92.78, verify x1 92.78-103.08",
-        ],
-        [[(22.3, 1), (46.92, 1), (71.54, 1), (90.66, 1)], [(90.66, 1), (103.28, 1)]],
-    )
+    check(run("colocated", [(0, 100, 4, {}), (1, 250, 2, {})], max_num_batched_tokens=103), [
+        "main: prefill 0.1-2.1, prefill 2.1-22.1, draft x1 22.4-26.42, verify x1 26.42-46.72",
+        "main: draft x1 47.02-51.04, verify x1 51.04-71.34, draft x1 71.64-75.16, verify x1 75.16-90.46",
+        "main: draft x1 90.76-92.78, verify x1 92.78-103.08",
+    ], [[(22.3, 1), (46.92, 1), (71.54, 1), (90.66, 1)], [(90.66, 1), (103.28, 1)]])  # fmt: skip
 
 
 def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
@@ -773,15 +714,11 @@ def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
 
     The first token comes with the third target chunk, 59.7 + 0.2; the rest as ever: 61.2, 61.4, 61.9 decode.
     """
-    check(
-        run("pd", [(0, 250, 2, {})], max_num_batched_tokens=100),
-        [
-            "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 22.4-42.4, prefill 42.4-44.4",
-            "prefill: prefill 44.7-59.7, prefill 59.7-61.2",
-            "decode: draft x1 62-64.02, verify x1 64.02-74.32",
-        ],
-        [[(59.9, 1), (74.52, 1)]],
-    )
+    check(run("pd", [(0, 250, 2, {})], max_num_batched_tokens=100), [
+        "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 22.4-42.4, prefill 42.4-44.4",
+        "prefill: prefill 44.7-59.7, prefill 59.7-61.2",
+        "decode: draft x1 62-64.02, verify x1 64.02-74.32",
+    ], [[(59.9, 1), (74.52, 1)]])  # fmt: skip
 
 
 def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) -> None:
@@ -794,14 +731,10 @@ def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) 
     asked: list[Asked] = [(0, 1, 3, {}), (2.5 * step, 1, 1, {}), (3 * step, 1, 1, {})]
     result = run("autoregressive", asked, target_ms=(step, 0.0), sharpness=None, **free_host)
     assert result.requests["arrival_s"].tolist() == [0, 2.5 / 128, 3 / 128]
-    check(
-        result,
-        [
-            f"main: prefill 0.0-{step}, decode x1 {step}-{2 * step}, decode x1 {2 * step}-{3 * step}",
-            f"main: prefill {3 * step}-{4 * step}",
-        ],
-        [[(step, 1), (2 * step, 1), (3 * step, 1)], [(4 * step, 1)], [(4 * step, 1)]],
-    )
+    check(result, [
+        f"main: prefill 0.0-{step}, decode x1 {step}-{2 * step}, decode x1 {2 * step}-{3 * step}",
+        f"main: prefill {3 * step}-{4 * step}",
+    ], [[(step, 1), (2 * step, 1), (3 * step, 1)], [(4 * step, 1)], [(4 * step, 1)]])  # fmt: skip
 
 
 # R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify next.
@@ -817,11 +750,10 @@ READ = ["prefill: prefill 0.1-30.1, prefill 30.1-33.1"]
 @pytest.mark.parametrize("limit", ["max_draft_batch", "max_verify_batch"])
 def test_either_limit_holds_an_atomic_round(run: Run, limit: str) -> None:
     """R0 alone: draft 33.9 -> 35.92, verify -> 46.22; 46.42. Then R1: 46.52 -> 48.54 -> 58.84; 59.04."""
-    check(
-        run("pd", TWO, **{limit: 1}),
-        [*READ, "decode: draft x1 33.9-35.92, verify x1 35.92-46.22, draft x1 46.52-48.54, verify x1 48.54-58.84"],
-        [[(30.3, 1), (46.42, 2)], [(30.3, 1), (59.04, 2)]],
-    )
+    check(run("pd", TWO, **{limit: 1}), [
+        *READ,
+        "decode: draft x1 33.9-35.92, verify x1 35.92-46.22, draft x1 46.52-48.54, verify x1 48.54-58.84",
+    ], [[(30.3, 1), (46.42, 2)], [(30.3, 1), (59.04, 2)]])  # fmt: skip
 
 
 def test_drafts_of_one_are_verified_together(run: Run) -> None:
@@ -891,16 +823,12 @@ def test_preemptive_priority(run: Run) -> None:
     47.84  R1 10.2 -> 58.04, first token 58.24; draft prompt -> 59.09; completed 59.29, handed over 59.79.
     59.89  R1: draft -> 61.91, verify -> 72.21; 72.41.
     """
-    check(
-        run("pd", OVERLAP, priority="preemptive"),
-        [
-            *BEFORE,
-            "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 35.52-37.54, verify x1 37.54-47.84",
-            "decode: draft x1 59.89-61.91, verify x1 61.91-72.21",
-            "prefill: prefill 35.22-58.04, prefill 58.04-59.09",
-        ],
-        [[(20.3, 1), (35.42, 2), (48.04, 1)], [(58.24, 1), (72.41, 2)]],
-    )
+    check(run("pd", OVERLAP, priority="preemptive"), [
+        *BEFORE,
+        "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 35.52-37.54, verify x1 37.54-47.84",
+        "decode: draft x1 59.89-61.91, verify x1 61.91-72.21",
+        "prefill: prefill 35.22-58.04, prefill 58.04-59.09",
+    ], [[(20.3, 1), (35.42, 2), (48.04, 1)], [(58.24, 1), (72.41, 2)]])  # fmt: skip
 
 
 def test_serial_ablation(run: Run) -> None:
@@ -912,16 +840,12 @@ def test_serial_ablation(run: Run) -> None:
            -> 48.79, its verify -> 59.09; 59.29: R0's last token. R1 was handed over at 47.47 and joins.
     59.29  R1: draft 59.39 -> 61.41, verify -> 71.71; 71.91.
     """
-    check(
-        run("pd", OVERLAP, priority="none", contention="serial"),
-        [
-            *BEFORE,
-            "decode: draft x1 22.9-24.92, verify x1 35.42-45.72, draft x1 46.77-48.79, verify x1 48.79-59.09",
-            "decode: draft x1 59.39-61.41, verify x1 61.41-71.71",
-            "prefill: prefill 24.92-35.42, prefill 45.72-46.77",
-        ],
-        [[(20.3, 1), (45.92, 2), (59.29, 1)], [(35.62, 1), (71.91, 2)]],
-    )
+    check(run("pd", OVERLAP, priority="none", contention="serial"), [
+        *BEFORE,
+        "decode: draft x1 22.9-24.92, verify x1 35.42-45.72, draft x1 46.77-48.79, verify x1 48.79-59.09",
+        "decode: draft x1 59.39-61.41, verify x1 61.41-71.71",
+        "prefill: prefill 24.92-35.42, prefill 45.72-46.77",
+    ], [[(20.3, 1), (45.92, 2), (59.29, 1)], [(35.62, 1), (71.91, 2)]])  # fmt: skip
 
 
 LINK = LinkSpec(1 * MS, 8 / MS, "made up")  # a row's two drafts take 1 + 1 ms, as does a verdict
@@ -946,16 +870,11 @@ def test_target_on_a_second_gpu(run: Run) -> None:
     """
     asked: list[Asked] = [(0, 100, 5, {1: 2, 4: 0}), (26, 5, 3, {1: 1})]
     result = run("pdv", asked, verify_gather="never", priority="none", place=APART, link=LINK)
-    check(
-        result,
-        [
-            "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1, prefill 26.2-27.25 @0, prefill 26.1-45.48 @1",
-            "decode: draft x1 22.9-24.92 @0, draft x1 48.28-50.3 @0, draft x1 53.1-55.13 @0",
-            "verify: verify x1 27.72-46.9 @1, verify x1 53.2-63.5 @1, verify x1 65.8-76.1 @1",
-        ],
-        [[(20.3, 1), (47.1, 3), (76.3, 1)], [(45.68, 1), (63.7, 2)]],
-        "gpu",
-    )
+    check(result, [
+        "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1, prefill 26.2-27.25 @0, prefill 26.1-45.48 @1",
+        "decode: draft x1 22.9-24.92 @0, draft x1 48.28-50.3 @0, draft x1 53.1-55.13 @0",
+        "verify: verify x1 27.72-46.9 @1, verify x1 53.2-63.5 @1, verify x1 65.8-76.1 @1",
+    ], [[(20.3, 1), (47.1, 3), (76.3, 1)], [(45.68, 1), (63.7, 2)]], "gpu")  # fmt: skip
     assert result.meta["gpus"] == 2
     assert [way["bytes"] for way in result.meta["links"].values()] == [24, 24]
 
@@ -966,16 +885,11 @@ def test_atomic_round_across_two_gpus(run: Run) -> None:
     20.8   draft 20.9, there 22.9 -> 24.92 on GPU 0, completed 25.12, no hand-over; verify 25.22, there 27.22 -> 37.52.
     37.72  all accepted, so a catch-up draft: 37.82, there 39.82 -> 41.85, 42.05; verify 42.15, there 44.15 -> 54.45.
     """
-    check(
-        run("pdv-hybrid", [(0, 100, 5, {1: 2, 4: 0})], priority="none", place=APART, link=LINK),
-        [
-            "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
-            "decode: draft x1 22.9-24.92 @0, verify x1 27.22-37.52 @1, draft x1 39.82-41.85 @0",
-            "decode: verify x1 44.15-54.45 @1",
-        ],
-        [[(20.3, 1), (37.72, 3), (54.65, 1)]],
-        "gpu",
-    )
+    check(run("pdv-hybrid", [(0, 100, 5, {1: 2, 4: 0})], priority="none", place=APART, link=LINK), [
+        "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
+        "decode: draft x1 22.9-24.92 @0, verify x1 27.22-37.52 @1, draft x1 39.82-41.85 @0",
+        "decode: verify x1 44.15-54.45 @1",
+    ], [[(20.3, 1), (37.72, 3), (54.65, 1)]], "gpu")  # fmt: skip
 
 
 def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
@@ -990,16 +904,11 @@ def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     """
     asked, link = [(0, 100, 3, {1: 1}), (1, 50, 3, {1: 1})], LinkSpec(1 * MS, 40 / MS, "made up")
     result = run("pd", asked, priority="none", place=("prefill=0+1", "decode=2"), link=link, kv_heads=1)
-    check(
-        result,
-        [
-            "prefill: prefill 0.2-2.2 @2, prefill 2.2-3.7 @2, prefill 1.1-16.1 @1, prefill 0.1-20.1 @0",
-            "decode: draft x1 16.9-18.92 @2, verify x1 22.3-32.6 @2, draft x1 32.9-34.92 @2",
-            "decode: verify x1 34.92-45.22 @2",
-        ],
-        [[(20.3, 1), (45.42, 2)], [(16.3, 1), (32.8, 2)]],
-        "gpu",
-    )
+    check(result, [
+        "prefill: prefill 0.2-2.2 @2, prefill 2.2-3.7 @2, prefill 1.1-16.1 @1, prefill 0.1-20.1 @0",
+        "decode: draft x1 16.9-18.92 @2, verify x1 22.3-32.6 @2, draft x1 32.9-34.92 @2",
+        "decode: verify x1 34.92-45.22 @2",
+    ], [[(20.3, 1), (45.42, 2)], [(16.3, 1), (32.8, 2)]], "gpu")  # fmt: skip
     ways = {"0->2": {"bytes": 400, "busy_s": 10 * MS}, "1->2": {"bytes": 200, "busy_s": 5 * MS}}
     assert result.meta["links"] == {way: pytest.approx(sent) for way, sent in ways.items()}
 
@@ -1012,16 +921,11 @@ def test_two_gpus_draft_for_one_that_verifies(run: Run) -> None:
     """
     place = ("decode=0+1", "verify=2", "prefill=2")
     result = run("pdv", TWO, priority="none", verify_gather="always", place=place, link=NO_TIME)
-    check(
-        result,
-        [
-            "prefill: prefill 0.2-2.2 @0, prefill 0.3-2.3 @1, prefill 0.1-30.1 @2",
-            "decode: draft x1 30.9-32.92 @0, draft x1 31-33.02 @1",
-            "verify: verify x2 33.92-44.52 @2",
-        ],
-        [[(30.3, 1), (44.72, 2)], [(30.3, 1), (44.72, 2)]],
-        "gpu",
-    )
+    check(result, [
+        "prefill: prefill 0.2-2.2 @0, prefill 0.3-2.3 @1, prefill 0.1-30.1 @2",
+        "decode: draft x1 30.9-32.92 @0, draft x1 31-33.02 @1",
+        "verify: verify x2 33.92-44.52 @2",
+    ], [[(30.3, 1), (44.72, 2)], [(30.3, 1), (44.72, 2)]], "gpu")  # fmt: skip
 
 
 def test_drafting_ahead_as_a_chain(run: Run) -> None:
@@ -1034,18 +938,13 @@ def test_drafting_ahead_as_a_chain(run: Run) -> None:
            verify 48.75 -> 59.05. Two tokens are missing: nothing is drafted ahead.
     59.25  none accepted: 59.75, draft 59.85 -> 61.87, 62.07, 62.57; verify 62.67 -> 72.97, 73.17.
     """
-    check(
-        run("pdv-ahead", [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})], ahead_fan=0, **AHEAD),
-        [
-            "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
-            "decode: draft x1 20.9-22.92 @0, ahead x1 23.82-26.85 @0, ahead x1 34.92-37.95 @0",
-            "decode: draft x1 45.92-47.95 @0, draft x1 59.85-61.87 @0",
-            "verify: verify x1 23.72-34.02 @1, verify x1 34.82-45.12 @1, verify x1 48.75-59.05 @1",
-            "verify: verify x1 62.67-72.97 @1",
-        ],
-        [[(20.3, 1), (34.22, 3), (45.32, 3), (59.25, 1), (73.17, 1)]],
-        "gpu",
-    )
+    check(run("pdv-ahead", [(0, 100, 9, {1: 3, 4: 2, 7: 0, 8: 0})], ahead_fan=0, **AHEAD), [
+        "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
+        "decode: draft x1 20.9-22.92 @0, ahead x1 23.82-26.85 @0, ahead x1 34.92-37.95 @0",
+        "decode: draft x1 45.92-47.95 @0, draft x1 59.85-61.87 @0",
+        "verify: verify x1 23.72-34.02 @1, verify x1 34.82-45.12 @1, verify x1 48.75-59.05 @1",
+        "verify: verify x1 62.67-72.97 @1",
+    ], [[(20.3, 1), (34.22, 3), (45.32, 3), (59.25, 1), (73.17, 1)]], "gpu")  # fmt: skip
 
 
 def test_drafting_ahead_for_every_outcome(run: Run) -> None:
@@ -1054,16 +953,11 @@ def test_drafting_ahead_for_every_outcome(run: Run) -> None:
     34.22  one of two accepted, and foreseen: verify 34.82 -> 45.12. Two tokens are missing: nothing is drafted ahead.
     45.32  none accepted: 45.82, draft 45.92 -> 47.94, 48.14, 48.64; verify 48.74 -> 59.04, 59.24.
     """
-    check(
-        run("pdv-ahead", [(0, 100, 5, {1: 1, 3: 0, 4: 0})], ahead_fan=1, ahead_exponent=10.0, **AHEAD),
-        [
-            "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
-            "decode: draft x1 20.9-22.92 @0, ahead x3 23.82-26.91 @0, draft x1 45.92-47.94 @0",
-            "verify: verify x1 23.72-34.02 @1, verify x1 34.82-45.12 @1, verify x1 48.74-59.04 @1",
-        ],
-        [[(20.3, 1), (34.22, 2), (45.32, 1), (59.24, 1)]],
-        "gpu",
-    )
+    check(run("pdv-ahead", [(0, 100, 5, {1: 1, 3: 0, 4: 0})], ahead_fan=1, ahead_exponent=10.0, **AHEAD), [
+        "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
+        "decode: draft x1 20.9-22.92 @0, ahead x3 23.82-26.91 @0, draft x1 45.92-47.94 @0",
+        "verify: verify x1 23.72-34.02 @1, verify x1 34.82-45.12 @1, verify x1 48.74-59.04 @1",
+    ], [[(20.3, 1), (34.22, 2), (45.32, 1), (59.24, 1)]], "gpu")  # fmt: skip
 
 
 # the host ---------------------------------------------------------------------------------------------------------
@@ -1077,14 +971,10 @@ def test_idle_lane_notices_work_at_its_next_look(run: Run) -> None:
     40.55  R1 arrives; prefill, idle since 23.3, looks at 41.3: 41.4 -> 61.4, first token 61.6; draft -> 63.4, 63.6.
     64.1   R1 handed over; decode, idle since 36.62, looks at 64.62: 64.72 -> 66.74 -> 77.04; 77.24.
     """
-    check(
-        run("pd", [(0.3, 100, 3, {1: 1}), (40.55, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.0),
-        [
-            "prefill: prefill 1.1-21.1, prefill 21.1-23.1, prefill 41.4-61.4, prefill 61.4-63.4",
-            "decode: draft x1 24.1-26.12, verify x1 26.12-36.42, draft x1 64.72-66.74, verify x1 66.74-77.04",
-        ],
-        [[(21.3, 1), (36.62, 2)], [(61.6, 1), (77.24, 2)]],
-    )
+    check(run("pd", [(0.3, 100, 3, {1: 1}), (40.55, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.0), [
+        "prefill: prefill 1.1-21.1, prefill 21.1-23.1, prefill 41.4-61.4, prefill 61.4-63.4",
+        "decode: draft x1 24.1-26.12, verify x1 26.12-36.42, draft x1 64.72-66.74, verify x1 66.74-77.04",
+    ], [[(21.3, 1), (36.62, 2)], [(61.6, 1), (77.24, 2)]])  # fmt: skip
 
 
 def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
@@ -1096,14 +986,10 @@ def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
             since 0, looks at 23.0.
     23.0    0.125: 23.125 -> 25.145 -> 35.445; 35.695.
     """
-    check(
-        run("pd", [(0, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS, handoff_s=0.4 * MS),
-        [
-            "prefill: prefill 0.125-20.125, prefill 20.125-22.125",
-            "decode: draft x1 23.125-25.145, verify x1 25.145-35.445",
-        ],
-        [[(20.375, 1), (35.695, 2)]],
-    )
+    check(run("pd", [(0, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS, handoff_s=0.4 * MS), [
+        "prefill: prefill 0.125-20.125, prefill 20.125-22.125",
+        "decode: draft x1 23.125-25.145, verify x1 25.145-35.445",
+    ], [[(20.375, 1), (35.695, 2)]])  # fmt: skip
 
 
 def test_baseline_wakes_no_more_workers_than_requests_wait(run: Run) -> None:
@@ -1112,8 +998,6 @@ def test_baseline_wakes_no_more_workers_than_requests_wait(run: Run) -> None:
     0       launches 0.125 and 0.25: draft 0.125 -> 2.125, target -> 22.125, first token 22.375.
     22.375  draft launched 22.5 -> 24.52, verify -> 34.82; 35.07.
     """
-    check(
-        run("baseline", [(0, 100, 3, {1: 1})], num_workers=2, idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS),
-        ["main: prefill 0.125-2.125, prefill 2.125-22.125, draft x1 22.5-24.52, verify x1 24.52-34.82"],
-        [[(22.375, 1), (35.07, 2)]],
-    )
+    check(run("baseline", [(0, 100, 3, {1: 1})], num_workers=2, idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS), [
+        "main: prefill 0.125-2.125, prefill 2.125-22.125, draft x1 22.5-24.52, verify x1 24.52-34.82",
+    ], [[(22.375, 1), (35.07, 2)]])  # fmt: skip

@@ -91,32 +91,14 @@ def test_fewer_kv_heads_than_gpus_are_on_several() -> None:
     assert part.kv_bytes_per_token == whole.kv_bytes_per_token
 
 
-def test_what_vllm_would_not_divide_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_vllm_would_not_divide_is_refused() -> None:
     for name, gpus, why in (("qwen2-7b", 8, "its heads, 28"), ("qwen2-1.5b", 8, "its heads, 12")):
         with pytest.raises(ValueError, match=why):
             shard(PRESETS[name], gpus)
     odd = replace(PRESETS["llama-3.1-8b"], kv_heads=6, heads=24)
     with pytest.raises(ValueError, match="6 KV heads"):
         shard(odd, 4)
-    argv = ["run", "--pair", "qwen2-1.5b:qwen2.5-72b", "--tensor-parallel-size", "8", "--arch", "colocated"]
-    assert main(argv) == 2
-    message = capsys.readouterr().err
-    assert message.count("\n") == 1
-    assert "give --draft-tensor-parallel-size 1" in message
     simulate(over(8, pair="qwen2-1.5b:qwen2.5-72b", draft_tensor_parallel_size=1))
-
-
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        ({"tensor_parallel_size": 3}, "one of 1, 2, 4, 8"),
-        ({"tensor_parallel_size": 16}, "tensor-parallel-size"),
-        ({"tensor_parallel_size": 4, "draft_tensor_parallel_size": 2}, "must be 1 or tensor-parallel-size, 4"),
-    ],
-)
-def test_sizes_that_there_are_not(flags: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Hardware(**flags)
 
 
 # what it takes -------------------------------------------------------------------------------------------------------

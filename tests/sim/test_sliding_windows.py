@@ -19,7 +19,6 @@ from pdvsim.sim.layers import SlidingWindow
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec
-from pdvsim.testing import check_alike
 
 H200 = GPUS["h200"]
 WINDOWED = sorted(name for name, spec in PRESETS.items() if spec.window)
@@ -141,21 +140,11 @@ def test_what_a_request_keeps_is_counted_layer_by_layer(tokens: int, target: str
     assert held_tokens(tokens, windows_of(models)) * full == pytest.approx(sum(map(kept, models)))
 
 
-def long_runs(pair: str, **hardware: Any) -> Experiment:
-    traffic = Traffic(num_prompts=12, max_concurrency=6, request_rate=float("inf"), input_len=900, output_len=400)
-    return Experiment("colocated", traffic, server=Server(pair), hardware=Hardware(**hardware))
-
-
-@pytest.mark.parametrize("pair", ["gemma-3-1b:gemma-3-12b", "eagle3-gpt-oss-20b:gpt-oss-20b"])
-def test_many_rounds_in_one_step_give_the_same_records(pair: str) -> None:
-    """Rows pass the windows of both models on the way."""
-    result = simulate(long_runs(pair))
-    check_alike(result, simulate(long_runs(pair), blocks=False))
-
-
 def test_windows_make_room() -> None:
     """A cache of 2,000 full tokens holds two requests of 1,300 tokens of a model whose windows are of 512."""
-    result = simulate(long_runs("none:gemma-3-1b", kv_capacity_tokens=2000))
+    traffic = Traffic(num_prompts=12, max_concurrency=6, input_len=900, output_len=400)
+    hardware = Hardware(kv_capacity_tokens=2000)
+    result = simulate(Experiment("colocated", traffic, server=Server("none:gemma-3-1b"), hardware=hardware))
     spec = PRESETS["gemma-3-1b"]
     each = held_tokens(1300, windows_of([spec]))
     assert each == pytest.approx((4 * 1300 + 22 * 512) / 26)

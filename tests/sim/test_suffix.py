@@ -77,18 +77,14 @@ tokens = st.lists(st.integers(0, 3), max_size=30)
 
 
 @given(
-    prompt=tokens,
-    answers=st.lists(tokens, max_size=3),
-    own=tokens,
-    k=st.integers(1, 9),
+    prompt=tokens, answers=st.lists(tokens, max_size=3), own=tokens, k=st.integers(1, 9),
     options=st.builds(
-        SuffixOptions,
-        suffix_decoding_max_tree_depth=st.sampled_from([2, 5, 24]),
+        SuffixOptions, suffix_decoding_max_tree_depth=st.sampled_from([2, 5, 24]),
         suffix_decoding_max_cached_requests=st.sampled_from([0, 10_000]),
         suffix_decoding_max_spec_factor=st.sampled_from([0.5, 1.0, 2.0]),
         suffix_decoding_min_token_prob=st.sampled_from([0.0, 0.1, 0.4]),
     ),
-)
+)  # fmt: skip
 def test_it_drafts_what_plain_counting_does(
     prompt: list[int], answers: list[list[int]], own: list[int], k: int, options: SuffixOptions
 ) -> None:
@@ -124,11 +120,9 @@ def test_a_draft_is_as_long_as_its_match() -> None:
 def served(k: int, clients: int = 8, data: str = "sharegpt", drafter: str = "suffix") -> Experiment:
     traffic = Traffic("random", num_prompts=4 * clients + 8, max_concurrency=clients, input_len=200, output_len=200)
     return Experiment(
-        "colocated",
-        traffic,
-        Acceptance(acceptance_model=f"{data}-{drafter}"),
+        "colocated", traffic, Acceptance(acceptance_model=f"{data}-{drafter}"),
         Server(f"{drafter}:llama-3.1-8b", num_speculative_tokens=k, max_num_seqs=256),
-    )
+    )  # fmt: skip
 
 
 def test_a_draft_takes_one_look_up_per_row_on_the_host_whatever_its_length() -> None:
@@ -209,13 +203,9 @@ def test_it_is_deployed_with_the_options_it_was_looked_up_with() -> None:
     vllm, sglang, *_ = deployment(experiment)
     config = json.loads(vllm.text.partition("--speculative-config '")[2].partition("'")[0])
     assert config == {
-        "method": "suffix",
-        "suffix_decoding_max_tree_depth": 24,
-        "suffix_decoding_max_cached_requests": 10000,
-        "suffix_decoding_max_spec_factor": 1.0,
-        "suffix_decoding_min_token_prob": 0.1,
-        "num_speculative_tokens": 8,
-    }
+        "method": "suffix", "suffix_decoding_max_tree_depth": 24, "suffix_decoding_max_cached_requests": 10000,
+        "suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1, "num_speculative_tokens": 8,
+    }  # fmt: skip
     assert not sglang.text
     with pytest.raises(ValueError, match="--drafter suffix is for pdvsim run"):
         refuse(served(4), Machine())

@@ -16,7 +16,8 @@ from pdvsim.sim.hardware.attention import MeasuredAttention, RooflineAttention, 
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import FIGURES, TERMS, ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS
+from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS
+from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import builtin, load, roofline
 from pdvsim.sim.hardware.terms import (
     Collectives,
@@ -88,11 +89,11 @@ def test_small_kernels_are_those_of_few_tokens_outside_the_large_products() -> N
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_padding_is_up_to_a_graph_and_none_above_the_largest(few: int, many: int) -> None:
     graphs = GraphSizes((1, 8, 64), (128,), (16, 256))
-    for padded, sizes in ((graphs.rows, (1, 8, 64)), (graphs.prompt, (128,)), (graphs.tokens, (16, 256))):
-        assert padded(many) >= many
-        assert padded(many) in (0, many, *sizes)
-        assert (padded(many) == many) or many < sizes[-1]
-        assert padded(min(few, many)) <= padded(max(few, many))
+    for pad, sizes in ((graphs.rows, (1, 8, 64)), (graphs.prompt, (128,)), (graphs.tokens, (16, 256))):
+        assert pad(many) >= many
+        assert pad(many) in (0, many, *sizes)
+        assert (pad(many) == many) or many < sizes[-1]
+        assert pad(min(few, many)) <= pad(max(few, many))
     assert graphs.rows(0) == graphs.prompt(0) == 0
 
 
@@ -149,14 +150,11 @@ def test_times_scale_and_nothing_else_does(factor: float, rows: int, tokens: int
 def test_a_forward_is_the_sum_of_its_terms() -> None:
     """Three rows of two tokens and a prompt of 100. Each term is a different power of two: none is counted twice."""
     terms = ForwardTerms(
-        layers=MeasuredLayers(((1, 1.0), (2, 1.0))),
-        head=OutputProjection(2.0),
+        layers=MeasuredLayers(((1, 1.0), (2, 1.0))), head=OutputProjection(2.0),
         rows=MeasuredAttention(((1, 0.0), (2, 0.0)), width_knots=((1, 4.0), (2, 4.0))),
-        prompts=WaveAttention(10**6, 8.0 / 100),
-        overhead=PromptOverhead(16.0, 32.0 / 100),
-        collectives=Collectives(((1, 64.0), (2, 64.0)), ((1, 128.0), (2, 128.0))),
-        steps=DraftSteps(3.0),
-    )
+        prompts=WaveAttention(10**6, 8.0 / 100), overhead=PromptOverhead(16.0, 32.0 / 100),
+        collectives=Collectives(((1, 64.0), (2, 64.0)), ((1, 128.0), (2, 128.0))), steps=DraftSteps(3.0),
+    )  # fmt: skip
     model = CostModel(LLAMA, terms)
     assert model.price(3, 2, prompts=[(0, 100)], first_tokens=1).seconds_0 == pytest.approx(255)
     assert model.price(3, 2).seconds_0 == pytest.approx(1 + 2 + 4 + 64 + 128)
@@ -202,3 +200,45 @@ def test_a_figure_is_checked_whether_or_not_it_is_used(name: str, tmp_path: Path
     path.write_text(json.dumps(document), encoding="utf-8")
     with pytest.raises(ValueError, match=rf"p\.json: models\.tinyllama-1\.1b\.{name}"):
         load(path)
+
+
+# padding -------------------------------------------------------------------------------------------------------------
+
+
+# a forward that takes a second per token computed, so that its time counts them
+COUNTS = ForwardTerms(RooflineLayers(token_s=1.0), graphs=GraphSizes((16, 48, 128), (64, 256)))
+
+
+def counted(padding: Padding) -> CostModel:
+    return CostModel(MODELS["llama-2-7b"], padded(COUNTS, padding))
+
+
+@pytest.mark.parametrize(("padding", "rows", "tokens", "computed"), [
+    ("profile", 17, 1, 48), ("profile", 17, 3, 48 * 3), ("profile", 200, 1, 200),
+    # vllm/config/compilation.py: [1, 2, 4] + range(8, 256, 8) + range(256, 513, 16), of a step's tokens
+    ("vllm", 1, 1, 1), ("vllm", 3, 1, 4), ("vllm", 5, 1, 8), ("vllm", 5, 3, 16), ("vllm", 17, 1, 24),
+    ("vllm", 17, 2, 40), ("vllm", 31, 8, 248), ("vllm", 127, 2, 256), ("vllm", 129, 2, 272), ("vllm", 256, 2, 512),
+    ("vllm", 257, 2, 514),  # larger than any graph: as it is
+    # sglang: range(1, 9) + range(10, 33, 2) + range(40, 65, 4) + range(72, 257, 8) + range(272, …, 16), of requests
+    ("sglang", 7, 2, 14), ("sglang", 9, 2, 20), ("sglang", 33, 1, 40), ("sglang", 65, 3, 72 * 3),
+    ("sglang", 257, 1, 272),
+    # TensorRT-LLM: [1, 2, 4] + range(8, 129, 8), then steps of 64, of requests
+    ("tensorrt-llm", 3, 5, 20), ("tensorrt-llm", 17, 2, 48), ("tensorrt-llm", 129, 1, 192),
+])  # fmt: skip
+def test_the_tokens_that_are_computed(padding: Padding, rows: int, tokens: int, computed: int) -> None:
+    assert counted(padding).price(rows, tokens).seconds_0 == computed
+    if tokens == 1:  # every later step of a draft is such a forward
+        assert counted(padding).price(rows, 1, 4).seconds_0 == 4 * computed
+
+
+def test_prompts_are_padded_with_the_rows_or_apart() -> None:
+    prompts = [(0, 100)]
+    assert counted("profile").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 16 * 2 + 256
+    assert counted("vllm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 112
+    assert counted("tensorrt-llm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 8 * 2 + 100
+
+
+def test_a_profile_is_padded_in_all_its_models() -> None:
+    mine = builtin("h200").padded("vllm")
+    assert all(fit.graphs.token_buckets and not fit.graphs.row_buckets for fit in mine.models.values())
+    assert builtin("h200").padded("profile") is builtin("h200")

@@ -16,26 +16,23 @@ from pdvsim.sim.hardware.models import GPUS, MODELS
 SMS = 132
 
 
-@pytest.mark.parametrize(
-    ("chunks", "heads", "head_dim", "context"),
-    [
-        ([(4000, 256)], 32, 128, 4256),  # 64 programs side by side: the longer block's context
-        ([(3000, 512)], 32, 128, 3512),  # 128 still are
-        # 256 programs: the first 132 are of blocks that end at 4024 to 3640, and four of 3512, which begins the second
-        ([(3000, 1024)], 32, 128, 4024 + 3512),
-        ([(3000, 1024)], 12, 128, 4024),  # 96 with fewer heads
-        ([(3000, 512)], 16, 256, 3512),  # wide heads take blocks of 64 queries: 128 programs
-        ([(3000, 1024)], 16, 256, 4024 + 3512),  # and 256, the second wave from the ninth of 16 blocks on
-        ([(4000, 256)], 32, 64, UNSHARED * 4256),  # small heads: 64 programs have their multiprocessors to themselves
-        ([(3000, 512)], 32, 64, 3512),  # 128 do not
-        ([(3000, 1024)], 32, 64, 4024),  # 256 run concurrently, ...
-        ([(4000, 2048)], 32, 64, 6048 + 5024),  # ... 512 do not: 264 are the eight longest blocks and some of the ninth
-        ([(3000, 512), (0, 64)], 32, 128, 3512 + 64),  # 128 long programs, 32 short ones, four of which co-run
-        ([(0, 64), (3000, 512)], 32, 128, 3512 + 64),
-        ([(2000, 256)] * 3, 32, 128, 2256 + 2128),  # 96 programs of each context
-        ([], 32, 128, 0),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("chunks", "heads", "head_dim", "context"), [
+    ([(4000, 256)], 32, 128, 4256),  # 64 programs side by side: the longer block's context
+    ([(3000, 512)], 32, 128, 3512),  # 128 still are
+    # 256 programs: the first 132 are of blocks that end at 4024 to 3640, and four of 3512, which begins the second
+    ([(3000, 1024)], 32, 128, 4024 + 3512),
+    ([(3000, 1024)], 12, 128, 4024),  # 96 with fewer heads
+    ([(3000, 512)], 16, 256, 3512),  # wide heads take blocks of 64 queries: 128 programs
+    ([(3000, 1024)], 16, 256, 4024 + 3512),  # and 256, the second wave from the ninth of 16 blocks on
+    ([(4000, 256)], 32, 64, UNSHARED * 4256),  # small heads: 64 programs have their multiprocessors to themselves
+    ([(3000, 512)], 32, 64, 3512),  # 128 do not
+    ([(3000, 1024)], 32, 64, 4024),  # 256 run concurrently, ...
+    ([(4000, 2048)], 32, 64, 6048 + 5024),  # ... 512 do not: 264 are the eight longest blocks and some of the ninth
+    ([(3000, 512), (0, 64)], 32, 128, 3512 + 64),  # 128 long programs, 32 short ones, four of which co-run
+    ([(0, 64), (3000, 512)], 32, 128, 3512 + 64),
+    ([(2000, 256)] * 3, 32, 128, 2256 + 2128),  # 96 programs of each context
+    ([], 32, 128, 0),
+])  # fmt: skip
 def test_waves_by_hand(chunks: list[tuple[int, int]], heads: int, head_dim: int, context: float) -> None:
     assert in_waves(chunks, heads, head_dim, SMS) == pytest.approx(context)
 

@@ -165,10 +165,7 @@ def test_columns_are_as_they_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     replay = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("replay it: pdvsim "))
     assert main([*replay.removeprefix("replay it: pdvsim ").split(), "--json"]) == 0
     for wrong, says in (
-        (
-            ("prompt=inn",),
-            r"--columns names inn, which is not there \(columns: in_tok, out_tok, clock, prompt_tokens\)",
-        ),
+        (("prompt=inn",), r"names inn, which is not there \(columns: in_tok, out_tok, clock, prompt_tokens\)"),
         (("in_tok",), "--columns takes prompt=NAME, output=NAME, time=NAME"),
         (("prompt=in_tok", "prompt_tokens=in_tok"), "names prompt_tokens twice"),
     ):

@@ -162,8 +162,7 @@ def cluster(clusters: Cluster) -> Iterator[Cluster]:
 
 
 @pytest.mark.parametrize(
-    ("which", "number", "says"),
-    [(1, signal.SIGKILL, "has no workers"), (0, signal.SIGSTOP, "does not answer")],
+    ("which", "number", "says"), [(1, signal.SIGKILL, "has no workers"), (0, signal.SIGSTOP, "does not answer")]
 )
 def test_a_cluster_that_fails_in_the_middle_is_reported_and_not_waited_for_for_ever(
     which: int, number: signal.Signals, says: str, cluster: Cluster, monkeypatch: pytest.MonkeyPatch

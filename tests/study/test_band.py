@@ -66,17 +66,14 @@ def test_groups_differ_by_load_lanes_and_what_is_demanding() -> None:
     assert groups(arrivals, 100.0, 0.0)[0] == "open, lanes"
 
 
-@pytest.mark.parametrize(
-    ("metric", "factor"),
-    [
-        ("mean_ttft_ms", 2),
-        pytest.param(
-            "mean_tpot_ms",
-            1.2,
-            marks=pytest.mark.xfail(strict=True, reason="1.12 times: errors of long prompts have fallen more"),
-        ),
-    ],
-)
+@pytest.mark.parametrize(("metric", "factor"), [
+    ("mean_ttft_ms", 2),
+    pytest.param(
+        "mean_tpot_ms",
+        1.2,
+        marks=pytest.mark.xfail(strict=True, reason="1.12 times: errors of long prompts have fallen more"),
+    ),
+])  # fmt: skip
 def test_long_prompts_have_bars_of_their_own(metric: str, factor: float) -> None:
     short = serving("pdv", pair=LONG)
     short = replace(short, traffic=replace(short.traffic, max_concurrency=None, request_rate=2.0))
@@ -85,19 +82,16 @@ def test_long_prompts_have_bars_of_their_own(metric: str, factor: float) -> None
     assert many[f"{metric}_error"] > factor * few[f"{metric}_error"]
 
 
-@pytest.mark.parametrize(
-    ("experiment", "why"),
-    [
-        (serving(named(Mine)), "Mine"),
-        (replace(serving(named(Mine)), hardware=Hardware(gpu="a100-80gb")), "Mine"),
-        (replace(serving(), hardware=Hardware(replicas=2)), "several GPUs"),
-        (replace(serving(), hardware=Hardware(contention="max")), "--contention max"),
-        (replace(serving(), hardware=Hardware(profile="roofline")), "roofline"),
-        (replace(serving(), host=Host(launch_s=1e-3)), "host costs"),
-        (serving(priority="preemptive"), "--priority"),
-        (serving(max_prompts_per_forward=2), "--max-prompts-per-forward"),
-    ],
-)
+@pytest.mark.parametrize(("experiment", "why"), [
+    (serving(named(Mine)), "Mine"),
+    (replace(serving(named(Mine)), hardware=Hardware(gpu="a100-80gb")), "Mine"),
+    (replace(serving(), hardware=Hardware(replicas=2)), "several GPUs"),
+    (replace(serving(), hardware=Hardware(contention="max")), "--contention max"),
+    (replace(serving(), hardware=Hardware(profile="roofline")), "roofline"),
+    (replace(serving(), host=Host(launch_s=1e-3)), "host costs"),
+    (serving(priority="preemptive"), "--priority"),
+    (serving(max_prompts_per_forward=2), "--max-prompts-per-forward"),
+])  # fmt: skip
 def test_what_no_real_run_was_like_has_no_bar_and_says_why(experiment: Experiment, why: str) -> None:
     metrics = spanned(simulate(experiment), ends(experiment))
     assert metrics["error_range"].startswith("none: ")

@@ -129,15 +129,12 @@ def test_files_of_nobody_are_named_and_left(whole: Path, tmp_path: Path, capsys:
     assert (folder / "parts" / "abc.parquet").read_bytes() == b"stranger"
 
 
-@pytest.mark.parametrize(
-    ("name", "how"),
-    [
-        ("run.json", "altered"),
-        ("run.requests.parquet", "flipped"),
-        ("run.deliveries.parquet", "flipped"),
-        ("run.launches.parquet", "gone"),
-    ],
-)
+@pytest.mark.parametrize(("name", "how"), [
+    ("run.json", "altered"),
+    ("run.requests.parquet", "flipped"),
+    ("run.deliveries.parquet", "flipped"),
+    ("run.launches.parquet", "gone"),
+])  # fmt: skip
 def test_a_damaged_run_is_named(
     name: str, how: str, whole: Path, tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -82,32 +82,29 @@ def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytes
     assert "sweep: no histograms of 1 of 1 points" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("place", "value"),
-    [
-        (("config", "acceptance"), []),
-        (("config", "acceptance", "acceptance_rate"), [0.7]),
-        (("config", "acceptance", "acceptance_rate"), "often"),
-        (("config", "acceptance", "synthetic_acceptance_rates"), [[0.7]]),
-        (("config", "acceptance", "acceptance_concentration"), "x"),
-        (("config", "server", "num_speculative_tokens"), {"a": 1}),
-        (("config", "traffic", "random_range_ratio"), "x"),
-        (("config", "traffic", "input_len"), [1]),
-        (("config", "hardware", "gpu"), 3),
-        (("config", "scoring", "warmup_requests"), None),
-        (("config",), 7),
-        (("arch",), ["pdv"]),
-        (("profile",), []),
-        (("clock",), ["x"]),
-        (("seed",), "x"),
-        (("records_sha256",), ["x"]),
-        (("request_rate",), "fast"),
-        (("schema_version",), 7),
-        (("p99_itl_ms",), "fast"),
-        (("p99_itl_ms",), -(10**20)),
-        (("spec_decode_per_position_acceptance_rates",), ["x", 0.3]),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("place", "value"), [
+    (("config", "acceptance"), []),
+    (("config", "acceptance", "acceptance_rate"), [0.7]),
+    (("config", "acceptance", "acceptance_rate"), "often"),
+    (("config", "acceptance", "synthetic_acceptance_rates"), [[0.7]]),
+    (("config", "acceptance", "acceptance_concentration"), "x"),
+    (("config", "server", "num_speculative_tokens"), {"a": 1}),
+    (("config", "traffic", "random_range_ratio"), "x"),
+    (("config", "traffic", "input_len"), [1]),
+    (("config", "hardware", "gpu"), 3),
+    (("config", "scoring", "warmup_requests"), None),
+    (("config",), 7),
+    (("arch",), ["pdv"]),
+    (("profile",), []),
+    (("clock",), ["x"]),
+    (("seed",), "x"),
+    (("records_sha256",), ["x"]),
+    (("request_rate",), "fast"),
+    (("schema_version",), 7),
+    (("p99_itl_ms",), "fast"),
+    (("p99_itl_ms",), -(10**20)),
+    (("spec_decode_per_position_acceptance_rates",), ["x", 0.3]),
+])  # fmt: skip
 def test_a_run_with_a_field_of_another_type_is_refused_by_file_and_field(
     place: tuple[str, ...], value: object, detailed: Path, tmp_path: Path, refused: Callable[..., str]
 ) -> None:
@@ -200,16 +197,13 @@ def cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:100])
 
 
-@pytest.mark.parametrize(
-    ("spoil", "says"),
-    [
-        (lambda f: (f / "sweep.json").unlink(), "sweep.json: No such file"),
-        (lambda f: edited(f / "sweep.json", schema_version=99), "sweep.json: schema_version"),
-        (lambda f: edited(f / "sweep.json", pdvsim_version=None), "sweep.json: pdvsim_version"),
-        (lambda f: cut(f / "summary.parquet"), "summary.parquet: "),
-        (lambda f: drop(f, "stability"), "summary.parquet: column stability"),
-    ],
-)  # fmt: skip
+@pytest.mark.parametrize(("spoil", "says"), [
+    (lambda f: (f / "sweep.json").unlink(), "sweep.json: No such file"),
+    (lambda f: edited(f / "sweep.json", schema_version=99), "sweep.json: schema_version"),
+    (lambda f: edited(f / "sweep.json", pdvsim_version=None), "sweep.json: pdvsim_version"),
+    (lambda f: cut(f / "summary.parquet"), "summary.parquet: "),
+    (lambda f: drop(f, "stability"), "summary.parquet: column stability"),
+])  # fmt: skip
 def test_bad_results_are_refused_in_one_line(
     copy: Path, spoil: object, says: str, refused: Callable[..., str], tmp_path: Path
 ) -> None:

@@ -49,11 +49,9 @@ def test_ctrl_c_keeps_the_finished_points() -> None:
 
 def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
     sweep = Sweep(
-        ("pdv", "pd"),
-        concurrency=(2,),
-        base=SMALL,
+        ("pdv", "pd"), concurrency=(2,), base=SMALL,
         vary={"num_speculative_tokens": (2, 4), "pair": ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b")},
-    )
+    )  # fmt: skip
     points = sweep.points()
     assert [(p.experiment.server.num_speculative_tokens, p.experiment.server.pair[:5]) for p in points] == [
         (k, draft) for k in (2, 4) for draft in ("tinyl", "qwen2") for _ in ("pdv", "pd")
@@ -145,15 +143,12 @@ def test_a_table_says_when_a_closed_loop_was_mostly_on_its_way_down(prompts: int
 
 
 @pytest.mark.usefixtures("quick_plots")
-@pytest.mark.parametrize(
-    ("load", "headline"),
-    [
-        (["--concurrency", "2"], "gain %"),
-        (["--request-rate", "inf"], "gain %"),
-        (["--request-rate", "20"], "E2EL %"),
-        (["--request-rate", "inf,20"], "E2EL %"),
-    ],
-)
+@pytest.mark.parametrize(("load", "headline"), [
+    (["--concurrency", "2"], "gain %"),
+    (["--request-rate", "inf"], "gain %"),
+    (["--request-rate", "20"], "E2EL %"),
+    (["--request-rate", "inf,20"], "E2EL %"),
+])  # fmt: skip
 def test_where_arrivals_set_the_throughput_architectures_differ_by_latency(
     load: list[str], headline: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -112,21 +112,14 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     assert not list(folder.rglob(TEMPORARY))
 
 
-@pytest.mark.parametrize(
-    ("change", "flags", "says"),
-    [
-        ({}, [], ["8 of 8 points", "--resume"]),
-        (
-            {},
-            ["--resume", "--seed", "5", "--controller", "goodput"],
-            ["seed was 0, is 5", "controller"],
-        ),
-        ({}, ["--resume", "--concurrency", "1,2"], ["num_points was 8, is 4"]),
-        ({"pdvsim_version": "0.0.1"}, ["--resume"], ["written by pdvsim '0.0.1'", "sweep.json"]),
-        ({"schema_version": 2}, ["--resume"], ["schema_version is 2", "sweep.json"]),
-        ({"schema_version": None}, ["--resume"], ["schema_version is None", "sweep.json"]),
-    ],
-)
+@pytest.mark.parametrize(("change", "flags", "says"), [
+    ({}, [], ["8 of 8 points", "--resume"]),
+    ({}, ["--resume", "--seed", "5", "--controller", "goodput"], ["seed was 0, is 5", "controller"]),
+    ({}, ["--resume", "--concurrency", "1,2"], ["num_points was 8, is 4"]),
+    ({"pdvsim_version": "0.0.1"}, ["--resume"], ["written by pdvsim '0.0.1'", "sweep.json"]),
+    ({"schema_version": 2}, ["--resume"], ["schema_version is 2", "sweep.json"]),
+    ({"schema_version": None}, ["--resume"], ["schema_version is None", "sweep.json"]),
+])  # fmt: skip
 def test_a_folder_of_another_sweep_is_left_alone(
     change: dict[str, Any],
     flags: list[str],
