@@ -77,12 +77,12 @@ TARGETS = [  # the runs and their least number, a quantile of all errors or of o
     ("head or n-gram", 9, 0.5, None, 0.03),
     ("held out", 40, 0.5, None, 0.03),
     ("held out", 40, 0.95, "mean_tpot_ms", 0.04),
-    missed("held out", 40, 0.95, None, 0.08, reason="9.2%: TTFT and ITL of lanes near saturation"),
-    missed("held out", 40, 0.95, "output_throughput", 0.025, reason="3.1%: the speed of the host wanders"),
+    ("held out", 40, 0.95, None, 0.08),
+    missed("held out", 40, 0.95, "output_throughput", 0.025, reason="2.7%: the speed of the host wanders"),
     ("prefixes", 4, 0.5, None, 0.03),  # shared prefixes and conversations
     ("prefixes", 4, 0.95, None, 0.10),
     ("experts", 4, 0.5, None, 0.03),  # mixtures of experts and 8-bit weights
-    missed("experts", 4, 0.95, None, 0.10, reason="13%: TTFT of mixtures in lanes, prefilled next to decoding"),
+    ("experts", 4, 0.95, None, 0.10),
 ]
 
 
