@@ -110,7 +110,8 @@ def test_every_foundation_of_a_table_is_named(tmp_path: Path, capsys: pytest.Cap
     assert main(["sweep", "--arch", "pd", "--concurrency", "2", "--vary", "gpu=h200,h100-pcie", *small]) == 0
     output = capsys.readouterr().out
     assert "measured on NVIDIA H200" in output
-    assert "transferred from the H200's kernels, not measured; forward times within 27%" in output
+    off = f"{shipped().bar(card_known=False):.0%}"
+    assert f"transferred from the H200's kernels, not measured; forward times within {off}" in output
 
 
 def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
