@@ -255,3 +255,63 @@ def test_a_test_file_has_a_name_of_its_own() -> None:
     """pytest imports test files by their name, without their folder."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []
+
+
+CEILINGS = {  # lines of Python at most, by room; a change may lower these, never raise one
+    "sim and setup": (3283, ("sim", "sim/setup")),
+    "models and prices": (5612, ("sim/hardware/", "sim/models/", "sim/prices/")),
+    "engines": (0, ("sim/engines/",)),
+    "machine": (2511, ("sim/machine/",)),
+    "policies": (2833, ("sim/policies/",)),
+    "workload": (2397, ("sim/workload/",)),
+    "metrics": (1459, ("sim/metrics/",)),
+    "bench": (2453, ("pdvsim/study/", "pdvsim/bench/")),
+    "decide": (6200, ("pdvsim/decide/",)),
+    "view": (4895, ("pdvsim/view/", "pdvsim/live/")),
+    "commands": (4878, ("pdvsim", "pdvsim/cli/", "pdvsim/common/")),
+    "realrun and profiler": (7173, ("realrun/", "profiler/")),
+    "calibration": (5715, ("calibration/", "pdvsim/published/")),
+    "studies": (7418, ("studies/",)),
+    "tests": (30000, ("tests/",)),
+}
+MOST_FILES = {"run": 64, "advise": 107}  # of the product, whose functions one of these executes
+QUESTIONS = {
+    "run": "pdvsim.run(num_prompts=20, request_rate={})",
+    "advise": "pdvsim.advise(request_rate={}, num_prompts=20, num_runs=2, budget=30, jobs=1, goodput=['ttft:500'])",
+}
+COUNTED = """
+import sys
+from pathlib import Path
+files = set()
+def called(frame, event, argument):
+    if event == "call":
+        files.add(frame.f_code.co_filename)
+import pdvsim
+{}.__repr__()  # imports what it needs
+sys.setprofile(called)
+{}.__repr__()
+sys.setprofile(None)
+print("executed:", *sorted({{str(Path(name).resolve()) for name in files}}))
+"""
+
+
+def lines(place: str) -> int:
+    """Lines of the Python files in a folder; of those under it too where its name ends in a slash."""
+    files = (ROOT / place).rglob("*.py") if place.endswith("/") else (ROOT / place).glob("*.py")
+    inside = (file for file in files if not any(parent.is_symlink() for parent in (file, *file.parents)))
+    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in inside)
+
+
+@pytest.mark.parametrize("room", CEILINGS)
+def test_a_room_only_gets_smaller(room: str) -> None:
+    most, places = CEILINGS[room]
+    assert sum(map(lines, places)) <= most
+
+
+@pytest.mark.parametrize("what", QUESTIONS)
+def test_a_question_passes_few_files(what: str) -> None:
+    code = COUNTED.format(QUESTIONS[what].format(4), QUESTIONS[what].format(5))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    [files] = re.findall("^executed: (.*)", done.stdout, re.M)
+    ours = {path.resolve() for path in modules().values()}
+    assert len([name for name in files.split() if Path(name) in ours]) <= MOST_FILES[what]
