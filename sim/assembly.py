@@ -8,7 +8,8 @@ from pathlib import Path
 
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP, Role
-from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, tables_file
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes
@@ -52,7 +53,8 @@ def card_profile(hardware: Hardware, card: str) -> Profile:
 def covered(profile: Profile, experiment: Experiment) -> Profile:
     """The profile with the models that an experiment runs, predicted where it lacks them."""
     pair = experiment.pair if experiment.speculates else Pair(experiment.pair.target, experiment.pair.target)
-    return profile.covering(pair, link_of(experiment)).padded(experiment.hardware.padding)
+    whole, padding = profile.covering(pair, link_of(experiment)), experiment.hardware.padding
+    return whole if padding == "profile" else padded(whole, padding)
 
 
 def covering_profile(experiment: Experiment) -> Profile:
@@ -215,7 +217,7 @@ class ServerParts:
     @cached_property
     def settings(self) -> Server:
         """The server's settings, scheduled as the chosen engine does."""
-        server, separate = self.experiment.server, self.experiment.hardware.predicted_engine == "sglang"
+        server, separate = self.experiment.server, ENGINES[self.experiment.hardware.predicted_engine].separate_prefill
         return server if server.separate_prefill == separate else replace(server, separate_prefill=separate)
 
     @cached_property

@@ -35,8 +35,9 @@ from scipy.optimize import brentq, minimize
 
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.attention import MeasuredAttention
-from pdvsim.sim.hardware.composed import ComposedProfile, engine_profile
+from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.limits import MAX_DRAFT
@@ -130,7 +131,7 @@ def profile_of(row: dict[str, str], one: Experiment, more: tuple[float, float] |
     if more is not None:
         profile = replace(profile, step=replace(profile.step, round_s=more[0], draft_s=more[1]))
     pair = one.pair if one.speculates else Pair(one.pair.target, one.pair.target)
-    covering = profile.covering(pair).padded("profile")
+    covering = profile.covering(pair)
     return as_tree(covering, row, one) if one.speculates and row["topk"] else covering
 
 

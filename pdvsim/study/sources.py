@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.common.files import digest, read_sealed
-from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline

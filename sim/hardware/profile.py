@@ -24,11 +24,10 @@ from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest
 from pdvsim.sim.hardware.forward import FIGURES, ForwardTerms
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
-from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
 from pdvsim.sim.hardware.spread import spread_costs
-from pdvsim.sim.hardware.terms import RooflineLayers
+from pdvsim.sim.hardware.terms import GraphSizes, RooflineLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
@@ -237,13 +236,9 @@ class Profile:
         bars, sent = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}, (1 + BAR) ** sign
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
-    def padded(self, padding: Padding) -> Profile:
-        """Return the same with forwards padded as an engine pads them."""
-        if padding == "profile":
-            return self
-        if self.whole_steps:
-            raise ValueError(f"--padding {padding}: profile {self.name} holds an engine's steps, padding included")
-        return replace(self, models={name: padded(fit, padding) for name, fit in self.models.items()})
+    def padded(self, graphs: GraphSizes) -> Profile:
+        """Return the same with forwards padded to these sizes."""
+        return replace(self, models={name: replace(fit, graphs=graphs) for name, fit in self.models.items()})
 
     def document(self) -> dict[str, Any]:
         """The profile as its file holds it."""

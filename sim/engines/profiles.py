@@ -1,0 +1,79 @@
+"""The profile of an engine on a card: its kernels' times, its own constants, and how it pads."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.hardware.cards import gpu
+from pdvsim.sim.hardware.composed import ComposedProfile
+from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
+from pdvsim.sim.hardware.options import Padding
+from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
+from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.specs import GpuSpec
+
+TABLES = ".npz"  # end of the names of files of calibrate --from-kernels
+
+
+@cache
+def engine_profile(engine: ServingEngine, card: str, version: str = "") -> ComposedProfile:
+    """The profile of an engine on a card; a ValueError that names the cards it has tables of otherwise.
+
+    `version` chooses among the engine's constants, where older versions have their own; empty: the newest.
+    """
+    known = {name: path for one, name, path in shipped_tables() if one == engine}
+    if card not in known:
+        raise ValueError(f"--engine {engine}: no kernel tables for {card}; there are for {', '.join(known)}")
+    return from_tables(read_tables(known[card], gpu(card)), version)
+
+
+def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
+    """The profile that tables give with the engine's constants."""
+    engine = ENGINES[tables.engine]
+    h200, step, error = builtin("h200"), engine.step(version), engine.error(tables.gpu.name)
+    version = f"{tables.engine} {tables.version}"
+    measured = "no measured server"
+    if error is not None:
+        where = "" if error.here else " on other cards"
+        measured = f"TPOT of {error.rows} measured servers{where} within {error.tpot:.0%}"
+    return ComposedProfile(
+        schema_version=SCHEMA,
+        name=f"{tables.gpu.name}-{tables.engine}",
+        foundation=f"composed from the kernels of {version}; {measured}",
+        gpu=shipped().ceilings(tables.gpu),
+        models={},
+        host=HostCost(
+            0.0, step.step_s, h200.host.handoff_s, step.row_s, step.request_s, step.prompt_token_s
+        ),
+        contention=h200.contention,
+        provenance={
+            "ceilings": tables.gpu.source,
+            "kernels": f"{version} on {tables.about['system']}: {tables.about['source']}",
+            "verify width": "pdvsim's ratio of wide to narrow attention on the H200, assumed",
+            "contention": "the H200's, assumed",
+        },
+        tables=tables,
+        step=step,
+        error=error,
+        graphs=engine.graphs,
+    )  # fmt: skip
+
+
+def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:
+    """The profile of a file of tables."""
+    return from_tables(read_tables(path, card))
+
+
+def padded(profile: Profile, padding: Padding) -> Profile:
+    """The profile with forwards padded as `--padding` says; that of an engine is padded as the engine does."""
+    own = ENGINES[profile.engine].padding if isinstance(profile, ComposedProfile) else "profile"
+    if padding == own:
+        return profile
+    if own != "profile":
+        raise ValueError(f"--padding {padding}: profile {profile.name} is padded as {own}")
+    if profile.whole_steps:
+        raise ValueError(f"--padding {padding}: profile {profile.name} holds an engine's steps, padding included")
+    return profile.padded(next(engine.graphs for engine in ENGINES.values() if engine.padding == padding))
