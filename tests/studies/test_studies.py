@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +30,6 @@ from studies import (
     published_steps,
     truth,
     utilisation,
-    validation_plan,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -232,31 +229,6 @@ def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatc
     pd_row = next(row for row in document["rows"] if row["name"] == "pd")
     measured, predicted, ceiling = map(float, peers.table({**document, "rows": [pd_row]}).split("\n")[1].split()[1:4])
     assert max(measured, predicted) < ceiling
-
-
-def test_the_validation_plan_is_balanced_and_a_third_is_held_out() -> None:
-    plan = validation_plan
-    every = read_runs(H200 / "plan.jsonl", planned=True)
-    drafters = [run for run in every if run.experiment.traffic.seed >= plan.DRAFTER_SEED]
-    assert len(drafters) == 4 * len(plan.DRAFTERS)
-    runs = [run for run in every if not run.repeat and run not in drafters]
-    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS
-    assert len(every) - len(drafters) - len(runs) == plan.REPEATS
-    assert all(run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0) for run in every)
-    assert sum(run.held_out for run in runs) == pytest.approx(len(runs) / 3, abs=1)
-    assert set(Counter(run.experiment.arch for run in runs).values()) == {len(runs) // len(plan.ARCHS)}
-    assert {run.experiment.traffic.max_concurrency for run in runs} >= {None, *plan.CONCURRENCIES}
-
-
-def test_a_group_of_the_validation_plan_is_drawn_again_by_its_seed() -> None:
-    """Rates and lengths may move with the profile."""
-    plan, rng = validation_plan, random.Random(validation_plan.SEED)
-    first = read_runs(H200 / "plan.jsonl", planned=True)[0].experiment
-    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, plan.Decks.shuffled(rng), H200, early=True)
-    assert {run.experiment.server.pair for run in again} == {first.server.pair}
-    assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
-    deck = plan.Deck("abc", random.Random(1))
-    assert Counter(deck.deal() for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
 
 
 def test_results_of_another_engine_are_checked() -> None:
