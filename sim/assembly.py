@@ -9,7 +9,8 @@ from pathlib import Path
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP, Role
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, tables_file
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, serving, tables_file
+from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes
@@ -53,6 +54,8 @@ def card_profile(hardware: Hardware, card: str) -> Profile:
 def covered(profile: Profile, experiment: Experiment) -> Profile:
     """The profile with the models that an experiment runs, predicted where it lacks them."""
     pair = experiment.pair if experiment.speculates else Pair(experiment.pair.target, experiment.pair.target)
+    if isinstance(profile, ComposedProfile):
+        profile = serving(profile, experiment.server.drafted_by if experiment.speculates else "none")
     whole, padding = profile.covering(pair, link_of(experiment)), experiment.hardware.padding
     return whole if padding == "profile" else padded(whole, padding)
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.core import DrafterKind, ServingEngine
 from pdvsim.sim.engines.served import Block, Served, as_served, is_fp8
 from pdvsim.sim.hardware.links import NODE
 from pdvsim.sim.hardware.models import NVFP4, bits_of
@@ -25,10 +25,12 @@ SIDES = ("the engines that prefill", "the engines that decode")
 
 
 class Era(NamedTuple):
-    """An engine's constants up to a version."""
+    """An engine's constants up to a version, and what enabling a drafter changes in them."""
 
     before: str  # the first version that has others; empty: the newest have these
     step: EngineStep
+    drafters: Mapping[DrafterKind, Mapping[str, float]] = {}  # constants that are others with a kind of drafter
+    synchronous: frozenset[DrafterKind] = frozenset()  # drafters with which it does not schedule asynchronously
 
 
 class InferenceEngine:
@@ -48,11 +50,23 @@ class InferenceEngine:
     eras: Sequence[Era] = (Era("", EngineStep()),)  # by version, the newest last
     errors: Mapping[str, EngineError] = {}  # by card; "any": of all cards
 
-    def step(self, version: str = "") -> EngineStep:
-        """The constants of a version; empty: of the newest."""
+    def era(self, version: str = "") -> Era:
+        """What is true of a version; empty: of the newest."""
         dated = version and not version.startswith("nightly")  # such a build counts as the newest
         older = (era for era in self.eras if dated and era.before and _numbers(version) < _numbers(era.before))
-        return next(older, self.eras[-1]).step
+        return next(older, self.eras[-1])
+
+    def step(self, version: str = "") -> EngineStep:
+        """The constants of a version without a drafter."""
+        return self.era(version).step
+
+    def serving(self, version: str, kind: DrafterKind, asynchronous: bool | None) -> EngineStep:
+        """The constants with a kind of drafter, and with asynchronous scheduling or without; None: as by default."""
+        era = self.era(version)
+        step = replace(era.step, **era.drafters.get(kind, {}))
+        if asynchronous is None:
+            asynchronous = kind not in era.synchronous
+        return step.serving(kind != "none", asynchronous)
 
     def error(self, card: str) -> EngineError | None:
         """The errors of predictions on a card; of all cards where few servers were measured on this one."""

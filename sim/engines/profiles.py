@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.core import DrafterKind, ServingEngine
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.options import Padding
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
+from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.specs import GpuSpec
 
@@ -34,7 +36,7 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     """The profile that tables give with the engine's constants."""
     engine = ENGINES[tables.engine]
     h200, step, error = builtin("h200"), engine.step(version), engine.error(tables.gpu.name)
-    version = f"{tables.engine} {tables.version}"
+    served, version = version, f"{tables.engine} {tables.version}"
     measured = "no measured server"
     if error is not None:
         where = "" if error.here else " on other cards"
@@ -45,9 +47,7 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
         foundation=f"composed from the kernels of {version}; {measured}",
         gpu=shipped().ceilings(tables.gpu),
         models={},
-        host=HostCost(
-            0.0, step.step_s, h200.host.handoff_s, step.row_s, step.request_s, step.prompt_token_s
-        ),
+        host=_host(step),
         contention=h200.contention,
         provenance={
             "ceilings": tables.gpu.source,
@@ -59,12 +59,24 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
         step=step,
         error=error,
         graphs=engine.graphs,
+        served=served,
     )  # fmt: skip
 
 
 def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:
     """The profile of a file of tables."""
     return from_tables(read_tables(path, card))
+
+
+def _host(step: EngineStep) -> HostCost:
+    handoff_s = builtin("h200").host.handoff_s
+    return HostCost(0.0, step.step_s, handoff_s, step.row_s, step.request_s, step.prompt_token_s)
+
+
+def serving(profile: ComposedProfile, kind: DrafterKind, asynchronous: bool | None = None) -> ComposedProfile:
+    """The profile with a kind of drafter, and with asynchronous scheduling or without; None: as the engine does it."""
+    step = ENGINES[profile.engine].serving(profile.served, kind, asynchronous)
+    return profile if step == profile.step else replace(profile, step=step, host=_host(step))
 
 
 def padded(profile: Profile, padding: Padding) -> Profile:

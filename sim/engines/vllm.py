@@ -21,7 +21,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.core import LOOKED_UP
+from pdvsim.sim.core import LOOKED_UP, DrafterKind
 from pdvsim.sim.engines.base import (
     Era,
     InferenceEngine,
@@ -42,15 +42,20 @@ from pdvsim.sim.workload.suffix import SuffixOptions
 NEWEST = EngineStep(
     step_s=0.0005, row_s=5e-06, layer_s=5e-06, kernels=0.93, prompts=1.05, reduces=1.3, quantised_s=0.0,
     block_products="fp8", experts=1.1, expert_prompts=1.6, mxfp4_experts=0.86, mxfp4_prompts=1.8, request_s=0.02,
-    prompt_token_s=5e-06, round_s=0.001, draft_s=0.00014, handover_s=0.15,
+    prompt_token_s=5e-06, round_s=0.0004, draft_s=0.00014,
+    round_row_s=2e-05, sync_s=0.0014, sync_row_s=2.7e-05, handover_s=0.15,
 )  # fmt: skip
+EAGER = {"draft_layer_s": 0.00027, "draft_shard_s": 0.0006}
+DRAFTERS: dict[DrafterKind, dict[str, float]] = {"model": EAGER, "pard": EAGER}
+SYNCHRONOUS: frozenset[DrafterKind] = frozenset({"model", "pard", "ngram", "suffix"})
 ERAS = (
     Era("0.14", replace(
         NEWEST, row_s=1.5e-05, layer_s=3.7e-05, kernels=1.06, prompts=1.15, reduces=0.6, quantised_s=-5e-06,
         experts=0.75, expert_prompts=1.4, block_products="fp8_block", mxfp4_experts=None, mxfp4_prompts=None,
+        round_s=0.001, round_row_s=0.0, sync_s=0.0, sync_row_s=0.0,
     )),
-    Era("0.17", replace(NEWEST, block_products="fp8_block")),
-    Era("", NEWEST),
+    Era("0.17", replace(NEWEST, block_products="fp8_block"), DRAFTERS, SYNCHRONOUS),
+    Era("", NEWEST, DRAFTERS, SYNCHRONOUS),
 )  # fmt: skip
 ERRORS = {
     "b200": EngineError(0.2, 0.513, 0.198, 174),

@@ -43,6 +43,7 @@ class ComposedProfile(Profile):
     step: EngineStep = field(default_factory=EngineStep)
     error: EngineError | None = None
     graphs: GraphSizes = field(default_factory=GraphSizes)  # that the engine pads forwards to
+    served: str = ""  # the engine's version; empty: the newest that is known
 
     @property
     def engine(self) -> ServingEngine:
@@ -115,7 +116,9 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     gaps_s = spec.layers * step.layer_s + spec.state_layers * step.state_s
     gaps_s += 0.0 if spec.sparse is None else spec.sparse.layers * step.sparse_s
     layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + gaps_s)
-    layer += step.draft_s if drafts else 0.0
+    if drafts:
+        launched_s = spec.layers * (step.draft_layer_s + (step.draft_shard_s if spec.shards > 1 else 0.0))
+        layer = np.maximum(layer, launched_s) + step.draft_s
     rows, fixed, slopes, past_share, past = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()

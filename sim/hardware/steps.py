@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,19 @@ class EngineStep:
     handover_s: float = 0.0  # with prefill apart, per request: router, connector, and waits for a step of either engine
     round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
     draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
+    # Least time per layer of a drafter's forward whose kernels the host launches one by one; more where it is sharded,
+    # since each layer then has two all-reduces.
+    draft_layer_s: float = 0.0
+    draft_shard_s: float = 0.0
+    round_row_s: float = 0.0  # more per request of a step with a drafter, to sample and deliver several tokens
+    sync_s: float = 0.0  # more between steps where the next one is scheduled only after the last one's tokens are read
+    sync_row_s: float = 0.0  # the same per request
+
+    def serving(self, drafts: bool, asynchronous: bool) -> EngineStep:
+        """The same with what the host adds between steps with a drafter, or without asynchronous scheduling."""
+        step_s, row_s = (0.0, 0.0) if asynchronous else (self.sync_s, self.sync_row_s)
+        row_s += self.round_row_s if drafts else 0.0
+        return replace(self, step_s=self.step_s + step_s, row_s=self.row_s + row_s)
 
     def expert_factors(self, kind: str) -> tuple[float, float]:
         """Times as long as in the tables that experts of a type take, over few tokens and over many."""

@@ -40,7 +40,7 @@ class Server:
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
     """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
-    dflash (heads). Default: as in --pair."""
+    dflash or dspark (heads). Default: as in --pair."""
     controller: ControllerName = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper), goodput (best by the latency model), table (by
     batch size, as in vLLM) or adaptive-verification (of k draft tokens the most promising are verified, as in vLLM)."""
