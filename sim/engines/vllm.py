@@ -45,8 +45,9 @@ NEWEST = EngineStep(
     prompt_token_s=5e-06, round_s=0.0004, draft_s=0.00014,
     round_row_s=2e-05, sync_s=0.0014, sync_row_s=2.7e-05, handover_s=0.15,
 )  # fmt: skip
-EAGER = {"draft_layer_s": 0.00027, "draft_shard_s": 0.0006}
-DRAFTERS: dict[DrafterKind, dict[str, float]] = {"model": EAGER, "pard": EAGER}
+EAGER = {"draft_layer_s": 0.00027, "draft_shard_s": 0.00045}
+UNEVEN = {"uneven_s": 3.5e-5}
+DRAFTERS: dict[DrafterKind, dict[str, float]] = {"model": EAGER, "pard": EAGER, "ngram": UNEVEN, "suffix": UNEVEN}
 SYNCHRONOUS: frozenset[DrafterKind] = frozenset({"model", "pard", "ngram", "suffix"})
 ERAS = (
     Era("0.14", replace(
