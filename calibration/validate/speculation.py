@@ -56,11 +56,11 @@ LENGTHS = {
 # Releases of the months that sources state instead of a version
 RELEASES = {
     "March 2025": "0.4.4", "April 2025": "0.8.4", "July 2025": "0.9.2", "September 2025": "0.10.2",
-    "November 2025": "0.11.2", "December 2025": "0.5.6",
+    "November 2025": "0.11.2", "December 2025": "0.5.5",
 }  # fmt: skip
 ACCEPTED = 0.75  # share accepted at every position where no acceptance is published: DeepSeek-R1's MTP layer
-SPREAD = 0.3  # of lengths, on both sides of their mean
-LEAST_REQUESTS, TURNS = 8, 3  # of a run: at least so many, and so many per client
+SPREAD = 0.6  # of lengths, on both sides of their mean
+LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
 
 
 class Figures(NamedTuple):
@@ -173,9 +173,10 @@ def _published(row: dict[str, str]) -> MeasuredPair:
         rates_of(float(length), k) if length else tuple(ACCEPTED ** n for n in range(1, k + 1)),
         tokens, SPREAD, max(LEAST_REQUESTS, TURNS * clients), clients,
     )  # fmt: skip
-    of_tpot = row["unit"] == "TPOT ms"
-    figures = [Figures(float(row[side] or "nan"), math.nan) if of_tpot else Figures(math.nan, float(row[side] or "nan"))
-               for side in ("plain", "drafted")]  # fmt: skip
+    of_tpot, figures = row["unit"] == "TPOT ms", [Figures(), Figures()]
+    if row["unit"] in ("TPOT ms", "tok/s"):
+        name = "tpot_ms" if of_tpot else "throughput"
+        figures = [Figures(**{name: float(row[side] or "nan")}) for side in ("plain", "drafted")]
     named = ("source", "version", "card", "layout", "target", "drafter", "concurrency", "topk", "dataset", "note")
     return MeasuredPair(
         "model" if drafter not in (*HEADS, "ngram") else drafter, _without(drafted), drafted, (figures[0], figures[1]),

@@ -1,11 +1,10 @@
 """SGLang: prompts are prefilled in batches of their own while decoding waits.
 
-All steps of a draft are replayed as one CUDA graph (its EAGLEDraftCudaGraphRunner), which cost nothing more. But up to
-0.5.10 it schedules without overlap while it drafts, so that the host's whole step is exposed: its time per round is
-several times vLLM's. Overlap is the default since pull request 21062 (April 2026). Pull request 11398, which introduced
-it, states rounds that are 1.1 ms shorter (2.99 tokens at 246.80 tok/s without, 3.01 at 273.43 with): newer ones have
-so much less. A pair of runs with overlap (gpt-oss-120b, `studies/experts.py`) is inconclusive: plain steps of it
-are mispredicted by more than a round costs.
+All steps of a draft are replayed as one CUDA graph (its EAGLEDraftCudaGraphRunner), which cost nothing more. What a
+round adds is `round_s`, from published pairs (`pdvsim validate --speculation`). Up to 0.5.5 rounds were several times
+as slow: servers with 0.5.4 lost by drafts that gained with 0.5.6 (SpecForge issues 339 and 352, December 2025). No
+pair tells what later versions gain by overlapping drafts with the host (default since pull request 21062, April 2026):
+0.5.10 and later have the figures of 0.5.6. Verifies of latent attention take longer than the tables say (`latent_s`).
 
 With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on some 15 visible servers with
 DeepSeek-R1 under Dynamo.
@@ -37,12 +36,14 @@ from pdvsim.sim.hardware.terms import GraphSizes
 
 NEWEST = EngineStep(
     step_s=0.0012, row_s=1.74e-05, layer_s=3e-06, kernels=0.95, prompts=1.05, reduces=1.6, quantised_s=1.2e-05,
-    experts=0.8, expert_prompts=1.9, request_s=0.03, prompt_token_s=6e-06, round_s=0.0037, draft_s=0.0,
+    experts=0.8, expert_prompts=1.9, request_s=0.03, prompt_token_s=6e-06, round_s=0.0014, latent_s=4e-05,
     eager_layer_s=0.0012, handover_s=0.18,
 )  # fmt: skip
 ERAS = (
-    Era("0.5.10", replace(NEWEST, state_s=3.8e-05, sparse_s=5e-05, round_s=0.0048, eager_layer_s=0.0)),
-    Era("0.5.11", replace(NEWEST, round_s=0.0048)),
+    Era("0.5.6", replace(
+        NEWEST, state_s=3.8e-05, sparse_s=5e-05, round_s=0.0048, latent_s=0.0, eager_layer_s=0.0,
+    )),
+    Era("0.5.10", replace(NEWEST, state_s=3.8e-05, sparse_s=5e-05, eager_layer_s=0.0)),
     Era("", NEWEST),
 )  # fmt: skip
 ERRORS = {

@@ -1,10 +1,17 @@
 """vLLM: V1's scheduler puts prompts and decoding into one step of at most `max_num_batched_tokens`.
 
-What drafting adds is `round_s` and `draft_s`, from published pairs of plain and drafted runs
-(`studies/published_speculation.py`). A round ends with rejection sampling over several tokens per row, new metadata for
-drafter and target, and accepted counts that the host waits for (pull request 29957). A forward of a drafter is short
-and only partly in a CUDA graph: attention and its metadata are launched one by one (issue 45258). No pair from 0.14 on
-was found: it has the older figures.
+What enabling a drafter costs from 0.14 on, which schedules asynchronously (server logs of 0.22.1, `data/h200/vllm`):
+- `draft_model`, `ngram` and suffix decoding switch asynchronous scheduling off, so that every step waits for scheduling
+  and sampling on the host: `sync_s`, and `sync_row_s` per request (plain servers with and without it).
+- A draft model's forwards run in piecewise graphs, whose pieces the host launches one by one: `draft_layer_s` at least,
+  more where it is sharded. A busy or slow host takes twice as long: one server's rounds took 19 ms on one day's first
+  machine and 40 ms on its second.
+- Drafts of uneven length (n-gram, suffix) leave the full graphs of a verify: `uneven_s` per layer.
+- EAGLE-3 and block drafters are in full graphs. A round ends with rejection sampling and new metadata: `round_s`, and
+  `round_row_s` per request (pull request 29957).
+- The KV pool holds the caches of both models, which the simulator computes from their shapes: 12 GiB hold 98,304 tokens
+  alone, 95,312 with an EAGLE-3 head and 78,640 with a draft model of 1B.
+`draft_s` is what a forward of a drafter has outside its graph (issue 45258). Older versions have figures of their own.
 
 With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on seven visible servers with
 Kimi-K2.5 under Dynamo. Products of 8 bits with a scale per block were timed waiting for the host, 55 us at least on an

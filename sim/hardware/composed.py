@@ -122,7 +122,8 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     rows, fixed, slopes, past_share, past = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()
-    narrow += (step.round_s + step.uneven_s * spec.layers) * (np.array(WIDTHS) > 1) * (not drafts)
+    more_s = step.uneven_s + (step.latent_s if spec.latent is not None else 0.0)
+    narrow += (step.round_s + more_s * spec.layers) * (np.array(WIDTHS) > 1) * (not drafts)
     prompt_s, pair_s, past_prompts = parts.prefill()
     reading, multiplying = parts.head()
     many_kernels = spec.latent is not None or spec.state is not None

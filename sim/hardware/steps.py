@@ -32,6 +32,7 @@ class EngineStep:
     handover_s: float = 0.0  # with prefill apart, per request: router, connector, and waits for a step of either engine
     round_s: float = 0.0  # more per forward that verifies drafts: rejection sampling, metadata, waiting for counts
     uneven_s: float = 0.0  # more per layer of such a forward where its rows' lengths leave the full CUDA graphs
+    latent_s: float = 0.0  # more per layer of such a forward whose attention keeps a latent KV cache
     draft_s: float = 0.0  # more per forward of a drafter: what is not in a graph
     # Least time per layer of a drafter's forward whose kernels the host launches one by one; more where it is sharded,
     # since each layer then has two all-reduces.

@@ -3,6 +3,7 @@
 - `runs`: real runs of `realrun`, all of them (the default); `launches`: one of them, launch by launch (--run)
 - `serve`: serve such runs on this machine's GPU first (--serve)
 - `bench`: a benchmark of your own server (--bench); `silicon`: published measurements of servers (--silicon)
+- `speculation`: measured pairs of servers without and with speculation (--speculation)
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ class ValidateCommand(Command, ValidateOptions):
             from pdvsim.cli.validate.launches import compare_launches
 
             return compare_launches(self, self.run)
-        if self.silicon is None and self.bench is None:
+        if self.silicon is None and self.speculation is None and self.bench is None:
             from pdvsim.cli.validate.runs import compare_runs
 
             return compare_runs(self)
@@ -40,6 +41,10 @@ def compared(args: ValidateOptions) -> Compared:
         from pdvsim.cli.validate.silicon import compare_silicon
 
         return compare_silicon(args)
+    if args.speculation is not None:
+        from pdvsim.cli.validate.speculation import compare_speculation
+
+        return compare_speculation(args)
     if args.bench is not None and args.pair is not None:
         from pdvsim.cli.validate.bench import compare_bench
 

@@ -1,0 +1,138 @@
+"""`pdvsim validate --speculation`: measured pairs without and with speculation against simulations of both."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pdvsim.calibration.validate.speculation import (
+    Figures,
+    LengthChoice,
+    MeasuredPair,
+    PredictedPair,
+    best_lengths,
+    error_cells,
+    predicted,
+    read_pairs,
+)
+from pdvsim.cli.validate.options import Compared, ValidateOptions
+from pdvsim.common.outcomes import Item
+from pdvsim.common.progress import Progress
+from pdvsim.common.workers import finished_here
+from pdvsim.view.table import grid, percent_cell
+
+CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
+
+
+def compare_speculation(args: ValidateOptions) -> Compared:
+    """Measured pairs, of one engine or all, and what is predicted for them."""
+    pairs = [
+        pair
+        for pair in read_pairs()
+        if pair.held_out == args.held_out and args.speculation in ("all", pair.drafted.engine)
+    ]
+    if args.rows is not None:
+        pairs = pairs[:: max(1, len(pairs) // args.rows)][: args.rows]
+    predictions, failures = _predicted(pairs, args.jobs, args.json)
+    choices = best_lengths(predictions)
+    document = {
+        "held_out": args.held_out,
+        "pairs": [_row(one) for one in predictions],
+        "groups": {
+            name: {key: error_cells(group) for key, group in _grouped(predictions, key_of).items()}
+            for name, key_of in GROUPS.items()
+        },
+        "lengths": [choice.__dict__ for choice in choices],
+        "failures": failures,
+    }
+    return Compared(document, _text(predictions, choices, failures, args.held_out))
+
+
+def _predicted(
+    pairs: Sequence[MeasuredPair], jobs: int | None, quiet: bool
+) -> tuple[list[PredictedPair], dict[str, str]]:
+    items: list[Item] = list(enumerate(pairs))
+    predictions, failures = [], {}
+    with Progress(len(pairs), "pairs", quiet) as progress:
+        for number, outcome in enumerate(finished_here(_task, items, jobs), 1):
+            pair = pairs[outcome.index]
+            if outcome.row is None:
+                failures[pair.setting] = outcome.reason
+            else:
+                tpot_ms, throughput = outcome.row["tpot_ms"], outcome.row["throughput"]
+                sides = (Figures(tpot_ms[0], throughput[0]), Figures(tpot_ms[1], throughput[1]))
+                predictions.append(PredictedPair(pair, sides))
+            progress.update(number)
+    return sorted(predictions, key=lambda one: one.pair.setting), failures
+
+
+def _task(index: int, pair: MeasuredPair) -> dict[str, Any]:
+    plain, drafted = predicted(pair).predicted
+    return {"tpot_ms": (plain.tpot_ms, drafted.tpot_ms), "throughput": (plain.throughput, drafted.throughput)}
+
+
+def _row(one: PredictedPair) -> dict[str, Any]:
+    """A pair as the document has it."""
+    side = one.pair.drafted
+    return {
+        "engine": side.engine, "version": side.version, "card": side.card, "pair": side.pair,
+        "method": one.pair.method_class, "k": side.k, "concurrency": side.concurrency, "measured": one.pair.speedup,
+        "predicted": one.speedup, "source": one.pair.source,
+    }  # fmt: skip
+
+
+def _concurrency(one: PredictedPair) -> str:
+    clients = one.pair.drafted.concurrency
+    upper = next((most for most in CONCURRENCIES if clients <= most), None)
+    return f"up to {upper}" if upper else f"above {CONCURRENCIES[-1]}"
+
+
+GROUPS: dict[str, Callable[[PredictedPair], str]] = {
+    "engine and method": lambda one: f"{one.pair.drafted.engine} {one.pair.method_class}",
+    "draft length": lambda one: f"k={one.pair.drafted.k}",
+    "concurrency": _concurrency,
+    "all": lambda one: "all",
+}
+
+
+def _grouped(
+    predictions: Sequence[PredictedPair], key_of: Callable[[PredictedPair], str]
+) -> dict[str, list[PredictedPair]]:
+    groups: dict[str, list[PredictedPair]] = {}
+    for one in predictions:
+        groups.setdefault(key_of(one), []).append(one)
+    return dict(sorted(groups.items()))
+
+
+def _text(
+    predictions: Sequence[PredictedPair], choices: Sequence[LengthChoice], failures: dict[str, str], held_out: bool
+) -> str:
+    which = "held-out" if held_out else "visible"
+    tables = [f"Speed-up by speculation, predicted against measured: {len(predictions)} {which} pairs of servers"]
+    head = ("", "pairs", "median", "95%", "signed", "sign right", "plain", "drafted")
+    for name, key_of in GROUPS.items():
+        lines = []
+        for key, group in _grouped(predictions, key_of).items():
+            cells = error_cells(group)
+            figures = [
+                cells[f"throughput_{side}"] if cells[f"tpot_ms_{side}"] is None else cells[f"tpot_ms_{side}"]
+                for side in ("plain", "drafted")
+            ]
+            lines.append([
+                key, str(cells["pairs"]), percent_cell(cells["ratio_median"]), percent_cell(cells["ratio_95"]),
+                f"{cells['ratio_signed']:+.1%}", f"{cells['signs']} of {cells['pairs']}",
+                *("" if figure is None else percent_cell(figure) for figure in figures),
+            ])  # fmt: skip
+        tables.append(grid((name, *head[1:]), lines))
+    if choices:
+        wrong = [choice for choice in choices if choice.measured != choice.predicted]
+        lost = max(choice.loss for choice in choices)
+        tables.append(
+            f"Best draft length (0 among them): right in {len(choices) - len(wrong)} of {len(choices)} settings; "
+            f"the predicted one loses {lost:.1%} at most"
+        )
+    tables += [f"not simulated: {setting}: {why}" for setting, why in failures.items()]
+    tables.append(
+        "Errors of the ratio; of TPOT, else throughput, without and with speculation (medians of absolute values)"
+    )
+    return "\n\n".join(tables)
