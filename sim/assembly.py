@@ -55,7 +55,8 @@ def covered(profile: Profile, experiment: Experiment) -> Profile:
     """The profile with the models that an experiment runs, predicted where it lacks them."""
     pair = experiment.pair if experiment.speculates else Pair(experiment.pair.target, experiment.pair.target)
     if isinstance(profile, ComposedProfile):
-        profile = serving(profile, experiment.server.drafted_by if experiment.speculates else "none")
+        kind = experiment.server.drafted_by if experiment.speculates else "none"
+        profile = serving(profile, kind, experiment.server.async_scheduling)
     whole, padding = profile.covering(pair, link_of(experiment)), experiment.hardware.padding
     return whole if padding == "profile" else padded(whole, padding)
 
@@ -219,9 +220,12 @@ class ServerParts:
 
     @cached_property
     def settings(self) -> Server:
-        """The server's settings, scheduled as the chosen engine does."""
-        server, separate = self.experiment.server, ENGINES[self.experiment.hardware.predicted_engine].separate_prefill
-        return server if server.separate_prefill == separate else replace(server, separate_prefill=separate)
+        """The server's settings, scheduled as the chosen engine does: only pdvsim's launches drafts early."""
+        server, engine = self.experiment.server, ENGINES[self.experiment.hardware.predicted_engine]
+        early = server.async_scheduling if engine.name == "pdvsim" else None
+        if (server.separate_prefill, server.async_scheduling) == (engine.separate_prefill, early):
+            return server
+        return replace(server, separate_prefill=engine.separate_prefill, async_scheduling=early)
 
     @cached_property
     def planner(self) -> Planner:

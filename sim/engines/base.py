@@ -68,6 +68,11 @@ class InferenceEngine:
             asynchronous = kind not in era.synchronous
         return step.serving(kind != "none", asynchronous)
 
+    def can_schedule(self, kind: DrafterKind, asynchronous: bool, version: str = "") -> bool:
+        """Whether steps can be scheduled so with a kind of drafter, and the price of it is known."""
+        era = self.era(version)
+        return era.step.sync_s > 0 and not (asynchronous and kind in era.synchronous)
+
     def error(self, card: str) -> EngineError | None:
         """The errors of predictions on a card; of all cards where few servers were measured on this one."""
         if card in self.errors:

@@ -114,6 +114,7 @@ class Vllm(InferenceEngine):
             *_compressed(served),
             *([] if server.enable_prefix_caching else ["--no-enable-prefix-caching"]),
             *_ranks(hardware),
+            *(["--no-async-scheduling"] if server.async_scheduling is False else []),
         ]
         notes = shared_notes(served, longest)
         if hardware.kv_offload_gb:
