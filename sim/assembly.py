@@ -9,11 +9,10 @@ from pathlib import Path
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP, Role
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, serving, tables_file
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, host_times, padded, serving, tables_file
 from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.links import LINKS, SSD, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
@@ -92,23 +91,6 @@ def models_of(experiment: Experiment) -> list[ModelSpec]:
     """The models that an experiment runs."""
     pair = experiment.pair
     return [pair.draft, pair.target] if experiment.speculates and not pair.draft.on_host else [pair.target]
-
-
-def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
-    """The host's costs: the experiment's own figures, else the profile's."""
-    host, measured = experiment.host, profile.host
-    return HostTimes(
-        launch_s=measured.launch_s if host.launch_s is None else host.launch_s,
-        completion_s=measured.completion_s if host.completion_s is None else host.completion_s,
-        handoff_s=measured.handoff_s if host.handoff_s is None else host.handoff_s,
-        idle_poll_s=host.idle_poll_s,
-        idle_poll_cost_s=host.idle_poll_cost_s,
-        notify_s=host.notify_s,
-        row_s=measured.row_s if host.completion_s is None else 0.0,
-        join_s=measured.join_s if host.launch_s is None else 0.0,
-        request_s=measured.request_s,
-        prompt_token_s=measured.prompt_token_s,
-    )
 
 
 def make_controller(settings: Server, planner: Planner) -> Controller:

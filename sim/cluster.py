@@ -12,10 +12,11 @@ from typing import Any, TypeVar
 import numpy as np
 from simpy.events import Event
 
-from pdvsim.sim.assembly import ServerParts, host_times, link_of, make_controller, models_of, side_profile
+from pdvsim.sim.assembly import ServerParts, link_of, make_controller, models_of, side_profile
 from pdvsim.sim.config import SHARDED, Experiment, Sides
 from pdvsim.sim.core import LOOKED_UP, Request
 from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.profiles import host_times
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.host import SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.links import LINKS, Fabric

@@ -63,14 +63,14 @@ SPREAD = 0.6  # of lengths, on both sides of their mean
 LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
 
 
-class Figures(NamedTuple):
+class ServedFigures(NamedTuple):
     """What one side of a pair reached."""
 
     tpot_ms: float = math.nan
     throughput: float = math.nan  # tokens per second
 
 
-class Side(NamedTuple):
+class PairSide(NamedTuple):
     """One server and its load: what is simulated."""
 
     engine: ServingEngine
@@ -110,9 +110,9 @@ class MeasuredPair(NamedTuple):
     """One pair of servers, and what they reached."""
 
     method: str
-    plain: Side
-    drafted: Side
-    measured: tuple[Figures, Figures]
+    plain: PairSide
+    drafted: PairSide
+    measured: tuple[ServedFigures, ServedFigures]
     speedup: float
     of_tpot: bool  # the speed-up is one of TPOT, else of throughput
     held_out: bool
@@ -129,7 +129,7 @@ class PredictedPair(NamedTuple):
     """A pair with what is predicted for both sides."""
 
     pair: MeasuredPair
-    predicted: tuple[Figures, Figures]
+    predicted: tuple[ServedFigures, ServedFigures]
 
     @property
     def speedup(self) -> float:
@@ -165,7 +165,7 @@ def _published(row: dict[str, str]) -> MeasuredPair:
         tokens = int(prompt), int(output)
     length, layout = row["acceptance_length"], row["layout"]
     head = f"{drafter}-{row['target']}" if drafter in HEADS else drafter
-    drafted = Side(
+    drafted = PairSide(
         row["engine"], RELEASES.get(row["version"], row["version"]), row["card"],  # type: ignore[arg-type]
         1 if layout.startswith("dp") else int(layout[2:].split()[0]),
         int(layout[2:].split()[0]) if layout.startswith("dp") else 1, layout.endswith("ep"),
@@ -173,10 +173,10 @@ def _published(row: dict[str, str]) -> MeasuredPair:
         rates_of(float(length), k) if length else tuple(ACCEPTED ** n for n in range(1, k + 1)),
         tokens, SPREAD, max(LEAST_REQUESTS, TURNS * clients), clients,
     )  # fmt: skip
-    of_tpot, figures = row["unit"] == "TPOT ms", [Figures(), Figures()]
+    of_tpot, figures = row["unit"] == "TPOT ms", [ServedFigures(), ServedFigures()]
     if row["unit"] in ("TPOT ms", "tok/s"):
         name = "tpot_ms" if of_tpot else "throughput"
-        figures = [Figures(**{name: float(row[side] or "nan")}) for side in ("plain", "drafted")]
+        figures = [ServedFigures(**{name: float(row[side] or "nan")}) for side in ("plain", "drafted")]
     named = ("source", "version", "card", "layout", "target", "drafter", "concurrency", "topk", "dataset", "note")
     return MeasuredPair(
         "model" if drafter not in (*HEADS, "ngram") else drafter, _without(drafted), drafted, (figures[0], figures[1]),
@@ -184,7 +184,7 @@ def _published(row: dict[str, str]) -> MeasuredPair:
     )  # fmt: skip
 
 
-def _without(drafted: Side) -> Side:
+def _without(drafted: PairSide) -> PairSide:
     """The same server without a drafter."""
     return drafted._replace(pair=f"none:{drafted.pair.partition(':')[2]}", k=0, topk=0, verified_tokens=0, rates=())
 
@@ -203,11 +203,11 @@ def _benched(path: Path) -> Iterator[MeasuredPair]:
             continue
         load, method = row["load"], {"draft_model": "model"}.get(asked["method"], asked["method"])
         drafter = {"model": asked.get("model"), "ngram": "ngram"}.get(method, f"{method}-{row['model']}")
-        drafted = Side(
+        drafted = PairSide(
             "vllm", row["version"], "h200", 1, 1, False, f"{drafter}:{row['model']}", asked["num_speculative_tokens"],
             0, 0, tuple(asked["synthetic_acceptance_rates"]), (load["in"], load["out"]), 0.5, load["n"], load["c"],
         )  # fmt: skip
-        figures = [Figures(one["mean_tpot_ms"], one["output_throughput"]) for one in (base, row)]
+        figures = [ServedFigures(one["mean_tpot_ms"], one["output_throughput"]) for one in (base, row)]
         yield MeasuredPair(
             method, _without(drafted), drafted, (figures[0], figures[1]), figures[0].tpot_ms / figures[1].tpot_ms,
             True, row["held_out"] or base["held_out"], "calibration/data/h200/vllm",
@@ -229,13 +229,13 @@ def predicted(pair: MeasuredPair) -> PredictedPair:
 
 
 @lru_cache(maxsize=4096)
-def figures_of(side: Side) -> Figures:
+def figures_of(side: PairSide) -> ServedFigures:
     """Simulate one side."""
     metrics = summarise(simulate(side.experiment, profile=_profile(side)))
-    return Figures(metrics["mean_tpot_ms"], metrics["output_throughput"])
+    return ServedFigures(metrics["mean_tpot_ms"], metrics["output_throughput"])
 
 
-def _profile(side: Side) -> Profile:
+def _profile(side: PairSide) -> Profile:
     """The profile of a side's engine and version, with a tree's forwards if it drafts one."""
     one = side.experiment
     profile = engine_profile(side.engine, side.card, side.version)
@@ -244,7 +244,7 @@ def _profile(side: Side) -> Profile:
     return _as_tree(covering, side) if side.topk else covering
 
 
-def _as_tree(profile: Profile, side: Side) -> Profile:
+def _as_tree(profile: Profile, side: PairSide) -> Profile:
     """Return the same with a tree's forwards in place of a chain's, at the side's concurrency."""
     pair, requests, steps = side.experiment.pair, side.concurrency, side.k
     context = requests * sum(side.tokens)
@@ -297,7 +297,7 @@ def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
         "ratio_signed": float(np.median([one.error for one in predictions])),
         "signs": sum(one.has_sign for one in predictions),
     }
-    for name in Figures._fields:
+    for name in ServedFigures._fields:
         for side, what in enumerate(("plain", "drafted")):
             errors = np.array([one.errors_of(name, side) for one in predictions])
             known = errors[np.isfinite(errors)]

@@ -81,9 +81,7 @@ class Server:
     prompt_wait_share: Internal[PartialShare] = 0.0
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
     async_scheduling: bool | None = None
-    """Schedule the next step before the result of the last one is read, so that host and GPU work concurrently. In
-    pdvsim's engine the next draft is launched early, if asked for. Default in vLLM: on, but off with draft models,
-    n-gram and suffix drafts, for which it cannot be on."""
+    """Schedule the next step (pdvsim: launch the next draft) before the last result is read. Default: the engine's."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
     may need are allocated at admission, and prefixes are not cached."""

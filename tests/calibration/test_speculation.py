@@ -43,8 +43,10 @@ def test_a_tree_without_branches_is_a_chain() -> None:
     assert wide < 0.95 * plain
 
 
-@pytest.mark.parametrize(("method", "median"), [("model", 0.15), ("ngram", 0.15), ("eagle3", 0.1)])
-def test_ratios_of_a_method_are_near_on_pairs_held_out(method: str, median: float) -> None:
+@pytest.mark.parametrize(
+    ("method", "median", "signs"), [("model", 0.15, 1.0), ("ngram", 0.15, 0.75), ("eagle3", 0.1, 0.9)]
+)
+def test_ratios_of_a_method_are_near_on_pairs_held_out(method: str, median: float, signs: float) -> None:
     """On vLLM, of at most 12 pairs at low concurrency; those of a slow host are left out (`data/h200/vllm`)."""
     pairs = [
         pair
@@ -54,7 +56,7 @@ def test_ratios_of_a_method_are_near_on_pairs_held_out(method: str, median: floa
     ]
     predictions = [predicted(pair) for pair in pairs[:: max(1, len(pairs) // 12)]]
     assert np.median([abs(one.error) for one in predictions]) < median
-    assert np.mean([one.has_sign for one in predictions]) >= 0.9
+    assert np.mean([one.has_sign for one in predictions]) >= signs
 
 
 def test_the_loss_of_a_draft_length_is_that_of_its_measured_speed() -> None:

@@ -128,9 +128,8 @@ def test_older_versions_have_their_own_constants():
     assert trtllm.step("1.2.0rc6") == trtllm.step()
     assert vllm.step("nightly-5b8c30d6") == vllm.step()
     assert [vllm.step(f"0.{n}.0").block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + ["fp8"]
-    old, new = sglang.step("0.5.10"), sglang.step("0.5.14")
-    assert replace(old, round_s=new.round_s) == new  # overlapped scheduling shortens rounds alone
-    assert new.round_s < old.round_s
+    assert sglang.step("0.5.6").round_s < sglang.step("0.5.5").round_s  # overlapped drafts
+    assert sglang.step("0.5.14") == sglang.step()
 
 
 def served(engine: str, **server: object) -> Experiment:

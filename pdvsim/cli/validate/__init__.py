@@ -3,7 +3,7 @@
 - `runs`: real runs of `realrun`, all of them (the default); `launches`: one of them, launch by launch (--run)
 - `serve`: serve such runs on this machine's GPU first (--serve)
 - `bench`: a benchmark of your own server (--bench); `silicon`: published measurements of servers (--silicon)
-- `speculation`: measured pairs of servers without and with speculation (--speculation)
+- `decide.measured_pairs`: measured pairs of servers without and with speculation (--speculation)
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ def compared(args: ValidateOptions) -> Compared:
 
         return compare_silicon(args)
     if args.speculation is not None:
-        from pdvsim.cli.validate.speculation import compare_speculation
+        from pdvsim.decide.measured_pairs import compared_pairs
 
-        return compare_speculation(args)
+        return Compared(*compared_pairs(args.speculation, args.held_out, args.rows, args.jobs, args.json))
     if args.bench is not None and args.pair is not None:
         from pdvsim.cli.validate.bench import compare_bench
 

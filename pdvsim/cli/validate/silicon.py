@@ -10,9 +10,7 @@ from typing import Any
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import Estimate, Prediction, oddities, predict, ratios, read_estimates, spread
 from pdvsim.cli.validate.options import Compared, ValidateOptions
-from pdvsim.common.outcomes import Item
-from pdvsim.common.progress import Progress
-from pdvsim.common.workers import finished_here
+from pdvsim.decide.measured_pairs import finished_rows
 from pdvsim.view.table import grid
 from pdvsim.view.table import percent_cell as _percent
 
@@ -39,7 +37,9 @@ def compare_silicon(args: ValidateOptions) -> Compared:
     usual = [row for row in rows if row.id not in odd]
     if args.rows is not None:
         usual = usual[:: max(1, len(usual) // args.rows)][: args.rows]
-    predictions, failures = _predicted(usual, args.jobs, args.json)
+    figures, failed = finished_rows(_task, usual, "rows", args.jobs, args.json)
+    predictions = sorted((Prediction(usual[at], **row) for at, row in figures.items()), key=lambda one: one.row.id)
+    failures = {usual[at].id: reason for at, reason in failed.items()}
     document = silicon_document(predictions, odd, failures, args.held_out)
     document["not_simulated"] = [
         {"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in left_out.most_common()
@@ -50,20 +50,6 @@ def compare_silicon(args: ValidateOptions) -> Compared:
 def group_of(row: SiliconRow) -> str:
     """The group that a row's errors are reported in."""
     return LARGE.get(row.kind, "dense" if row.dense else "mixtures of experts")
-
-
-def _predicted(rows: Sequence[SiliconRow], jobs: int | None, quiet: bool) -> tuple[list[Prediction], dict[str, str]]:
-    items: list[Item] = list(enumerate(rows))
-    predictions, failures = [], {}
-    with Progress(len(rows), "rows", quiet) as progress:
-        for number, outcome in enumerate(finished_here(_task, items, jobs), 1):
-            row = rows[outcome.index]
-            if outcome.row is None:
-                failures[row.id] = outcome.reason
-            else:
-                predictions.append(Prediction(row, **outcome.row))
-            progress.update(number)
-    return sorted(predictions, key=lambda one: one.row.id), failures
 
 
 def _task(index: int, row: SiliconRow) -> dict[str, float]:

@@ -1,21 +1,20 @@
-"""`pdvsim validate --speculation`: measured pairs without and with speculation against simulations of both."""
+"""Measured pairs of servers without and with speculation against simulations of both: the evidence for ratios."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from pdvsim.calibration.validate.speculation import (
-    Figures,
     LengthChoice,
     MeasuredPair,
     PredictedPair,
+    ServedFigures,
     best_lengths,
     error_cells,
     predicted,
     read_pairs,
 )
-from pdvsim.cli.validate.options import Compared, ValidateOptions
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
 from pdvsim.common.workers import finished_here
@@ -24,19 +23,19 @@ from pdvsim.view.table import grid, percent_cell
 CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
 
 
-def compare_speculation(args: ValidateOptions) -> Compared:
-    """Measured pairs, of one engine or all, and what is predicted for them."""
-    pairs = [
-        pair
-        for pair in read_pairs()
-        if pair.held_out == args.held_out and args.speculation in ("all", pair.drafted.engine)
-    ]
-    if args.rows is not None:
-        pairs = pairs[:: max(1, len(pairs) // args.rows)][: args.rows]
-    predictions, failures = _predicted(pairs, args.jobs, args.json)
+def compared_pairs(
+    engine: str, held_out: bool, most: int | None, jobs: int | None, quiet: bool
+) -> tuple[dict[str, Any], str]:
+    """The document and the text of measured pairs, of one engine or all, and what is predicted for them."""
+    pairs = [pair for pair in read_pairs() if pair.held_out == held_out and engine in ("all", pair.drafted.engine)]
+    if most is not None:
+        pairs = pairs[:: max(1, len(pairs) // most)][:most]
+    rows, failed = finished_rows(_task, pairs, "pairs", jobs, quiet)
+    failures = {pairs[at].setting: reason for at, reason in failed.items()}
+    predictions = [PredictedPair(pairs[at], (_side(row, 0), _side(row, 1))) for at, row in sorted(rows.items())]
     choices = best_lengths(predictions)
     document = {
-        "held_out": args.held_out,
+        "held_out": held_out,
         "pairs": [_row(one) for one in predictions],
         "groups": {
             name: {key: error_cells(group) for key, group in _grouped(predictions, key_of).items()}
@@ -45,30 +44,32 @@ def compare_speculation(args: ValidateOptions) -> Compared:
         "lengths": [choice.__dict__ for choice in choices],
         "failures": failures,
     }
-    return Compared(document, _text(predictions, choices, failures, args.held_out))
+    return document, _text(predictions, choices, failures, held_out)
 
 
-def _predicted(
-    pairs: Sequence[MeasuredPair], jobs: int | None, quiet: bool
-) -> tuple[list[PredictedPair], dict[str, str]]:
-    items: list[Item] = list(enumerate(pairs))
-    predictions, failures = [], {}
-    with Progress(len(pairs), "pairs", quiet) as progress:
-        for number, outcome in enumerate(finished_here(_task, items, jobs), 1):
-            pair = pairs[outcome.index]
+def finished_rows(
+    task: Callable[[int, Any], Mapping[str, Any]], points: Sequence[Any], what: str, jobs: int | None, quiet: bool
+) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
+    """The rows of points that were simulated, by number, and why others were not."""
+    items: list[Item] = list(enumerate(points))
+    rows, failures = {}, {}
+    with Progress(len(points), what, quiet) as progress:
+        for number, outcome in enumerate(finished_here(task, items, jobs), 1):
             if outcome.row is None:
-                failures[pair.setting] = outcome.reason
+                failures[outcome.index] = outcome.reason
             else:
-                tpot_ms, throughput = outcome.row["tpot_ms"], outcome.row["throughput"]
-                sides = (Figures(tpot_ms[0], throughput[0]), Figures(tpot_ms[1], throughput[1]))
-                predictions.append(PredictedPair(pair, sides))
+                rows[outcome.index] = outcome.row
             progress.update(number)
-    return sorted(predictions, key=lambda one: one.pair.setting), failures
+    return rows, failures
 
 
 def _task(index: int, pair: MeasuredPair) -> dict[str, Any]:
-    plain, drafted = predicted(pair).predicted
-    return {"tpot_ms": (plain.tpot_ms, drafted.tpot_ms), "throughput": (plain.throughput, drafted.throughput)}
+    sides = predicted(pair).predicted
+    return {name: [getattr(side, name) for side in sides] for name in ServedFigures._fields}
+
+
+def _side(row: Mapping[str, Any], side: int) -> ServedFigures:
+    return ServedFigures(*(row[name][side] for name in ServedFigures._fields))
 
 
 def _row(one: PredictedPair) -> dict[str, Any]:
