@@ -9,10 +9,11 @@ from pathlib import Path
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP, Role
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.engines.profiles import TABLES, engine_profile, host_times, padded, serving, tables_file
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, serving, tables_file
 from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.links import LINKS, SSD, Fabric, LinkSpec
 from pdvsim.sim.hardware.models import HEADS, gpu
 from pdvsim.sim.hardware.pace import read_pace
@@ -117,7 +118,7 @@ def make_planner(
         models,
         Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention),
         profile.gpu.peak,
-        host_times(experiment, profile),
+        HostTimes.of(experiment.host, profile.host),
         lanes=policy.hands_over(),
         remote=remote,
         lookup=lookup_of(experiment.server.drafted_by, experiment.acceptance),

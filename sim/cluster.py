@@ -16,9 +16,8 @@ from pdvsim.sim.assembly import ServerParts, link_of, make_controller, models_of
 from pdvsim.sim.config import SHARDED, Experiment, Sides
 from pdvsim.sim.core import LOOKED_UP, Request
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.engines.profiles import host_times
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.host import SimulatedHost, WatchedHost
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.links import LINKS, Fabric
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.batch import Launch
@@ -128,7 +127,7 @@ class Cluster:
         self._turn = 0
         self._next_rank = [0] * experiment.hardware.replicas  # by replica
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
-        self._host_times = host_times(experiment, profile)
+        self._host_times = HostTimes.of(experiment.host, profile.host)
         self._read_at_s = 0.0  # when the host has read all requests that arrived
         # requests that were sent together do not arrive together: equal ones would finish in one step for ever
         self._lateness = np.random.default_rng([experiment.traffic.seed, 8])

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import DrafterKind, ServingEngine
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.composed import ComposedProfile
-from pdvsim.sim.hardware.host import HostTimes
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.options import Padding
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
@@ -132,20 +130,3 @@ def padded(profile: Profile, padding: Padding) -> Profile:
     if profile.whole_steps:
         raise ValueError(f"--padding {padding}: profile {profile.name} holds an engine's steps, padding included")
     return profile.padded(next(engine.graphs for engine in ENGINES.values() if engine.padding == padding))
-
-
-def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
-    """The host's costs: the experiment's own figures, else the profile's."""
-    host, measured = experiment.host, profile.host
-    return HostTimes(
-        launch_s=measured.launch_s if host.launch_s is None else host.launch_s,
-        completion_s=measured.completion_s if host.completion_s is None else host.completion_s,
-        handoff_s=measured.handoff_s if host.handoff_s is None else host.handoff_s,
-        idle_poll_s=host.idle_poll_s,
-        idle_poll_cost_s=host.idle_poll_cost_s,
-        notify_s=host.notify_s,
-        row_s=measured.row_s if host.completion_s is None else 0.0,
-        join_s=measured.join_s if host.launch_s is None else 0.0,
-        request_s=measured.request_s,
-        prompt_token_s=measured.prompt_token_s,
-    )

@@ -22,6 +22,7 @@ from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
 from pdvsim.sim.hardware.forward import FIGURES, ForwardTerms
+from pdvsim.sim.hardware.host import HostCost as HostCost
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
 from pdvsim.sim.hardware.power import PowerFit
@@ -44,33 +45,6 @@ _WEIGHT = Range(0.001, 1000)
 _EXPONENT = Range(0, 10)
 KNOTS = ("_knots", "_factors")  # ends of the names of figures that are read between knots
 STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where another kernel takes over
-
-
-@dataclass(frozen=True)
-class HostCost:
-    """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back.
-
-    The first launch that carries a prompt takes `join_s` more: its tokens are copied to the GPU and pages are dealt.
-    `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
-    """
-
-    launch_s: float
-    completion_s: float
-    handoff_s: float
-    row_s: float = 0.0
-    request_s: float = 0.0
-    prompt_token_s: float = 0.0
-    join_s: float = 0.0
-
-    @property
-    def between_s(self) -> float:
-        """Seconds from the end of a launch to the start of the next that waits for its result."""
-        return self.launch_s + self.completion_s
-
-    def scaled(self, between_s: float) -> HostCost:
-        """The same with another time between launches, and all else in proportion; the same where it has none."""
-        factor = between_s / self.between_s if self.between_s else 1.0
-        return HostCost(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
 
 
 @dataclass(frozen=True)
