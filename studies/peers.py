@@ -2,10 +2,9 @@
 # (transformers and parts of torch are untyped.)
 """Throughput of transformers on the same GPU: `python studies/peers.py FILE.json`, on a CUDA GPU.
 
-Output tokens per second of every architecture at concurrency 64, and in the same process of what transformers offers on
-models of the same shape: `generate` on one static batch, `generate` with an assistant model (one request at a time),
-and `generate_batch`. Weights are random. pdvsim's acceptance is pinned. With an assistant, random weights decide
-what is accepted, so its rounds per second are given too.
+Output tokens per second of every architecture at concurrency 64, and in the same process of transformers' `generate` on
+one static batch of a model of the same shape. Weights are random, and pdvsim's acceptance is pinned. The file included
+also has what `generate` with an assistant and `generate_batch` reached then.
 
 If the file exists, by default calibration/data/h200/peers.json, it is printed next to what the simulator predicts, with
 the measured profile and with roofline latencies and no host cost; that needs no GPU.
@@ -84,86 +83,30 @@ def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype)
         torch.set_default_dtype(before)
 
 
-def timed(name: str, tokens: int, run: Callable[[], int], repeats: int, say: Callable[[str], None]) -> Row:
-    """Tokens per second of `run`, which returns its target forwards; the first of `repeats` + 1 runs is discarded."""
+def transformers_row(
+    arch: ModelArchitecture, device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
+) -> Row:
+    """Tokens per second of `generate` on one static batch; the first of `repeats` + 1 runs is discarded."""
     import torch
 
+    target = reference(arch, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
+    prompts = torch.randint(1, arch.spec.vocab, (rows, TOKENS), generator=torch.Generator().manual_seed(0)).to(device)
     seconds: list[float] = []
-    forwards = 0
     for _ in range(repeats + 1):
         begin = monotonic()
-        forwards = run()
-        if torch.cuda.is_available():
+        with torch.no_grad():
+            out = target.generate(
+                prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=TOKENS, min_new_tokens=TOKENS,
+                do_sample=False,
+            )  # fmt: skip
+        assert out.shape == (rows, 2 * TOKENS)
+        if device.type == "cuda":
             torch.cuda.synchronize()
         seconds.append(monotonic() - begin)
-    row = {
-        "name": name,
-        "tokens": tokens,
-        "seconds": seconds[1:],
-        "tokens_per_s": tokens / statistics.median(seconds[1:]),
-        "target_forwards": forwards,
-    }
-    say(f"{name}: {row['tokens_per_s']:.1f} tok/s ({', '.join(f'{s:.2f} s' for s in seconds)}; the first not kept)")
-    return row
-
-
-def transformers_rows(
-    archs: dict[str, ModelArchitecture], device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
-) -> list[Row]:
-    """The three modes of transformers; a row says why one fails."""
-    import torch
-
-    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-    target, draft = (reference(archs[role], device, dtype) for role in ("target", "draft"))
-    vocab = min(archs[role].spec.vocab for role in archs)
-    prompts = torch.randint(1, vocab, (2 * rows, TOKENS), generator=torch.Generator().manual_seed(0)).to(device)
-    exactly: dict[str, Any] = {"max_new_tokens": TOKENS, "min_new_tokens": TOKENS, "do_sample": False}
-    forwards = [0]
-    target.register_forward_hook(lambda *_: forwards.__setitem__(0, forwards[0] + 1))
-
-    def static() -> int:
-        forwards[0] = 0
-        out = target.generate(prompts[:rows], attention_mask=torch.ones_like(prompts[:rows]), **exactly)
-        assert out.shape == (rows, 2 * TOKENS)
-        return forwards[0]
-
-    def assisted() -> int:
-        forwards[0] = 0
-        draft.generation_config.num_assistant_tokens = 4
-        draft.generation_config.num_assistant_tokens_schedule = "constant"
-        draft.generation_config.assistant_confidence_threshold = 0.0
-        mask = torch.ones_like(prompts[:1])
-        out = target.generate(prompts[:1], attention_mask=mask, assistant_model=draft, **exactly)
-        assert out.shape == (1, 2 * TOKENS)
-        return forwards[0]
-
-    def continuous() -> int:
-        from transformers import GenerationConfig
-        from transformers.generation.configuration_utils import ContinuousBatchingConfig
-
-        forwards[0] = 0
-        # by itself it takes all of the memory there is, which takes seconds on the CPU
-        small = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=512) if device.type == "cpu" else None
-        config = GenerationConfig(max_new_tokens=TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        out = target.generate_batch(
-            inputs=prompts.tolist(), generation_config=config, continuous_batching_config=small, progress_bar=False
-        )
-        assert sum(len(request.generated_tokens) for request in out.values()) == 2 * rows * TOKENS
-        return forwards[0]
-
-    timings: list[Row] = []
-    for name, run, tokens in (
-        (f"transformers generate, static batch of {rows}", static, rows * TOKENS),
-        ("transformers generate with an assistant, one request", assisted, TOKENS),
-        (f"transformers generate_batch, {2 * rows} requests", continuous, 2 * rows * TOKENS),
-    ):
-        try:
-            with torch.no_grad():
-                timings.append(timed(name, tokens, run, repeats, say))
-        except Exception as error:  # an unsupported version is part of the result
-            say(f"{name}: failed: {type(error).__name__}: {str(error)[:200]}")
-            timings.append({"name": name, "failed": f"{type(error).__name__}: {str(error)[:500]}"})
-    return timings
+    rate = rows * TOKENS / statistics.median(seconds[1:])
+    name = f"transformers generate, static batch of {rows}"
+    say(f"{name}: {rate:.1f} tok/s ({', '.join(f'{s:.2f} s' for s in seconds)}; the first not kept)")
+    return {"name": name, "tokens": rows * TOKENS, "seconds": seconds[1:], "tokens_per_s": rate}
 
 
 def architecture_rows(say: Callable[[str], None]) -> list[Row]:
@@ -201,8 +144,6 @@ def measured(say: Callable[[str], None]) -> Row:
 
     from pdvsim.realrun.engine.arch import preset
 
-    pair = named_pair(PAIR)
-    archs = {"draft": preset(pair.draft.name), "target": preset(pair.target.name)}
     document: Row = {
         "pair": PAIR,
         "date": date.today().isoformat(),
@@ -211,7 +152,7 @@ def measured(say: Callable[[str], None]) -> Row:
         "device": torch.cuda.get_device_name(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        "rows": transformers_rows(archs, torch.device("cuda"), USERS, REPEATS, say),
+        "rows": [transformers_row(preset(named_pair(PAIR).target.name), torch.device("cuda"), USERS, REPEATS, say)],
     }
     gc.collect()
     torch.cuda.empty_cache()
