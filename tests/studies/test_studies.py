@@ -70,7 +70,7 @@ def test_studies_that_use_others_run_from_any_folder(tmp_path: Path) -> None:
 
 def test_figures_of_engines() -> None:
     """At most two figures of a source are fitted, and given back; draft lengths and sharded targets are predicted."""
-    sources = engines.reproduce_engines().sources
+    sources = engines.reproduce_engines()
     for source in sources:
         fitted = [cell for cell in source.cells if cell.fitted]
         assert len(fitted) <= 2
@@ -91,7 +91,7 @@ def test_figures_of_mixtures_of_experts() -> None:
     report = experts.reproduce_experts()
     ours = {
         source.title.split(",")[0]: {cell.what: cell for cell in source.cells if cell.what.endswith("speed-up")}
-        for source in report.sources
+        for source in report
     }
     losing = [*ours["SpecForge issue 339"].values(), *list(ours["AngelSlim issue 163"].values())[:3]]
     assert all(cell.published < 1 and cell.ours < 1 for cell in losing)
@@ -109,7 +109,7 @@ def test_systems_that_draft_apart() -> None:
     models = named_pair(f"{drafting_apart.shipped('qwen3-0.6b')}:{drafting_apart.shipped('qwen3-32b')}")
     assert models.target.params == pytest.approx(32.8e9, rel=0.005)
     [first] = drafting_apart.nano_pearl(lengths=(14,), batches=(1,)).cells
-    assert first.published == pytest.approx(first.most, rel=drafting_apart.NEAR)
+    assert float(first.published.removesuffix("x")) == pytest.approx(first.most, rel=0.1)
     turns = drafting_apart.minedraft(rates=(0.7,), lengths=(3,))
     half, whole = turns.cells
     assert half.most > 1 > whole.most
