@@ -1,43 +1,29 @@
-# mypy: disable-error-code="no-untyped-call"
-# (transformers and parts of torch are untyped.)
-"""Throughput of transformers on the same GPU: `python studies/peers.py FILE.json`, on a CUDA GPU.
+"""Throughput next to that of transformers on one GPU, and to predictions: `python studies/peers.py [FILE.json]`.
 
-Output tokens per second of every architecture at concurrency 64, and in the same process of transformers' `generate` on
-one static batch of a model of the same shape. Weights are random, and pdvsim's acceptance is pinned. The file included
-also has what `generate` with an assistant and `generate_batch` reached then.
-
-If the file exists, by default calibration/data/h200/peers.json, it is printed next to what the simulator predicts, with
-the measured profile and with roofline latencies and no host cost; that needs no GPU.
+FILE, by default calibration/data/h200/peers.json, has output tokens per second of every architecture at concurrency 64
+on an H200, and of what transformers offered in the same process on models of the same shape: `generate` on a static
+batch, `generate` with an assistant, and `generate_batch`. Weights were random, and pdvsim's acceptance pinned. Printed
+next to it is what the simulator predicts, with the measured profile, and with roofline latencies and no host cost.
 """
 
 from __future__ import annotations
 
-import gc
 import json
 import statistics
 import sys
-from collections.abc import Callable
 from dataclasses import replace
-from datetime import date
-from functools import partial
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from pdvsim.common.console import say
-from pdvsim.common.files import write_whole
 from pdvsim.common.outcomes import Row
-from pdvsim.realrun.machine import Machine, as_served
+from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 if TYPE_CHECKING:
-    import torch
-
-    from pdvsim.realrun.engine.arch import ModelArchitecture
+    pass
 
 SHIPPED = Path(__file__).parents[1] / "calibration/data/h200/peers.json"
 PAIR = "tinyllama-1.1b:llama-2-7b"
@@ -53,111 +39,6 @@ def closed_loop(arch: Arch, prompts: int) -> Experiment:
     """Return the load of every architecture, with the engine's limits under both clocks."""
     traffic = Traffic("random", num_prompts=prompts, max_concurrency=USERS, input_len=TOKENS, output_len=TOKENS)
     return applicable(as_served(Experiment(arch, traffic, server=Server(pair=PAIR, max_num_seqs=USERS))))
-
-
-def reference(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype) -> Any:
-    """transformers' own model of an architecture, with random weights."""
-    import torch
-    import transformers as hf
-
-    spec = arch.spec
-    config_of, model_of = {
-        "llama": (hf.LlamaConfig, hf.LlamaForCausalLM),
-        "mistral": (hf.MistralConfig, hf.MistralForCausalLM),
-        "qwen2": (hf.Qwen2Config, hf.Qwen2ForCausalLM),
-        "qwen3": (hf.Qwen3Config, hf.Qwen3ForCausalLM),
-        "phi3": (hf.Phi3Config, hf.Phi3ForCausalLM),
-        "gemma": (hf.GemmaConfig, hf.GemmaForCausalLM),
-    }[spec.family]
-    config = config_of(
-        vocab_size=spec.vocab, hidden_size=spec.hidden, intermediate_size=spec.intermediate,
-        num_hidden_layers=spec.layers, num_attention_heads=spec.heads, num_key_value_heads=spec.kv_heads,
-        head_dim=spec.head_dim, max_position_embeddings=4096, bos_token_id=None, eos_token_id=None, pad_token_id=0,
-    )  # fmt: skip
-    before = torch.get_default_dtype()
-    torch.set_default_dtype(dtype)
-    try:
-        with device:
-            return model_of(config).eval()
-    finally:
-        torch.set_default_dtype(before)
-
-
-def transformers_row(
-    arch: ModelArchitecture, device: torch.device, rows: int, repeats: int, say: Callable[[str], None]
-) -> Row:
-    """Tokens per second of `generate` on one static batch; the first of `repeats` + 1 runs is discarded."""
-    import torch
-
-    target = reference(arch, device, torch.bfloat16 if device.type == "cuda" else torch.float32)
-    prompts = torch.randint(1, arch.spec.vocab, (rows, TOKENS), generator=torch.Generator().manual_seed(0)).to(device)
-    seconds: list[float] = []
-    for _ in range(repeats + 1):
-        begin = monotonic()
-        with torch.no_grad():
-            out = target.generate(
-                prompts, attention_mask=torch.ones_like(prompts), max_new_tokens=TOKENS, min_new_tokens=TOKENS,
-                do_sample=False,
-            )  # fmt: skip
-        assert out.shape == (rows, 2 * TOKENS)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        seconds.append(monotonic() - begin)
-    rate = rows * TOKENS / statistics.median(seconds[1:])
-    name = f"transformers generate, static batch of {rows}"
-    say(f"{name}: {rate:.1f} tok/s ({', '.join(f'{s:.2f} s' for s in seconds)}; the first not kept)")
-    return {"name": name, "tokens": rows * TOKENS, "seconds": seconds[1:], "tokens_per_s": rate}
-
-
-def architecture_rows(say: Callable[[str], None]) -> list[Row]:
-    """Every architecture of pdvsim in a closed loop of 64, through the harness."""
-    from pdvsim.realrun.site import prepare, serve
-    from pdvsim.sim.workload.requests import make_requests
-
-    machine = Machine()
-    models: Any = None
-    rows: list[Row] = []
-    for arch in ORDER:
-        experiment = closed_loop(arch, 64 if arch == "baseline" else 256)
-        rig = prepare(experiment, machine, make_requests(experiment.traffic, experiment.acceptance), models=models)
-        models = (models or {}) | rig.models
-        times = 1 if arch == "baseline" else REPEATS
-        results = [serve(experiment, machine, rig=rig) for _ in range(times + (arch != "baseline"))][-times:]
-        throughputs = [summarise(result)["output_throughput"] for result in results]
-        row = {
-            "name": arch,
-            "tokens": experiment.traffic.num_prompts * TOKENS,
-            "tokens_per_s": statistics.median(throughputs),
-            "each": throughputs,
-            "host_idle_share": [result.meta.get("host_idle_share") for result in results],
-            "graphs_captured_late": max(result.meta["graphs_captured_late"] for result in results),
-        }
-        say(f"{arch}: {row['tokens_per_s']:.1f} tok/s {[round(r) for r in throughputs]}, idle {row['host_idle_share']}")
-        rows.append(row)
-    return rows
-
-
-def measured(say: Callable[[str], None]) -> Row:
-    """The whole comparison on this machine."""
-    import torch
-    import transformers
-
-    from pdvsim.realrun.engine.arch import preset
-
-    document: Row = {
-        "pair": PAIR,
-        "date": date.today().isoformat(),
-        "prompt_tokens": TOKENS,
-        "output_tokens": TOKENS,
-        "device": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "rows": [transformers_row(preset(named_pair(PAIR).target.name), torch.device("cuda"), USERS, REPEATS, say)],
-    }
-    gc.collect()
-    torch.cuda.empty_cache()
-    document["rows"] += architecture_rows(say)
-    return document
 
 
 def table(document: Row) -> str:
@@ -186,13 +67,6 @@ def _throughput(experiment: Experiment) -> float:
     return float(summarise(simulate(experiment))["output_throughput"])
 
 
-def main(path: Path = SHIPPED) -> None:
-    """Measure if there is no file, and print the comparison."""
-    if not path.exists():
-        document = measured(partial(say, "peers"))
-        write_whole(path, (json.dumps(document, indent=1) + "\n").encode())
-    print(table(json.loads(path.read_text(encoding="utf-8"))))
-
-
 if __name__ == "__main__":
-    main(*map(Path, sys.argv[1:]))
+    chosen = Path(sys.argv[1]) if len(sys.argv) > 1 else SHIPPED
+    print(table(json.loads(chosen.read_text(encoding="utf-8"))))
