@@ -62,8 +62,9 @@ class ValidateOptions:
     """With --serve: start no run after this many minutes."""
     tiny: bool = False
     """With --serve: try the command with tiny models and short requests on the CPU."""
-    bench: str | None = None
-    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load."""
+    bench: Paths = ()
+    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load.
+    Two results, without drafts and with them, also show what drafting gains, measured and predicted."""
     silicon: Literal["all", "vllm", "sglang", "trtllm"] | None = None
     """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
     With --held-out: the rows that no constant was fitted to."""
@@ -85,7 +86,7 @@ class ValidateOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_kinds(self, KINDS, RECORDED)
-        if self.bench is not None and self.pair is None:
+        if self.bench and self.pair is None:
             raise ValueError("--bench needs the served models: give --model or --pair draft:target")
         if self.html and self.run is not None:
             raise ValueError("--html is a page of all runs and cannot be combined with --run")
