@@ -25,13 +25,11 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.points import middle
-from pdvsim.sim.hardware.attention import MeasuredAttention, WaveAttention, in_waves
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import ForwardTerms, in_waves
 from pdvsim.sim.hardware.models import MODELS, shard
 from pdvsim.sim.hardware.models import gpu as named_gpu
 from pdvsim.sim.hardware.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.hardware.reach import Reach
-from pdvsim.sim.hardware.terms import MeasuredLayers
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, Transfer, shipped
 from pdvsim.sim.reading import check_file, error_text
 from pdvsim.sim.specs import GpuSpec, ModelSpec
@@ -217,26 +215,23 @@ def fitted_ceilings(layers: Sequence[Layer], gpu: GpuSpec, transfer: Transfer) -
 
 def published_fit(layer: Layer, fit: ForwardTerms) -> ForwardTerms:
     """Transferred terms with what was measured in their place."""
-    rows, prompts = fit.rows, fit.prompts
-    assert isinstance(rows, MeasuredAttention)
-    assert isinstance(prompts, WaveAttention)
-    fit = replace(fit, layers=MeasuredLayers(layer.at(TOKENS)), small=replace(fit.small, small_kernel_tokens=0))
+    fit = replace(fit, layer_knots=layer.at(TOKENS), small_kernel_tokens=0)
     if layer.decode is not None:
         batch, cached, seconds = layer.decode.T
         design = np.stack([np.ones_like(batch), batch * cached], axis=1) / seconds[:, None]  # relative errors
         fixed, each = (max(0.0, float(x)) * layer.spec.layers for x in np.linalg.lstsq(design, np.ones_like(batch))[0])
-        ratio = each / rows.kv_knots[0][1]
-        rows = replace(
-            rows,
-            kv_knots=tuple((n, s * ratio) for n, s in rows.kv_knots),
-            width_knots=tuple((n, fixed + s - rows.width_knots[0][1]) for n, s in rows.width_knots),
+        ratio = each / fit.kv_knots[0][1]
+        fit = replace(
+            fit,
+            kv_knots=tuple((n, s * ratio) for n, s in fit.kv_knots),
+            width_knots=tuple((n, fixed + s - fit.width_knots[0][1]) for n, s in fit.width_knots),
         )
     if layer.prompt is not None:
         spec, seconds = layer.spec, layer.prompt[:, 2] * layer.spec.layers
         chunks = layer.prompt[:, :2].astype(int).tolist()
-        waves = [in_waves([(before, new)], spec.heads, spec.head_dim, prompts.prompt_sms) for new, before in chunks]
-        prompts = replace(prompts, prompt_wave_s=float(np.median(seconds / np.array(waves))))
-    return replace(fit, rows=rows, prompts=prompts)
+        waves = [in_waves([(before, new)], spec.heads, spec.head_dim, fit.prompt_sms) for new, before in chunks]
+        fit = replace(fit, prompt_wave_s=float(np.median(seconds / np.array(waves))))
+    return fit
 
 
 def published_reach(layer: Layer) -> Reach:
