@@ -126,7 +126,7 @@ def test_a_shard_takes_its_part_and_what_is_sent(
         new = alone.padded_rows(rows) * tokens
         if gpus == 1 or new not in TOKENS:  # between knots it is a straight line
             continue
-        reduced = 2 * spec.layers * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
+        reduced = spec.all_reduces * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
         gathered = all_reduce_s(LINKS[link], gpus, new * part.vocab * gpus)
         sent = seconds(CostModel(part, with_collectives(alone, part, LINKS[link], "h200"))) - seconds(
             CostModel(part, alone)
