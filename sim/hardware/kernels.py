@@ -296,8 +296,11 @@ class KernelTables:
         return f"latent-{phase}/{cache if cache in known else known[0]}"
 
     def _attention(self, phase: str, head_dim: int, cache: str, window: int) -> tuple[str, float]:
-        """The name of a table of attention, and how many times as wide the wanted heads are as the table's."""
-        parts = [kind.split("-") for kind in self.kinds(phase)]
+        """The name of a table of attention, and how many times as wide the wanted heads are as the table's.
+
+        Of a cache that was not timed, that of 16 bits is taken: vLLM's on Blackwell has heads of 192 with 8 bits alone.
+        """
+        parts = [kind.split("-") for kind in self.kinds(phase) if kind.split("-")[1] in (cache, "bfloat16")]
         size = min({int(size) for size, _, _ in parts}, key=lambda one: abs(np.log(one / head_dim)))
         caches = {kind for one, kind, _ in parts if int(one) == size}
         cache = cache if cache in caches else "bfloat16"
