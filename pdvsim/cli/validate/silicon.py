@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import Estimate, Prediction, oddities, predict, ratios, read_estimates, spread
+from pdvsim.calibration.validate.silicon import Estimate, Prediction, predict, ratios, read_estimates, spread
 from pdvsim.cli.validate.options import Compared, ValidateOptions
 from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
@@ -35,8 +35,8 @@ def compare_silicon(args: ValidateOptions) -> Compared:
     absent = not_simulated(rows)
     left_out = Counter((group_of(row), _kind(absent[row.id])) for row in rows if row.id in absent)
     rows = [row for row in rows if row.id not in absent]
-    odd = oddities(rows)
-    usual = [row for row in rows if row.id not in odd]
+    odd = {row.id: row.odd for row in rows if row.odd}
+    usual = [row for row in rows if not row.odd]
     if args.rows is not None:
         usual = usual[:: max(1, len(usual) // args.rows)][: args.rows]
     predictions, failures = _predicted(usual, args.jobs, args.json)
