@@ -112,7 +112,10 @@ class Server:
         result = json.loads((self.folder / name).read_text())
         result.pop("generated_texts", None)
         (self.folder / name).write_text(json.dumps(result))
-        commands = shlex.join(self.command).replace(f"{self.models}/", ""), shlex.join(words).replace(f"{self.models}/", "")
+        commands = (
+            shlex.join(self.command).replace(f"{self.models}/", ""),
+            shlex.join(words).replace(f"{self.models}/", ""),
+        )
         return {
             "server": self.job["name"], "bench": bench_name(bench), "engine": "vllm", "version": vllm.__version__,
             "held_out": is_held_out(*commands), "serve": commands[0], "bench_serve": commands[1],
