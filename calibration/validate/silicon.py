@@ -8,9 +8,12 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +22,7 @@ from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.shapes import Floats
 from pdvsim.sim.run import simulate
 
+LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 SETTINGS = ("concurrency", "tensor_parallel", "weights")
 
 
@@ -99,3 +103,69 @@ def spread(errors: Iterable[float]) -> tuple[float, float]:
     if not sizes.size:
         return 0.0, 0.0
     return float(np.median(sizes)), float(np.quantile(sizes, 0.95))
+
+
+def group_of(row: SiliconRow) -> str:
+    """The group that a row's errors are reported in."""
+    return LARGE.get(row.kind, "dense" if row.dense else "mixtures of experts")
+
+
+def kind_of(reason: str) -> str:
+    """A reason without its figures, and without names in quotes."""
+    words = re.sub(r"'[^']*('|$)", "…", reason).split()
+    return " ".join("…" if any(sign.isdecimal() for sign in word) else word for word in words)
+
+
+def document(
+    predictions: Sequence[Prediction], odd: dict[str, str], failures: dict[str, str], held_out: bool
+) -> dict[str, Any]:
+    """Errors by engine, card, model and concurrency, AIConfigurator's of the same rows, and what was left out."""
+    estimates, refusals = read_estimates()
+    refused = Counter(kind_of(refusals[one.row.id]) for one in predictions if one.row.id in refusals)
+    by: dict[str, Callable[[Prediction], str]] = {
+        "kind": lambda one: group_of(one.row),
+        "engine and card": lambda one: f"{one.row.engine} {one.row.card}",
+        "model": lambda one: one.row.model,
+        "concurrency": lambda one: str(1 << (one.row.concurrency.bit_length() - 1)),
+    }
+    tables = {
+        name: {part: _errors(group, estimates) for part, group in _parts(predictions, key).items()}
+        for name, key in by.items()
+    }
+    return {
+        "held_out": held_out,
+        "all": _errors(predictions, estimates),
+        "by": tables,
+        "ratios": {"rows": len(predictions), **dict(zip(("median", "p95"), ratios(predictions), strict=True))},
+        "not_estimated": [{"reason": reason, "rows": count} for reason, count in refused.most_common()],
+        "odd": odd,
+        "failed": failures,
+        "rows": [
+            {"id": one.row.id, "tpot_ms": one.tpot_ms, "ttft_ms": one.ttft_ms, "tpot_error": one.tpot_error,
+             "ttft_error": one.ttft_error}
+            for one in predictions
+        ],
+    }  # fmt: skip
+
+
+def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) -> dict[str, list[Prediction]]:
+    parts: dict[str, list[Prediction]] = {}
+    for one in predictions:
+        parts.setdefault(key(one), []).append(one)
+    return dict(sorted(parts.items(), key=lambda part: (int(part[0]) if part[0].isdecimal() else 0, part[0])))
+
+
+def _errors(group: Sequence[Prediction], estimates: dict[str, Estimate]) -> dict[str, Any]:
+    """TPOT and TTFT, and both programs' on the rows that AIConfigurator estimates as well."""
+    shared = [one for one in group if one.row.id in estimates]
+    timed, waited = ([one for one in some if one.row.ttft_counts] for some in (group, shared))
+    return {
+        "rows": len(group),
+        "tpot": spread(one.tpot_error for one in group),
+        "ttft": spread(one.ttft_error for one in timed),
+        "shared": len(shared),
+        "tpot_shared": spread(one.tpot_error for one in shared),
+        "tpot_aiconfigurator": spread(estimates[one.row.id].tpot_ms / one.row.tpot_ms - 1 for one in shared),
+        "ttft_shared": spread(one.ttft_error for one in waited),
+        "ttft_aiconfigurator": spread(estimates[one.row.id].ttft_ms / one.row.ttft_ms - 1 for one in waited),
+    }
