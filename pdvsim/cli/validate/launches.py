@@ -31,7 +31,11 @@ def compare_launches(args: ValidateOptions, run: str) -> int:
     experiment = applicable(replace(experiment, hardware=hardware))
     profile = covering_profile(experiment)
     measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
-    about = {"dataset": compare.dataset(experiment), "arch": experiment.arch, "pair": experiment.server.pair}
+    about: dict[str, Any] = {
+        "dataset": compare.dataset(experiment),
+        "arch": experiment.arch,
+        "pair": experiment.server.pair,
+    }
     about |= {"run": name, "foundation": profile.foundation, "output_throughput": metrics.get("output_throughput")}
     comparison = compared(measured, predicted) | about
     print(output.dumps(comparison) if args.json else "\n\n".join(_launch_tables(comparison)))
