@@ -140,11 +140,11 @@ class Profile:
     def bar(self, spec: ModelSpec) -> float:
         """The error bar of a model's forward times; of a shard's for one row, all-reduces included. 0: measured."""
         own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
-        if fit is None or not fit.reduce_knots:
+        if fit is None or not fit.reduce_knots or self.sent_bar is None:
             return own
         sent_s = interpolate(fit.reduce_knots, 1) + interpolate(fit.gather_knots, 1)
         share = sent_s / self.cost_model(spec).price(1).seconds_0
-        return own * (1 - share) + BAR * share
+        return own * (1 - share) + self.sent_bar * share
 
     def cost_model(self, spec: ModelSpec) -> CostModel:
         """The cost model of a model's launches on the GPU, or of an n-gram search on the host."""
@@ -156,6 +156,11 @@ class Profile:
         """Return how much of a pair's figures was measured."""
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
+
+    @property
+    def sent_bar(self) -> float | None:
+        """The error bar of all-reduces; None: that of the other times holds them too."""
+        return BAR
 
     @property
     def handover_s(self) -> float:
@@ -182,7 +187,8 @@ class Profile:
 
         All-reduces have a bar of their own.
         """
-        bars, sent = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}, (1 + BAR) ** sign
+        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
+        sent = None if self.sent_bar is None else (1 + self.sent_bar) ** sign
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
     def padded(self, padding: Padding) -> Profile:
