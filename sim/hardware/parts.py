@@ -40,7 +40,7 @@ Products = tuple[tuple[int, int], ...]
 READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
 
 
-class Lines(NamedTuple):
+class DecodeLines(NamedTuple):
     """Attention of rows as lines in their cached tokens, by the number of rows."""
 
     rows: Floats
@@ -132,7 +132,7 @@ class ModelKernels:
         timed = self.tables.streams(s.hidden, tokens)
         return self._transferred().streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
 
-    def decode(self) -> Lines:
+    def decode(self) -> DecodeLines:
         """Attention of rows over all layers; by pdvsim's own formula where its kind was not timed."""
         s, timed = self.spec, None
         if s.compressed is not None:
@@ -143,26 +143,28 @@ class ModelKernels:
             timed = self._plain_decode()
         elif self.tables.kinds("latent-decode"):
             rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
-            timed = Lines(rows, s.caching_layers * fixed, s.caching_layers * slopes)
+            timed = DecodeLines(rows, s.caching_layers * fixed, s.caching_layers * slopes)
         if timed is not None:
             return timed
         prices, rows, one = self._transferred(), np.array([1.0, 2048.0]), np.ones(1)
         token_s = max(LEAST_S, float(prices.kv(one)[0]))
-        return Lines(rows, prices.width(one) + prices.row() * rows, np.full(2, token_s))
+        return DecodeLines(rows, prices.width(one) + prices.row() * rows, np.full(2, token_s))
 
-    def _plain_decode(self) -> Lines:
+    def _plain_decode(self) -> DecodeLines:
         s = self.spec
         rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
         fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
         if (window := s.window) is None:
-            return Lines(rows, fixed, slopes)
+            return DecodeLines(rows, fixed, slopes)
         shape = *self._windowed(window), self.cache
         at, least, more = self.tables.decode(*shape)
         own = self.tables.decode(*shape, window.tokens)  # with that window, if it was timed: so it ends at its time
         ended = np.interp(at, own[0], own[1] + window.tokens * own[0] * own[2])
         least = np.maximum(0.0, ended - window.tokens * at * more)
         within = slopes + window.layers * np.interp(rows, at, more)
-        return Lines(rows, fixed + window.layers * np.interp(rows, at, least), within, _share(rows, slopes, within))
+        return DecodeLines(
+            rows, fixed + window.layers * np.interp(rows, at, least), within, _share(rows, slopes, within)
+        )
 
     def _windowed(self, window: SlidingWindow) -> tuple[int, int, int]:
         """Heads, KV heads and their size in layers with a window."""
@@ -173,7 +175,7 @@ class ModelKernels:
         """The size of a head that reads as much as one whose values have another size than its keys."""
         return head_dim if self.spec.value_dim is None else (head_dim + self.spec.value_dim) // 2
 
-    def _sparse_decode(self, sparse: Sparse) -> Lines | None:
+    def _sparse_decode(self, sparse: Sparse) -> DecodeLines | None:
         s = self.spec
         lines = self.tables.sparse_decode(self._sparse_kind, s.hidden, s.heads, self.cache, sparse.tokens)
         if lines is None:
@@ -188,9 +190,9 @@ class ModelKernels:
             at, least, more = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache)
             grown = dense * np.interp(rows, at, more)
             fixed, slopes, beyond = fixed + dense * np.interp(rows, at, least), slopes + grown, beyond + grown
-        return Lines(rows, fixed, slopes, _share(rows, beyond, slopes))
+        return DecodeLines(rows, fixed, slopes, _share(rows, beyond, slopes))
 
-    def _compressed_decode(self, own: Compressed) -> Lines | None:
+    def _compressed_decode(self, own: Compressed) -> DecodeLines | None:
         """Layers with a window alone take as long as those of HCA, and no longer for more context."""
         s = self.spec
         csa = self.tables.compressed_decode("csa", s.hidden, s.heads, self.cache, own.entries * own.ratio)
@@ -203,7 +205,7 @@ class ModelKernels:
         fixed += (own.layers - own.selecting) * np.maximum(0.0, np.interp(rows, hca[0], hca[1]) - whole)
         beyond = own.selecting * past + own.whole * np.interp(rows, hca[0], hca[2])
         slopes = np.maximum(LEAST_S, own.selecting * (within - past) + beyond)
-        return Lines(rows, fixed, slopes, _share(rows, beyond, slopes), own.selecting * more)
+        return DecodeLines(rows, fixed, slopes, _share(rows, beyond, slopes), own.selecting * more)
 
     def _module_products(self, compressors: Products, tokens: Floats) -> Floats:
         """The products that were timed with a layer of compressed attention: of the types that it is served with."""
@@ -220,8 +222,8 @@ class ModelKernels:
             length, times = timed
             fixed, long = float(times.min()), length >= LEAST_PROMPT
             rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
-            counts = np.array([[pairs(0, int(n), reach), pairs(0, int(n))] for n in length[long]])
-            columns = np.column_stack([length[long], counts if kind == "csa" else counts[:, 1:]])
+            pair_counts = np.array([[pairs(0, int(n), reach), pairs(0, int(n))] for n in length[long]])
+            columns = np.column_stack([length[long], pair_counts if kind == "csa" else pair_counts[:, 1:]])
             solution = _at_least_0(columns / times[long, None], rest / times[long])
             sums += count * np.array([fixed, solution[0], solution[1] if kind == "csa" else 0.0, solution[-1]])
         fixed, token_s, near_s, scored_s = sums.tolist()

@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from pdvsim.sim.hardware.cards import GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
-from pdvsim.sim.hardware.forward import REQUIRED, TIME, ForwardTerms, Seconds, interpolate
+from pdvsim.sim.hardware.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
 from pdvsim.sim.hardware.padding import Padding, padded
@@ -101,7 +101,7 @@ class ContentionFit:
     # blocks matter less in longer ones. And more with the arithmetic it uses. All held together is at most 1. Zeros: no
     # limit.
     hold: Share = 0.0
-    hold_layer_s: Seconds = 0.0
+    hold_layer_s: ForwardSeconds = 0.0
     hold_compute: Annotated[float, Range(0, 10)] = 0.0
     crowd_hold: Annotated[float, Range(0.1, 1)] = 1.0  # where three or more run they find more room: times so much
     # A launch of a model that multiplies in 8 bits occupies less: times so much.
