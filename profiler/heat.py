@@ -15,6 +15,7 @@ import torch
 
 from pdvsim.profiler import grid
 from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
 from pdvsim.realrun.engine.graphs import Ticket
 from pdvsim.realrun.telemetry import nvml_of
@@ -60,16 +61,15 @@ def groups(drafter: bool) -> list[list[GridPoint]]:
     return alone + in_turn + [[point] for point in far_points(drafter)]
 
 
-def heat(rig: Rig, add: Callable[..., None], todo: Mapping[int, Sequence[GridPoint]]) -> None:
-    """Measure groups, each by its number; `add` takes the values of a row."""
+def heat(rig: Rig, part: Part, todo: Mapping[int, Sequence[GridPoint]]) -> None:
+    """Measure groups, each by its number, into a part."""
     read = card_reader(rig.device)
     for group, points in todo.items():
         if all(rig.fits(point) for point in points):
             for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
                 for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
-                    add(
-                        section="heat", model=rig.arch.spec.name, **point.as_dict(), bucket_rows=ticket.shape.rows,
-                        bucket_chunk=getattr(ticket.shape, "chunk", 0), context_total=data.context_total,
+                    part.measured(
+                        "heat", rig.arch.spec.name, point, ticket.shape, context_total=data.context_total,
                         longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
                         seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
                     )  # fmt: skip

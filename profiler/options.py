@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from pdvsim.sim.hardware.models import drafter_kind
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)

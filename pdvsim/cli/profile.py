@@ -84,7 +84,7 @@ class ProfileCommand(Command):
             jobs=self.jobs,
             command=shlex.join(["pdvsim", "profile", *flags_of(self, ProfileCommand(list_=True), ["list_"])]),
         )
-        if (folder / SAMPLES).exists() and not any(parts.glob("*.npz")):
+        if (folder / SAMPLES).exists() and not any(parts.glob("*.parquet")):
             split(load(folder), parts)
         lines: list[str] = []
         profiler = Profiler(options, preset, lines.append)
@@ -97,9 +97,8 @@ class ProfileCommand(Command):
         except KeyboardInterrupt:
             interrupted = True
         for line in lines:
-            if "throttled" in line or ": failed: " in line:
-                say("pdvsim", line)
-        part_files = sorted(parts.glob("*.npz"))
+            say("pdvsim", line)
+        part_files = sorted(parts.glob("*.parquet"))
         if part_files:
             print(summary(merge(part_files, folder)))
             say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")

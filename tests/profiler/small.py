@@ -46,7 +46,7 @@ def part_header(name: str, **changes: Any) -> dict[str, Any]:
 
 def written_parts(folder: Path) -> list[Path]:
     """A model's solo part and a pair's part, with times a card could have needed."""
-    solo = Part(folder / "llama-2-7b.npz", part_header("llama-2-7b"))
+    solo = Part(folder / "llama-2-7b.parquet", part_header("llama-2-7b"))
     for point, seconds in ((grid.decode(8, 5, 512), 4e-3), (grid.prefill(512), 1e-2), (grid.decode(1, 1, 512), 3.4e-3)):
         for repeat in range(3):
             solo.add(
@@ -55,7 +55,7 @@ def written_parts(folder: Path) -> list[Path]:
                 seconds=seconds * (1 + 0.01 * repeat),
             )  # fmt: skip
     pair = "tinyllama-1.1b:llama-2-7b"
-    both = Part(folder / "pair.npz", part_header(pair))
+    both = Part(folder / "pair.parquet", part_header(pair))
     for member, (name, point) in enumerate(
         (("tinyllama-1.1b", grid.draft(8, 4, 512)), ("llama-2-7b", grid.decode(8, 5, 512)))
     ):

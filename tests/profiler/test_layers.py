@@ -31,11 +31,11 @@ def test_every_forward_of_rows_and_prompts_has_its_size_among_them() -> None:
 def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100])
     profiler, arch = Profiler(options(tmp_path, quick=False), tiny, lambda text: None), tiny("tiny-a")
-    part = Part.resume(tmp_path / "tiny-a.npz", profiler.header("tiny-a", [arch]))
+    part = Part.resume(tmp_path / "tiny-a.parquet", profiler.header("tiny-a", [arch]))
     profiler._layers(part, arch)
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100, 128])
     profiler._layers(Part.resume(part.path, part.header), arch)
-    columns, _ = read(tmp_path / "tiny-a.npz")
+    columns, _ = read(tmp_path / "tiny-a.parquet")
     assert sorted(columns["chunk_tokens"].tolist()) == [40, 64, 100, 128]
     assert set(columns["section"]) == {"layers"}
     assert (columns["seconds"] > 0).all()

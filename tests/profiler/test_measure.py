@@ -67,7 +67,7 @@ def measured(path: Path) -> Counter[tuple[object, ...]]:
 
 
 def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path) -> None:
-    samples = merge(parts.glob("*.npz"), tmp_path)
+    samples = merge(parts.glob("*.parquet"), tmp_path)
     frame, header = samples.frame, samples.header
     solo = frame[frame["section"] == "solo"]
     assert len(solo.groupby(list(POINT), observed=True)) == len(grid.design(drafts=True)[0])
@@ -94,11 +94,11 @@ def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path
 
 
 def test_a_second_run_measures_nothing_again(parts: Path) -> None:
-    before = {path: path.read_bytes() for path in parts.glob("*.npz")}
+    before = {path: path.read_bytes() for path in parts.glob("*.parquet")}
     messages: list[str] = []
     Profiler(options(parts), tiny, messages.append).run()
-    assert messages == ["tiny-a: all 17 points are measured already"]
-    assert {path: path.read_bytes() for path in parts.glob("*.npz")} == before
+    assert messages == []
+    assert {path: path.read_bytes() for path in parts.glob("*.parquet")} == before
 
 
 def test_a_run_that_ends_early_is_resumed_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,26 +109,26 @@ def test_a_run_that_ends_early_is_resumed_where_it_stopped(tmp_path: Path, monke
 
     def step(done: int) -> None:
         if done == 6:
-            shutil.copy(tmp_path / "tiny-a.npz", killed)
+            shutil.copy(tmp_path / "tiny-a.parquet", killed)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         Profiler(options(tmp_path), tiny, quiet, step).run()
-    assert len({point[:-1] for point in measured(tmp_path / "tiny-a.npz")}) == 6
-    before = measured(killed / "tiny-a.npz")
+    assert len({point[:-1] for point in measured(tmp_path / "tiny-a.parquet")}) == 6
+    before = measured(killed / "tiny-a.parquet")
     assert len({point[:-1] for point in before}) == 5
     Profiler(options(killed), tiny, quiet).run()
-    after = measured(killed / "tiny-a.npz")
+    after = measured(killed / "tiny-a.parquet")
     assert before.items() <= after.items()
     assert max(after.values()) == 1
     assert len({point[:-1] for point in after}) == 17
 
 
 def test_another_card_is_not_resumed(parts: Path, tmp_path: Path) -> None:
-    _, header = read(parts / "tiny-a.npz")
-    other = Part(tmp_path / "tiny-a.npz", {**header, "device": {**header["device"], "name": "another"}})
+    _, header = read(parts / "tiny-a.parquet")
+    other = Part(tmp_path / "tiny-a.parquet", {**header, "device": {**header["device"], "name": "another"}})
     other.save()
-    with one_line("tiny-a.npz: device.name was another"):
+    with one_line("tiny-a.parquet: device.name was another"):
         Profiler(options(tmp_path), tiny, quiet).run()
 
 
@@ -138,7 +138,7 @@ def test_a_budget_cuts_the_order_and_says_so(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(measure, "monotonic", lambda: float(next(clock)))
     profiler = Profiler(options(tmp_path, budget_s=20.0), tiny, quiet)
     profiler.run()
-    columns, header = read(tmp_path / "tiny-a.npz")
+    columns, header = read(tmp_path / "tiny-a.parquet")
     order = profiler.points(tiny("tiny-a"))
     done = list(dict.fromkeys(zip(*(columns[name].tolist() for name in POINT), strict=True)))
     assert 3 <= len(done) < len(order)
@@ -160,7 +160,7 @@ def test_what_does_not_fit_or_fails_is_left_out_and_named(tmp_path: Path, monkey
     room = spec.weight_bytes + 12 * spec.kv_bytes_per_token * 640
     monkeypatch.setattr(rig, "usable_bytes", lambda device: float(room))
     Profiler(options(tmp_path), tiny, quiet).run()
-    columns, header = read(tmp_path / "tiny-a.npz")
+    columns, header = read(tmp_path / "tiny-a.parquet")
     assert columns["rows"].max() == 8
     assert set(columns["kind"].tolist()) == set(grid.KINDS) - {"mixed", "read"}
     reasons = {entry["reason"] for entry in header["left_out"]}
@@ -246,7 +246,7 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
         return headed(target, spec)
 
     Profiler(options(tmp_path, models=("eagle3-tiny-a",)), lookup, quiet).run()
-    samples = merge(tmp_path.glob("*.npz"), tmp_path / "merged")
+    samples = merge(tmp_path.glob("*.parquet"), tmp_path / "merged")
     spec = samples.header.specs()["eagle3-tiny-a"]
     assert isinstance(spec, HeadSpec)
     assert (spec.layers, spec.fused_inputs) == (1, 96)
