@@ -10,6 +10,7 @@ import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import cached_property
+from pathlib import Path
 from time import monotonic
 from typing import Any
 
@@ -80,7 +81,7 @@ class Profiler:
     def model(self, name: str) -> None:
         """Solo forwards of one model."""
         begin, options, arch = monotonic(), self.options, self.lookup(name)
-        part = Part.resume(options.output / part_file(name), self.header(name, [arch]))
+        part = Part.resume(Path(options.output) / part_file(name), self.header(name, [arch]))
         points, done = self.points(arch), part.done()
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
         self.dealt += len(points) - len(todo)
@@ -104,8 +105,8 @@ class Profiler:
                         samples, shape = rig.measure(point, effort)
                         for repeat, (seconds, data) in enumerate(samples):
                             part.measured(
-                                "solo", arch.spec.name, point, shape, context_total=data.context_total, longest=data.longest,
-                                repeat=repeat, seconds=seconds,
+                                "solo", arch.spec.name, point, shape, context_total=data.context_total,
+                                longest=data.longest, repeat=repeat, seconds=seconds,
                             )  # fmt: skip
                         failures = 0
                     except Exception as error:  # one shape the card or a kernel refuses must not cost the others
@@ -126,7 +127,7 @@ class Profiler:
         """Co-runs and host costs of one pair."""
         begin, options = monotonic(), self.options
         draft, target = (self.lookup(name) for name in pair.split(":"))
-        part = Part.resume(options.output / part_file(pair), self.header(pair, [draft, target]))
+        part = Part.resume(Path(options.output) / part_file(pair), self.header(pair, [draft, target]))
         Duo(pair, draft, target, self.device, options.seed, options.quick).run(part, options.pair_budget_s)
         part.header["seconds"] += monotonic() - begin
         part.save()

@@ -30,7 +30,7 @@ def tiny(name: str) -> ModelArchitecture:
 
 def options(folder: Path, **changes: Any) -> Options:
     """Of a tiny model, with time enough on any machine."""
-    given = {"models": ("tiny-a",), "pairs": (), "output": folder, "quick": True, "device": "cpu"}
+    given = {"models": ("tiny-a",), "pairs": (), "output": str(folder), "quick": True, "device": "cpu"}
     given |= {"budget_s": 1e6, "pair_budget_s": 1e6}
     return Options(**{**given, **changes})
 

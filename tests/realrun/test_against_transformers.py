@@ -189,6 +189,7 @@ def test_presets_are_those_of_the_simulator() -> None:
     assert set(PRESETS) <= {name for name, spec in SPECS.items() if spec.family in FAMILIES}
     with pytest.raises(ValueError, match=r"no preset of qwen3-14b; give the folder"):
         preset("eagle3-qwen3-14b")
-    assert all(arch.spec is SPECS[name] for name, arch in PRESETS.items())
-    assert {n for n, a in PRESETS.items() if a.qkv_bias} == {"qwen2-1.5b", "qwen2-7b", "qwen2.5-72b"}
-    assert {n for n, a in PRESETS.items() if a.scale_embedding} == {"gemma-2b", "gemma-7b"}
+    archs = {name: preset(name) for name in PRESETS}
+    assert all(arch.spec is SPECS[name] for name, arch in archs.items())
+    assert {n for n, a in archs.items() if a.qkv_bias} == {"qwen2-1.5b", "qwen2-7b", "qwen2.5-72b"}
+    assert {n for n, a in archs.items() if a.scale_embedding} == {"gemma-2b", "gemma-7b"}

@@ -255,12 +255,6 @@ def test_models_of_another_drafter_are_refused_and_a_target_is_not() -> None:
             prepare(chosen, MACHINE, requests, models=models)
         rig = prepare(chosen, MACHINE, requests, models={"target": models["target"]})
         assert serve(chosen, MACHINE, rig=rig).requests["finish_s"].min() > 0
-    with pytest.raises(ValueError, match="a head without its target"):
-        prepare(eagle, MACHINE, requests, models={"draft": models["draft"]})
-    larger = replace(models["target"].arch, spec=replace(models["target"].arch.spec, layers=3))
-    other = Transformer.random(larger, 64, CPU, torch.float32, 1)
-    with pytest.raises(ValueError, match="is tiny of another shape"):
-        prepare(eagle, MACHINE, requests, models={"target": other})
 
 
 @pytest.mark.usefixtures("quick_interpreter")
