@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdvsim.profiler import grid
-from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.grid import GridPoint, labelled
 from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import CAPACITY, QUICK, Effort, Launcher, pages_a_slot, sample, settle, usable_bytes
@@ -51,7 +50,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     """
     lines = (Path(__file__).parent / "groups.txt").read_text(encoding="utf-8").splitlines()
     plan = [line.partition(": ")[::2] for line in (lines[:QUICK_GROUPS] if quick else lines)]
-    return [(n, setting, tuple(map(grid.labelled, text.split(" + ")))) for n, (setting, text) in enumerate(plan)]
+    return [(n, setting, tuple(map(labelled, text.split(" + ")))) for n, (setting, text) in enumerate(plan)]
 
 
 def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float = STALLED_S) -> list[list[Span]]:

@@ -121,7 +121,7 @@ def _caller(driver: ctypes.CDLL) -> Callable[..., None]:
 
 
 def host_idle_share(launches: Columns, requests: Columns) -> dict[str, float]:
-    """Share of the time that requests were there in which the GPU had nothing to run; of a GPU whose launches are known.
+    """Share of the time that requests were there in which the GPU had nothing to run; nothing without launches.
 
     Gaps between the kernels of one launch are the GPU's own and do not count; copying inputs in and results out does.
     """

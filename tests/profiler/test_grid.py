@@ -7,10 +7,11 @@ from collections import Counter
 import pytest
 
 from pdvsim.profiler import corun, rig
-from pdvsim.profiler.grid import CONTEXTS, KINDS, ROWS, TOKENS, GridPoint, design, ordered
+from pdvsim.profiler.grid import KINDS, GridPoint, design, labelled, ordered
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE
 from pdvsim.sim.hardware.models import MODELS
 
+ROWS, TOKENS, CONTEXTS = (1, 2, 4, 8, 16, 32, 48, 64, 128), (1, 2, 3, 5, 7, 9), (128, 512, 1500, 3000)
 ALL = [p for points in design(drafts=True) for p in points]
 
 
@@ -20,6 +21,7 @@ def forwards() -> list[GridPoint]:
 
 def test_no_point_twice_and_a_bearable_number() -> None:
     assert len(ALL) == len(set(ALL)) <= 240
+    assert [labelled(p.label()) for p in ALL] == ALL
     assert 90 <= len(forwards()) <= 140
     assert not any(p.kind == "draft" for points in design(drafts=False) for p in points)
 

@@ -170,7 +170,7 @@ def test_what_does_not_fit_or_fails_is_left_out_and_named(tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     "point",
-    [grid.decode(8, 5, 128), grid.draft(4, 2, 128, catch_up=True)],
+    [grid.labelled("verify 8x5@128"), grid.labelled("draft 4x2@128 k=2+catch-up")],
     ids=lambda p: p.label(),
 )
 def test_recorded_contexts_are_what_the_engine_sees(bed: Rig, point: grid.GridPoint) -> None:
@@ -201,7 +201,7 @@ def test_repeats_end_when_the_median_is_stable_or_at_the_cap() -> None:
 
 
 def test_a_stalled_group_is_given_up(bed: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    launch = bed.launcher(grid.decode(1, 1, 128))
+    launch = bed.launcher(grid.labelled("decode 1x1@128"))
 
     class Never:
         def done(self) -> bool:
@@ -215,7 +215,7 @@ def test_a_stalled_group_is_given_up(bed: Rig, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_lanes_on_the_cpu_take_turns(bed: Rig) -> None:
-    launchers = [bed.launcher(grid.decode(1, 1, 128)), bed.launcher(grid.decode(2, 3, 128))]
+    launchers = [bed.launcher(grid.labelled("decode 1x1@128")), bed.launcher(grid.labelled("verify 2x3@128"))]
     for seconds in (0.05, 0.5, 5.0, 50.0):  # a busy machine may need more for two launches of each
         measured_spans = corun.side_by_side(launchers, seconds)
         if all(len(spans) > 1 for spans in measured_spans):

@@ -134,7 +134,7 @@ def test_conversations_over_cached_prefixes_read_as_in_transformers(arch: Arch, 
     result = serve(chosen, machine, requests=requests, outputs=outputs)
     assert result.requests["num_cached_tokens"].sum() > 200
     assert result.meta["prefix_cache_evictions"] > 0
-    texts, following = prompts(requests, 67, talks.seed, CPU), next_turns(requests)
+    texts, following = prompts(requests, 67, talks.seed), next_turns(requests)
     for request in requests:
         conversation = torch.cat((texts[request.id], torch.tensor(outputs[request.id], dtype=torch.int32)))
         likely = reference(conversation[None].long()).logits[0].argmax(-1)

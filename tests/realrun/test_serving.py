@@ -85,7 +85,7 @@ def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> 
 def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[int, list[int]]:
     """Each request's tokens, one request and one token at a time."""
     vocab = rig.models["target"].arch.spec.vocab
-    texts = {i: tuple(text.tolist()) for i, text in prompts(requests, vocab, seed, CPU).items()}
+    texts = {i: tuple(text.tolist()) for i, text in prompts(requests, vocab, seed).items()}
     return {r.id: continued(texts[r.id], r.output_tokens) for r in requests}
 
 
