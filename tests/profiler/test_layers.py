@@ -12,9 +12,7 @@ from small import options, tiny
 from pdvsim.profiler import layers
 from pdvsim.profiler.measure import Profiler
 from pdvsim.profiler.parts import Part, read
-from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
-from pdvsim.sim.specs import Experts
 
 CPU = torch.device("cpu")
 
@@ -47,16 +45,3 @@ def test_the_seconds_are_those_of_all_layers(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(layers, "perf_counter", lambda: float(next(clock)))
     deep = replace(tiny("tiny-a"), spec=replace(tiny("tiny-a").spec, layers=20))
     assert layers.Stack(deep, CPU, 0).seconds(8) == [pytest.approx(10.0)]
-
-
-@pytest.mark.parametrize("budget_s", [0.0, -1.0])
-def test_no_size_is_begun_after_the_time_is_up(budget_s: float) -> None:
-    sizes: list[int] = []
-    count = layers.measure_layers(tiny("tiny-a"), CPU, 0, (), budget_s - 1, lambda n, repeat, s: sizes.append(n))
-    assert (count, sizes) == (0, [])
-
-
-def test_mixtures_are_left_out() -> None:
-    spec = replace(tiny("tiny-a").spec, experts=Experts(4, 2, 16))
-    mixed = ModelArchitecture(spec, 1e4, 1e-5)
-    assert layers.measure_layers(mixed, CPU, 0, (), 10.0, lambda n, repeat, s: None) == 0

@@ -6,7 +6,6 @@ import shutil
 import sys
 from collections import Counter
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,7 +16,7 @@ import torch
 from refusals import one_line
 from small import options, tiny
 
-from pdvsim.profiler import corun, grid, heat, hostcost, measure, precompile, provenance, rig
+from pdvsim.profiler import corun, grid, heat, hostcost, measure, provenance, rig
 from pdvsim.profiler.header import Reading
 from pdvsim.profiler.measure import Profiler
 from pdvsim.profiler.parts import POINT, Part, read
@@ -184,22 +183,6 @@ def test_recorded_contexts_are_what_the_engine_sees(bed: Rig, point: grid.GridPo
         launch.fire(data)
 
 
-def test_caches_weights_and_tokens_are_never_zeros(bed: Rig) -> None:
-    engine = bed.lane.engine
-    for tensor in (engine.cache.data, engine.model.weights.head, engine.model.weights.layers[0].down):
-        assert float((tensor == 0).float().mean()) < 1e-3
-    assert int(engine.sequences.tokens.max()) > 0
-
-
-def test_repeats_end_when_the_median_is_stable_or_at_the_cap() -> None:
-    effort = rig.Effort(least=4, most=9, seconds=100.0)
-    assert not effort.enough([1.0] * 3)
-    assert effort.enough([1.0] * 4)
-    assert not effort.enough([1.0, 2.0, 3.0, 4.0])
-    assert effort.enough([float(2**i) for i in range(9)])
-    assert effort.enough([60.0] * effort.floor)
-
-
 def test_a_stalled_group_is_given_up(bed: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     launch = bed.launcher(grid.labelled("decode 1x1@128"))
 
@@ -212,28 +195,6 @@ def test_a_stalled_group_is_given_up(bed: Rig, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(corun, "_common_start", lambda lanes: None)
     with pytest.raises(TimeoutError, match="not finished"):
         corun.side_by_side([launch], 0.01, stalled_s=0.05)
-
-
-def test_lanes_on_the_cpu_take_turns(bed: Rig) -> None:
-    launchers = [bed.launcher(grid.labelled("decode 1x1@128")), bed.launcher(grid.labelled("verify 2x3@128"))]
-    for seconds in (0.05, 0.5, 5.0, 50.0):  # a busy machine may need more for two launches of each
-        measured_spans = corun.side_by_side(launchers, seconds)
-        if all(len(spans) > 1 for spans in measured_spans):
-            break
-    intervals = sorted((start, end) for spans in measured_spans for start, end, _ in spans)
-    assert all(len(spans) > 1 for spans in measured_spans)
-    assert all(before[1] <= after[0] for before, after in pairwise(intervals))
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_workers_that_fail_or_hang_are_ended_and_named() -> None:
-    """Here they fail for want of a card, or are given no time."""
-    points = grid.design(drafts=True)[0]
-    failed = precompile.compile_ahead([("llama-2-7b", points)], 1, 600)
-    assert len(failed) == 1
-    assert failed[0].startswith("llama-2-7b: ")
-    late = precompile.compile_ahead([("llama-2-7b", points), ("gemma-2b", points)], 1, 0.1)
-    assert late == ["llama-2-7b: not finished in time", "gemma-2b: not started in time"]
 
 
 def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:

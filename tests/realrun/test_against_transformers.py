@@ -136,11 +136,11 @@ def test_conversations_over_cached_prefixes_read_as_in_transformers(arch: Arch, 
     assert result.meta["prefix_cache_evictions"] > 0
     texts, following = prompts(requests, 67, talks.seed), next_turns(requests)
     for request in requests:
-        conversation = torch.cat((texts[request.id], torch.tensor(outputs[request.id], dtype=torch.int32)))
+        conversation = torch.tensor([*texts[request.id].tolist(), *outputs[request.id]])
         likely = reference(conversation[None].long()).logits[0].argmax(-1)
         assert likely[request.prompt_tokens - 1 : -1].tolist() == outputs[request.id]
         if (turn := following.get(request.id)) is not None:
-            texts[turn.id][: len(conversation)] = conversation
+            texts[turn.id][: len(conversation)] = conversation.numpy()
 
 
 def test_old_style_rope_keys_read_the_same() -> None:

@@ -18,7 +18,7 @@ from simpy.events import AllOf, Event, Timeout
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
-from pdvsim.realrun.host import RealHost, group_counts, host_idle_share
+from pdvsim.realrun.host import group_counts, host_idle_share
 from pdvsim.realrun.memory import CATCH_UP_ROWS, Needs, Slots, packed, pages_that_fit
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
@@ -105,11 +105,6 @@ def test_ctrl_c_ends_a_run_between_two_events() -> None:
     assert signal.getsignal(signal.SIGINT) is before
     clock.run_to(done)  # and it can go on
     assert log == list(range(10))
-
-
-def test_a_real_hosts_operations_are_paid_when_they_are_over() -> None:
-    host = RealHost()
-    assert host.spend(3.0, 1.0, "launch") == host.notice(0.0, 3.0) == 3.0
 
 
 def test_idle_share_of_a_worked_case() -> None:
@@ -202,11 +197,6 @@ def test_pages_are_given_as_tokens_come_and_taken_back() -> None:
 
 def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:
     assert STRETCHES == CATCH_UP_ROWS
-
-
-def test_lanes_that_outnumber_the_groups_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="16 multiprocessors are too few for 3 lanes"):
-        group_counts({"a": 0.4, "b": 0.3, "c": 0.3}, 2)
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), st.integers(3, 40))
