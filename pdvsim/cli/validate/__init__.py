@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -38,17 +39,22 @@ class ValidateCommand(Command, ValidateOptions):
     def _serve(self, plan: str) -> int:
         """Serve planned runs on this machine's GPU, and collect their launches in one table."""
         from pdvsim.calibration.validate.launches import gather
-        from pdvsim.calibration.validate.runs import serve_all, tiny
+        from pdvsim.calibration.validate.runs import Workbench, serve_all, tiny
+        from pdvsim.cli.realrun import server_line
+        from pdvsim.realrun.engines import EngineBench
         from pdvsim.realrun.machine import Machine
         from pdvsim.study import output
 
-        runs = read_runs(plan, planned=True, own_policies=self.own_policies)
-        path = output.check_file(Path(self.output))
-        machine = Machine(device="cpu" if self.tiny else "cuda", tiny=self.tiny)
-        runs = list(map(tiny, runs)) if self.tiny else runs
+        runs, engine = read_runs(plan, planned=True, own_policies=self.own_policies), self.hardware.engine
+        runs = [replace(run, command=f"{run.command} --engine {engine}") for run in runs] if engine else runs
+        path, tell = output.check_file(Path(self.output)), partial(say, "pdvsim")
+        machine = Machine(device="cpu" if self.tiny else "cuda", tiny=self.tiny and not engine, models=self.models)
+        bench = EngineBench(machine, server_line) if engine else Workbench(machine, tell)
         try:
-            serve_all(runs, path, 60 * self.minutes, machine, partial(say, "pdvsim"))
+            serve_all(list(map(tiny, runs)) if self.tiny else runs, path, 60 * self.minutes, bench, tell)
         finally:
+            if isinstance(bench, EngineBench):
+                bench.close()
             gather(path.parent)
         return 0
 
