@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.study.stats import Interval
+from pdvsim.view.charts import Entry, Trace
 from pdvsim.view.comparison import founded
-from pdvsim.view.figure import new_figure, styled, titled
-from pdvsim.view.plots.curves import Entry, arch_curve, legend
+from pdvsim.view.figure import legend, new_figure, styled, titled
 from pdvsim.view.style import arch_colour, arch_marker, counted, lower_is_better, metric_label, number_text
 from pdvsim.view.table import load_text
 
@@ -58,7 +58,7 @@ def forest_figure(entries: Sequence[Entry], differences: Sequence[Mapping[str, A
             axes_row[0].set_yticks(ticks, [_name(place, here) for place in places], fontsize=10)
             axes_row[0].set_ylabel(f"{load_text(load)} {kind}", fontweight="bold")
             axes_row[0].set_ylim(rows - 0.5, -0.5)
-        legend(figure, [arch_curve(arch) for arch in archs])
+        legend(figure, [Trace(a, arch_colour(a), (), (), hollow=(False,), marker=arch_marker(a)) for a in archs])
     return figure
 
 
