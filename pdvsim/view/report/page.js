@@ -95,7 +95,7 @@ function draw(place, chart, hidden, zoom) {
     const inside = chart.upright ? level <= xs.high && level >= xs.low : level <= ys.high && level >= ys.low;
     if (inside && chart.upright) line(xs.at(level), 10, xs.at(level), bottom, "level");
     else if (inside) line(start, ys.at(level), end, ys.at(level), "level");
-    text(end - 4, inside && !chart.upright ? ys.at(level) - 4 : 20, `service level ${number(level)} ms${inside || chart.upright ? "" : " ↑"}`, 'text-anchor="end" class="faint"');
+    text(end - 4, inside && !chart.upright ? ys.at(level) - 4 : 20, `service level ${number(level)} ms${inside ? "" : chart.upright ? " →" : " ↑"}`, 'text-anchor="end" class="faint"');
   }
   body.push(`</svg><line class="cross" x1="-9" x2="-9" y1="10" y2="${bottom}"/><rect class="zoom" y="10" height="${bottom - 10}" width="0"/>`);
   const key = chart.key || (chart.rows ? [] : traces.map((t) => [t.name, t.colour]));
