@@ -70,6 +70,7 @@ class Trace:
     dash: str = "-"
     step: bool = False
     fill: bool = False
+    size: float = 8.0  # of markers in a file, in points
 
 
 class Bar(NamedTuple):
@@ -103,6 +104,8 @@ class Chart:
     levels: Sequence[float] = ()  # service levels in ms, drawn as lines
     upright: bool = False  # levels are values of the x axis
     height: int = 0  # pixels on a page
+    free: bool = False  # the y axis need not begin at 0
+    labelled: bool = False  # bars with their texts, from a reference line at 0, or 1 on a logarithmic axis
 
     @property
     def constant(self) -> bool:

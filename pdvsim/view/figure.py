@@ -92,7 +92,7 @@ def chart_figure(
 
 def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
     """A chart; the ends of its y axis are from the values of the charts `framed`."""
-    whiskers = len(chart.traces) > CLEAR
+    whiskers = sum(len(trace.half) > 0 for trace in chart.traces) > CLEAR
     for number, trace in enumerate(chart.traces):
         shift = min(DODGE, 0.5 / len(chart.traces)) * (number - (len(chart.traces) - 1) / 2) if whiskers else 0.0
         _curve(axes, trace, np.asarray(trace.x, float) * 2**shift, whiskers)
@@ -107,8 +107,8 @@ def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
     if chart.rows:
         axes.set_yticks(range(len(chart.rows)), chart.rows)
         axes.set_ylim(len(chart.rows) - 0.5, -0.5)
-        axes.set_xlim(left=0)
         axes.grid(False, axis="y")
+        _rows(axes, chart)
         titled(axes, f"{chart.title} ({chart.unit})" if chart.unit else chart.title, chart.x)
     else:
         titled(axes, chart.title, chart.x, chart.unit)
@@ -120,46 +120,80 @@ def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
         axes.legend(ncols=3, loc="upper left", fontsize=9)
 
 
+def _rows(axes: Axes, chart: Chart) -> None:
+    """Ends of the axis of bars; texts stand after the end of a bar's interval."""
+    if not chart.labelled:
+        axes.set_xlim(left=0)
+        return
+    axes.axvline(1.0 if chart.log_x else 0.0, color="0.25", linewidth=1.4)
+    if chart.log_x:
+        axes.set_xscale("log")
+        _log_ticks(axes.xaxis, *axes.get_xlim())
+    axes.margins(x=0.25)
+    for bar in chart.bars:
+        left = bar.end < bar.start
+        at, bold = bar.end + (-bar.half if left else bar.half), "normal" if bar.hollow else "bold"
+        axes.annotate(bar.text, (at, bar.row), xytext=(-7 if left else 7, 0), textcoords="offset points", va="center",
+                      ha="right" if left else "left", fontsize=9, fontweight=bold)  # fmt: skip
+
+
+def _log_ticks(axis: Any, low: float, high: float) -> None:
+    """A few plain values: powers of ten over several decades, else others as well."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    subs = (1.0,) if high > 300 * low else (1.0, 2.0, 5.0) if high > 8 * low else (1.0, 1.5, 2.0, 3.0, 5.0, 7.0)
+    axis.set_major_locator(LogLocator(subs=subs))
+    axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
 def _curve(axes: Axes, trace: Trace, x: Any, whiskers: bool) -> None:
     """One curve: line, markers, and its interval as a band or whiskers."""
     y, colour = np.asarray(trace.y, float), trace.colour
-    axes.plot(x, y, trace.dash, color=colour, linewidth=2, drawstyle="steps-post" if trace.step else "default")
+    axes.plot(
+        x, y, linestyle=trace.dash, color=colour, linewidth=2, drawstyle="steps-post" if trace.step else "default"
+    )
     if trace.fill:
         axes.fill_between(x, y, color=colour, alpha=0.4, linewidth=0, step="post" if trace.step else None)
     if len(trace.half) and whiskers:
         axes.errorbar(x, y, trace.half, fmt="none", ecolor=colour, elinewidth=1.2, capsize=2.5, alpha=0.7)
     elif len(trace.half):
-        axes.fill_between(x, np.maximum(y - trace.half, 1e-9), y + trace.half, color=colour, alpha=0.2, linewidth=0)
+        axes.fill_between(x, y - trace.half, y + trace.half, color=colour, alpha=0.2, linewidth=0)
     if len(trace.low):  # predicted forward times have an error bar
-        low = np.maximum(trace.low, 1e-9)
         style: dict[str, Any] = {"facecolor": "none", "edgecolor": colour, "hatch": "///"}
-        axes.fill_between(x, low, trace.high, alpha=0.35, linewidth=0.5, **style)
+        axes.fill_between(x, trace.low, trace.high, alpha=0.35, linewidth=0.5, **style)
     for hollow in (False, True) if len(trace.hollow) else ():
         at = np.asarray(trace.hollow, bool) == hollow
         face = "white" if hollow else colour
-        axes.plot(x[at], y[at], trace.marker, color=colour, markersize=8, markerfacecolor=face, markeredgewidth=1.6)
+        axes.plot(
+            x[at],
+            y[at],
+            marker=trace.marker,
+            color=colour,
+            linestyle="none",
+            markersize=trace.size,
+            markerfacecolor=face,
+            markeredgewidth=1.6,
+        )
 
 
 def _ends(axes: Axes, chart: Chart, framed: Sequence[Chart]) -> None:
     """Scales, ticks and ends of the axes: means and error bars, intervals up to a limit, as those of two are long."""
-    from matplotlib.ticker import LogLocator, NullFormatter
-
     traces = [trace for one in framed for trace in one.traces]
     known = np.concatenate([np.asarray(v, float) for t in traces for v in (t.y, t.low, t.high)] or [np.zeros(1)])
     low, high = (float(known[~np.isnan(known)].min(initial=np.inf)), float(np.nan_to_num(known).max(initial=0.0)))
     reach = max((float(np.max(np.add(t.y, t.half))) for t in traces if len(t.half)), default=0.0)
-    plain = "{:,.10g}".format
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(lambda value, _: f"{value:,.10g}")
     if chart.log_y and low > 0:
         axes.set_yscale("log")
-        axes.set_ylim(low / 2, high * 2)
-        axes.yaxis.set_major_locator(LogLocator(subs=(1.0,) if high > 300 * low else (1.0, 2.0, 5.0)))
-        axes.yaxis.set_minor_formatter(NullFormatter())
-    else:
+        axes.set_ylim(chart.range if chart.log_x and chart.range else (low / 2, high * 2))
+        _log_ticks(axes.yaxis, low, high)
+    elif not chart.free:
         axes.set_ylim(0, chart.top or (1.12 * max(high, min(reach, 1.5 * high)) if high > 0 else 1))
-    axes.yaxis.set_major_formatter(lambda value, _: plain(value))
     if chart.log_x:
         axes.set_xscale("log", base=2 if chart.ticks else 10)
-    axes.xaxis.set_major_formatter(lambda value, _: plain(value))
+        _log_ticks(axes.xaxis, *(chart.range or axes.get_xlim()))
     if chart.ticks:
         axes.set_xticks([at for at, _ in chart.ticks], [name for _, name in chart.ticks])
         axes.minorticks_off()

@@ -17,7 +17,7 @@ from pdvsim.cli import main
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
-PATIENCE_MS = 25_000  # with a browser on a busy machine
+PATIENCE_MS = 120_000  # with a browser on a busy machine
 QUIET = ("log", "info")
 
 
