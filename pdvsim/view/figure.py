@@ -129,7 +129,7 @@ def _rows(axes: Axes, chart: Chart) -> None:
     if chart.log_x:
         axes.set_xscale("log")
         _log_ticks(axes.xaxis, *axes.get_xlim())
-    axes.margins(x=0.25)
+    axes.margins(x=0.4)
     for bar in chart.bars:
         left = bar.end < bar.start
         at, bold = bar.end + (-bar.half if left else bar.half), "normal" if bar.hollow else "bold"
