@@ -18,6 +18,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+from pdvsim.bench.output import check_folder
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
 from pdvsim.calibration.fit.points import middle
@@ -34,7 +35,6 @@ from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import check_folder
 
 KEPT = Path(__file__).parents[1] / "calibration/data/h200/own-engine"
 RESULTS = Path("results/own-engine")

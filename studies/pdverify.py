@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from pdvsim.bench.output import check_folder, picture, save
 from pdvsim.published.comparison import BF16_FLOPS_PER_S, COMPARISON, PAIRS, RATES_PER_S, ComparisonModel
 from pdvsim.published.poisson import (
     ALL_COMPLETED,
@@ -55,7 +56,6 @@ from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.study.output import check_folder, picture, save
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import arch_colour, arch_marker
 from pdvsim.view.table import cell, rows_table

@@ -25,9 +25,9 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.pool import Row
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.outcomes import Row
 from pdvsim.realrun.machine import Machine, as_served
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.models import pair as named_pair

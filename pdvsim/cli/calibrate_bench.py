@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.fit.bench import described, fit_bench, separation
 from pdvsim.calibration.validate.bench import BenchedLoad, read_load
 from pdvsim.common.console import say
@@ -16,7 +17,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
 from pdvsim.view.table import grid, percent_cell
 
 COMPARED = {"output_throughput": "throughput", "mean_tpot_ms": "mean TPOT", "mean_ttft_ms": "mean TTFT"}

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.study.stats import Interval
+from pdvsim.bench.stats import Interval
 from pdvsim.view.comparison import founded
 from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.plots.curves import Entry, arch_curve, legend

@@ -141,7 +141,7 @@ def test_a_run_outside_says_which_way_and_how_far() -> None:
 
 
 def test_tables_of_many_runs_name_the_furthest() -> None:
-    from pdvsim.study.stats import over_replications
+    from pdvsim.bench.stats import over_replications
 
     options: dict[str, Any] = {"dataset_name": "random", "input_len": 16, "output_len": 40, "num_prompts": 400}
     options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}

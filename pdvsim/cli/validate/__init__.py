@@ -27,7 +27,7 @@ class ValidateCommand(Command, ValidateOptions):
             from pdvsim.cli.validate.runs import compare_runs
 
             return compare_runs(self)
-        from pdvsim.study.output import dumps
+        from pdvsim.bench.output import dumps
 
         comparison = compared(self)
         print(dumps(comparison.document) if self.json else comparison)

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from pdvsim.bench.band import spanned
 from pdvsim.calibration.validate.bench import BenchedLoad, read_load
 from pdvsim.cli.validate.options import Compared, ValidateOptions
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.study.band import spanned
 from pdvsim.view.table import cell, grid, percent_cell
 
 TITLES = {

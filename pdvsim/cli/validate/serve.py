@@ -5,13 +5,13 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
+from pdvsim.bench import output
 from pdvsim.calibration.validate.launches import gather
 from pdvsim.calibration.validate.runs import serve_all, tiny
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.validate.options import ValidateOptions
 from pdvsim.common.console import say
 from pdvsim.realrun.machine import Machine
-from pdvsim.study import output
 
 
 def serve_plan(args: ValidateOptions, plan: str) -> int:

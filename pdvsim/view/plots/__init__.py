@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from pdvsim.study.output import picture
-from pdvsim.study.results import Results, label
+from pdvsim.bench.output import picture
+from pdvsim.bench.results import Results, label
 from pdvsim.view.figure import DPI
 from pdvsim.view.plots.heatmap import improvement_figure
 from pdvsim.view.plots.pictures import (

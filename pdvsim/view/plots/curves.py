@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.study.stats import Interval, over_replications, varied
+from pdvsim.bench.stats import Interval, over_replications, varied
 from pdvsim.view.figure import titled
 from pdvsim.view.style import (
     ARCH_MARKERS,

@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.results import Results, value_text
+from pdvsim.bench.stats import over_replications
 from pdvsim.common.spelling import nearest
-from pdvsim.study.results import Results, value_text
-from pdvsim.study.stats import over_replications
 from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.plots.curves import (
     CLEAR,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from pdvsim.bench.stats import varied
 from pdvsim.sim.records import LANES
-from pdvsim.study.stats import varied
 from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.plots.curves import (
     CLEAR,

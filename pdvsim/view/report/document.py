@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.bench.results import Results, label, records
+from pdvsim.bench.sources import KEYS, known_profile
+from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.study.results import Results, label, records
-from pdvsim.study.sources import KEYS, known_profile
-from pdvsim.study.stats import Interval, interval, over_replications
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.plots.curves import places
 from pdvsim.view.report.series import BINS, over_time
@@ -161,7 +161,7 @@ def _levels(results: Results) -> dict[str, list[float]]:
 def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
     """Relative paired differences by point, then by reference architecture, then by metric.
 
-    The same as `study.stats.paired_differences`, for all pairs of architectures.
+    The same as `bench.stats.paired_differences`, for all pairs of architectures.
     """
     differences: dict[tuple[str, str, str], dict[str, Any]] = {}
     places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))

@@ -15,7 +15,7 @@ from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdvsim.study.output import picture
+from pdvsim.bench.output import picture
 from pdvsim.view.style import number_text
 
 if TYPE_CHECKING:
