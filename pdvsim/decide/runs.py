@@ -49,7 +49,6 @@ class Bench:
         self.band = band
         self.runs = 0
         self._known, self._kept = dict[Experiment, Row](), cache_rows()  # of this decision, and of earlier ones
-        self._kept = cache_rows()  # of earlier decisions
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
         """One row per experiment, in order. Ctrl-C raises KeyboardInterrupt; finished rows are kept."""
