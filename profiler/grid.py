@@ -7,6 +7,7 @@ ordered so that a budget may cut anywhere: the ones every fit needs first, then 
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -122,6 +123,19 @@ def read(tokens: int, start: int = 0, chunks: int = 1) -> GridPoint:
 def mixed(rows: int, tokens: int, context: int, chunk: int, start: int = 0) -> GridPoint:
     """A verify that carries a prompt chunk, as continuous batching does."""
     return GridPoint("mixed", rows, tokens, 1, False, context, chunk, start, 1, True)
+
+
+def labelled(label: str) -> GridPoint:
+    """The point of a label, of those that run in groups: rows alone, or prompts alone."""
+    kind, size, *rest = label.split()
+    if kind in ("prefill", "read"):
+        chunks, tokens = map(int, size.split("x"))
+        return (prefill if kind == "prefill" else read)(tokens, int(rest[1]), chunks)
+    rows, tokens, context = map(int, re.split("[x@]", size))
+    if kind == "draft":
+        steps, _, catch_up = rest[0].removeprefix("k=").partition("+")
+        return draft(rows, int(steps), context, bool(catch_up))
+    return decode(rows, tokens, context)
 
 
 def design(drafts: bool, heads: bool = False) -> list[list[GridPoint]]:

@@ -15,9 +15,9 @@ import torch
 
 from pdvsim.profiler import grid
 from pdvsim.profiler.grid import GridPoint
-from pdvsim.profiler.provenance import nvml_of
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
 from pdvsim.realrun.engine.graphs import Ticket
+from pdvsim.realrun.telemetry import nvml_of
 
 REST_S = 0.15
 RUN_S = 0.6  # well past the time a clock takes to settle

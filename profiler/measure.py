@@ -1,7 +1,7 @@
 """Measure models, pairs and the host's costs on this machine's GPU, for `pdvsim profile`.
 
 Each model and each pair is a part in the output folder. A second run into the same folder continues where the first
-stopped. The `Profiler` itself needs only torch, Triton and numpy.
+stopped.
 """
 
 from __future__ import annotations
@@ -9,20 +9,25 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from statistics import median
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pdvsim.profiler import provenance
+from pdvsim.profiler.corun import Duo
 from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
+from pdvsim.profiler.heat import groups, heat
+from pdvsim.profiler.layers import measure_layers
 from pdvsim.profiler.options import Options, Say
 from pdvsim.profiler.parts import POINT, SCHEMA, Part, part_file
 from pdvsim.profiler.precompile import precompile
+from pdvsim.profiler.rig import QUICK, Effort, Rig, free
+from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.realrun.telemetry import now
 from pdvsim.sim.hardware.models import HEADS
-
-if TYPE_CHECKING:
-    from pdvsim.profiler.rig import Rig
-    from pdvsim.realrun.engine.arch import ModelArchitecture
 
 SAVE_EVERY_S = 8.0
 CONSECUTIVE_FAILURES = 3  # a broken device fails every point; stop asking
@@ -36,18 +41,14 @@ class Profiler:
     def __init__(
         self, options: Options, lookup: Callable[[str], ModelArchitecture], say: Say, step: Step = lambda done: None
     ) -> None:
-        import torch
-
         self.options, self.lookup, self.say, self.step = options, lookup, say, step
         self.device = torch.device(options.device)
         self.dealt = 0
-        self.ground: dict[str, Any] = {}
 
     def run(self) -> list[str]:
         """Measure everything; returns the models and pairs that failed, whose finished points are kept."""
         if self.options.jobs and self.device.type == "cuda":
             precompile(self.options, self.say)
-        self.look_around()
         tasks = [(name, self.model) for name in self.options.models] + [
             (pair, self.pair) for pair in self.options.pairs
         ]
@@ -78,9 +79,6 @@ class Profiler:
 
     def model(self, name: str) -> None:
         """Solo forwards of one model."""
-        from pdvsim.profiler.heat import groups, heat
-        from pdvsim.profiler.rig import QUICK, Effort, Rig
-
         begin, options = monotonic(), self.options
         arch = self.lookup(name)
         part = Part.resume(options.output / part_file(name), self.header(name, [arch]))
@@ -131,8 +129,6 @@ class Profiler:
 
     def pair(self, pair: str) -> None:
         """Co-runs and host costs of one pair."""
-        from pdvsim.profiler.corun import Duo
-
         begin = monotonic()
         draft, target = (self.lookup(name) for name in pair.split(":"))
         part = Part.resume(self.options.output / part_file(pair), self.header(pair, [draft, target]))
@@ -145,9 +141,10 @@ class Profiler:
         part.save()
         self.say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
 
-    def look_around(self) -> None:
-        """Find out what is measured on."""
-        self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
+    @cached_property
+    def ground(self) -> dict[str, Any]:
+        """What is measured on."""
+        return {"device": provenance.card(self.device), "software": provenance.software()}
 
     def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
         """Return the provenance of a part."""
@@ -155,7 +152,7 @@ class Profiler:
         return {
             "schema_version": SCHEMA,
             "name": name,
-            "date": provenance.now(),
+            "date": now(),
             "command": options.command,
             "seed": options.seed,
             "budget_s": options.pair_budget_s if ":" in name else options.budget_s,
@@ -179,7 +176,7 @@ class Profiler:
             return f"{failures} points before it failed"
         return None
 
-    def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Any) -> None:
+    def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Effort) -> None:
         samples, shape = rig.measure(point, effort)
         padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
         for repeat, (seconds, data) in enumerate(samples):
@@ -188,17 +185,7 @@ class Profiler:
                 context_total=data.context_total, longest=data.longest, repeat=repeat, seconds=seconds,
             )  # fmt: skip
 
-    def layers(self, name: str) -> None:
-        """The layers of one model without attention, and nothing else."""
-        arch = self.lookup(name)
-        if not self.ground:
-            self.look_around()
-        self._layers(Part.resume(self.options.output / part_file(name), self.header(name, [arch])), arch)
-        self._release()
-
     def _layers(self, part: Part, arch: ModelArchitecture) -> None:
-        from pdvsim.profiler.layers import measure_layers
-
         name = arch.spec.name
         known = {row["chunk_tokens"] for row in part.rows if row["section"] == "layers"}
 
@@ -216,8 +203,6 @@ class Profiler:
         """Clocks and power while the model runs; throttling is reported immediately."""
         if self.device.type != "cuda":
             return None
-        from pdvsim.profiler.rig import free
-
         point = next(p for p in self.points(rig.arch) if p.kind == "verify")
         launch = rig.launcher(point)
         launch()
@@ -230,8 +215,6 @@ class Profiler:
     def _release(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
-            import torch
-
             torch.cuda.empty_cache()
 
 

@@ -238,11 +238,6 @@ def test_what_is_heavy_is_loaded_where_it_is_needed() -> None:
     assert re.findall("^loaded:.*", done.stdout, re.M) == ["loaded:"] * len(LIGHT)
 
 
-def test_the_machine_with_the_card_may_have_little_more_than_torch() -> None:
-    for name in ("measure", "corun", "precompile"):
-        assert not weight(f"pdvsim.profiler.{name}") & {"pydantic", "simpy", "pandas", "pyarrow", "rich", "scipy"}
-
-
 def test_what_is_public_says_its_contract() -> None:
     for module in sorted(modules()):
         public = [

@@ -14,8 +14,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.configs import MXFP4_BYTES, NVFP4_BYTES
+from pdvsim.sim.hardware.forward import Knots, pairs
 from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import nodes_of
 from pdvsim.sim.hardware.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats
@@ -213,8 +213,8 @@ class ModelKernels:
             length, times = timed
             fixed, long = float(times.min()), length >= LEAST_PROMPT
             rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
-            pairs = np.array([[attention.pairs(0, int(n), reach), attention.pairs(0, int(n))] for n in length[long]])
-            columns = np.column_stack([length[long], pairs if kind == "csa" else pairs[:, 1:]])
+            counts = np.array([[pairs(0, int(n), reach), pairs(0, int(n))] for n in length[long]])
+            columns = np.column_stack([length[long], counts if kind == "csa" else counts[:, 1:]])
             solution = _at_least_0(columns / times[long, None], rest / times[long])
             sums += count * np.array([fixed, solution[0], solution[1] if kind == "csa" else 0.0, solution[-1]])
         fixed, token_s, near_s, scored_s = sums.tolist()
@@ -258,8 +258,8 @@ class ModelKernels:
         length, times = timed
         fixed, long = float(times.min()), length >= sparse.tokens
         rest = np.maximum(0.0, times - np.maximum(fixed, self._timed_products("prefill", length)))[long]
-        scored = np.array([attention.pairs(0, int(n)) for n in length[long]])
-        near = np.array([attention.pairs(0, int(n), sparse.tokens) for n in length[long]])
+        scored = np.array([pairs(0, int(n)) for n in length[long]])
+        near = np.array([pairs(0, int(n), sparse.tokens) for n in length[long]])
         weight = 1 / times[long]
         (near_s, scored_s), *_ = np.linalg.lstsq(
             np.stack([weight * near, weight * scored], axis=1), weight * rest, rcond=None
@@ -288,13 +288,13 @@ class ModelKernels:
             total += self.tables.product(kind, tokens, outputs, inputs)
         return total
 
-    def states(self, kernels: float, prompts: float) -> terms.StateUpdates:
-        """Layers that keep a state, with the engine's factors of small forwards and of prompts."""
+    def states(self, kernels: float, prompts: float) -> tuple[Knots, Knots]:
+        """Layers that keep a state, by states and by prompt tokens; with the engine's factors of both."""
         if self.spec.compressed is not None:  # the windows of rows were timed with their other attention
             token_s = prompts * self._compressed_prefill(self.spec.compressed)[3]
-            return terms.StateUpdates(scan_knots=((1, token_s), (2, 2 * token_s)))
+            return (), ((1, token_s), (2, 2 * token_s))
         if (state := self.spec.state) is None or not state.layers:
-            return terms.StateUpdates()
+            return (), ()
         prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
         rows_s, scan_s = prices.states(copies), prices.scan(tokens)
         if (timed := self.tables.states("decode", state.kind, state.key_heads, state.value_heads)) is not None:
@@ -303,7 +303,7 @@ class ModelKernels:
             rows_s = least + (rows_s - least) * state.item_bytes / TIMED_STATE_BYTES[self.tables.engine]
         if (timed := self.tables.states("prefill", state.kind, state.key_heads, state.value_heads)) is not None:
             tokens, scan_s = timed[0], state.layers * timed[1]
-        return terms.StateUpdates(
+        return (
             knots_at(copies.astype(int).tolist(), kernels * rows_s),
             knots_at(tokens.astype(int).tolist(), prompts * scan_s),
         )

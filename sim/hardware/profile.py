@@ -21,14 +21,12 @@ from typing import Any
 from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
-from pdvsim.sim.hardware.forward import FIGURES, ForwardTerms
+from pdvsim.sim.hardware.forward import FIGURES, REQUIRED, ForwardTerms, interpolate
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
 from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
-from pdvsim.sim.hardware.spread import spread_costs
-from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
@@ -36,7 +34,7 @@ from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 SCHEMA = 1
 # 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse
-# of the two cards that it has them of (studies/shards.py)
+# of the two cards that it has them of
 SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 
@@ -192,9 +190,9 @@ class Profile:
     def bar(self, spec: ModelSpec) -> float:
         """The error bar of a model's forward times; of a shard's for one row, all-reduces included. 0: measured."""
         own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
-        if fit is None or not fit.collectives.reduce_knots:
+        if fit is None or not fit.reduce_knots:
             return own
-        sent_s = fit.collectives.reduce_s(1) + fit.collectives.gather_s(1)
+        sent_s = interpolate(fit.reduce_knots, 1) + interpolate(fit.gather_knots, 1)
         share = sent_s / self.cost_model(spec).price(1).seconds_0
         return own * (1 - share) + BAR * share
 
@@ -202,7 +200,7 @@ class Profile:
         """The cost model of a model's launches on the GPU, or of an n-gram search on the host."""
         if spec.on_host:
             return LookupCosts(spec)
-        return spread_costs(spec, self.fit(spec)) if spec.data_ranks > 1 else cost_model(spec, self.fit(spec))
+        return cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
         """Return how much of a pair's figures was measured."""
@@ -386,7 +384,9 @@ def _load(path: str, state: tuple[int, ...]) -> Profile:
             _check(path, f"{name}.", data[name], {part.name for part in fields(kind)})
     for name, figures in data["models"].items():
         _check(path, f"models.{name}.", figures, FIGURES.keys())
-        if not figures.get("layer_knots") and not any(figures[part.name] for part in fields(RooflineLayers)[:3]):
+        if missing := next((figure for figure in REQUIRED if figure not in figures), ""):
+            raise ValueError(f"profile {path}: models.{name}.{missing}: Field required")
+        if not figures.get("layer_knots") and not any(figures[part] for part in REQUIRED[:3]):
             raise ValueError(f"profile {path}: models.{name}.weights_s: a forward would take no time")
     for name, sizes in data.get("measured", {}).items():
         _check(path, f"measured.{name}.", sizes, {part.name for part in fields(Reach)})

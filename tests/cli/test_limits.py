@@ -24,7 +24,7 @@ from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Host, Server, Traffic
 from pdvsim.sim.hardware import profile
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.forward import TERMS
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
@@ -75,7 +75,7 @@ def test_every_range_is_kept_by_its_configuration() -> None:
 
 
 def test_every_figure_of_a_profile_has_a_range() -> None:
-    parts = (GpuSpec, *TERMS, Reach, PowerFit, profile.HostCost, profile.ContentionFit, profile.Profile)
+    parts = (GpuSpec, ForwardTerms, Reach, PowerFit, profile.HostCost, profile.ContentionFit, profile.Profile)
     figures = {f.name: get_type_hints(part)[f.name] for part in parts for f in dataclasses.fields(part)}
     texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention", "power"}
     texts |= {"provenance", "measured_together", "whole_steps"}

@@ -40,7 +40,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, S
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
-from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
@@ -198,7 +197,7 @@ def test_beyond_what_anyone_holds_nobody_wins() -> None:
 @pytest.mark.parametrize("k", [1, 4])
 def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_path: Path, k: int) -> None:
     """On a card that only reads weights, a verify costs a target step, and the speed-up is theorem 3.8's."""
-    draft, target = (ForwardTerms(RooflineLayers(weights_s=weights_s)) for weights_s in (1e-3, 1e-2))
+    draft, target = (ForwardTerms(weights_s=weights_s) for weights_s in (1e-3, 1e-2))
     path = tmp_path / "card.json"
     save(replace(roofline(GPUS["h200"]), models={"llama-3.2-1b": draft, "llama-3.1-8b": target}), path)
     experiment = replace(DRAFTING, hardware=Hardware(profile=str(path)), server=Server(num_speculative_tokens=k))

@@ -35,7 +35,6 @@ from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
-from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.metrics import steady
 from pdvsim.sim.metrics.stability import stability
 from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG
@@ -102,7 +101,7 @@ def test_a_search_gives_up_at_the_lowest_rate() -> None:
 def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """A server of one request at a time, each of which takes 10 ms: only its prompt, at 0.1 ms per token."""
     path = tmp_path_factory.mktemp("profiles") / "queue.json"
-    free, slow = (ForwardTerms(RooflineLayers(token_s=token_s)) for token_s in (1e-15, SERVICE_S / 100))
+    free, slow = (ForwardTerms(token_s=token_s) for token_s in (1e-15, SERVICE_S / 100))
     models = {"llama-3.2-1b": free, "llama-3.1-8b": slow}
     save(replace(roofline(GPUS["h200"]), name="queue", models=models, uncertainty={}), path)  # it is what it is
     return Experiment(

@@ -11,7 +11,7 @@ from small import options, tiny
 
 from pdvsim.profiler import layers
 from pdvsim.profiler.measure import Profiler
-from pdvsim.profiler.parts import read
+from pdvsim.profiler.parts import Part, read
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
 from pdvsim.sim.specs import Experts
@@ -30,10 +30,11 @@ def test_every_forward_of_rows_and_prompts_has_its_size_among_them() -> None:
 
 def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100])
-    profiler = Profiler(options(tmp_path, quick=False), tiny, lambda text: None)
-    profiler.layers("tiny-a")
+    profiler, arch = Profiler(options(tmp_path, quick=False), tiny, lambda text: None), tiny("tiny-a")
+    part = Part.resume(tmp_path / "tiny-a.npz", profiler.header("tiny-a", [arch]))
+    profiler._layers(part, arch)
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100, 128])
-    profiler.layers("tiny-a")
+    profiler._layers(Part.resume(part.path, part.header), arch)
     columns, _ = read(tmp_path / "tiny-a.npz")
     assert sorted(columns["chunk_tokens"].tolist()) == [40, 64, 100, 128]
     assert set(columns["section"]) == {"layers"}

@@ -40,7 +40,7 @@ def few_repeats() -> Iterator[None]:
     """Two of each launch, and small caches: both take far longer here than on a card."""
     two = rig.Effort(warm_up=0, least=2, most=2, floor=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rig, "QUICK", two)
+        patch.setattr(measure, "QUICK", two)
         patch.setattr(corun, "QUICK", two)
         patch.setattr(hostcost, "WARM_UP", 0)
         patch.setattr(rig, "MAX_SLOTS", 136)

@@ -10,7 +10,7 @@ from tiny_engines import CPU, Stage, engine, stage, tiny_arch
 
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk
-from pdvsim.realrun.engine.speculative import generate, prefill
+from studies.engine_check import generate, prefill
 
 PROMPT = [7, 3, 11, 40, 2, 2, 19, 33, 8, 50, 1, 28, 9]
 

@@ -22,7 +22,6 @@ from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.head import Head, layers_read, states_width
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import prepare, serve
@@ -33,6 +32,7 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import HeadKind, HeadSpec
 from pdvsim.sim.workload.requests import make_requests
+from studies.engine_check import generate
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])

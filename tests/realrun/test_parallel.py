@@ -15,13 +15,13 @@ from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.engine.speculative import generate, prefill
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import in_parallel
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from studies.engine_check import generate, prefill
 
 
 def lanes(slots: int = 4, capacity: int = 128) -> tuple[GraphLane, GraphLane]:

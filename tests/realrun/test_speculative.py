@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import stage
 
-from pdvsim.realrun.engine.speculative import generate, prefill
+from studies.engine_check import generate, prefill
 
 kept = cache(stage)  # a stage forgets nothing that matters: every run puts its prompts anew
 prompts = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), min_size=1, max_size=4)

@@ -23,7 +23,7 @@ class ValidateCommand(Command, ValidateOptions):
             from pdvsim.cli.validate.launches import compare_launches
 
             return compare_launches(self, self.run)
-        if self.silicon is None and self.bench is None:
+        if self.silicon is None and not self.bench:
             from pdvsim.cli.validate.runs import compare_runs
 
             return compare_runs(self)
@@ -40,7 +40,7 @@ def compared(args: ValidateOptions) -> Compared:
         from pdvsim.cli.validate.silicon import compare_silicon
 
         return compare_silicon(args)
-    if args.bench is not None and args.pair is not None:
+    if args.bench and args.pair is not None:
         from pdvsim.cli.validate.bench import compare_bench
 
         return compare_bench(args, args.bench, args.pair)
