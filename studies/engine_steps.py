@@ -18,9 +18,9 @@ import zlib
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import Prediction, predict
-from pdvsim.common.workers import parallel_map
 from pdvsim.sim.hardware.composed import engine_profile
 from pdvsim.sim.hardware.parts import ModelKernels, expert_kind, product_kind
 from pdvsim.sim.hardware.steps import EngineStep

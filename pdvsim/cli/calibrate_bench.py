@@ -9,6 +9,7 @@ from statistics import fmean
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.fit.bench import described, fit_bench, separation
 from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, read_load
 from pdvsim.common.console import say
@@ -18,7 +19,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
 from pdvsim.view.table import grid, percent_cell
 
 FITTED = ("output_throughput", "mean_tpot_ms")

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pdvsim.bench.resultfiles import read_frame
 from pdvsim.calibration.fit.corun import SHAPE
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.hardware.models import model
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.study.resultfiles import read_frame
 from studies import (
     corun_gains,
     drafting_apart,

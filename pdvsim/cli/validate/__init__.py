@@ -30,7 +30,7 @@ class ValidateCommand(Command, ValidateOptions):
             from pdvsim.cli.validate.runs import compare_runs
 
             return compare_runs(self)
-        from pdvsim.study.output import dumps
+        from pdvsim.bench.output import dumps
 
         comparison = compared(self)
         print(dumps(comparison.document) if self.json else comparison)
@@ -38,12 +38,12 @@ class ValidateCommand(Command, ValidateOptions):
 
     def _serve(self, plan: str) -> int:
         """Serve planned runs on this machine's GPU, and collect their launches in one table."""
+        from pdvsim.bench import output
         from pdvsim.calibration.validate.launches import gather
         from pdvsim.calibration.validate.runs import Workbench, serve_all, tiny
         from pdvsim.cli.realrun import server_line
         from pdvsim.realrun.engines import EngineBench
         from pdvsim.realrun.machine import Machine
-        from pdvsim.study import output
 
         runs, engine = read_runs(plan, planned=True, own_policies=self.own_policies), self.hardware.engine
         runs = [replace(run, command=f"{run.command} --engine {engine}") for run in runs] if engine else runs

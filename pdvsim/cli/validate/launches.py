@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.launches import compared, launches_of, priced, saved_run, simulated
 from pdvsim.cli.validate.options import ValidateOptions
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import applicable
-from pdvsim.study import output
 from pdvsim.view.calibration_plots import launches_figure
 from pdvsim.view.table import cell, grid, percent_cell
 

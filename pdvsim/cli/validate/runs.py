@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.cli.page import write_page
@@ -15,7 +16,6 @@ from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Hardware
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
-from pdvsim.study import output
 from pdvsim.view.calibration_plots import validation_figure
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.table import grid, percent_cell, rows_table

@@ -6,13 +6,12 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from pdvsim.bench.pool import Backend, Item, finished
 from pdvsim.calibration.validate import silicon
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import LARGE, Prediction, group_of, kind_of, predict
 from pdvsim.cli.validate.options import Compared, ValidateOptions
-from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
-from pdvsim.common.workers import finished_here
 from pdvsim.view.table import grid
 from pdvsim.view.table import percent_cell as _percent
 
@@ -50,7 +49,7 @@ def _predicted(rows: Sequence[SiliconRow], jobs: int | None, quiet: bool) -> tup
     items: list[Item] = list(enumerate(rows))
     predictions, failures = [], {}
     with Progress(len(rows), "rows", quiet) as progress:
-        for number, outcome in enumerate(finished_here(_task, items, jobs), 1):
+        for number, outcome in enumerate(finished(_task, items, Backend(jobs)), 1):
             row = rows[outcome.index]
             if outcome.row is None:
                 failures[row.id] = outcome.reason
