@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from pdvsim.sim.hardware.attention import in_waves
 from refusals import one_line
 
+from pdvsim.sim.hardware.forward import in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS, shard
 from pdvsim.sim.hardware.profile import load
 from pdvsim.sim.hardware.transfer import TOKENS, Prices, shipped
