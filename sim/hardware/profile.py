@@ -33,7 +33,7 @@ from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 SCHEMA = 1
 # 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse
-# of the two cards that it has them of (studies/shards.py)
+# of the two cards that it has them of
 SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 

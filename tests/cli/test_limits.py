@@ -18,6 +18,8 @@ import fuzzcases
 import pytest
 
 from pdvsim import cli
+from pdvsim.bench.estimate import cost, forewarning
+from pdvsim.bench.sweep import Sweep
 from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Host, Server, Traffic
 from pdvsim.sim.hardware import profile
@@ -28,8 +30,6 @@ from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import GpuSpec
-from pdvsim.study.estimate import cost, forewarning
-from pdvsim.study.sweep import Sweep
 
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
@@ -197,7 +197,7 @@ def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) 
     short, longer = (cost(one_run(num_prompts=50, dataset_name="random", output_len=n)) for n in (900, 9000))
     assert longer.core_s > 3 * short.core_s
     assert longer.run_bytes == short.run_bytes
-    monkeypatch.setattr("pdvsim.study.estimate.memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("pdvsim.bench.estimate.memory_bytes", lambda: 10**6)
     assert "GB" in forewarning(one_run(num_prompts=50_000), 1)
 
 
