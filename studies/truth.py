@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pdvsim.bench.stats import interval
 from pdvsim.calibration.validate.runs import Workbench, serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
@@ -33,7 +34,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import applicable
-from pdvsim.study.stats import interval
 from pdvsim.view.table import grid
 
 ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.validate.launches import PARTS_FOLDER, gather, launches_of
 from pdvsim.calibration.validate.runs import Workbench, serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
@@ -31,7 +32,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import arch_colour, arch_marker, arch_rank
 from pdvsim.view.table import cell, rows_table

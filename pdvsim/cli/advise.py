@@ -8,11 +8,11 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pdvsim.bench import output
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.console import say
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise, usual_runs
-from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Contender, chosen, drafters, fleets
 from pdvsim.decide.options import BUDGET, DecisionOptions, forewarn_few, own_rate
@@ -23,7 +23,6 @@ from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, Redefined, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.study import output
 
 MOST_GPUS = 64  # of a fleet, if no limit is given
 
@@ -143,6 +142,8 @@ class AdviseOptions(DecisionOptions):
     def answer(self, question: Question | None = None, progress: Callable[[int], None] | None = None) -> Advice:
         """The advice; `progress` is called with the number of simulations done."""
         advice = advise(question or self.question(), Bench(self.jobs, progress, prompts=self.num_prompts))
+        from pdvsim.decide.figures import advice_pictures  # and with it pydantic: a fifth of the start-up time
+
         advice.drawn_by = advice_pictures
         return advice
 

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
+from pdvsim.bench import output
+from pdvsim.bench.estimate import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
-from pdvsim.decide.figures import capacity_pictures
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import DecisionOptions, forewarn_few
 from pdvsim.decide.runs import Bench, saturated, without_band
@@ -18,8 +19,6 @@ from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import GpuHourUsd, Tolerance
 from pdvsim.sim.metrics.steady import LEAST
-from pdvsim.study import output
-from pdvsim.study.estimate import forewarn
 
 ESTIMATED_RUNS = 8  # of a search, for the progress bar
 
@@ -57,6 +56,8 @@ class CapacityOptions(DecisionOptions):
     def answer(self, plan: Plan | None = None, progress: Callable[[int], None] | None = None) -> Capacities:
         """The rates held; `progress` is called with the number of simulations done."""
         capacities = find_capacities(plan or self.question(), Bench(self.jobs, progress), self.gpu_hour_usd)
+        from pdvsim.decide.figures import capacity_pictures  # and with it pydantic: a fifth of the start-up time
+
         capacities.drawn_by = capacity_pictures
         return capacities
 

@@ -48,10 +48,10 @@ class ProfileCommand(Command, Options):
         if not torch.cuda.is_available():
             raise ValueError("no CUDA device: profiling needs one")
 
+        from pdvsim.bench.output import check_folder
         from pdvsim.profiler.measure import Profiler
         from pdvsim.profiler.samples import SAMPLES, load, merge, split
         from pdvsim.realrun.engine.arch import preset
-        from pdvsim.study.output import check_folder
 
         folder = check_folder(Path(self.output))
         parts = folder / "parts"
@@ -91,10 +91,10 @@ def summary(samples: Samples) -> str:
 
 def _show_profiles(json: bool) -> int:
     """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
+    from pdvsim.bench import output
     from pdvsim.sim.hardware.composed import engine_profile
     from pdvsim.sim.hardware.kernels import shipped_tables
     from pdvsim.sim.hardware.profile import builtin
-    from pdvsim.study import output
     from pdvsim.view.comparison import profiles_table
 
     profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]

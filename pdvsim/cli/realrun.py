@@ -67,10 +67,10 @@ class RealrunCommand(RunCommand):
         if self.machine.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
+        from pdvsim.bench.output import dumps, optional_file
         from pdvsim.realrun.engines import EngineBench
         from pdvsim.realrun.site import Interrupted, probe, serve
         from pdvsim.sim.metrics.iterations import iteration_lines
-        from pdvsim.study.output import dumps, optional_file
 
         files = self.files("telemetry")
         if self.probe:

@@ -64,8 +64,9 @@ class ValidateOptions:
     """With --serve: try the command with tiny models and short requests on the CPU."""
     models: str | None = None
     """With --serve and --engine: folder with one folder per model, as of realrun."""
-    bench: str | None = None
-    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load."""
+    bench: Paths = ()
+    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load.
+    Two results, without drafts and with them, also show what drafting gains, measured and predicted."""
     silicon: Literal["all", "vllm", "sglang", "trtllm"] | None = None
     """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
     With --held-out: the rows that no constant was fitted to."""
@@ -87,7 +88,7 @@ class ValidateOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_kinds(self, KINDS, RECORDED)
-        if self.bench is not None and self.pair is None:
+        if self.bench and self.pair is None:
             raise ValueError("--bench needs the served models: give --model or --pair draft:target")
         if self.serve is not None and replace(self.hardware, engine=None) != Hardware():
             raise ValueError("--serve takes the hardware of its plan: of these options, --engine alone")
