@@ -35,7 +35,6 @@ from scipy.optimize import brentq, minimize
 
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.attention import MeasuredAttention
 from pdvsim.sim.hardware.composed import ComposedProfile, engine_profile
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.profile import Profile
@@ -147,9 +146,7 @@ def as_tree(profile: Profile, row: dict[str, str], one: Experiment) -> Profile:
     one_s, many_s = (drafter.price(requests * rows_each).seconds_0 for rows_each in (1, int(row["topk"])))
     more_s = wider_s + (steps - 1) * (many_s - one_s)
     fit = profile.models[pair.target.name]
-    assert isinstance(fit.rows, MeasuredAttention)
-    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in fit.rows.width_knots)
-    wider = replace(fit, rows=replace(fit.rows, width_knots=knots))
+    wider = replace(fit, width_knots=tuple((width, s + more_s * (width > 1)) for width, s in fit.width_knots))
     return replace(profile, models=profile.models | {pair.target.name: wider})
 
 

@@ -15,7 +15,6 @@ from functools import lru_cache
 from typing import Literal
 
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.terms import GraphSizes
 
 Padding = Literal["profile", "vllm", "sglang", "tensorrt-llm"]
 
@@ -29,5 +28,7 @@ ROWS: dict[Padding, tuple[int, ...]] = {
 @lru_cache(maxsize=64)
 def padded(terms: ForwardTerms, padding: Padding) -> ForwardTerms:
     """Return the same forwards, padded as this engine pads them."""
-    graphs = GraphSizes(token_buckets=VLLM_TOKENS) if padding == "vllm" else GraphSizes(ROWS.get(padding, ()))
-    return terms if padding == "profile" else replace(terms, graphs=graphs)
+    if padding == "profile":
+        return terms
+    tokens = VLLM_TOKENS if padding == "vllm" else ()
+    return replace(terms, row_buckets=ROWS.get(padding, ()), chunk_buckets=(), token_buckets=tokens)

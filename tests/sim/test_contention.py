@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pdvsim.sim.hardware.terms import ratio_at
 from planning import PAIR, batch, planner
 
 from pdvsim.sim.config import Priority
@@ -17,7 +18,6 @@ from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
-from pdvsim.sim.hardware.terms import ratio_at
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
