@@ -254,7 +254,7 @@ class Experiment:
     @property
     def files(self) -> tuple[str, ...]:
         """The files it reads; of a tokenizer's folder all but weights, which may lie there too."""
-        profile = None if self.hardware.profile == "roofline" else self.hardware.profile
+        fitted = (None if self.hardware.profile == "roofline" else self.hardware.profile), self.hardware.machine
         cards = {card: None for card in (self.hardware.gpu, *self.hardware.cards) if card.endswith(".toml")}
         models = map(unquantised, self.server.pair.split(":")[0 if self.server.drafted_by == "model" else 1 :])
         configs = [f"{name}/config.json" if Path(name).is_dir() else name for name in models if is_config(name)]
@@ -262,7 +262,7 @@ class Experiment:
         paths = folder.iterdir() if folder is not None and folder.is_dir() else ()
         tokenizer = sorted(str(path) for path in paths if path.is_file() and path.suffix not in WEIGHTS)
         inputs = (file_of(self.arch), self.traffic.dataset_path, self.acceptance.acceptance_trace)
-        named = (*inputs, profile, *cards, *configs, *tokenizer)
+        named = (*inputs, *fitted, *cards, *configs, *tokenizer)
         return tuple(path for path in named if path is not None)
 
     @property

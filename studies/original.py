@@ -15,8 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdvsim.bench import output
+from pdvsim.bench.pool import Backend, Row, finished
+from pdvsim.bench.run import PointFailed, labelled, row_of
+from pdvsim.bench.sweep import LoadKind, Point, frame_of
 from pdvsim.cli.page import facts_of
-from pdvsim.common.outcomes import Row
 from pdvsim.common.progress import Progress
 from pdvsim.published.poisson import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
 from pdvsim.published.program import K, coin_for
@@ -25,9 +28,6 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Tra
 from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
-from pdvsim.study.backends import Backend, finished
-from pdvsim.study.sweep import LoadKind, Point, PointFailed, frame_of, row_of
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.style import arch_colour, arch_marker
@@ -105,7 +105,7 @@ def run_original(
 def run_one(index: int, point: Point) -> Row:
     """A point's row, with the share of time in which the GPU was busy."""
     result = simulate(point.experiment)
-    return row_of(index, point, result) | {"gpu_busy": busy_share(result.launches)}
+    return labelled(index, point, row_of(point.experiment, result)) | {"gpu_busy": busy_share(result.launches)}
 
 
 def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Series[float]]:

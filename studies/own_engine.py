@@ -14,6 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pdvsim.bench.output import check_folder
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
 from pdvsim.calibration.fit.points import middle
@@ -22,7 +23,6 @@ from pdvsim.common.files import write_whole
 from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import check_folder
 
 KEPT = Path(__file__).parents[1] / "calibration/data/h200/own-engine"
 RESULTS = Path("results/own-engine")

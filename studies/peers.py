@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.pool import Row
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise

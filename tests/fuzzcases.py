@@ -25,6 +25,9 @@ import numpy as np
 from resultdirs import sweep_folder
 
 from pdvsim import cli
+from pdvsim.bench.folder import read_config
+from pdvsim.bench.resultfiles import read_records
+from pdvsim.bench.results import load
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli import command_class
@@ -37,9 +40,6 @@ from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
 from pdvsim.sim.workload.own import read_own, read_requests
-from pdvsim.study.resultfiles import read_records
-from pdvsim.study.results import load
-from pdvsim.study.sweepcheck import read_config
 from pdvsim.view.report import page
 from pdvsim.view.report.document import build
 

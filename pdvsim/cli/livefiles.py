@@ -9,6 +9,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from pdvsim.bench import output
+from pdvsim.bench.results import load
 from pdvsim.cli.runfiles import RunFiles
 from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import write_whole
@@ -16,8 +18,6 @@ from pdvsim.live.knobs import Action, Knobs, Setup
 from pdvsim.live.pace import Child, Update
 from pdvsim.live.session import replay
 from pdvsim.sim.config import Experiment
-from pdvsim.study import output
-from pdvsim.study.results import load
 from pdvsim.view.report import page
 from pdvsim.view.report.document import build
 from pdvsim.view.run import Run

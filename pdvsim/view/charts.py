@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from pdvsim.bench.stats import Interval, over_replications, varied
 from pdvsim.sim.metrics.summary import STEPS
 from pdvsim.sim.records import Array
-from pdvsim.study.stats import Interval, over_replications, varied
 from pdvsim.view.style import (
     ARCH_MARKERS,
     AXIS_NAMES,

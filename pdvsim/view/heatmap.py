@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.study.results import Results, label
-from pdvsim.study.stats import Interval, over_replications, paired_differences
+from pdvsim.bench.results import Results, label
+from pdvsim.bench.stats import Interval, over_replications, paired_differences
 from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import AXIS_NAMES, counted, grew, lower_is_better, name_of, rests_on

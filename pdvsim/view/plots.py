@@ -11,11 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.output import picture
+from pdvsim.bench.results import Results, label, value_text
+from pdvsim.bench.stats import over_replications, varied
 from pdvsim.common.spelling import nearest
 from pdvsim.sim.records import LANES
-from pdvsim.study.output import picture
-from pdvsim.study.results import Results, label, value_text
-from pdvsim.study.stats import over_replications, varied
 from pdvsim.view.charts import (
     Bar,
     Chart,

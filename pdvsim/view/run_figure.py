@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.bench.stats import Interval
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.study.stats import Interval
 from pdvsim.view.charts import Chart, Curve, breakdown, histogram
 from pdvsim.view.figure import chart_figure
 from pdvsim.view.report.series import in_flight, waiting

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import Any
 
-from pdvsim.study.stats import Interval
+from pdvsim.bench.stats import Interval
 
 UNKNOWN_WIDTH = 160  # columns, if the output is not a terminal
 DETAIL = "±, brackets, decimals"  # dropped on a narrow terminal; differences keep their ±

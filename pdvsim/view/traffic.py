@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.bench.traffic import Account
 from pdvsim.sim.workload.windows import time_text, time_unit
-from pdvsim.study.traffic import Account
 from pdvsim.view.charts import Chart, Curve
 from pdvsim.view.figure import chart_figure
 from pdvsim.view.table import rows_table

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.bench.band import spanned
 from pdvsim.calibration.fit.bench import _solved, fit_bench
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
@@ -20,7 +21,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.study.band import spanned
 
 TARGET = "llama-3.1-8b"
 PAIR = "llama-3.2-1b:llama-3.1-8b"

@@ -12,13 +12,13 @@ import pytest
 from test_from_bench import bench_of
 
 import pdvsim
+from pdvsim.bench.output import dumps
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Host, Server, Traffic
 from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import dumps
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 USUAL, SLOW = Host(), Host(completion_s=2e-3)  # the profile's host, and one that takes longer

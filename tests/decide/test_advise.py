@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdvsim
+from pdvsim.bench.run import SweepInterrupted
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.cli.run import RunCommand
@@ -43,7 +44,6 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
-from pdvsim.study.sweep import SweepInterrupted
 from pdvsim.view.report.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -312,14 +312,14 @@ def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser,
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:
-    real, left = runs_module.run_sweep, iter(range(batches))
+    real, left = runs_module.run, iter(range(batches))
 
     def run_sweep(*args: object) -> object:
         if next(left, None) is None:
             raise SweepInterrupted([])
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    monkeypatch.setattr(runs_module, "run", run_sweep)
     assert main(SMALL_COMMAND) == 130
     out, err = capsys.readouterr()
     assert known in out

@@ -8,6 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdvsim.bench.band import ends, spanned
+from pdvsim.bench.resultfiles import Config
+from pdvsim.bench.sources import known_profile
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
@@ -26,9 +29,6 @@ from pdvsim.sim.hardware.shapes import unpacked
 from pdvsim.sim.hardware.steps import EngineStep, constants
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
-from pdvsim.study.band import ends, spanned
-from pdvsim.study.resultfiles import Config
-from pdvsim.study.sources import known_profile
 
 SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192

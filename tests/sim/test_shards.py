@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.bench.band import ends, spanned
 from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
 from pdvsim.sim.assembly import ServerParts, covering_profile
@@ -25,7 +26,6 @@ from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.study.band import ends, spanned
 
 LLAMA = "llama-3.2-1b:llama-3.1-70b"
 FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)

@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
+from pdvsim.bench.resultfiles import Config
+from pdvsim.bench.results import Results
+from pdvsim.bench.sources import Source
+from pdvsim.bench.stats import over_replications, paired_differences
 from pdvsim.cli import main
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.policies import ARCHS
-from pdvsim.study.resultfiles import Config
-from pdvsim.study.results import Results
-from pdvsim.study.sources import Source
-from pdvsim.study.stats import over_replications, paired_differences
 from pdvsim.view.forest import forest_figure
 from pdvsim.view.heatmap import cells, improvement_figure
 from pdvsim.view.plots import THROUGHPUT, Layout, custom_figure, latency_rows, metrics_figure, standing, sweep_figure

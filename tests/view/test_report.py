@@ -15,12 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from resultdirs import sweep_folder
 
+from pdvsim.bench.results import load, records
+from pdvsim.bench.stats import Interval, interval, paired_differences
 from pdvsim.cli import main
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.records import LANES
-from pdvsim.study.results import load, records
-from pdvsim.study.stats import Interval, interval, paired_differences
 from pdvsim.view import report
 from pdvsim.view.figure import new_figure
 from pdvsim.view.report import page

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from pdvsim.bench.band import spanned
 from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, read_load
 from pdvsim.cli.validate.options import Compared, ValidateOptions
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.study.band import spanned
 from pdvsim.view.table import cell, grid, percent_cell
 
 TITLES = {

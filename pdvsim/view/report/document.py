@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.bench.results import Results, label, records
+from pdvsim.bench.sources import known_profile
+from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.study.results import Results, label, records
-from pdvsim.study.sources import known_profile
-from pdvsim.study.stats import Interval, interval, over_replications
 from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, over_loads, timeline
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.report.series import BINS, over_time

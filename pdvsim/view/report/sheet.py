@@ -13,7 +13,7 @@ from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdvsim.study.output import picture
+from pdvsim.bench.output import picture
 from pdvsim.view.report import html_page
 from pdvsim.view.style import number_text
 

@@ -14,10 +14,10 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import vet
 
 if TYPE_CHECKING:
+    from pdvsim.bench.sweep import Point
     from pdvsim.sim.cluster import Cluster
     from pdvsim.sim.core import Request
     from pdvsim.sim.workload.requests import Workload
-    from pdvsim.study.sweep import Point
 
 
 def checked(experiment: Experiment) -> Workload:

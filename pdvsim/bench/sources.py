@@ -10,15 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.common.files import digest, read_sealed
+from pdvsim.bench.resultfiles import Config, RunDocument, SweepHeader, has_records, read_frame, read_header
+from pdvsim.bench.rows import ROWS, Rows
+from pdvsim.bench.sweep import flatten
+from pdvsim.common.files import digest
 from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.reading import printable, quoted
-from pdvsim.study.resultfiles import Config, RunDocument, SweepHeader, has_records, read_frame, read_header
-from pdvsim.study.sweep import flatten
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -101,7 +102,7 @@ def read_sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
     path = folder / "summary.parquet"
     if not path.exists():
         raise ValueError(f"{path}: No such file: the sweep has not saved any point")
-    if header.made and digest(path) != header.made.files.get(path.name):
+    if header.made and digest(path) != header.made.get(path.name):
         raise ValueError(
             f"{path}: is damaged or was changed; see `pdvsim sweep --check {folder}`; --resume writes it again"
         )
@@ -120,26 +121,24 @@ def read_sweep(folder: Path) -> tuple[Source, pd.DataFrame]:
         tuple(name for name in vary if name not in KEYS), header.provenance,
         _incomplete(folder, len(table), header.num_points, lost),
     )  # fmt: skip
-    digests: list[Any] = [_part_digests(folder, stem) if stem and header.identity else None for stem in saved]
+    rows, keys = Rows(folder / ROWS), header.keys.split()
+    digests: list[Any] = [_digests(rows, keys, stem) if stem and keys else None for stem in saved]
     return source, _filled(table, source).assign(records=saved or "", records_sha256=digests or None)
 
 
-def _part_digests(folder: Path, stem: str) -> dict[str, str]:
-    """The digests of a point's records, from its part."""
-    name = Path(stem).name
-    part = read_sealed(folder / "parts" / f"{name}.json")
-    if part is None or not isinstance(part.get("details"), dict):
-        raise ValueError(f"{folder}/parts/{name}.json: is damaged or missing: its records cannot be checked")
-    digests: dict[str, str] = part["details"]
-    return digests
+def _digests(rows: Rows, keys: list[str], stem: str) -> dict[str, str]:
+    """The digests of a point's records."""
+    point = int(Path(stem).name)
+    entry = rows.get(keys[point]) if point < len(keys) else None
+    if entry is None:
+        raise ValueError(f"{rows.path}: the row of point {point} is damaged or missing: its records cannot be checked")
+    return entry.details
 
 
 def _incomplete(folder: Path, done: int, asked: int | None, lost: int) -> str:
     """Number of points of an interrupted or partly failed sweep, and of `lost` records, as text; empty if complete."""
-    failed = sum(1 for _ in folder.glob("failed/*.json"))
-    if asked is None:
-        asked = done + failed
-    parts = [f"{done} of {asked} points"] if failed or done < asked else []
+    failed = 0 if asked is None else len(Rows(folder / ROWS).failed)
+    parts = [f"{done} of {asked} points"] if asked is not None and (failed or done < asked) else []
     parts += [f"{failed} failed"] if failed else []
     parts += [f"no histograms of {lost} of {done} points: their records are missing"] if lost else []
     return f"{folder.resolve().name}: {', '.join(parts)}" if parts else ""

@@ -1,28 +1,25 @@
 """Sweeps: loads x varied flags x architectures x replications, one row per point.
 
 Replication i has seed base + i, the same for every architecture and load, so that differences are paired. Rows are in
-the order of the points for every backend (`backends`). Nothing in a row depends on this machine's clock.
+the order of the points for every backend (`pool`). Nothing in a row depends on this machine's clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-from pdvsim.common.outcomes import Outcome, Row
+from pdvsim.bench.pool import Row
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.limits import NumRuns, RequestRate, Requests, check_list, check_points, check_ranges
 from pdvsim.sim.relevance import applicable, vet
-from pdvsim.study.backends import Backend, finished
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from pdvsim.sim.records import Result
 
 LoadKind = Literal["concurrency", "request_rate", "trace"]
 
@@ -130,74 +127,11 @@ class Sweep:
         return self.base.with_settings(**settings)
 
 
-class SweepInterrupted(KeyboardInterrupt):
-    """Ctrl-C during a sweep; `rows` are those of the finished points."""
-
-    def __init__(self, rows: list[Row]) -> None:
-        super().__init__("sweep interrupted")
-        self.rows = rows
-
-
-class PointFailed(ValueError):
-    """Why a point of a sweep failed."""
-
-    def __init__(self, point: Point, outcome: Outcome) -> None:
-        super().__init__(f"{outcome.reason} (point {outcome.index}: {point})")
-
-
-def run_sweep(
-    points: Sequence[Point], backend: Backend, progress: Callable[[int], None] = lambda done: None
-) -> list[Row]:
-    """One row per point, in order; `progress` is called with the number of finished points.
-
-    Ctrl-C raises SweepInterrupted, a failed point PointFailed.
-    """
-    rows: dict[int, Row] = {}
-    outcomes = finished(run_point, list(enumerate(points)), backend)
-    try:
-        for outcome in outcomes:
-            if outcome.row is None:
-                raise PointFailed(points[outcome.index], outcome)
-            rows[outcome.index] = outcome.row
-            progress(len(rows))
-    except KeyboardInterrupt:
-        raise SweepInterrupted([rows[index] for index in sorted(rows)]) from None
-    finally:
-        outcomes.close()
-    return [rows[index] for index in sorted(rows)]
-
-
-def run_point(index: int, point: Point) -> Row:
-    """Simulate one point and summarise it as one flat row."""
-    from pdvsim.sim.run import simulate
-    from pdvsim.study.length import long_enough
-
-    point = replace(point, experiment=long_enough(point.experiment))
-    return row_of(index, point, simulate(point.experiment))
-
-
-def row_of(index: int, point: Point, result: Result) -> Row:
-    """The row of a point that was run."""
-    from pdvsim.study.band import ends, spanned
-
-    row = {"point": index} | point.labels
-    known = (
-        "profile", "foundation", "forward_error_bar", "gpu", "gpus", "kv_capacity_tokens", "kv_peak_tokens",
-        "kv_peak_shared_tokens", "prefix_cache_evictions", "kv_gpu_hit_tokens", "kv_host_hit_tokens",
-        "kv_ssd_hit_tokens", "kv_host_slower_tokens", "kv_ssd_slower_tokens",
-    )  # fmt: skip
-    row |= {name: result.meta[name] for name in known if name in result.meta and name not in row}
-    return row | flatten(spanned(result, ends(point.experiment)))
-
-
-def flatten(metrics: dict[str, Any], prefix: str = "", joint: str = "_") -> Row:
-    """Nested dictionaries as one level, their keys joined by underscores or another `joint`."""
+def flatten(metrics: dict[str, Any], prefix: str = "") -> Row:
+    """Nested dictionaries as one level, their keys joined by underscores."""
     flat: Row = {}
     for name, value in metrics.items():
-        if isinstance(value, dict):
-            flat |= flatten(value, f"{prefix}{name}{joint}", joint)
-        else:
-            flat[prefix + name] = value
+        flat |= flatten(value, f"{prefix}{name}_") if isinstance(value, dict) else {prefix + name: value}
     return flat
 
 

@@ -8,12 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from pdvsim.bench.pool import Backend
+from pdvsim.bench.run import PointFailed, SweepInterrupted, run
+from pdvsim.bench.stats import interval, over_replications, paired_differences, varied
+from pdvsim.bench.sweep import Sweep, frame_of
 from pdvsim.cli import main
 from pdvsim.cli.sweep import axes
 from pdvsim.sim.config import Experiment, Scoring, Traffic
-from pdvsim.study.backends import Backend
-from pdvsim.study.stats import interval, over_replications, paired_differences, varied
-from pdvsim.study.sweep import PointFailed, Sweep, SweepInterrupted, frame_of, run_sweep
 from pdvsim.view.comparison import comparison_table
 
 SMALL = Experiment(traffic=Traffic("random", num_prompts=6, input_len=32, output_len=8))
@@ -32,18 +33,19 @@ def test_points_are_the_product_with_common_seeds() -> None:
 def test_every_architecture_serves_the_same_requests_and_progress_is_reported() -> None:
     points = Sweep(("pdv", "colocated"), request_rate=(2.0, 20.0), base=SMALL).points()
     progress: list[int] = []
-    one = frame_of(run_sweep(points, Backend(1), progress.append))
-    assert progress == [1, 2, 3, 4]
+    one = frame_of(run(points, Backend(1), progress.append))
+    assert progress == [0, 1, 2, 3, 4]
     assert one["load"].tolist() == [2.0, 2.0, 20.0, 20.0]
     assert one["total_input_tokens"].nunique() == one["total_output_tokens"].nunique() == 1
 
 
 def test_ctrl_c_keeps_the_finished_points() -> None:
     def stop_after_one(done: int) -> None:
-        raise KeyboardInterrupt
+        if done:
+            raise KeyboardInterrupt
 
     with pytest.raises(SweepInterrupted) as stopped:
-        run_sweep(Sweep(concurrency=(1, 2, 4, 8), base=SMALL).points(), Backend(1), stop_after_one)
+        run(Sweep(concurrency=(1, 2, 4, 8), base=SMALL).points(), Backend(1), stop_after_one)
     assert len(stopped.value.rows) == 1
 
 
@@ -56,7 +58,7 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
     assert [(p.experiment.server.num_speculative_tokens, p.experiment.server.pair[:5]) for p in points] == [
         (k, draft) for k in (2, 4) for draft in ("tinyl", "qwen2") for _ in ("pdv", "pd")
     ]
-    rows = frame_of(run_sweep(points, Backend(1)))
+    rows = frame_of(run(points, Backend(1)))
     assert rows["point"].tolist() == list(range(8))
     before, after = list(rows.columns[:10]), ["profile", "foundation", "gpu", "gpus"]
     assert before == ["point", "arch", "pair", "load_kind", "load", "run", "seed", "num_speculative_tokens", *after[:2]]
@@ -85,7 +87,7 @@ def test_a_failing_point_is_named_with_its_reason() -> None:
     points = Sweep(concurrency=(2,), base=SMALL, vary={"kv_capacity_tokens": (1000, 10)}).points()
     for jobs in (1, 2):
         with pytest.raises(PointFailed, match=r"KV.* \(point 1: .*kv_capacity_tokens 10\)"):
-            run_sweep(points, Backend(jobs))
+            run(points, Backend(jobs))
 
 
 def test_an_interval_needs_two_replications() -> None:
@@ -127,7 +129,7 @@ def test_replications_that_differ_say_so() -> None:
 
 def test_scoring_reaches_the_rows() -> None:
     base = Experiment(traffic=SMALL.traffic, scoring=Scoring(metric_percentiles=(90.0,), goodput=("ttft:1000",)))
-    rows = frame_of(run_sweep(Sweep(concurrency=(2,), base=base).points(), Backend(1)))
+    rows = frame_of(run(Sweep(concurrency=(2,), base=base).points(), Backend(1)))
     assert {"p90_ttft_ms", "request_goodput"} <= set(rows.columns)
 
 
@@ -135,7 +137,7 @@ def test_scoring_reaches_the_rows() -> None:
 def test_a_table_says_when_a_closed_loop_was_mostly_on_its_way_down(prompts: int, noted: bool) -> None:
     """Ten requests at concurrency 8: most of the time fewer are there."""
     base = Experiment(traffic=Traffic(num_prompts=prompts, input_len=16, output_len=32, dataset_name="random"))
-    entries = over_replications(frame_of(run_sweep(Sweep(concurrency=(8,), base=base).points(), Backend(1))))
+    entries = over_replications(frame_of(run(Sweep(concurrency=(8,), base=base).points(), Backend(1))))
     there = entries[0]["request_throughput"].mean * entries[0]["mean_e2el_ms"].mean / 1e3
     assert (there < 0.8 * 8) is noted
     assert ("fills and drains" in str(comparison_table(entries))) is noted

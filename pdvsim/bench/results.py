@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.resultfiles import Records, read_records
+from pdvsim.bench.sources import KEYS, Source, known_profile, read_run, read_sweep
+from pdvsim.bench.stats import headline
 from pdvsim.sim.config import RANKED
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.study.resultfiles import Records, read_records
-from pdvsim.study.sources import KEYS, Source, known_profile, read_run, read_sweep
-from pdvsim.study.stats import headline
 
 if TYPE_CHECKING:
     import pandas as pd

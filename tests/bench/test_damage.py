@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from resultdirs import content
 
+from pdvsim.bench.rows import ROWS
 from pdvsim.cli import main
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.records import Result
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.usefixtures("quick_plots_in_module")
 def altered(path: Path) -> None:
     """Other figures in the same form: only the digest differs."""
     text = path.read_text()
-    changed = text.replace('"output_throughput": ', '"output_throughput": 1')
-    path.write_text(changed if changed != text else text.replace('"date": "2', '"date": "3'))
+    before, name, after = text.rpartition('"output_throughput": ')
+    path.write_text(f"{before}{name}1{after}" if name else text.replace('"date": "2', '"date": "3'))
     assert path.read_text() != text
 
 
@@ -37,14 +37,9 @@ def flipped(path: Path) -> None:
     path.write_bytes(data)
 
 
-def replaced(make: Callable[[Path], None]) -> Callable[[Path], None]:
-    """Something that is no file in the place of one."""
-
-    def spoil(path: Path) -> None:
-        path.unlink()
-        make(path)
-
-    return spoil
+def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
 
 
 SPOIL: dict[str, Callable[[Path], object]] = {
@@ -55,18 +50,14 @@ SPOIL: dict[str, Callable[[Path], object]] = {
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
     "a list": lambda path: path.write_text("[]"),
     "not text": lambda path: path.write_bytes(b"\xff"),
-    "without its sweep": lambda path: path.write_text(json.dumps(json.loads(path.read_text()) | {"sweep": []})),
-    "another point's": lambda path: path.write_bytes(path.with_name("00000.json").read_bytes()),
-    "a pipe": replaced(os.mkfifo),
-    "a link to a device": replaced(lambda path: path.symlink_to("/dev/zero")),
-    "a link to itself": replaced(lambda path: path.symlink_to(path.name)),
+    "a link to a device": linked,
 }
-PART, RECORDS = "parts/00001.json", "details/00001.requests.parquet"
+RECORDS = "details/00001.requests.parquet"
 SPOILT = [
-    *((PART, how) for how in ("altered", "gone", "cut", "another point's", "a pipe")),
-    *((RECORDS, how) for how in ("flipped", "gone", "cut", "a link to itself")),
+    *((ROWS, how) for how in ("altered", "cut", "gone")),
+    *((RECORDS, how) for how in ("flipped", "gone", "cut", "a link to a device")),
     *(("summary.parquet", how) for how in ("flipped", "gone", "a link to a device")),
-    *(("sweep.json", how) for how in ("altered", "empty", "cut", "a list", "not text", "without its sweep")),
+    *(("sweep.json", how) for how in ("altered", "empty", "a list", "not text")),
 ]
 
 
@@ -96,37 +87,24 @@ def test_a_damaged_sweep_is_named_and_made_again(
     SPOIL[how](folder / name)
     capsys.readouterr()
     assert main(["sweep", "--check", str(folder)]) == 1
-    assert (PART[6:11] if (name, how) == (PART, "gone") else name) in capsys.readouterr().out
-    blamed = RECORDS if how == "another point's" else name  # which are not the other point's
-    assert str(folder / blamed) in refused(["report", str(folder), "-o", str(tmp_path / "report.html")])
-    if name == "sweep.json" and how != "altered":  # parts have the identity of their sweep: no other flags repair it
+    assert ("missing or unusable: 00" if name == ROWS else name) in capsys.readouterr().out
+    assert str(folder / name) in refused(["report", str(folder), "-o", str(tmp_path / "report.html")])
+    if name == "sweep.json":
         damaged = (folder / name).read_bytes()
-        for flags, says in (([], "repairs it"), (["--resume", "--seed", "5"], "the points are of another sweep")):
-            assert says in refused([*SWEEP, *flags, "-o", str(folder)])
-            assert (folder / name).read_bytes() == damaged
+        assert "repairs it" in refused([*SWEEP, "-o", str(folder)])
+        assert (folder / name).read_bytes() == damaged
     ran: list[int | None] = []
 
     def counted(experiment: Experiment) -> Result:
         ran.append(experiment.traffic.max_concurrency)
         return simulate(experiment)
 
-    monkeypatch.setattr("pdvsim.study.folder.simulate", counted)
+    monkeypatch.setattr("pdvsim.bench.run.simulate", counted)
     assert main([*SWEEP, "--resume", "-o", str(folder)]) == 0
-    assert ran == ([2] if name in (PART, RECORDS) else [])  # only the point that was hit
-    assert content(folder) == content(whole / "sweep")
+    assert ran == ([1, 2] if (name, how) == (ROWS, "gone") else [2] if name in (ROWS, RECORDS) else [])  # what was hit
+    assert {**content(folder), ROWS: b""} == {**content(whole / "sweep"), ROWS: b""}
     assert not (folder / name).is_symlink()
     assert main(["sweep", "--check", str(folder)]) == 0
-
-
-def test_files_of_nobody_are_named_and_left(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = Path(shutil.copytree(whole / "sweep", tmp_path / "sweep"))
-    for name in ("99999.json", "abc.parquet", "0001.json"):
-        (folder / "parts" / name).write_bytes(b"stranger")
-    capsys.readouterr()
-    assert main(["sweep", "--check", str(folder)]) == 0
-    out = capsys.readouterr().out
-    assert "parts/0001.json, parts/99999.json, parts/abc.parquet\n" in out
-    assert (folder / "parts" / "abc.parquet").read_bytes() == b"stranger"
 
 
 @pytest.mark.parametrize(("name", "how"), [

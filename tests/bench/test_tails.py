@@ -11,11 +11,11 @@ import pytest
 from numpy.random import Generator
 from numpy.typing import NDArray
 
+from pdvsim.bench.stats import interval, over_replications
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Traffic
 from pdvsim.sim.metrics.sketch import Exact
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.study.stats import interval, over_replications
 
 RUNS, EACH = 600, 3  # 200 intervals over three runs
 SIMULATED, DRAWN = 160, 300  # runs, and threes drawn of them

@@ -19,19 +19,20 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
+from pdvsim.bench.stats import Interval
 from pdvsim.common.console import say
-from pdvsim.common.files import check_writable, in_place, write_all
+from pdvsim.common.files import check_writable, digest, in_place, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, ROLES, Array, Result, Table, parts
-from pdvsim.study.stats import Interval
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SCHEMA = 1  # of sweep.json and of a run's document
+SCHEMA = 1  # of a run's document
+SWEEP_SCHEMA = 2  # of sweep.json
 DETAILS = ("requests", "launches", "deliveries")
 WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
 
@@ -118,6 +119,24 @@ def records(result: Result, digests: dict[str, str]) -> dict[str, Callable[[Bina
         return write
 
     return {name: writes(name) for name in DETAILS}
+
+
+def records_file(folder: Path, index: int, name: str) -> Path:
+    """File of a point's requests, launches or deliveries."""
+    return folder / f"{index:05}.{name}.parquet"
+
+
+def write_records(folder: Path, index: int, result: Result) -> dict[str, str]:
+    """Write a point's records to a folder; returns their digests by table."""
+    digests: dict[str, str] = {}
+    write_all({records_file(folder, index, name): w for name, w in records(result, digests).items()}, replace=True)
+    return digests
+
+
+def damaged_records(folder: Path, index: int, digests: Mapping[str, str]) -> list[str]:
+    """The names of a point's records that are missing or changed."""
+    files = {records_file(folder, index, name): name for name in DETAILS}
+    return [path.name for path, name in files.items() if digest(path) != digests.get(name)]
 
 
 def _write_table(table: Table, file: BinaryIO) -> str:

@@ -10,16 +10,16 @@ from collections.abc import Mapping
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import numpy as np
 from pydantic import BaseModel, Field, TypeAdapter, ValidationError, ValidationInfo, field_validator
 
+from pdvsim.bench.output import SCHEMA, SWEEP_SCHEMA, WORDS
 from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import error_text, printable, quoted, read_json, read_table
 from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
-from pdvsim.study.output import SCHEMA, WORDS
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -69,7 +69,8 @@ def _is_of(adapter: TypeAdapter[Any], value: Any) -> bool:
 class ResultHeader(BaseModel, extra="allow"):
     """Fields of every result."""
 
-    schema_version: int = SCHEMA
+    reads: ClassVar[int] = SCHEMA
+
     pdvsim_version: str
     date: str = ""
     provenance: dict[str, Any] | None = None
@@ -82,20 +83,16 @@ class SweepSettings(BaseModel, extra="allow"):
     vary: dict[str, Any] | None = None
 
 
-class Derived(BaseModel, extra="allow"):
-    """Files made from a sweep's points, with digests."""
-
-    files: dict[str, str]
-
-
 class SweepHeader(ResultHeader):
     """sweep.json."""
 
+    reads: ClassVar[int] = SWEEP_SCHEMA
+
     sweep: SweepSettings
-    identity: str | None = None  # of the sweep; marks its parts
     num_points: int | None = None  # requested
+    keys: str = ""  # of the points' rows, in order
     save_detailed: bool = False
-    made: Derived | None = None
+    made: dict[str, str] | None = None  # digests of the files made of the rows
 
 
 class RunDocument(ResultHeader):
@@ -138,9 +135,9 @@ def read_header(model: type[H], path: Path, otherwise: str) -> H:
         raise ValueError(f"{path}: not JSON, or cut short: {error_text(error)}") from None
     if not isinstance(data, dict):
         raise ValueError(f"{path}: expected a JSON object: {otherwise}")
-    version = data.get("schema_version", SCHEMA)
-    if version != SCHEMA:
-        raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
+    version = data.get("schema_version", model.reads)
+    if version != model.reads:
+        raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {model.reads}")
     if SEAL in data and not unbroken(data):
         raise ValueError(f"{path}: is damaged or was changed: its content does not match its {SEAL}")
     try:

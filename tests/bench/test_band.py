@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 import pdvsim
+from pdvsim.bench.band import ends, spanned
+from pdvsim.bench.stats import over_replications
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.pd import PD
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import Errors, errors_of, groups
-from pdvsim.study.band import ends, spanned
-from pdvsim.study.stats import over_replications
 from pdvsim.view.comparison import comparison_table
 
 LONG = "llama-3.2-1b:llama-3.1-8b"  # a pair with a long context

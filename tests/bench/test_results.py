@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
+from pdvsim.bench.results import Results, label, load, records
 from pdvsim.cli import main
 from pdvsim.cli.plot import PlotCommand
 from pdvsim.cli.report import ReportCommand
@@ -19,7 +20,6 @@ from pdvsim.common.commandline import parse
 from pdvsim.common.files import sealed
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
-from pdvsim.study.results import Results, label, load, records
 
 RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "8"]
 
@@ -178,9 +178,8 @@ def test_a_sweep_that_lacks_points_says_so(
     copy: Path, asked: int, failed: int, says: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     edited(copy / "sweep.json", num_points=asked)
-    (copy / "failed").mkdir()
-    for index in range(failed):
-        (copy / "failed" / f"{index:05}.json").write_text("{}")
+    failures = (f'{{"key": "{index:016}", "failed": "why"}}\n' for index in range(failed))
+    (copy / "rows.jsonl").write_text("".join(failures))
     assert load([copy]).incomplete == says
     for argv in (["plot", str(copy), "--var-y", "duration"], ["report", str(copy), "-o", str(tmp_path / "r.html")]):
         assert main(argv) == 0

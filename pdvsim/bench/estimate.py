@@ -10,8 +10,8 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from pdvsim.bench.pool import cores
 from pdvsim.common.console import say
-from pdvsim.common.workers import cores
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.reading import memory_bytes
 
@@ -39,7 +39,7 @@ def cost(experiments: Sequence[Experiment]) -> Cost:
     timed = experiments[:: -(-len(experiments) // (1 if from_file else MOST_TIMED_POINTS))]
     sampled = list(map(_of_a_request, timed))
     mean_s, mean_bytes = (sum(figures) / len(sampled) for figures in zip(*sampled, strict=True))
-    from pdvsim.study.band import wanted
+    from pdvsim.bench.band import wanted
 
     places = {_place(e): e for e in experiments}
     times = {place: 3 if wanted(one) else 1 for place, one in places.items()}  # both ends of an error bar are runs too
