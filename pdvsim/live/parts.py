@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -71,7 +72,8 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
         def content(figures: WindowFigures) -> LiveContent:
             edges_ms, counted = binned([shown["spreads"][metric] for shown in figures])
             found = dict(zip(names, zip(colours, counted, strict=True), strict=True))
-            return _charts(histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX))
+            shown = histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX)
+            return _charts(replace(shown, title=""))
 
         return content
 
@@ -117,8 +119,8 @@ def _launches(shown: dict[str, Any], at: int, rows: Sequence[tuple[int, str]]) -
     ):
         lane, kind, start_s, end_s, count, tokens = values
         said = f"{KINDS[kind]}: {count} rows, {tokens} tokens, {1e3 * (end_s - start_s):.2f} ms"
-        ends = (1e3 * (time_s - shown["now_s"]) for time_s in (max(start_s, shown["now_s"] - STRIP_S), end_s))
-        bars.append(Bar(rows.index((at, LANES[lane])), *ends, KIND_COLOURS[KINDS[kind]], said))
+        start, end = (1e3 * (time_s - shown["now_s"]) for time_s in (max(start_s, shown["now_s"] - STRIP_S), end_s))
+        bars.append(Bar(rows.index((at, LANES[lane])), start, end, KIND_COLOURS[KINDS[kind]], said))
     return bars
 
 

@@ -56,8 +56,8 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
         marks = []
         for (kind, ordered), rows in mine.groupby(["kind", "ordered"], sort=False):
             name = f"{kind}, {'by priority' if ordered else 'equal streams'}"
-            look = {"marker": "^" if ordered else "o"}
-            marks.append(_marks(name, KIND_COLOURS[kind], rows["measured"], rows["by_shape"], **look))
+            mark = "^" if ordered else "o"
+            marks.append(_marks(name, KIND_COLOURS[str(kind)], rows["measured"], rows["by_shape"], marker=mark))
         charts.append(_diagonal(title, marks, "Measured slowdown", "Predicted slowdown"))
     return chart_figure([charts], note, inches=(5.2, 5.5))
 
@@ -80,8 +80,9 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
             for arch in sorted({run["arch"] for run in runs}, key=arch_rank):
                 at = [(r["measured"][metric], r["predicted"][metric]) for r in runs
                       if r["arch"] == arch and metric in r["errors"]]  # fmt: skip
-                marks.append(_marks(arch, arch_colour(arch), *zip(*at, strict=True), marker=mark) if at else None)
-        charts.append(_diagonal(title, list(filter(None, marks)), f"Measured ({unit})", f"Predicted ({unit})"))
+                x, y = [a for a, _ in at], [b for _, b in at]
+                marks += [_marks(arch, arch_colour(arch), x, y, marker=mark)] if at else []
+        charts.append(_diagonal(title, marks, f"Measured ({unit})", f"Predicted ({unit})"))
     return chart_figure([charts[:3], charts[3:]], note, inches=(5.2, 4.6))
 
 

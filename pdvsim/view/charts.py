@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,7 +39,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Entry = dict[str, Any]
-DASHES = ("-", "--", ":", "-.")
+Dash = Literal["-", "--", ":", "-.", "none"]
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 PALEST = 0.7  # most white in the colour of an architecture's last setting
 LOGARITHMIC = ("ttft", "e2el")  # latencies that a queue multiplies
 
@@ -52,13 +53,13 @@ class Curve:
     colour: str
     x: Sequence[float] | Array = ()
     y: Sequence[float] | Array = ()
-    half: Sequence[float] = ()  # half-width of the interval of each point
+    half: Sequence[float] | Array = ()  # half-width of the interval of each point
     low: Sequence[float] = ()  # error bar of predicted forward times
     high: Sequence[float] = ()
     hollow: Sequence[bool] = ()  # if given, points have markers
     text: Sequence[str] = ()  # about each point
     marker: str = "o"
-    dash: str = "-"
+    dash: Dash = "-"
     step: bool = False
     fill: bool = False
     size: float = 8.0  # of markers in a file, in points
