@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from pdvsim import sim
 from pdvsim.bench.pool import Outcome, Row
-from pdvsim.common.files import digest, sealed, sha256, unbroken
+from pdvsim.common.files import append, cut, digest, sealed, sha256, unbroken
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
 
@@ -70,8 +70,9 @@ class Rows:
             entry = None
             with contextlib.suppress(ValueError, RecursionError):
                 document = json.loads(self._lines[key])
-                if unbroken(document) and document["key"] == key and isinstance(document.get("row"), dict):
-                    entry = KeptRun(document["row"], document["details"])
+                parts = [document.get(name) for name in KeptRun._fields] if unbroken(document) else []
+                if parts and document.get("key") == key and all(isinstance(part, dict) for part in parts):
+                    entry = KeptRun(*parts)
             self.damaged += entry is None
             self._read[key] = entry
         return self._read.get(key)
@@ -92,12 +93,8 @@ class Rows:
             self._read[key] = KeptRun(document["row"], document["details"])
         if self.path is None or not write:
             return
-        try:
-            lock = _lock(self.path.parent) if self.shared else contextlib.nullcontext()
-            with lock, self.path.open("ab", buffering=0) as file:
-                file.write((json.dumps(sealed(document)) + "\n").encode())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        with _lock(self.path.parent) if self.shared else contextlib.nullcontext():
+            append(self.path, (json.dumps(sealed(document)) + "\n").encode())
 
 
 def _lock(folder: Path, blocking: bool = True) -> FileLock:
@@ -118,18 +115,10 @@ def locked(folder: Path) -> Iterator[None]:
     except Timeout:
         raise ValueError(f"{folder}: another sweep is writing here; wait, or name another folder with -o") from None
     try:
-        _cut(folder / ROWS)
+        cut(folder / ROWS)
         yield
     finally:
         lock.release()
-
-
-def _cut(path: Path) -> None:
-    """Remove a last line that was not written to its end."""
-    data = path.read_bytes() if path.is_file() else b""
-    if not data.endswith(b"\n"):
-        path.touch()
-        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _state(path: str) -> tuple[int, int]:
@@ -167,7 +156,7 @@ def cache_rows() -> Rows:
             if state.st_size > LARGEST_CACHE_BYTES or time.time() - state.st_mtime > OLDEST_CACHE_S:
                 file.unlink()
         with _lock(path.parent):
-            _cut(path)
+            cut(path)
         return Rows(path, shared=True)
     except OSError:
         return Rows()
